@@ -1,7 +1,8 @@
 """A process of a cluster for tests: answers 200 to every GET, and notes when it ends.
 
 On standard input: `port`, `name`, `diary` (a file that it appends `NAME started` and `NAME ended` to), and
-`fail`, for one that says so and exits with 3, or `stubborn`, for one that SIGTERM does not end.
+`fail`, for one that says so and exits with 3, or `stubborn`, for one that SIGTERM does not end. With
+arguments it listens on a port that was handed down.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import signal
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+
+from shortfin_apps.llm.cluster.held_port import HandedDown
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -37,7 +40,11 @@ def main() -> None:
     if settings.get("fail"):
         print("no model here", file=sys.stderr)
         sys.exit(3)
-    server = HTTPServer(("127.0.0.1", settings["port"]), Answer)
+    server = HTTPServer(("127.0.0.1", settings["port"]), Answer, bind_and_activate=len(sys.argv) == 1)
+    if len(sys.argv) > 1:
+        server.socket.close()
+        server.socket = HandedDown(*map(int, sys.argv[1:]))
+        server.server_activate()
     note("started")
     server.serve_forever()
 

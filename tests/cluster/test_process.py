@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +63,21 @@ async def test_settings_of_the_cluster_are_not_inherited(monkeypatch: pytest.Mon
     environment = process._environment()
     assert "SHORTFIN_LLM_PORT" not in environment
     assert environment["SHORTFIN_LLM_CACHE"] == "/cache"
+
+
+async def test_a_log_that_cannot_be_shown_is_read_nevertheless(tmp_path: Path) -> None:
+    def broken(*_: str) -> None:
+        raise BrokenPipeError
+
+    running = await Process.start(pretend(tmp_path, fail=True), broken)
+    assert await running.wait() == 3
+    assert list(running.tail) == ["no model here"]
+
+
+@pytest.mark.timeout(20)
+async def test_stop_ends_a_stopped_process_in_order(tmp_path: Path) -> None:
+    running = await Process.start(pretend(tmp_path), show)
+    await until_written(tmp_path / "diary")
+    os.kill(running.pid, signal.SIGSTOP)
+    await running.stop(60)
+    assert (tmp_path / "diary").read_text() == "w started\nw ended\n"

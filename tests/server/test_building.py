@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -135,6 +138,28 @@ def test_a_build_that_a_signal_ended_has_its_status() -> None:
     with pytest.raises(BuildFailed) as caught:
         building._run([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"])
     assert caught.value.status == 128 + 15
+
+
+@pytest.mark.timeout(20)
+def test_a_second_sigterm_kills_a_build_that_does_not_end() -> None:
+    """The build is started in its context, as by `_run`; it tells when it ignores SIGTERM."""
+    script = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, building._ends_with_us(child):
+        assert child.stdout is not None
+        child.stdout.readline()
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert child.wait() == -signal.SIGKILL
+
+
+@pytest.mark.timeout(20)
+def test_sigterm_ends_a_stopped_build() -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, building._ends_with_us(child):
+        child.send_signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert child.wait() == -signal.SIGTERM
 
 
 def test_build_puts_a_model_where_serve_finds_it_again(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.recorder.dumps import WrittenDump
+from shortfin_apps.llm.server import flight_recorder
 from shortfin_apps.llm.server.flight_recorder import dump_at_signal, recorder_options
 from tests.api.harness import Harness
 from tests.server.settings import parse
@@ -45,3 +47,16 @@ async def test_sigusr1_dumps_once_there_is_an_engine(caplog: pytest.LogCaptureFi
         assert engine.dumps == ["SIGUSR1"]
     finally:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
+
+
+async def test_a_bug_in_a_dump_at_sigusr1_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Harness().engine
+
+    async def fail(reason: str) -> WrittenDump:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(engine, "dump", fail)
+    await flight_recorder._dump(engine)
+    assert "SIGUSR1: a bug" in caplog.text

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -29,7 +30,7 @@ from shortfin_apps.llm.server.http_server import LAST_STEP_S, bind, warn_if_open
 from shortfin_apps.llm.server.model_loading import Loaded
 from tests.api.harness import MODEL, TOKENIZER
 from tests.api.loopback import TIMEOUT_S, Loopback, loopback, ready_server
-from tests.api.scripted_engine import forever
+from tests.api.scripted_engine import ScriptedEngine, forever
 from tests.components.text.tiny_tokenizers import byte_level_tokenizer
 
 pytestmark = pytest.mark.timeout(120)
@@ -219,6 +220,23 @@ async def test_a_second_signal_stops_at_once() -> None:
     assert server.server.force_exit
     assert server.server.leaves_thread, "the current step did not end in time"
     assert server.engine.closed_with == LAST_STEP_S
+
+
+async def test_a_second_signal_while_the_engine_closes_stops_at_once() -> None:
+    """The engine's step takes for ever; the signal comes after the first wait for it has begun."""
+    asked: list[float] = []
+    signalled = asyncio.Event()
+
+    class Engine(ScriptedEngine):
+        async def close(self, patience_s: float = math.inf) -> bool:
+            asked.append(patience_s)
+            if patience_s == math.inf:
+                signalled.set()
+                await asyncio.Event().wait()
+            return False
+
+    assert not await http_server.close_engine(Engine(forever(TOKENIZER, "the ")), signalled.is_set)
+    assert asked == [math.inf, LAST_STEP_S]
 
 
 def test_a_port_in_use_is_reported() -> None:

@@ -3,11 +3,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any, cast
 
 import orjson
 import pytest
 
-from shortfin_apps.llm.server.protocol import MAX_HEADER_BYTES
+from shortfin_apps.llm.server.protocol import MAX_HEADER_BYTES, BoundedProtocol
 from tests.api.harness import TOKENIZER
 from tests.api.loopback import TIMEOUT_S, Loopback, ready_server
 from tests.api.scripted_engine import forever
@@ -340,3 +341,54 @@ async def test_a_connection_is_kept_after_100_continue() -> None:
             writer.write(GET_HEALTH.replace(b"Host: a\r\n", b"Host: a\r\n" + EXPECT) * 2)
             await reader.readuntil(HEALTHY)
             await reader.readuntil(HEALTHY)
+
+
+class LateLoop:
+    """The loop of a process that was suspended for `late_s`: its timers are called back that much later."""
+
+    def __init__(self, late_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.late_s = late_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def time(self) -> float:
+        return self._loop.time() + self.late_s
+
+
+async def until_connected(server: Loopback) -> BoundedProtocol:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not (connections := server.server.server_state.connections):
+            await asyncio.sleep(0)
+    [protocol] = connections
+    assert isinstance(protocol, BoundedProtocol)
+    return protocol
+
+
+@pytest.mark.parametrize("timer", ["read", "send", "keep-alive"])
+async def test_a_suspension_of_the_server_is_not_blamed_on_the_client(timer: str) -> None:
+    async with ready_server(read_timeout=100, send_timeout=100, timeout_keep_alive=100) as server:
+        await server.client.aclose()
+        while server.server.server_state.connections:
+            await asyncio.sleep(0)
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        protocol = await until_connected(server)
+        call_back = {
+            "read": protocol._on_read_timeout,
+            "send": protocol._on_send_timeout,
+            "keep-alive": protocol.timeout_keep_alive_handler,
+        }[timer]
+        if timer == "send":
+            protocol.pause_writing()
+        if timer == "keep-alive":
+            writer.write(GET_HEALTH)
+            while protocol.timeout_keep_alive_task is None:
+                await asyncio.sleep(0)
+        loop = protocol.loop = cast(asyncio.AbstractEventLoop, LateLoop(100 + 3600))
+        call_back()
+        assert not protocol.transport.is_closing()
+        cast(LateLoop, loop).late_s = 100
+        call_back()
+        assert protocol.transport.is_closing()
+        writer.close()

@@ -100,7 +100,7 @@ class Service:
         self.metrics.watch(model.generator.engine)
 
     def close(self) -> None:
-        """Exports the last spans, which takes seconds where their collector does not answer."""
+        """Exports the last spans, which takes 2 s where their collector does not answer."""
         if self.traces is not None:
             self.traces.shutdown()
 

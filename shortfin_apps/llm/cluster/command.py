@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
@@ -11,9 +12,11 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from shortfin_apps.llm.cluster.held_port import HeldPort
 from shortfin_apps.llm.cluster.options import METRICS_PORT, ROUTER_NAMES, ClusterOptions
 from shortfin_apps.llm.cluster.ports import LOOPBACK, Wanted, free_ports
 from shortfin_apps.llm.cluster.process import Program
@@ -121,12 +124,26 @@ async def _serve(config: ServerConfig, options: ClusterOptions, name: str) -> in
         Wanted(config.host, config.port, "--port"),
         Wanted(LOOPBACK, options.metrics_port, "--metrics-port"),
     ]
-    port, metrics_port, *worker_ports = free_ports(
-        [*wanted, *[Wanted(LOOPBACK, 0, "--workers")] * options.workers]
-    )
+    ports = free_ports(wanted)
+    with contextlib.ExitStack() as held:
+        of_workers = [
+            held.enter_context(closing(HeldPort(LOOPBACK, taken=ports))) for _ in range(options.workers)
+        ]
+        return await _serve_on(ports, of_workers, config, options, name)
+
+
+async def _serve_on(
+    ports: Sequence[int],
+    of_workers: Sequence[HeldPort],
+    config: ServerConfig,
+    options: ClusterOptions,
+    name: str,
+) -> int:
+    """`ports` are the router's: for clients, and for metrics."""
+    port, metrics_port = ports
     options = replace(options, metrics_port=metrics_port)
     url = _url(config, port)
-    supervisor = _supervisor(config, options, port, worker_ports, url)
+    supervisor = _supervisor(config, options, port, of_workers, url)
     stopping, hurried = _signals()
     starting = asyncio.create_task(supervisor.start())
     signalled = asyncio.create_task(stopping.wait())
@@ -134,7 +151,7 @@ async def _serve(config: ServerConfig, options: ClusterOptions, name: str) -> in
         await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            print(visible(_banner(options, url, name)), flush=True)
+            _announce(_banner(options, url, name))
             await signalled
             logger.info("stopping once running requests have finished; a second signal stops at once")
     finally:
@@ -169,8 +186,9 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 def _supervisor(
-    config: ServerConfig, options: ClusterOptions, port: int, ports: Sequence[int], url: str
+    config: ServerConfig, options: ClusterOptions, port: int, of_workers: Sequence[HeldPort], url: str
 ) -> Supervisor:
+    ports = [held.port for held in of_workers]
     public = read_keys(config.api_key, config.api_key_file)
     admin = read_keys(config.admin_api_key, config.admin_api_key_file)
     keys = Keys(
@@ -181,21 +199,21 @@ def _supervisor(
     settings = worker_settings(config, ports, keys.of_workers, keys.admin)
     flags = router_flags(config, options, keys, port, ports)
     return Supervisor(
-        [_worker(config, number, values) for number, values in enumerate(settings, 1)],
+        [_worker(number, *each) for number, each in enumerate(zip(of_workers, settings, strict=True), 1)],
         _router(options, flags, f"{url}/readiness"),
         start_timeout_s=options.start_timeout_s,
         drain_s=config.shutdown_timeout,
-        announce=lambda text: print(visible(text), flush=True),
+        announce=_announce,
         show=_show if config.log_format == "text" else _show_unchanged,
     )
 
 
-def _worker(config: ServerConfig, number: int, settings: dict[str, Any]) -> Member:
+def _worker(number: int, held: HeldPort, settings: dict[str, Any]) -> Member:
     """The address is in the process list, the rest of the settings, with the keys, on standard input."""
-    port = settings["port"]
-    module = ["shortfin_apps.llm", "serve", "--host", LOOPBACK, "--port", str(port)]
-    program = Program(f"worker {number}", [*module, "--config", "/dev/stdin"], settings)
-    return Member(program, f"http://{LOOPBACK}:{port}/ready")
+    module = ["shortfin_apps.llm.cluster.worker_process", *map(str, held.fds)]
+    flags = ["--host", LOOPBACK, "--port", str(held.port), "--config", "/dev/stdin"]
+    program = Program(f"worker {number}", [*module, *flags], settings, port=held)
+    return Member(program, f"http://{LOOPBACK}:{held.port}/ready")
 
 
 def _router(options: ClusterOptions, flags: Sequence[str], ready_url: str) -> Member:
@@ -226,6 +244,11 @@ def _at_least_one(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError("it must be at least 1")
     return number
+
+
+def _announce(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # standard output is closed or has no reader
+        print(visible(text), flush=True)
 
 
 def _show(name: str, line: str) -> None:

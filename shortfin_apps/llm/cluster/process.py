@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shortfin_apps.llm.cluster.held_port import HeldPort
 from shortfin_apps.llm.server.config import ENV_PREFIX
 from shortfin_apps.llm.server.config_sources import OTHER_VARIABLES
 
@@ -26,12 +27,16 @@ Show = Callable[[str, str], None]  # receives a process's name and one line of i
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run: `python -m` these words, with `stdin` as JSON, which nobody else can read."""
+    """What to run: `python -m` these words, with `stdin` as JSON, which nobody else can read.
+
+    `port` is handed down, and refuses connections while the program does not run.
+    """
 
     name: str
     words: Sequence[str]
     stdin: Any
     logs_to_stdout: bool = False  # else its standard output is of no interest
+    port: HeldPort | None = None
 
 
 class Process:
@@ -54,6 +59,7 @@ class Process:
             stdout=asyncio.subprocess.PIPE if program.logs_to_stdout else asyncio.subprocess.DEVNULL,
             stderr=output,
             limit=MAX_LINE_BYTES,
+            pass_fds=() if program.port is None else program.port.fds,
             start_new_session=True,  # Ctrl-C in a terminal is for us, who end the processes in order
             env=_environment(),
         )
@@ -71,6 +77,8 @@ class Process:
     async def wait(self) -> int:
         """Its exit status, once its log has been read; negative for a signal."""
         status = await self._process.wait()
+        if self.program.port is not None:
+            self.program.port.refuse()
         # A process that it left behind may hold the log open.
         await asyncio.wait({self._reading}, timeout=1)
         return status
@@ -78,6 +86,7 @@ class Process:
     async def stop(self, patience_s: float) -> None:
         """Sends SIGTERM, and SIGKILL if it has not ended within `patience_s`."""
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # one that is stopped (SIGSTOP) would not notice SIGTERM alone
         try:
             await asyncio.wait_for(self.wait(), patience_s)
         except TimeoutError:
@@ -103,7 +112,8 @@ class Process:
                 return
             text = COLOUR.sub("", line.decode(errors="replace")).rstrip()
             self.tail.append(text)
-            self._show(self.program.name, text)
+            with contextlib.suppress(OSError, ValueError):  # nobody reads our log: the process must not wait
+                self._show(self.program.name, text)
 
 
 def _environment() -> dict[str, str]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 PROBE_TIMEOUT_S = 5.0
+LATE_S = 1.0  # a time limit that is over later than this was held up by a suspension (SIGSTOP, sleep)
 MARGIN_S = 10.0  # beyond the time that a process has to drain
 
 
@@ -93,16 +95,20 @@ class Supervisor:
 
     async def _start_member(self, member: Member) -> Process:
         """Raises ClusterError, with the last lines of its log, if it ends or is not ready in time."""
-        process = await self._run(member)
         name = member.program.name
+        try:
+            process = await self._run(member)
+        except OSError as error:
+            raise ClusterError(
+                f"{name} cannot be started ({error}); raise the limits (`ulimit -n`, `ulimit -u`), free"
+                " memory or lower --workers"
+            ) from error
         ended, ready = (
             asyncio.create_task(process.wait()),
             asyncio.create_task(_until_ready(member.ready_url)),
         )
         try:
-            await asyncio.wait(
-                {ended, ready}, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await self._until_first(ended, ready)
             if ended.done():
                 raise ClusterError(f"{name} ended with {_status(ended.result())}{_tail(process)}")
             if not ready.done():
@@ -113,6 +119,16 @@ class Supervisor:
             ended.cancel()
             ready.cancel()
         return process
+
+    async def _until_first(self, *tasks: asyncio.Task[Any]) -> None:
+        """Until one is done, or the start's time is over; that begins anew if this process was suspended."""
+        while True:
+            due_s = self._clock() + self._start_timeout_s
+            done, _ = await asyncio.wait(
+                tasks, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done or self._clock() - due_s < LATE_S:
+                return
 
     async def _run(self, member: Member) -> Process:
         process = await Process.start(member.program, self._show)
@@ -129,16 +145,38 @@ class Supervisor:
             logger.warning("%s ended with %s; it is started again in %g s", name, _status(status), wait_s)
             await asyncio.sleep(wait_s)
             started_s = self._clock()
-            process = await self._run(member)
-            ready = asyncio.create_task(_until_ready(member.ready_url))
-            ended = asyncio.create_task(process.wait())
+            process = await self._run_again(member, delay)
             try:
-                await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done():
-                    self._announce(f"{name} is ready again (process {process.pid})")
-            finally:
-                ready.cancel()
-                ended.cancel()
+                await self._announce_ready_again(member, process)
+            except Exception:  # the process runs, whether or not anyone is told
+                logger.exception("%s was started again, but it is not known whether it is ready", name)
+
+    async def _run_again(self, member: Member, delay: RestartDelay) -> Process:
+        """Tries until the process starts: descriptors, processes or memory may be used up for a while."""
+        while True:
+            try:
+                return await self._run(member)
+            except Exception as error:
+                wait_s = delay.after(0.0)
+                logger.error(
+                    "%s cannot be started (%s); trying again in %g s",
+                    *(member.program.name, error, wait_s),
+                    exc_info=not isinstance(error, OSError),
+                )
+            await asyncio.sleep(wait_s)
+
+    async def _announce_ready_again(self, member: Member, process: Process) -> None:
+        """Returns when the process is ready, or has ended."""
+        ready = asyncio.create_task(_until_ready(member.ready_url))
+        ended = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                ready.result()
+                self._announce(f"{member.program.name} is ready again (process {process.pid})")
+        finally:
+            ready.cancel()
+            ended.cancel()
 
 
 async def _until_ready(url: str) -> None:

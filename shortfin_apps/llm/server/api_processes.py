@@ -11,6 +11,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from shortfin_apps.llm.components.engine_link.api_link import ApiLink
 from shortfin_apps.llm.components.engine_link.api_links import ApiLinks
@@ -21,6 +22,7 @@ from shortfin_apps.llm.server.config import ServerConfigError
 logger = logging.getLogger(__name__)
 
 LAST_S = 5.0  # how long a process may live on without its connection to the engine
+HURRY_S = 2.0  # how long one may take to end at the second signal
 
 
 class ApiProcesses:
@@ -45,34 +47,58 @@ class ApiProcesses:
         self._running: set[Process] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._is_stopping = False
+        self._hurried = asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises
 
     async def start(self) -> None:
-        """Starts all; `failed` raises ServerConfigError when one of them ends before it was prepared."""
-        first = await asyncio.gather(*(self._start_one() for _ in range(self._count)))
+        """Starts all; `failed` raises ServerConfigError when one of them ends before it was prepared.
+
+        Raises ServerConfigError when the system cannot start one.
+        """
+        starting = [asyncio.create_task(self._start_one()) for _ in range(self._count)]
+        await asyncio.wait(starting)  # all of them: a process that starts later would not be ended
+        try:
+            first = [task.result() for task in starting]
+        except OSError as error:
+            raise ServerConfigError(
+                f"API processes cannot be started ({error}); raise the limits (`ulimit -n`, `ulimit -u`),"
+                " free memory or lower --api-processes"
+            ) from error
         self._keepers = [
             asyncio.create_task(self._keep(index, *started)) for index, started in enumerate(first, 1)
         ]
 
     def signal(self) -> None:
         """Lets the processes finish their requests; a second call has them end at once."""
+        if self._is_stopping:
+            self._hurried.set()
         self._is_stopping = True
         for process in self._running:
-            _send(process, signal.SIGTERM)
+            _ask_to_end(process)
 
     async def until_ended(self, patience_s: float) -> None:
-        """Waits for the processes, which were signalled, and kills those that are left."""
+        """Waits for the processes, which were signalled, and kills those that are left.
+
+        They have `patience_s`, and HURRY_S from the second signal on.
+        """
         for keeper in self._keepers:
             keeper.cancel()
         waiting = [asyncio.create_task(process.wait()) for process in self._running]
         if not waiting:
             return
-        _, late = await asyncio.wait(waiting, timeout=patience_s)
-        if late:
+        either: list[asyncio.Future[Any]] = [
+            ended := asyncio.gather(*waiting),
+            hurried := asyncio.create_task(self._hurried.wait()),
+        ]
+        await asyncio.wait(either, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if hurried.done():
+            await asyncio.wait([ended], timeout=HURRY_S)
+        hurried.cancel()
+        if late := [task for task in waiting if not task.done()]:
             logger.warning("%d API processes did not end in time and are killed", len(late))
         for process in self._running:
             _send(process, signal.SIGKILL)
-        await asyncio.wait(waiting)
+        await ended
 
     async def _keep(self, index: int, process: Process, link: ApiLink) -> None:
         clock, delay = asyncio.get_running_loop().time, RestartDelay()
@@ -92,7 +118,22 @@ class ApiProcesses:
                 f" in {wait_s:g} s" if wait_s else "",
             )
             await asyncio.sleep(wait_s)
-            process, link = await self._start_one()
+            process, link = await self._start_again(index, delay)
+
+    async def _start_again(self, index: int, delay: RestartDelay) -> tuple[Process, ApiLink]:
+        """Tries until a process starts: descriptors, processes or memory may be used up for a while."""
+        while True:
+            try:
+                return await self._start_one()
+            except Exception as error:
+                wait_s = delay.after(0.0)
+                is_bug = not isinstance(error, OSError)
+                logger.error(
+                    "API process %d cannot be started (%s); trying again in %g s",
+                    *(index, error, wait_s),
+                    exc_info=is_bug,
+                )
+            await asyncio.sleep(wait_s)
 
     @property
     def _is_serving(self) -> bool:
@@ -113,26 +154,42 @@ class ApiProcesses:
         self._running.discard(process)
 
     async def _start_one(self) -> tuple[Process, ApiLink]:
+        """Raises OSError, and leaves nothing behind then."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            fds = (self._listener.fileno(), theirs.fileno())
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                *map(str, fds),
-                stdin=PIPE,
-                stdout=DEVNULL,
-                pass_fds=fds,
-                start_new_session=True,  # Ctrl-C is for us, who end the processes in order
-            )
-        self._running.add(process)
-        if self._is_stopping:  # since it was asked for
-            _send(process, signal.SIGTERM)
+        process: Process | None = None
+        try:
+            with theirs:
+                process = await self._spawn(theirs)
+            self._running.add(process)
+            if self._is_stopping:  # since it was asked for
+                _ask_to_end(process)
+            await self._tell_options(process)
+            return process, await self._links.open(ours)
+        except BaseException:
+            ours.close()
+            if process is not None:
+                _send(process, signal.SIGKILL)
+                await process.wait()
+                self._running.discard(process)
+            raise
+
+    async def _spawn(self, theirs: socket.socket) -> Process:
+        fds = (self._listener.fileno(), theirs.fileno())
+        return await asyncio.create_subprocess_exec(
+            *self._command,
+            *map(str, fds),
+            stdin=PIPE,
+            stdout=DEVNULL,
+            pass_fds=fds,
+            start_new_session=True,  # Ctrl-C is for us, who end the processes in order
+        )
+
+    async def _tell_options(self, process: Process) -> None:
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it has ended, and its log says why
             process.stdin.write(self._current_options().to_json())
             await process.stdin.drain()
         process.stdin.close()
-        return process, await self._links.open(ours)
 
     def _current_options(self) -> ApiProcessOptions:
         """As of now, with the level of the log as it was set last."""
@@ -143,6 +200,12 @@ class ApiProcesses:
 
 def api_process_command(module: str) -> list[str]:
     return [sys.executable, "-m", module]
+
+
+def _ask_to_end(process: Process) -> None:
+    """One that is stopped (SIGSTOP) would not notice SIGTERM alone; systemd sends both, too."""
+    _send(process, signal.SIGTERM)
+    _send(process, signal.SIGCONT)
 
 
 def _send(process: Process, number: signal.Signals) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from shortfin_apps.llm.visible import visible
@@ -14,7 +15,8 @@ def announce(name: str, url: str, *, has_chat: bool, logs_json: bool) -> None:
     if logs_json:
         logger.info("serving %s at %s", name, url)
     else:
-        print(visible(_banner(name, url, has_chat)), flush=True)
+        with contextlib.suppress(OSError, ValueError):  # standard output is closed or has no reader
+            print(visible(_banner(name, url, has_chat)), flush=True)
 
 
 def _banner(name: str, url: str, has_chat: bool) -> str:

@@ -98,11 +98,22 @@ def _run(command: list[str]) -> str:
 
 @contextmanager
 def _ends_with_us(child: subprocess.Popen[str]) -> Iterator[None]:
-    """Context in which SIGTERM ends `child`, if this is the main thread, which alone handles signals."""
+    """Context in which SIGTERM ends `child`, if this is the main thread, which alone handles signals.
+
+    A second SIGTERM kills it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    asked = False
+
+    def end(*_: object) -> None:
+        nonlocal asked
+        child.send_signal(signal.SIGKILL if asked else signal.SIGTERM)
+        child.send_signal(signal.SIGCONT)  # one that is stopped (SIGSTOP) would not notice SIGTERM alone
+        asked = True
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:

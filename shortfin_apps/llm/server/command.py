@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import socket
 import sys
 from collections.abc import Sequence
 
@@ -32,8 +33,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     server_flags.add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serves until a signal; returns the exit status. Raises LlmError when it cannot start."""
+def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
+    """Serves until a signal; returns the exit status. Raises LlmError when it cannot start.
+
+    `listener` is a bound socket, in the place of one for the settings' address.
+    """
     notes: list[str] = []
     config = server_flags.from_arguments(args, notes.append)
     server_logging.set_up(config.log_level, config.log_format)
@@ -43,18 +47,18 @@ def run(args: argparse.Namespace) -> int:
         config = built(config)
         from shortfin_apps.llm.server.serve import serve
 
-        return serve(config)
+        return serve(config, listener)
     except BuildFailed as failure:  # which has said why
         return failure.status
     finally:
         server_logging.flush()  # before the caller prints the reason for a failure
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, listener: socket.socket | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m shortfin_apps.llm.server", description=__doc__)
     server_flags.add_arguments(parser)
     try:
-        return run(parser.parse_args(argv))
+        return run(parser.parse_args(argv), listener)
     except LlmError as error:
         print(visible(f"error: {error}"), file=sys.stderr)
         return EXIT_REFUSED

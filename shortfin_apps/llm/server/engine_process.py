@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import signal
 import socket
@@ -21,7 +20,7 @@ from shortfin_apps.llm.server.banner import announce
 from shortfin_apps.llm.server.config import ServerConfig
 from shortfin_apps.llm.server.daemon_thread import in_daemon_thread
 from shortfin_apps.llm.server.flight_recorder import dump_at_signal
-from shortfin_apps.llm.server.http_server import GRACE_S, LAST_STEP_S, STOPPING, STOPPING_AT_ONCE, url_of
+from shortfin_apps.llm.server.http_server import GRACE_S, STOPPING, STOPPING_AT_ONCE, close_engine, url_of
 from shortfin_apps.llm.server.model_loading import LoadedEngine
 
 logger = logging.getLogger(__name__)
@@ -114,7 +113,7 @@ class EngineProcess:
         await self._processes.until_ended(drain_s + 3 * GRACE_S)
         self._links.close()
         if self._engine is not None:
-            self._engine_closed = await self._engine.close(LAST_STEP_S if self.force_exit else math.inf)
+            self._engine_closed = await close_engine(self._engine, lambda: self.force_exit)
 
     def _on_signal(self) -> None:
         self.force_exit = self._stopping.is_set()

@@ -66,5 +66,5 @@ async def _dump(engine: EngineClient | None) -> None:
         return
     try:
         await engine.dump("SIGUSR1")
-    except LlmError as error:
-        logger.error("SIGUSR1: %s", error)
+    except Exception as error:  # nobody waits for this task
+        logger.error("SIGUSR1: %s", error, exc_info=not isinstance(error, LlmError))

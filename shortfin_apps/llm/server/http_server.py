@@ -109,8 +109,7 @@ class Server(uvicorn.Server):
             await asyncio.gather(stopping, return_exceptions=True)
             self._close_port(sockets)
         if self._engine is not None:
-            patience_s = LAST_STEP_S if self.force_exit else math.inf
-            self._engine_closed = await self._engine.close(patience_s)
+            self._engine_closed = await close_engine(self._engine, lambda: self.force_exit)
         await self._abort_connections()
         if not stopping.cancelled():
             stopping.result()  # raises what went wrong
@@ -170,6 +169,21 @@ class Server(uvicorn.Server):
             url = url_of(sockets, self.config.is_ssl)
             has_chat = loaded.model.generator.tokenizer.has_chat_template
             announce(self._service.name, url, has_chat=has_chat, logs_json=self._logs_json)
+
+
+async def close_engine(engine: RunningEngine, is_forced: Callable[[], bool]) -> bool:
+    """Waits for the step under way, for LAST_STEP_S once the stop is forced.
+
+    False when the engine's thread is left behind in it.
+    """
+    closing = asyncio.ensure_future(engine.close())
+    while not closing.done() and not is_forced():
+        await asyncio.wait({closing}, timeout=POLL_S)
+    if closing.done():
+        return closing.result()
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    return await engine.close(LAST_STEP_S)
 
 
 def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:

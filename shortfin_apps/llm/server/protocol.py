@@ -16,6 +16,7 @@ MAX_HEADER_BYTES = 64 * 1024
 MAX_PIPELINED_BYTES = 64 * 1024  # of requests sent before the answer to an earlier one
 # A chunk of one byte takes six on the wire.
 CHUNKING_FACTOR = 8
+LATE_S = 1.0  # a timer that is called back later than this was held up by a suspension (SIGSTOP, sleep)
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -28,6 +29,9 @@ class BoundedProtocol(HttpToolsProtocol):
     Pipelined requests are answered in order. uvicorn stops reading at the first of them, and then does not
     notice a disconnect; here reading continues. After more than MAX_PIPELINED_BYTES, or invalid HTTP, further
     input is dropped and the connection is closed after the current answer.
+
+    After a suspension of the process every time limit starts anew: what clients have sent or read meanwhile
+    is only seen later.
     """
 
     read_timeout_s: ClassVar[float]
@@ -74,8 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stop_send_timer()
-        self._send_deadline = self.loop.call_later(self.send_timeout_s, self.transport.abort)
+        self._start_send_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -205,7 +208,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._read_deadline = self.loop.call_later(self.read_timeout_s, self._on_read_timeout)
 
     def _on_read_timeout(self) -> None:
-        if self._is_busy:
+        if self._is_late(self._read_deadline):
+            self._start_read_timer()
+        elif self._is_busy:
             self._drop_input()
         else:
             self.transport.abort()
@@ -214,6 +219,28 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._read_deadline is not None:
             self._read_deadline.cancel()
             self._read_deadline = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self._is_late(self.timeout_keep_alive_task):
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _is_late(self, timer: asyncio.TimerHandle | None) -> bool:
+        """Whether a timer that is called back now should have been called long ago."""
+        return timer is not None and self.loop.time() - timer.when() > LATE_S
+
+    def _start_send_timer(self) -> None:
+        self._stop_send_timer()
+        self._send_deadline = self.loop.call_later(self.send_timeout_s, self._on_send_timeout)
+
+    def _on_send_timeout(self) -> None:
+        if self._is_late(self._send_deadline):
+            self._start_send_timer()
+        else:
+            self.transport.abort()
 
     def _stop_send_timer(self) -> None:
         if self._send_deadline is not None:

@@ -7,13 +7,14 @@ SIGTERM refuses new requests, lets running ones finish, then closes the port; a 
 from __future__ import annotations
 
 import logging
+import socket
 
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.server import logs, open_files
 from shortfin_apps.llm.server.config import ServerConfig
 from shortfin_apps.llm.server.engine_process import EngineProcess
 from shortfin_apps.llm.server.exit_status import exit_status_of, exit_with_thread
-from shortfin_apps.llm.server.http_server import Server, bind, http_config, url_of, warn_if_open
+from shortfin_apps.llm.server.http_server import BACKLOG, Server, bind, http_config, url_of, warn_if_open
 from shortfin_apps.llm.server.model_loading import (
     check_address_space,
     load_engine,
@@ -26,8 +27,11 @@ from shortfin_apps.llm.server.service import make_service
 logger = logging.getLogger(__name__)
 
 
-def serve(config: ServerConfig) -> int:
-    """Serves until a signal; returns the exit status. Raises LlmError when it cannot start."""
+def serve(config: ServerConfig, listener: socket.socket | None = None) -> int:
+    """Serves until a signal; returns the exit status. Raises LlmError when it cannot start.
+
+    `listener` is a bound socket, in the place of one for the settings' address.
+    """
     logs.quieten_uvicorn(config.log_level)
     artifact, draft = open_artifact(config), open_draft(config)
     check_address_space([artifact, *([draft] if draft else ())], config)
@@ -41,7 +45,8 @@ def serve(config: ServerConfig) -> int:
         http_config(config, service)  # reports what is wrong with keys and certificates once
         server = EngineProcess(config, name, lambda: load_engine(artifact, config, draft))
     warn_if_open(config)
-    sock = bind(config.host, config.port)
+    sock = listener or bind(config.host, config.port)
+    sock.listen(BACKLOG)
     logger.info("listening on %s, loading %s", url_of([sock], config.ssl_certfile is not None), name)
     server.run(sockets=[sock])
     if not server.force_exit:

@@ -39,17 +39,19 @@ def trace_provider(
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-        from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from shortfin_apps.llm.server.span_export import BoundedProvider, bounded_session
     except ImportError:
         _refuse(config, "traces need `pip install 'shortfin-llm[tracing]'`")
         return None
     resource = Resource.create({"service.version": __version__, "process.pid": os.getpid()})
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "shortfin-llm"}))
-    provider = TracerProvider(resource=resource)
+    provider = BoundedProvider(resource)
     endpoint = None if config.otlp_endpoint is None else traces_url(config.otlp_endpoint)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    exporter = OTLPSpanExporter(endpoint=endpoint, session=bounded_session(environment))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 
 

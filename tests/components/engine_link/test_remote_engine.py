@@ -6,8 +6,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from llguidance import LLMatcher
 
 from shortfin_apps.llm.components.engine_link.api_links import ApiLinks
 from shortfin_apps.llm.components.engine_link.commands import (
@@ -21,6 +23,8 @@ from shortfin_apps.llm.components.engine_link.remote_engine import RemoteEngine,
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.beam_search import BeamSearch
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
+from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
+from shortfin_apps.llm.components.grammar.source import ANY_OBJECT
 from shortfin_apps.llm.components.recorder.dump_file import read_dump
 from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
@@ -400,3 +404,66 @@ async def test_looks_end_with_the_connection() -> None:
             await look
         gate.open()
         stream.close()
+
+
+def fail(*_: object) -> Any:
+    raise RuntimeError("a bug")
+
+
+async def test_a_bug_ends_the_request_and_not_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked(make_rig()) as each:
+        remote, link = await each.api_process()
+        with monkeypatch.context() as broken:
+            broken.setattr(each.engine, "admit", fail)
+            with pytest.raises(InvocationError):
+                await remote.submit(call("a", PROMPT))
+        grammar = CompiledGrammar(ANY_OBJECT, cast(LLMatcher, None))
+        with pytest.raises(InvocationError):  # NoGrammars raises NotImplementedError
+            await remote.submit(call("b", PROMPT, output_grammar=grammar))
+        with monkeypatch.context() as broken:
+            broken.setattr(each.engine, "snapshot", fail)
+            with pytest.raises(InvocationError):
+                await remote.snapshot()
+        with monkeypatch.context() as broken:
+            broken.setattr(each.links, "carry_out", fail)
+            assert await remote.ask(ReadMetrics()) == []
+        assert not link.lost.is_set()
+        assert await tokens_of(await remote.submit(call("c", PROMPT, max_tokens=3)))
+
+
+async def test_a_state_that_cannot_be_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked(make_rig()) as each:
+        _, link = await each.api_process()
+        with monkeypatch.context() as broken:
+            broken.setattr(type(each.engine), "healthy", property(fail))
+            with pytest.raises(RuntimeError):
+                each.links._watch()
+        each.links._state = None  # whatever it is, it is news
+        told = asyncio.Event()
+        monkeypatch.setattr(link, "tell", lambda _: told.set())
+        await told.wait()
+
+
+async def test_a_process_that_cannot_be_welcomed_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked(make_rig()) as each:
+        monkeypatch.setattr(each.links, "_welcome", fail)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            link = await each.links.open(ours)
+            with pytest.raises(UnavailableError):
+                await asyncio.to_thread(wait_for_engine, theirs)
+        await link.lost.wait()
+
+
+async def test_a_connection_that_cannot_be_opened_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked(make_rig()) as each:
+        ours, theirs = socket.socketpair()
+        await each.links.open(ours)
+        welcome = await asyncio.to_thread(wait_for_engine, theirs)
+        lost = asyncio.Event()
+        remote = RemoteEngine(theirs, welcome, execute=counts_nothing, on_lost=lost.set)
+        monkeypatch.setattr(remote._connection, "open", fail)
+        remote.start()
+        await lost.wait()
+        with pytest.raises(UnavailableError):
+            await remote.submit(call("a", PROMPT))

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.frontend.async_engine import STALL_TIMEOUT_S, AsyncEngine
+from shortfin_apps.llm.components.frontend.engine_thread import EngineThread
+from shortfin_apps.llm.components.frontend.stall_watch import CHECKS_PER_STALL, StallWatch
 from shortfin_apps.llm.components.recorder.dump_file import read_dump
 from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
@@ -107,3 +113,128 @@ async def test_close_does_not_wait_for_a_stuck_device(rig: Rig) -> None:
     gate.open()
     await asyncio.to_thread(engine._thread.join)
     assert closed
+
+
+@dataclass
+class Thread:
+    """In the place of EngineThread: a turn under way, on the clock that the watch has too."""
+
+    clock: SteppedClock
+    turn_began_s: float | None = None
+
+    @property
+    def turn_s(self) -> float:
+        return 0.0 if self.turn_began_s is None else self.clock.now_s - self.turn_began_s
+
+
+@dataclass
+class Watched:
+    """A watch of 10 s, whose checks, one a second, are made by `run`."""
+
+    clock: SteppedClock = field(default_factory=SteppedClock)
+    stalls: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.thread = Thread(self.clock)
+        self.watch = StallWatch(
+            cast(EngineThread, self.thread),
+            10.0,
+            on_stall=lambda _: self.stalls.append(self.thread.turn_s),
+            loop_clock=self.clock,
+        )
+
+    def begin_turn(self) -> None:
+        self.thread.turn_began_s = self.clock.now_s
+
+    def run(self, seconds: float) -> None:
+        """The event loop runs for this long."""
+        left_s, interval_s = seconds, 10.0 / CHECKS_PER_STALL
+        while left_s > 0:
+            self.clock.now_s += min(interval_s, left_s)
+            left_s -= interval_s
+            self.check()
+
+    def suspend(self, seconds: float) -> None:
+        """Nothing of the process runs; its timers are late."""
+        self.clock.now_s += seconds
+
+    def check(self) -> None:
+        self.watch._check_stall()
+        self.watch.stop()
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+async def test_a_suspension_is_not_blamed_on_the_device(watched: Watched) -> None:
+    watched.run(3)
+    watched.begin_turn()
+    watched.run(4)
+    watched.suspend(1000)
+    assert not watched.watch.stalled, "also for whoever asks before the next check"
+    watched.watch.check_available()
+    watched.check()
+    watched.suspend(1000)
+    watched.check()
+    watched.run(2)
+    assert not watched.stalls
+    watched.run(4)
+    assert len(watched.stalls) == 1
+    assert watched.watch.stalled
+
+
+async def test_a_turn_is_told_once_and_the_next_again(watched: Watched) -> None:
+    for told in (1, 2):
+        watched.begin_turn()
+        watched.run(30)
+        assert len(watched.stalls) == told
+    watched.thread.turn_began_s = None
+    assert not watched.watch.stalled
+
+
+async def test_an_idle_engine_that_was_suspended_counts_its_next_turn_from_its_start(
+    watched: Watched,
+) -> None:
+    watched.run(2)
+    watched.suspend(500)
+    watched.begin_turn()
+    watched.run(12)
+    assert [round(turn_s) for turn_s in watched.stalls] == [12]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["run", "suspend"]), st.floats(0, 40)), max_size=12))
+def test_only_time_in_which_the_loop_ran_counts(parts: list[tuple[str, float]]) -> None:
+    """A stall is told after 10 s of it, give or take a check for each suspension."""
+
+    async def play() -> None:
+        watched = Watched()
+        watched.begin_turn()
+        for kind, seconds in parts:
+            getattr(watched, kind)(seconds)
+        ran_s = sum(seconds for kind, seconds in parts if kind == "run")
+        slack_s = 2.0 + sum(kind == "suspend" for kind, _ in parts)
+        if ran_s > 10 + slack_s:
+            assert watched.watch.stalled
+        if ran_s < 10 - slack_s:
+            assert not watched.stalls
+            assert not watched.watch.stalled
+
+    asyncio.run(play())
+
+
+async def test_streams_go_on_after_a_suspension(rig: Rig) -> None:
+    clock = SteppedClock()
+    engine = AsyncEngine(rig.engine, max_requests=4, clock=clock)
+    engine._stalls._loop_clock = clock
+    engine.start()
+    gate = Gate(rig)
+    stream = engine.admit(call("a", PROMPT))
+    await gate.reached()
+    clock.now_s += 10 * STALL_TIMEOUT_S
+    engine._stalls._check_stall()
+    assert engine.healthy
+    gate.open()
+    assert len(await tokens_of(stream)) == 4
+    await engine.close()

@@ -39,7 +39,7 @@ from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.grammar.source import GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
-from shortfin_apps.llm.errors import LlmError, RequestAbortedError
+from shortfin_apps.llm.errors import InvocationError, LlmError, RequestAbortedError
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,10 @@ class ApiLink:
     def send(self, message: Message) -> None:
         self._connection.send(message)
 
+    def close(self) -> None:
+        """Closes the connection, at which the process ends."""
+        self._connection.close()
+
     def tell(self, state: EngineState) -> None:
         if self.is_welcome:
             self.send(state)
@@ -163,22 +167,22 @@ class ApiLink:
         assert self._grammars is not None, "a process sends requests after its welcome"
         try:
             grammar = await self._grammars.compile_tried(source)
-        except LlmError as error:
-            self.send(Refused(call.request_id, error))
+        except Exception as error:
+            self.send(Refused(call.request_id, _told(error)))
             return
         self._admit(replace(call, params=replace(call.params, output_grammar=grammar)))
 
     async def _look(self, number: int, after: int) -> None:
         try:
             self.send(Seen(number, await self._running_engine.snapshot(after)))
-        except LlmError as error:
-            self.send(Seen(number, error=error))
+        except Exception as error:
+            self.send(Seen(number, error=_told(error)))
 
     def _admit(self, call: GenerateCall) -> None:
         try:
             stream = self._running_engine.admit(call)
-        except LlmError as error:
-            self.send(Refused(call.request_id, error))
+        except Exception as error:  # one of a bug must not close the connection, with every request of it
+            self.send(Refused(call.request_id, _told(error)))
             return
         self._streams[call.request_id] = stream
         stream.on_delta = partial(self._tell, call.request_id, stream)
@@ -241,3 +245,11 @@ class ApiLink:
         self.serving.set()
         self.lost.set()
         self._on_lost(self)
+
+
+def _told(error: Exception) -> LlmError:
+    """What the process is told of an error, so that no request waits for ever."""
+    if isinstance(error, LlmError):
+        return error
+    logger.error("a request of an API process failed; please report this bug", exc_info=error)
+    return InvocationError("the engine failed; the request was ended")

@@ -13,6 +13,8 @@ from shortfin_apps.llm.components.engine_link.api_link import AdmittingEngine, A
 from shortfin_apps.llm.components.engine_link.commands import Command, ReadMetrics, SetLogLevel
 from shortfin_apps.llm.components.engine_link.messages import Ask, Counted, EngineState, Welcome
 
+logger = logging.getLogger(__name__)
+
 STATE_INTERVAL_S = 0.1  # between two looks at the engine's state
 
 Counts = Sequence[float]
@@ -43,7 +45,11 @@ class ApiLinks:
         """A link to the process at the other end of `sock`."""
         link = ApiLink(sock, on_ask=self._on_ask, on_lost=self._forget)
         self._links[link] = ()
-        await link.open()
+        try:
+            await link.open()
+        except BaseException:
+            del self._links[link]
+            raise
         self._run(self._welcome_when_prepared(link))
         return link
 
@@ -84,13 +90,21 @@ class ApiLinks:
         self._run(self._answer(link, ask))
 
     async def _answer(self, link: ApiLink, ask: Ask) -> None:
-        counts = await self.carry_out(ask.command)
         assert self._engine is not None, "a process asks after its welcome"
+        try:
+            counts = await self.carry_out(ask.command)
+        except Exception:
+            link.send(Counted(ask.number, [], self._engine.stats()))  # else its client would wait for ever
+            raise
         link.send(Counted(ask.number, counts, self._engine.stats()))
 
     async def _welcome_when_prepared(self, link: ApiLink) -> None:
         await link.prepared.wait()
-        self._welcome(link)
+        try:
+            self._welcome(link)
+        except Exception:
+            link.close()  # else the process would wait for ever; it is started again
+            raise
 
     def _welcome(self, link: ApiLink) -> None:
         """Unless there is no engine yet, or it is not prepared, or was welcomed."""
@@ -112,11 +126,11 @@ class ApiLinks:
     def _watch(self) -> None:
         """Tells every process when the engine's state has changed, and looks again later."""
         assert self._engine is not None, "there is nothing to look at before"
+        self._watching = asyncio.get_running_loop().call_later(STATE_INTERVAL_S, self._watch)
         if (state := _state_of(self._engine)) != self._state:
             self._state = state
             for link in self._links:
                 link.tell(state)
-        self._watching = asyncio.get_running_loop().call_later(STATE_INTERVAL_S, self._watch)
 
     def _forget(self, link: ApiLink) -> None:
         self._ended = _sums([self._ended, self._links.pop(link)])
@@ -124,7 +138,12 @@ class ApiLinks:
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a message of an API process could not be answered", exc_info=error)
 
 
 def _state_of(engine: AdmittingEngine) -> EngineState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
 import socket
 import sys
@@ -47,6 +48,8 @@ from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
 from shortfin_apps.llm.components.recorder.dumps import WrittenDump
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, LlmError, UnavailableError
+
+logger = logging.getLogger(__name__)
 
 ENGINE_ENDED = "the process of the engine has ended; restart the server"
 
@@ -100,7 +103,15 @@ class RemoteEngine:
     def start(self) -> None:
         """Opens the connection. The loop's next turn may bring a request: this process serves."""
         self._connection.send(Serving())
-        self._opening = asyncio.create_task(self._connection.open(self._sock))
+        self._opening = asyncio.create_task(self._open())
+
+    async def _open(self) -> None:
+        try:
+            await self._connection.open(self._sock)
+        except Exception:
+            logger.exception("the connection to the engine's process could not be opened")
+            self._sock.close()
+            self._connection.connection_lost(None)
 
     async def submit(self, call: GenerateCall) -> DeltaStream:
         self._check_available(call.resumes)

@@ -1,8 +1,8 @@
 """The engine for the event loop: admits requests, streams their deltas, drains and closes.
 
-The engine itself runs in a thread of its own (engine_thread.py). While there is work, the event loop checks
-now and then that this thread still steps (stall_watch.py): if it does not, every request is answered with an
-error and none is admitted until it does.
+The engine itself runs in a thread of its own (engine_thread.py). The event loop checks now and then that this
+thread still steps (stall_watch.py): if it does not, every request is answered with an error and none is
+admitted until it does.
 """
 
 from __future__ import annotations
@@ -81,17 +81,13 @@ class AsyncEngine:
             clock=clock,
             idle_test=idle_test,
         )
-        self._stalls = StallWatch(
-            self._thread,
-            stall_timeout_s,
-            is_needed=lambda: len(self._requests) > 0,
-            on_stall=self._answer_stalled,
-        )
+        self._stalls = StallWatch(self._thread, stall_timeout_s, on_stall=self._answer_stalled)
         self._looks = Looks(self._thread)
         self._draining = Draining(self._requests, self.abort_all)
 
     def start(self) -> None:
         self._thread.start()
+        self._stalls.start()
 
     async def submit(self, call: GenerateCall) -> DeltaStream:
         return self.admit(call)
@@ -104,7 +100,6 @@ class AsyncEngine:
         self._engine.check(call)
         stream = self._requests.admit(call)
         self._thread.send(call)
-        self._stalls.start()
         return stream
 
     def abort(self, request_id: str, error: LlmError | None = None) -> bool:

@@ -99,7 +99,7 @@ class EngineThread:
         self._watch = EngineWatch(engine, clock)
         self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
-        self._turn_began_s: float | None = None  # None while the thread sleeps
+        self.turn_began_s: float | None = None  # None while the thread sleeps
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.is_stopping = False
@@ -128,7 +128,7 @@ class EngineThread:
     @property
     def turn_s(self) -> float:
         """The duration of the current turn so far; 0 while the thread sleeps."""
-        began_s = self._turn_began_s
+        began_s = self.turn_began_s
         return 0.0 if began_s is None else self._clock() - began_s
 
     def _run(self) -> None:
@@ -139,7 +139,7 @@ class EngineThread:
                 self._work()
         except BaseException:
             logger.critical("the engine's thread has ended", exc_info=True)
-            self._turn_began_s = None
+            self.turn_began_s = None
             self._call_soon(self._on_death)
         finally:
             if self._idle_test is not None:
@@ -152,13 +152,13 @@ class EngineThread:
             return self._wake.wait()
         if self._wake.wait(self._idle_test.seconds_until_due()):
             return True
-        self._turn_began_s = self._clock()
+        self.turn_began_s = self._clock()
         num_runs = self._idle_test.num_runs
         self._idle_test.step()
         if self._idle_test.num_runs > num_runs:
             self._engine.count_self_test(self._idle_test.failure)
             self.stats = self._engine.stats()
-        self._turn_began_s = None
+        self.turn_began_s = None
         return False
 
     def _work(self) -> None:
@@ -166,9 +166,9 @@ class EngineThread:
         self._wake.clear()
         if self._idle_test is not None:
             self._idle_test.notice_work()
-        self._turn_began_s = self._clock()
+        self.turn_began_s = self._clock()
         deltas = self._turn()
-        self._turn_began_s = None
+        self.turn_began_s = None
         if deltas:
             self._call_soon(self._on_deltas, deltas)
 

@@ -1,0 +1,117 @@
+"""A worker's port, which the cluster's process keeps open while no worker accepts connections on it.
+
+A worker that bound its port itself would leave it free while it is started again, for any local program to
+take, which would then get prompts and keys from the router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Container
+
+BACKLOG = 2048
+RETRY_S = 1.0
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER of a connection that is reset when it is closed
+ACCEPTS, ACCEPTS_NO_MORE = b"+", b"-"
+
+
+class HeldPort:
+    """Listens on a port of `host`, not in `taken`, until `close`: nobody else can bind it.
+
+    `fds` are handed down to a worker: the listener, and a socket on which the worker says when it begins and
+    ends to accept connections (`HandedDown`). In between they are refused here, so that the router tries
+    another worker. To be made, used and closed in one event loop.
+    """
+
+    def __init__(self, host: str, taken: Container[int] = ()) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = _listening(host, taken)
+        self._told, self._tells = socket.socketpair()
+        self._told.setblocking(False)
+        self._retry: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._told, self._hear)
+        self.refuse()
+
+    @property
+    def port(self) -> int:
+        number: int = self._listener.getsockname()[1]
+        return number
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        return self._listener.fileno(), self._tells.fileno()
+
+    def refuse(self) -> None:
+        """From now on, as the worker has ended, until the next one accepts connections. Twice is a no-op."""
+        with contextlib.suppress(BlockingIOError):
+            while self._told.recv(64):
+                pass  # what the worker said before it ended
+        self._refuse()
+
+    def close(self) -> None:
+        self._accept()
+        self._loop.remove_reader(self._told)
+        for each in (self._listener, self._told, self._tells):
+            each.close()
+
+    def _hear(self) -> None:
+        if self._told.recv(64).endswith(ACCEPTS):
+            self._accept()
+        else:
+            self._refuse()
+
+    def _accept(self) -> None:
+        """Leaves connections to the worker."""
+        self._loop.remove_reader(self._listener)
+        if self._retry is not None:
+            self._retry.cancel()
+
+    def _refuse(self) -> None:
+        self._loop.add_reader(self._listener, self._refuse_one)
+
+    def _refuse_one(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # no descriptor is left
+            self._loop.remove_reader(self._listener)
+            self._retry = self._loop.call_later(RETRY_S, self._refuse)
+            return
+        with connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+
+class HandedDown(socket.socket):
+    """The listener in a worker, which says when connections are accepted and when they are not any more."""
+
+    def __init__(self, listener_fd: int, tells_fd: int) -> None:
+        super().__init__(fileno=listener_fd)
+        self._tells = socket.socket(fileno=tells_fd)
+        for each in (self, self._tells):
+            each.set_inheritable(False)  # the processes started here have no part in them
+
+    def listen(self, backlog: int = BACKLOG) -> None:
+        super().listen(backlog)
+        self._tell(ACCEPTS)
+
+    def close(self) -> None:
+        self._tell(ACCEPTS_NO_MORE)
+        self._tells.close()
+        super().close()
+
+    def _tell(self, what: bytes) -> None:
+        with contextlib.suppress(OSError):  # the cluster's process has ended, as this one is going to
+            self._tells.send(what)
+
+
+def _listening(host: str, taken: Container[int]) -> socket.socket:
+    while True:
+        listener = socket.create_server((host, 0), backlog=BACKLOG)
+        if listener.getsockname()[1] not in taken:
+            listener.setblocking(False)
+            return listener
+        listener.close()

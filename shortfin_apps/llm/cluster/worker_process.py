@@ -1,0 +1,23 @@
+"""A worker: `serve` on a port that the cluster's process holds (held_port.py).
+
+    python -m shortfin_apps.llm.cluster.worker_process LISTENER TELLS FLAGS
+
+LISTENER and TELLS are file descriptors, as HandedDown takes them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from shortfin_apps.llm.cluster.held_port import HandedDown
+from shortfin_apps.llm.server.command import main as serve
+
+
+def main(argv: Sequence[str]) -> int:
+    listener_fd, tells_fd, *flags = argv
+    return serve(flags, HandedDown(int(listener_fd), int(tells_fd)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
