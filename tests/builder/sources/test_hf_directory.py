@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from shortfin_apps.llm.builder.model.rope import Llama3Scaling, YarnScaling
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
@@ -254,3 +256,40 @@ def _refusal(directory: Path) -> str | None:
     except BuildError as error:
         return str(error)
     return None
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+)
+def test_refuses_a_file_too_large_to_be_metadata_before_it_is_read(tmp_path: Path, name: str) -> None:
+    file = write_hf(tmp_path) / name
+    file.touch()
+    os.truncate(file, 1 << 40)
+    with pytest.raises(BuildError, match=f"{name}: has 1,099,511,627,776 bytes, but at most"):
+        directory_source_without_hash(tmp_path).tokenizer_files()
+
+
+def directory_source_without_hash(directory: Path) -> HfDirectorySource:
+    """A source whose files are not hashed, which takes long for a file of a terabyte."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shortfin_apps.llm.builder.sources.hf_directory.sha256_of", lambda paths: "")
+        return HfDirectorySource(directory)
+
+
+def test_refuses_more_layers_than_lists_are_made_for(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 10**12, "model_type": "mistral", "sliding_window": 4}
+    with pytest.raises(BuildError, match=r"`num_hidden_layers`: Input should be less than or equal to 4096"):
+        HfDirectorySource(write_hf(tmp_path, config=config))
+
+
+def test_refuses_a_tensor_of_a_long_name(tmp_path: Path) -> None:
+    directory = write_hf(tmp_path)
+    save_file({"a" * 300_000: np.zeros(1, np.float32)}, directory / "model.safetensors")
+    with pytest.raises(BuildError, match="a tensor's name has 300,000 characters, but at most 512"):
+        HfDirectorySource(directory)
+
+
+def test_refuses_a_long_chat_template(tmp_path: Path) -> None:
+    (write_hf(tmp_path) / "chat_template.jinja").write_text("a" * 2_000_000, encoding="utf-8")
+    with pytest.raises(BuildError, match="a chat template has 2,000,000 characters, but at most 1,048,576"):
+        HfDirectorySource(tmp_path).tokenizer_files()

@@ -167,3 +167,12 @@ def test_too_many_first_characters_are_an_error() -> None:
     backend.add_special_tokens([AddedToken(chr(0x4E00 + i)) for i in range(len(PLACEHOLDERS) + 1)])
     with pytest.raises(ArtifactError, match="--no-special-in-content"):
         Tokenizer(backend, special_in_content=False)
+
+
+def test_a_special_token_with_a_name_that_is_too_long_is_refused() -> None:
+    backend = byte_level_backend()
+    backend.add_special_tokens([AddedToken("<" * 256)])
+    assert ContentEscape(backend).escape("<" * 256) != "<" * 256
+    backend.add_special_tokens([AddedToken("<" * 300_000)])
+    with pytest.raises(ArtifactError, match="has 300,000 characters, but only 256 can be escaped"):
+        ContentEscape(backend)

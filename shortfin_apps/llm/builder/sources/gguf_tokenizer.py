@@ -6,7 +6,7 @@ words (`tokenizer.ggml.pre`); word_rules.py has the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -14,6 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
+from shortfin_apps.llm.builder.sources.metadata_limits import (
+    MAX_MERGES,
+    MAX_TEMPLATE_CHARS,
+    MAX_TOKEN_CHARS,
+    MAX_VOCABULARY_CHARS,
+    check_at_most,
+)
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.errors import BuildError
 
@@ -88,6 +95,7 @@ def check_tokenizer(where: str, model: str, pre: str) -> None:
 def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
     """Rebuilds the tokenizer's files. Raises BuildError for an unknown kind; `where` names the file."""
     check_tokenizer(where, vocabulary.model, vocabulary.pre)
+    _check_sizes(where, vocabulary)
     if len(set(vocabulary.tokens)) != len(vocabulary.tokens):
         raise BuildError(f"{where}: the vocabulary names a token twice")
     try:
@@ -104,6 +112,15 @@ def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
         config=_tokenizer_config(vocabulary, add_bos),
         generation=_generation_config(vocabulary),
     )
+
+
+def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
+    """Raises BuildError for tokens so long, or so many, that the work on them would have no bound."""
+    lengths = [len(token) for token in vocabulary.tokens]
+    check_at_most(where, "a token of the vocabulary has {} characters", max(lengths), MAX_TOKEN_CHARS)
+    check_at_most(where, "the vocabulary has {} characters", sum(lengths), MAX_VOCABULARY_CHARS)
+    template = len(vocabulary.chat_template or "")
+    check_at_most(where, "the chat template has {} characters", template, MAX_TEMPLATE_CHARS)
 
 
 def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
@@ -130,7 +147,7 @@ def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocab,
-            merges=_merges_of_scores(vocabulary, vocab),
+            merges=_merges_of_scores(where, vocabulary, vocab),
             unk_token=unknown if unknown in vocab else None,
             fuse_unk=True,
             byte_fallback=True,
@@ -181,16 +198,26 @@ def _check_scores(where: str, vocabulary: GgufVocabulary) -> None:
         raise BuildError(f"{where}: the vocabulary has {len(vocabulary.scores)} scores for its tokens")
 
 
-def _merges_of_scores(vocabulary: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
+def _merges_of_scores(where: str, vocabulary: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
     """All pairs of pieces that make up another piece, in the order of that piece's score, best first."""
     ranked = sorted(range(len(vocabulary.tokens)), key=lambda index: -vocabulary.scores[index])
+    lengths = {len(piece) for piece in vocab}
     merges: list[tuple[str, str]] = []
     for index in ranked:
-        piece = vocabulary.tokens[index]
-        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        found = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
-        merges += sorted(found, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+        merges += sorted(
+            _pairs(vocabulary.tokens[index], vocab, lengths), key=lambda p: (vocab[p[0]], vocab[p[1]])
+        )
+        check_at_most(where, "the vocabulary has {} merges", len(merges), MAX_MERGES)
     return merges
+
+
+def _pairs(piece: str, vocab: dict[str, int], lengths: set[int]) -> Iterator[tuple[str, str]]:
+    """The cuts of `piece` into two pieces of `vocab`, which has pieces of these `lengths` alone."""
+    for cut in range(1, len(piece)):
+        if cut in lengths and len(piece) - cut in lengths:
+            pair = piece[:cut], piece[cut:]
+            if pair[0] in vocab and pair[1] in vocab:
+                yield pair
 
 
 def _add_special_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> None:
