@@ -293,3 +293,11 @@ def test_refuses_a_long_chat_template(tmp_path: Path) -> None:
     (write_hf(tmp_path) / "chat_template.jinja").write_text("a" * 2_000_000, encoding="utf-8")
     with pytest.raises(BuildError, match="a chat template has 2,000,000 characters, but at most 1,048,576"):
         HfDirectorySource(tmp_path).tokenizer_files()
+
+
+def test_every_sampling_field_of_the_publisher_is_kept(tmp_path: Path) -> None:
+    published = {"repetition_penalty": 1.3, "typical_p": 0.9, "max_new_tokens": 7, "no_repeat_ngram_size": 3}
+    file = write_hf(tmp_path) / "generation_config.json"
+    file.write_text(json.dumps({**published, "transformers_version": "4.9", "top_p": None}), encoding="utf-8")
+    generation = HfDirectorySource(tmp_path).tokenizer_files().generation
+    assert generation == {**published, "eos_token_id": [258]}

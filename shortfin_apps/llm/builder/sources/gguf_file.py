@@ -51,7 +51,11 @@ from shortfin_apps.llm.builder.sources.gguf_experts import each_matrix
 from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES, GgufFamily
 from shortfin_apps.llm.builder.sources.gguf_parts import parts_of, whole_stem
 from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS, ROPE_FACTORS, GgufRope, llama3_scaling
-from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import (
+    GgufVocabulary,
+    rebuild_tokenizer,
+    sampling_defaults,
+)
 from shortfin_apps.llm.builder.sources.known_fields import GGUF_FILE, GGUF_MODEL, GGUF_TOKENIZER
 from shortfin_apps.llm.builder.sources.metadata_limits import (
     MAX_DIMENSIONS,
@@ -263,7 +267,8 @@ class GgufSource(ModelSource):
     def tokenizer_files(self) -> TokenizerFiles:
         vocabulary = parse(self._where, GgufVocabulary, self._keys("tokenizer."))
         files = rebuild_tokenizer(self._where, vocabulary)
-        return replace(files, generation={**files.generation, **self._sampling})
+        sampling = sampling_defaults(self._keys("general.sampling."))
+        return replace(files, generation={**files.generation, **sampling, **self._sampling})
 
     def _read_architecture(self) -> str:
         architecture = self._metadata.get("general.architecture")

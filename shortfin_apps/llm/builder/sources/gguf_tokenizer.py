@@ -6,10 +6,11 @@ words (`tokenizer.ggml.pre`); word_rules.py has the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
@@ -82,6 +83,9 @@ TURN_ENDS = frozenset({"<|return|>", "<|call|>"})
 MESSAGE_END = "<|end|>"
 
 
+_SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+
+
 def check_tokenizer(where: str, model: str, pre: str) -> None:
     """Raises BuildError unless `tokenizer.ggml.model` and `tokenizer.ggml.pre` are supported."""
     if model not in _BUILDERS:
@@ -121,6 +125,24 @@ def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
     check_at_most(where, "the vocabulary has {} characters", sum(lengths), MAX_VOCABULARY_CHARS)
     template = len(vocabulary.chat_template or "")
     check_at_most(where, "the chat template has {} characters", template, MAX_TEMPLATE_CHARS)
+
+
+def sampling_defaults(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `generation_config.json` from the `general.sampling.*` keys, without that prefix.
+
+    Those that have no other name there keep their own.
+    """
+    found = {_SAMPLING_NAMES.get(key, key): _shortest(value) for key, value in keys.items()}
+    if found.get("penalty_last_n") == 0:  # the penalty is for no token
+        found.pop("repetition_penalty", None)
+    if isinstance(found.get("temperature"), float):
+        found["temperature"] = max(found["temperature"], 0.0)  # below is greedy, too
+    return found
+
+
+def _shortest(value: Any) -> Any:
+    """A float as it was before it was rounded to f32: 0.7, not 0.699999988079071."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:

@@ -23,7 +23,7 @@ _TOKENIZER_KEYS = (
     "add_eos_token",
     "chat_template",
 )
-_GENERATION_KEYS = ("bos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p")
+_NOT_KEPT = ("_from_model_config", "transformers_version", "eos_token_id")  # of generation_config.json
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def tokenizer_config(directory: Path) -> dict[str, Any]:
 
 
 def generation_config(directory: Path, model_eos: int | list[int] | None) -> dict[str, Any]:
-    """The fields of `generation_config.json` that are used. Raises BuildError.
+    """`generation_config.json`, whose sampling fields are the publisher's defaults. Raises BuildError.
 
     `model_eos` is the `eos_token_id` of `config.json`, which counts where this file has none.
     """
@@ -46,7 +46,7 @@ def generation_config(directory: Path, model_eos: int | list[int] | None) -> dic
     eos = raw.get("eos_token_id", model_eos)
     ids = eos if isinstance(eos, list) else [eos]
     config: dict[str, Any] = {"eos_token_id": [i for i in ids if isinstance(i, int)]}
-    return config | {key: raw[key] for key in _GENERATION_KEYS if raw.get(key) is not None}
+    return config | {key: raw[key] for key in raw if raw[key] is not None and key not in _NOT_KEPT}
 
 
 def _check_template(where: str, template: object) -> None:
