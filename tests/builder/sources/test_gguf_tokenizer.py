@@ -256,7 +256,7 @@ def lone_pieces(pieces: list[str], **keys: Any) -> dict[str, Any]:
             lone_pieces([f"{index:05}" + "a" * 1019 for index in range(16_400)]),
             "the vocabulary has 16,793,600 characters, but at most 16,777,216",
         ),
-        (lone_pieces(["a"], chat_template="a" * 2_000_000), "the chat template has 2,000,000 characters"),
+        (lone_pieces(["a"], chat_template="a" * 2_000_000), "a chat template has 2,000,000 characters"),
     ],
     ids=["token", "vocabulary", "template"],
 )
@@ -280,3 +280,26 @@ def test_more_merges_than_any_vocabulary_has_are_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr("shortfin_apps.llm.builder.sources.gguf_tokenizer.MAX_MERGES", 3)
     with pytest.raises(BuildError, match="the vocabulary has 4 merges, but at most 3"):
         rebuild(lone_pieces(["a", "aa", "aaa", "b", "ab"]))
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4])
+def test_an_end_of_a_turn_ends_answers_whatever_its_type(kind: int) -> None:
+    """As in llama.cpp: `<|im_end|>` of type user-defined, where the vocabulary names `</s>` as its end."""
+    keys = sentence_piece_keys()
+    keys["ggml.tokens"] = [*keys["ggml.tokens"], "<|im_end|>"]
+    keys["ggml.token_type"] = [*keys["ggml.token_type"], kind]
+    keys["ggml.scores"] = [*keys["ggml.scores"], 0.0]
+    tokenizer, files = rebuild(keys)
+    end = tokenizer.token_to_id("<|im_end|>")
+    assert files.generation["eos_token_id"] == [2, end]
+    assert end is not None
+    assert tokenizer.get_added_tokens_decoder()[end].special
+    assert tokenizer.encode("a<|im_end|>").ids[-1] == end
+
+
+def test_named_templates_of_a_gguf_file_are_kept() -> None:
+    keys = sentence_piece_keys(**{"chat_template": "plain", "chat_template.tool_use": "tools"})
+    assert rebuild(keys)[1].config["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools"},
+    ]

@@ -301,3 +301,33 @@ def test_every_sampling_field_of_the_publisher_is_kept(tmp_path: Path) -> None:
     file.write_text(json.dumps({**published, "transformers_version": "4.9", "top_p": None}), encoding="utf-8")
     generation = HfDirectorySource(tmp_path).tokenizer_files().generation
     assert generation == {**published, "eos_token_id": [258]}
+
+
+def test_named_templates_are_kept_with_the_default_one(tmp_path: Path) -> None:
+    directory = write_hf(tmp_path)
+    before = HfDirectorySource(directory).sha256
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("tools", encoding="utf-8")
+    (directory / "chat_template.jinja").write_text("plain", encoding="utf-8")
+    source = HfDirectorySource(directory)
+    assert source.sha256 != before
+    assert source.tokenizer_files().config["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools"},
+    ]
+
+
+def test_an_end_token_that_only_the_map_of_special_tokens_names_is_kept(tmp_path: Path) -> None:
+    directory = write_hf(tmp_path)
+    (directory / "tokenizer_config.json").write_text(
+        '{"eos_token": null, "bos_token": "b"}', encoding="utf-8"
+    )
+    named = {"eos_token": {"content": "e"}, "bos_token": "other"}
+    (directory / "special_tokens_map.json").write_text(json.dumps(named), encoding="utf-8")
+    config = HfDirectorySource(directory).tokenizer_files().config
+    assert config == {"eos_token": {"content": "e"}, "bos_token": "b"}
+
+
+def test_an_end_that_is_null_in_the_generation_config_is_that_of_the_model(tmp_path: Path) -> None:
+    (write_hf(tmp_path) / "generation_config.json").write_text('{"eos_token_id": null}', encoding="utf-8")
+    assert HfDirectorySource(tmp_path).tokenizer_files().generation == {"eos_token_id": [258]}

@@ -40,6 +40,15 @@ class TokenizerFiles:
     generation: dict[str, Any] = field(default_factory=dict)
 
 
+def templates(template: object, named: Mapping[str, str]) -> object:
+    """`chat_template` of a `tokenizer_config.json` with further ones; the last one of a name counts."""
+    if not named:
+        return template
+    default = [{"name": "default", "template": template}] if isinstance(template, str) else []
+    listed = template if isinstance(template, list) else default
+    return [*listed, *({"name": name, "template": text} for name, text in named.items())]
+
+
 @dataclass(frozen=True, slots=True)
 class Quantisation:
     """The quantisation of a source's weights.

@@ -11,10 +11,10 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
-from shortfin_apps.llm.builder.sources.base import TokenizerFiles
+from shortfin_apps.llm.builder.sources.base import TokenizerFiles, templates
 from shortfin_apps.llm.builder.sources.metadata_limits import (
     MAX_MERGES,
     MAX_TEMPLATE_CHARS,
@@ -60,6 +60,15 @@ class GgufVocabulary(BaseModel):
     remove_extra_whitespaces: bool = Field(False, alias="ggml.remove_extra_whitespaces")
     precompiled_charsmap: list[int] = Field([], alias="ggml.precompiled_charsmap")
     chat_template: str | None = None
+    named_templates: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_templates(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """Further templates are keys of their own: `chat_template.NAME`."""
+        prefix = "chat_template."
+        named = {k.removeprefix(prefix): text for k, text in keys.items() if k.startswith(prefix)}
+        return {**keys, "named_templates": named}
 
     def text(self, token_id: int | None) -> str | None:
         """The token with this id; None for None or an id outside the vocabulary."""
@@ -67,15 +76,22 @@ class GgufVocabulary(BaseModel):
             return None
         return self.tokens[token_id]
 
+    @property
+    def control(self) -> list[str]:
+        """Control tokens, and those that end a turn of whatever type, as in llama.cpp."""
+        named = set(self.of_type(TokenType.CONTROL))
+        return [token for token in self.tokens if token in named or token in END_TOKENS]
+
     def of_type(self, *types: TokenType) -> list[str]:
         return [token for token, kind in zip(self.tokens, self.token_type, strict=False) if kind in types]
 
 
-# Control tokens that end a turn or a document; all of them stop generation.
+# Tokens that end a turn or a document, llama.cpp's list; all of them stop generation.
 END_TOKENS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
-        *("<|return|>", "<|call|>"),
+        *("<|return|>", "<|call|>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+        *("<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|flush|>", "<|calls|>"),
     }
 )
 # Of gpt-oss, whose turn has several messages: <|end|> ends one of them, and more follow.
@@ -123,8 +139,8 @@ def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
     lengths = [len(token) for token in vocabulary.tokens]
     check_at_most(where, "a token of the vocabulary has {} characters", max(lengths), MAX_TOKEN_CHARS)
     check_at_most(where, "the vocabulary has {} characters", sum(lengths), MAX_VOCABULARY_CHARS)
-    template = len(vocabulary.chat_template or "")
-    check_at_most(where, "the chat template has {} characters", template, MAX_TEMPLATE_CHARS)
+    for template in (vocabulary.chat_template or "", *vocabulary.named_templates.values()):
+        check_at_most(where, "a chat template has {} characters", len(template), MAX_TEMPLATE_CHARS)
 
 
 def sampling_defaults(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,9 +259,9 @@ def _pairs(piece: str, vocab: dict[str, int], lengths: set[int]) -> Iterator[tup
 
 
 def _add_special_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> None:
-    special = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+    special = [*vocabulary.control, *vocabulary.of_type(TokenType.UNKNOWN)]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
-    plain = vocabulary.of_type(TokenType.USER_DEFINED)
+    plain = [t for t in vocabulary.of_type(TokenType.USER_DEFINED) if t not in special]
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
 
 
@@ -278,15 +294,15 @@ def _tokenizer_config(vocabulary: GgufVocabulary, add_bos: bool) -> dict[str, An
         "unk_token": vocabulary.text(vocabulary.unknown_token_id),
         "add_bos_token": add_bos,
         "add_eos_token": vocabulary.add_eos_token,
-        "chat_template": vocabulary.chat_template,
+        "chat_template": templates(vocabulary.chat_template, vocabulary.named_templates),
     }
     return {key: value for key, value in config.items() if value is not None}
 
 
 def _generation_config(vocabulary: GgufVocabulary) -> dict[str, Any]:
     named = [vocabulary.eos_token_id, vocabulary.eot_token_id, vocabulary.eom_token_id]
-    control = set(vocabulary.of_type(TokenType.CONTROL))
-    ends = [i for i, token in enumerate(vocabulary.tokens) if token in END_TOKENS and token in control]
+    control = set(vocabulary.control)
+    ends = [i for i, token in enumerate(vocabulary.tokens) if token in END_TOKENS]
     eos = list(dict.fromkeys(i for i in (*named, *ends) if vocabulary.text(i) is not None))
     if control.issuperset(TURN_ENDS):
         eos = [i for i in eos if vocabulary.text(i) != MESSAGE_END]

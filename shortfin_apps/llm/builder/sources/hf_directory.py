@@ -37,9 +37,9 @@ from shortfin_apps.llm.builder.sources.hf_matrices import QuantisedMatrices, rea
 from shortfin_apps.llm.builder.sources.hf_quantisation import matrix_format
 from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.builder.sources.hf_tokenizer import (
-    TOKENIZER_FILES,
     generation_config,
     tokenizer_config,
+    tokenizer_files,
 )
 from shortfin_apps.llm.builder.sources.json_file import read_json, read_text
 from shortfin_apps.llm.builder.sources.known_fields import HF_CONFIG, HF_ROPE
@@ -290,8 +290,7 @@ class HfDirectorySource(ModelSource):
         self._tensors = dict(self._find_tensors())
         self._matrices = self._find_matrices()
         check_tensors(self._where, self.spec, self._shapes())
-        others = [directory / name for name in ("config.json", *TOKENIZER_FILES)]
-        self.sha256 = sha256_of([*shards, *(path for path in others if path.exists())])
+        self.sha256 = sha256_of([*shards, directory / "config.json", *tokenizer_files(directory)])
 
     @property
     def quantisation(self) -> Quantisation | None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shortfin_apps.llm.builder.sources.base import templates
 from shortfin_apps.llm.builder.sources.json_file import read_json, read_text
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_TEMPLATE_CHARS, check_at_most
 
+# Names and patterns, in the order of their importance.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "generation_config.json",
     "chat_template.jinja",
+    "special_tokens_map.json",
+    "additional_chat_templates/*.jinja",
 )
 _TOKENIZER_KEYS = (
     "bos_token",
@@ -26,13 +31,25 @@ _TOKENIZER_KEYS = (
 _NOT_KEPT = ("_from_model_config", "transformers_version", "eos_token_id")  # of generation_config.json
 
 
+def tokenizer_files(directory: Path) -> list[Path]:
+    """The files of TOKENIZER_FILES that are there."""
+    return [file for name in TOKENIZER_FILES for file in sorted(directory.glob(name))]
+
+
 def tokenizer_config(directory: Path) -> dict[str, Any]:
-    """The fields of `tokenizer_config.json` that are used. Raises BuildError."""
+    """The fields of `tokenizer_config.json` that are used. Raises BuildError.
+
+    With templates from their own files, and tokens that only `special_tokens_map.json` names.
+    """
     raw = read_json(directory / "tokenizer_config.json", optional=True)
+    raw = read_json(directory / "special_tokens_map.json", optional=True) | _given(raw)
     config = {key: raw[key] for key in _TOKENIZER_KEYS if raw.get(key) is not None}
     template = directory / "chat_template.jinja"
     if template.exists():
         config["chat_template"] = read_text(template)
+    more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    if named := {file.stem: read_text(file) for file in more}:
+        config["chat_template"] = templates(config.get("chat_template"), named)
     _check_template(str(directory), config.get("chat_template"))
     return config
 
@@ -43,10 +60,15 @@ def generation_config(directory: Path, model_eos: int | list[int] | None) -> dic
     `model_eos` is the `eos_token_id` of `config.json`, which counts where this file has none.
     """
     raw = read_json(directory / "generation_config.json", optional=True)
-    eos = raw.get("eos_token_id", model_eos)
+    eos = _given(raw).get("eos_token_id", model_eos)
     ids = eos if isinstance(eos, list) else [eos]
     config: dict[str, Any] = {"eos_token_id": [i for i in ids if isinstance(i, int)]}
-    return config | {key: raw[key] for key in raw if raw[key] is not None and key not in _NOT_KEPT}
+    return config | {key: value for key, value in _given(raw).items() if key not in _NOT_KEPT}
+
+
+def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are not null."""
+    return {key: value for key, value in raw.items() if value is not None}
 
 
 def _check_template(where: str, template: object) -> None:

@@ -135,8 +135,17 @@ def _product_size(operator: str, left: Any, right: Any) -> int:
     return 0
 
 
-def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False, **kwargs: Any) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **kwargs)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The arguments have the order of transformers' filter, not of jinja2's."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

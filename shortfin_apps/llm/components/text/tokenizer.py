@@ -17,6 +17,7 @@ from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
 LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
 REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
+NOT_GIVEN = {"tools": None, "documents": None}  # what transformers gives to templates
 
 
 class Tokenizer:
@@ -65,7 +66,8 @@ class Tokenizer:
         """Reads the files of a Hugging Face tokenizer.
 
         `tokenizer_config_json` defaults to `<stem>_config.json` next to the tokenizer, if it exists;
-        `generation_config.json` and `chat_template.jinja` next to it are read, too. Raises ArtifactError.
+        `generation_config.json`, `chat_template.jinja`, `additional_chat_templates/` and the tokens of
+        `special_tokens_map.json` that it lacks are read next to it, too. Raises ArtifactError.
         """
         path = tokenizer_config_json or tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
         if tokenizer_config_json is not None and not path.exists():
@@ -74,6 +76,9 @@ class Tokenizer:
         template = path.with_name("chat_template.jinja")
         if template.exists():
             settings["chat_template"] = template.read_text(encoding="utf-8")
+        settings = _with_templates_of(path.parent, settings)
+        named = read_json_object(path.with_name("special_tokens_map.json"))
+        settings = {**{key: named[key] for key in ("bos_token", "eos_token") if key in named}, **settings}
         generation = read_json_object(path.with_name("generation_config.json"))
         backend = _load_backend(tokenizer_json)
         return cls(backend, settings, generation, special_in_content=special_in_content)
@@ -213,7 +218,8 @@ class Tokenizer:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions or /generate", "messages"
             )
-        variables = {**(variables or {}), **({"tools": list(tools)} if tools else {})}
+        given = {"tools": list(tools)} if tools else {}
+        variables = {**NOT_GIVEN, **(variables or {}), **given}
         if self._escape is not None:
             messages, variables = self._escape.escape(list(messages)), self._escape.escape(variables)
         tokens = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
@@ -243,6 +249,21 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ArtifactError(f"{path}: must hold a JSON object")
     return value
+
+
+def _with_templates_of(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` with the named templates in `additional_chat_templates/`. Raises ArtifactError."""
+    files = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    if not files:
+        return settings
+    try:
+        named = [{"name": file.stem, "template": file.read_text(encoding="utf-8")} for file in files]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{files[0].parent}: a template cannot be read ({error})") from error
+    template = settings.get("chat_template")
+    default = [{"name": "default", "template": template}] if isinstance(template, str) else []
+    listed = template if isinstance(template, list) else default
+    return settings | {"chat_template": [*listed, *named]}
 
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:
