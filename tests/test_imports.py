@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "iree_release": (),
     "restart_delay": (),
     "address_space": ("errors",),
+    "limited_process": (),
     "abi": (),
     "sampling_rule": (),
     "irpa": (),
@@ -87,7 +88,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("gpu_code", "host_cpu", "iree_release", "irpa"),
     ),
     "components.request": ("components.kvcache", "errors"),
-    "components.grammar": ("components.request", "errors"),
+    "components.grammar": ("components.request", "errors", "limited_process"),
     "receipts": ("artifact", "components.grammar", "components.request", "errors"),
     "components.sampling": ("abi", "components.request", "errors", "sampling_rule"),
     "components.speculation": ("components.request",),
@@ -107,7 +108,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.batching", "components.invocation", "components.kvcache", "components.recorder"),
         *("components.request", "components.sampling", "components.speculation", "errors"),
     ),
-    "components.text": ("errors",),
+    "components.text": ("errors", "limited_process"),
     "components.dialects": ("errors",),
     "components.frontend": (
         *(

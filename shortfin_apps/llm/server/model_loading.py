@@ -137,6 +137,7 @@ def served_model(
 ) -> ServedModel:
     """What answers requests over `engine`; see TextGenerator and ServedModel for the last two."""
     generation = _generation_config(artifact)
+    tokenizer.prepare_templates()
     generator = TextGenerator(
         tokenizer,
         engine,

@@ -10,8 +10,9 @@ from typing import Any
 
 import tokenizers
 
-from shortfin_apps.llm.components.text.chat_template import ChatTemplate, pick_template
+from shortfin_apps.llm.components.text.chat_template import pick_template
 from shortfin_apps.llm.components.text.content_escape import ContentEscape
+from shortfin_apps.llm.components.text.rendering import BoundedTemplate
 from shortfin_apps.llm.components.text.token_length import TokenLength
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
@@ -45,10 +46,9 @@ class Tokenizer:
         self.eos_token_ids = self._find_eos(generation.get("eos_token_id"))
         source = pick_template(settings.get("chat_template"))
         self.tool_template_source = pick_template(settings.get("chat_template"), "tool_use")
-        self._template = None if source is None else ChatTemplate(source)
-        self._tool_template = (
-            None if self.tool_template_source is None else ChatTemplate(self.tool_template_source)
-        )
+        self._template = self._tool_template = None if source is None else BoundedTemplate(source)
+        if self.tool_template_source is not None and self.tool_template_source != source:
+            self._tool_template = BoundedTemplate(self.tool_template_source)
         self._escape = None if special_in_content else ContentEscape(backend)
         self._rendered_backend = backend if self._escape is None else self._escape.unescaping_backend(backend)
         self._token_texts: dict[int, str] = {}
@@ -199,6 +199,12 @@ class Tokenizer:
         """The token's name in the vocabulary, None when there is no such token."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
+    def prepare_templates(self) -> None:
+        """Starts what renders chat templates. Raises ArtifactError for one that does not compile."""
+        for template in dict.fromkeys((self._template, self._tool_template)):
+            if template is not None:
+                template.prepare()
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -210,8 +216,8 @@ class Tokenizer:
         """Renders messages (`role`, `content`, ...) with the model's chat template, or its one for `tools`.
 
         Encode the result as `rendered`, with `add_special_tokens=False`: the template adds them itself.
-        Takes up to a second with a bad template. Raises InvalidRequestError when the model has no template
-        or its template fails.
+        Waits for another process, a second with a bad template. Raises InvalidRequestError when the model has
+        no template or its template fails, and OverloadedError when the process cannot be reached.
         """
         template = self._tool_template if tools else self._template
         if template is None:
