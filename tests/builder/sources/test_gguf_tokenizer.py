@@ -251,10 +251,10 @@ def lone_pieces(pieces: list[str], **keys: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (lone_pieces(["a" * 300_000]), "a token of the vocabulary has 300,000 characters, but at most 1,024"),
+        (lone_pieces(["a" * 300_000]), "a token of the vocabulary has 300,000 bytes, but at most 1,024"),
         (
             lone_pieces([f"{index:05}" + "a" * 1019 for index in range(16_400)]),
-            "the vocabulary has 16,793,600 characters, but at most 16,777,216",
+            "the vocabulary has 16,793,600 bytes, but at most 16,777,216",
         ),
         (lone_pieces(["a"], chat_template="a" * 2_000_000), "a chat template has 2,000,000 characters"),
     ],

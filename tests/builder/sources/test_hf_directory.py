@@ -331,3 +331,17 @@ def test_an_end_token_that_only_the_map_of_special_tokens_names_is_kept(tmp_path
 def test_an_end_that_is_null_in_the_generation_config_is_that_of_the_model(tmp_path: Path) -> None:
     (write_hf(tmp_path) / "generation_config.json").write_text('{"eos_token_id": null}', encoding="utf-8")
     assert HfDirectorySource(tmp_path).tokenizer_files().generation == {"eos_token_id": [258]}
+
+
+@pytest.mark.parametrize("part", ["vocab", "pieces", "added_tokens"])
+def test_refuses_a_token_longer_than_any(tmp_path: Path, part: str) -> None:
+    file = write_hf(tmp_path) / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    long = "é" * 600
+    if part == "added_tokens":
+        tokenizer["added_tokens"].append({"id": 999, "content": long})
+    else:
+        tokenizer["model"]["vocab"] = {long: 999} if part == "vocab" else [[long, 0.0]]
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(BuildError, match=r"tokenizer\.json: a token of the vocabulary has 1,200 bytes"):
+        HfDirectorySource(tmp_path).tokenizer_files()

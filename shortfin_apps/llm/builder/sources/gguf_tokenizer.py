@@ -18,9 +18,8 @@ from shortfin_apps.llm.builder.sources.base import TokenizerFiles, templates
 from shortfin_apps.llm.builder.sources.metadata_limits import (
     MAX_MERGES,
     MAX_TEMPLATE_CHARS,
-    MAX_TOKEN_CHARS,
-    MAX_VOCABULARY_CHARS,
     check_at_most,
+    check_vocabulary,
 )
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.errors import BuildError
@@ -135,10 +134,8 @@ def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
 
 
 def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
-    """Raises BuildError for tokens so long, or so many, that the work on them would have no bound."""
-    lengths = [len(token) for token in vocabulary.tokens]
-    check_at_most(where, "a token of the vocabulary has {} characters", max(lengths), MAX_TOKEN_CHARS)
-    check_at_most(where, "the vocabulary has {} characters", sum(lengths), MAX_VOCABULARY_CHARS)
+    """Raises BuildError for more than any vocabulary has."""
+    check_vocabulary(where, vocabulary.tokens)
     for template in (vocabulary.chat_template or "", *vocabulary.named_templates.values()):
         check_at_most(where, "a chat template has {} characters", len(template), MAX_TEMPLATE_CHARS)
 

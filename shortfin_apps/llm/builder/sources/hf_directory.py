@@ -40,8 +40,9 @@ from shortfin_apps.llm.builder.sources.hf_tokenizer import (
     generation_config,
     tokenizer_config,
     tokenizer_files,
+    tokenizer_text,
 )
-from shortfin_apps.llm.builder.sources.json_file import read_json, read_text
+from shortfin_apps.llm.builder.sources.json_file import read_json
 from shortfin_apps.llm.builder.sources.known_fields import HF_CONFIG, HF_ROPE
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_NAME_CHARS, check_at_most
 from shortfin_apps.llm.errors import BuildError
@@ -319,11 +320,8 @@ class HfDirectorySource(ModelSource):
         return self._matrices.block_type(name)
 
     def tokenizer_files(self) -> TokenizerFiles:
-        path = self._directory / "tokenizer.json"
-        if not path.exists():
-            raise BuildError(f"{path}: no such file; save the model with its fast tokenizer to have one")
         return TokenizerFiles(
-            tokenizer=read_text(path),
+            tokenizer=tokenizer_text(self._directory),
             config=tokenizer_config(self._directory),
             generation=generation_config(self._directory, self._config.eos_token_id),
         )

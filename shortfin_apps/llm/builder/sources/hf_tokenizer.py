@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.builder.sources.base import templates
 from shortfin_apps.llm.builder.sources.json_file import read_json, read_text
-from shortfin_apps.llm.builder.sources.metadata_limits import MAX_TEMPLATE_CHARS, check_at_most
+from shortfin_apps.llm.builder.sources.metadata_limits import (
+    MAX_TEMPLATE_CHARS,
+    check_at_most,
+    check_vocabulary,
+)
+from shortfin_apps.llm.errors import BuildError
 
 # Names and patterns, in the order of their importance.
 TOKENIZER_FILES = (
@@ -34,6 +39,30 @@ _NOT_KEPT = ("_from_model_config", "transformers_version", "eos_token_id")  # of
 def tokenizer_files(directory: Path) -> list[Path]:
     """The files of TOKENIZER_FILES that are there."""
     return [file for name in TOKENIZER_FILES for file in sorted(directory.glob(name))]
+
+
+def tokenizer_text(directory: Path) -> str:
+    """`tokenizer.json`. Raises BuildError, also for a vocabulary larger than any."""
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        raise BuildError(f"{path}: no such file; save the model with its fast tokenizer to have one")
+    text = read_text(path)
+    check_vocabulary(str(path), list(_tokens(read_json(path))))
+    return text
+
+
+def _tokens(tokenizer: Mapping[str, Any]) -> Iterator[str]:
+    """The tokens that a `tokenizer.json` names; other forms are left to the library that reads it."""
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    names = (
+        [each.get("content") for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    )
+    if isinstance(vocab, dict):
+        names += vocab
+    if isinstance(vocab, list):  # of pairs with a score
+        names += [each[0] for each in vocab if isinstance(each, list) and each]
+    yield from (name for name in names if isinstance(name, str))
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:

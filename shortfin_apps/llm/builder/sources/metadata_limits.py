@@ -6,6 +6,8 @@ few megabytes could fill the memory of the machine that builds it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shortfin_apps.llm.errors import BuildError
 
 MAX_JSON_BYTES = 1 << 28  # tokenizer.json and the index of weights; Gemma's tokenizer has 33 MB
@@ -17,8 +19,8 @@ MAX_NAME_CHARS = 512  # of a tensor
 MAX_DIMENSIONS = 8
 MAX_LAYERS = 4096
 MAX_TEMPLATE_CHARS = 1 << 20  # the longest published ones have 20,000
-MAX_TOKEN_CHARS = 1024  # of one token; byte-level vocabularies have runs of 128 to 256 characters
-MAX_VOCABULARY_CHARS = 1 << 24  # of all tokens together
+MAX_TOKEN_BYTES = 1024  # of one token, as in llguidance; vocabularies have runs of 128 to 256 characters
+MAX_VOCABULARY_BYTES = 1 << 24  # of all tokens together
 MAX_MERGES = 1 << 22
 
 
@@ -29,3 +31,10 @@ def check_at_most(where: str, what: str, count: int, limit: int) -> None:
             f"{where}: {what.format(f'{count:,}')}, but at most {limit:,} are read; check that the file is"
             " what it should be"
         )
+
+
+def check_vocabulary(where: str, tokens: Sequence[str]) -> None:
+    """Raises BuildError for tokens so long, or so many, that the work on them would have no bound."""
+    lengths = [len(token.encode("utf-8", "surrogatepass")) for token in tokens]
+    check_at_most(where, "a token of the vocabulary has {} bytes", max(lengths, default=0), MAX_TOKEN_BYTES)
+    check_at_most(where, "the vocabulary has {} bytes", sum(lengths), MAX_VOCABULARY_BYTES)
