@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "visible": (),
     "plain_console": ("visible",),
     "address_space": ("errors",),
+    "limited_process": (),
     "abi": (),
     "sampling_rule": (),
     "irpa": (),
@@ -89,7 +90,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("gpu_code", "host_cpu", "iree_release", "irpa"),
     ),
     "components.request": ("components.kvcache", "errors"),
-    "components.grammar": ("components.request", "errors"),
+    "components.grammar": ("components.request", "errors", "limited_process"),
     "receipts": ("artifact", "components.grammar", "components.request", "errors"),
     "components.sampling": ("abi", "components.request", "errors", "sampling_rule"),
     "components.speculation": ("components.request",),
@@ -109,7 +110,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.batching", "components.invocation", "components.kvcache", "components.recorder"),
         *("components.request", "components.sampling", "components.speculation", "errors"),
     ),
-    "components.text": ("errors",),
+    "components.text": ("errors", "limited_process"),
     "components.dialects": ("errors",),
     "components.frontend": (
         *(

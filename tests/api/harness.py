@@ -54,7 +54,9 @@ class Harness:
         max_seq_len: int = MAX_SEQ_LEN,
         responses: ResponseStore | None = None,
         traces: TracerProvider | None = None,
+        defaults: SamplingDefaults | None = None,
     ) -> None:
+        self.defaults = defaults
         self.engine = ScriptedEngine(script or saying(TOKENIZER, "the end", cached=3))
         metrics = ServerMetrics(MODEL)
         self.service = Service(
@@ -91,8 +93,8 @@ class Harness:
         self.service.serve(
             ServedModel(
                 generator=generator,
-                native_defaults=SamplingDefaults(temperature=0.0),
-                openai_defaults=SamplingDefaults(temperature=1.0),
+                native_defaults=self.defaults or SamplingDefaults(temperature=0.0),
+                openai_defaults=self.defaults or SamplingDefaults(temperature=1.0),
                 exported_top_k=4,
                 dialect=self.dialect,
                 info={"max_seq_len": MAX_SEQ_LEN},

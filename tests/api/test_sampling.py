@@ -3,8 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shortfin_apps.llm.api.sampling import SamplingDefaults, params_named
+from shortfin_apps.llm.api.sampling import SamplingDefaults, params_named, unapplied_fields
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, NATIVE, RESPONSES, Harness
 
@@ -29,6 +32,58 @@ def test_the_default_temperature(
 def test_the_models_other_defaults_are_used() -> None:
     defaults = SamplingDefaults.of_model({"top_k": 20, "top_p": 0.8}, otherwise=1.0, override=None)
     assert (defaults.top_k, defaults.top_p, defaults.min_p) == (20, 0.8, 0.0)
+
+
+PUBLISHED: dict[str, Any] = {
+    "top_k": 40,
+    "top_p": 0.9,
+    "min_p": 0.05,
+    "typical_p": 0.8,
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.25,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_sampling_field_of_the_model_is_a_default(name: str) -> None:
+    defaults = SamplingDefaults.of_model({name: PUBLISHED[name]}, otherwise=1.0, override=None)
+    assert defaults.differences() == {name: PUBLISHED[name]}
+
+
+def test_numbers_in_other_forms_are_read() -> None:
+    defaults = SamplingDefaults.of_model({"top_k": 40.0, "top_p": 1}, otherwise=1.0, override=None)
+    assert isinstance(defaults.top_k, int)
+    assert defaults.top_k == 40
+    assert SamplingDefaults.of_model({"top_k": -1}, otherwise=1.0, override=None).top_k == 0
+
+
+def test_the_models_longest_answer_is_the_default_of_chats() -> None:
+    defaults = SamplingDefaults.of_model({"max_new_tokens": 7}, otherwise=1.0, override=None)
+    assert defaults.max_tokens == 7
+    with pytest.raises(ArtifactError, match="must be at least 1"):
+        SamplingDefaults.of_model({"max_new_tokens": 0}, otherwise=1.0, override=None)
+
+
+def test_sampling_that_is_not_applied_is_named() -> None:
+    off = {"mirostat": 0, "num_beams": 1, "suppress_tokens": [], "penalty_last_n": -1, "cache": "dynamic"}
+    assert unapplied_fields(off) == []
+    asked = {"mirostat": 2, "no_repeat_ngram_size": 3, "suppress_tokens": [1], "bad_words_ids": None}
+    assert sorted(unapplied_fields(asked)) == ["mirostat", "no_repeat_ngram_size", "suppress_tokens"]
+
+
+JSON_VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([1])
+
+
+@given(
+    st.dictionaries(st.sampled_from([*PUBLISHED, "temperature", "do_sample", "max_new_tokens"]), JSON_VALUES)
+)
+def test_any_generation_config_is_used_or_refused(generation: dict[str, Any]) -> None:
+    try:
+        defaults = SamplingDefaults.of_model(generation, otherwise=1.0, override=None)
+    except ArtifactError:
+        return
+    SamplingParams(max_tokens=1, temperature=defaults.temperature, top_k=defaults.top_k)
 
 
 @pytest.mark.parametrize("generation", [{"top_p": 7}, {"temperature": "hot"}, {"top_k": [1]}])

@@ -32,15 +32,16 @@ def write_gguf(
     *,
     architecture: str = "llama",
     keys: Mapping[str, int | float | str] | None = None,
+    file_keys: Mapping[str, int | float | str] | None = None,
     tensors: Mapping[str, Array] | None = None,
     without: str | None = None,
     quantised: GGMLQuantizationType | None = None,
     otherwise: Mapping[str, GGMLQuantizationType] | None = None,
     whole: Mapping[str, Array] | None = None,
 ) -> Path:
-    """Writes a GGUF file. `keys` (`llama.` keys without prefix) and `tensors` add to or replace its content;
-    matrices are `quantised`, but those named in `otherwise`, unless they are bytes already. `whole` are the
-    tensors of another model, as the file is to have them."""
+    """Writes a GGUF file. `keys` (`llama.` keys without prefix), `file_keys` (others) and `tensors` add to or
+    replace its content; matrices are `quantised`, but those named in `otherwise`, unless they are bytes
+    already. `whole` are the tensors of another model, as the file is to have them."""
     writer = GGUFWriter(path, architecture)
     values: dict[str, int | float | str] = {
         "block_count": SPEC.num_hidden_layers,
@@ -53,14 +54,15 @@ def write_gguf(
         "rope.freq_base": SPEC.rope_theta,
         "rope.dimension_count": SPEC.head_dim,
     }
-    for key, value in {**values, **(keys or {})}.items():
+    named = {f"{architecture}.{key}": value for key, value in {**values, **(keys or {})}.items()}
+    for key, value in {**named, **(file_keys or {})}.items():
         add = {
             bool: writer.add_bool,
             int: writer.add_uint32,
             float: writer.add_float32,
             str: writer.add_string,
         }[type(value)]
-        add(f"{architecture}.{key}", value)  # type: ignore[operator]
+        add(key, value)  # type: ignore[operator]
     writer.add_name(SPEC.name)
     _add_vocabulary(writer, TINY.tokenizer_files())
     ours = {**tiny_tensors(), **(tensors or {})}

@@ -105,6 +105,10 @@ def test_a_request_names_what_servers_have_defaults_of() -> None:
         "top_k": 3,
         "top_p": 1.0,
         "min_p": 0.0,
+        "typical_p": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
     }
 
 

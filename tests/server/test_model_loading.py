@@ -1,16 +1,27 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.server.model_loading import load_model, open_draft
+from shortfin_apps.llm.server.model_loading import (
+    load_model,
+    load_tokenizer,
+    open_draft,
+    served_model,
+    tell_defaults,
+)
+from tests.api.scripted_engine import ScriptedEngine, saying
 from tests.server.settings import parse
 
 
@@ -36,3 +47,28 @@ def test_a_draft_model_of_other_tokens_is_refused(tiny_artifact: Artifact, tmp_p
     config = config_of(tiny_artifact, speculative_model=other, verify="none")
     with pytest.raises(ArtifactError, match="the draft model has other tokens than the model"):
         load_model(tiny_artifact, config, ServerMetrics("m"), open_draft(config))
+
+
+def test_requests_have_the_samplers_of_generation_config(tiny_artifact: Artifact, tmp_path: Path) -> None:
+    """But `/generate` stays greedy, as upstream's server is."""
+    shutil.copytree(tiny_artifact.vmfb.parent, tmp_path, dirs_exist_ok=True)
+    published = {"temperature": 0.6, "top_k": 40, "repetition_penalty": 1.3, "max_new_tokens": 99}
+    (tmp_path / "generation_config.json").write_text(json.dumps(published), encoding="utf-8")
+    artifact = Artifact.open(tmp_path)
+    config = config_of(artifact)
+    tokenizer = load_tokenizer(artifact, config)
+    grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
+    engine = ScriptedEngine(saying(tokenizer, "a"))
+    model = served_model(artifact, config, tokenizer, engine, grammars, ServerMetrics("m"))
+    own = SamplingDefaults(temperature=0.6, top_k=40, repetition_penalty=1.3, max_tokens=99)
+    assert (model.openai_defaults, model.native_defaults) == (own, replace(own, temperature=0.0))
+
+
+def test_the_models_samplers_are_logged_and_those_not_applied_named(
+    tiny_artifact: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    tell_defaults({"repetition_penalty": 1.3, "top_k": 40, "mirostat": 2}, config_of(tiny_artifact))
+    first, second = caplog.messages
+    assert first.endswith("generation_config.json: top_k 40, repetition_penalty 1.3")
+    assert second == "generation_config.json asks for sampling that is not applied: mirostat"

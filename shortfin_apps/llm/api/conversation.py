@@ -20,7 +20,7 @@ async def conversation_text(
 ) -> str:
     """The text that the model's chat template renders. Raises InvalidRequestError.
 
-    A template is a program, which may be slow, so it runs in a worker thread, like the tokenising of long
+    A template is a program, which may be slow, so a worker thread waits for it, as for the tokenising of long
     texts and the reading of calls' arguments.
     """
     num_chars = sum(message.num_chars for message in messages)

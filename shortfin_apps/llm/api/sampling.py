@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from shortfin_apps.llm.api.schema import SamplingFields
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.sampling_params import MAX_BIASES, SamplingParams
@@ -18,16 +20,51 @@ PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
 MAX_ID_DIGITS = 18
 RANDOM_SEED = -1  # vLLM's and llama.cpp's value; SamplingParams has None
 TOP_K_OFF = -1  # SGLang's and vLLM's value; SamplingParams has 0
+# Sampling that a model may ask for and that is not applied, with the values that mean none: fields of
+# transformers, then of llama.cpp (`general.sampling.*`).
+UNAPPLIED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "encoder_repetition_penalty", "guidance_scale"), (1,)),
+    **dict.fromkeys(("penalty_alpha", "epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "min_length", "min_new_tokens", "top_h"), (0,)),
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"), ([],)),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("stop_strings", "dola_layers", "watermarking_config", "sequence"), ()),
+    **dict.fromkeys(("mirostat", "xtc_probability"), (0,)),
+    "penalty_last_n": (-1, 0),
+}
+
+
+class _Generation(BaseModel):
+    """The fields of `generation_config.json` that are applied. Numbers may be written in any form."""
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Defaults for a request's missing fields; each has the name of its field in SamplingParams."""
+    """Defaults for a request's missing fields; each has the name of its field in SamplingParams.
+
+    `max_tokens` is for chats, None for all that the context has room for.
+    """
 
     temperature: float
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
 
     @classmethod
     def of_model(
@@ -38,21 +75,45 @@ class SamplingDefaults:
         The temperature is `override` if given, else the file's (0 with `do_sample: false`), else
         `otherwise`. Raises ArtifactError when a value in the file is out of range.
         """
-        temperature = generation.get("temperature")
-        if generation.get("do_sample") is False:
-            temperature = 0.0
-        if override is not None:
-            temperature = override
-        fields = {k: generation[k] for k in ("top_k", "top_p", "min_p") if generation.get(k) is not None}
-        defaults = cls(temperature=otherwise if temperature is None else temperature, **fields)
+        given = _parsed(generation).model_dump(exclude_none=True)
+        is_greedy = given.pop("do_sample", None) is False
+        temperature = 0.0 if is_greedy else given.pop("temperature", otherwise)
+        if "top_k" in given:
+            given["top_k"] = max(given["top_k"], 0)  # less is off, too, where it has a sign
+        if "max_new_tokens" in given:
+            given["max_tokens"] = given.pop("max_new_tokens")
+        values = {**given, "temperature": temperature if override is None else override}
+        defaults = cls(**values)
         defaults._check()
         return defaults
 
     def _check(self) -> None:
         try:
-            SamplingParams(max_tokens=1, **asdict(self))
-        except (InvalidRequestError, TypeError) as error:
+            SamplingParams(
+                **(asdict(self) | {"max_tokens": 1 if self.max_tokens is None else self.max_tokens})
+            )
+        except InvalidRequestError as error:
             raise ArtifactError(f"`generation_config.json`: {error}") from error
+
+    def differences(self) -> dict[str, Any]:
+        """The defaults that differ from those of SamplingParams."""
+        usual = {field.name: field.default for field in fields(SamplingParams)} | {"max_tokens": None}
+        return {name: value for name, value in asdict(self).items() if value != usual[name]}
+
+
+def unapplied_fields(generation: Mapping[str, Any]) -> list[str]:
+    """Names of the fields of `generation_config.json` that ask for sampling that is not applied."""
+    given = {name: generation[name] for name in UNAPPLIED if generation.get(name) is not None}
+    return [name for name, value in given.items() if value is not False and value not in UNAPPLIED[name]]
+
+
+def _parsed(generation: Mapping[str, Any]) -> _Generation:
+    try:
+        return _Generation.model_validate(generation)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = ".".join(map(str, problem["loc"]))
+        raise ArtifactError(f"`generation_config.json`: `{name}`: {problem['msg']}") from None
 
 
 def sampling_params(

@@ -43,10 +43,15 @@ def text_requests(
     grammar: Grammar | None = None,
     shown_ids: frozenset[int] = frozenset(),
 ) -> list[TextRequest]:
-    """The `n` or `best_of` requests of one prompt, the text of which is `conversation` if it is one."""
+    """The `n` or `best_of` requests of one prompt, the text of which is `conversation` if it is one.
+
+    Without `default_max_tokens` the model's default counts.
+    """
     max_name, max_value = max_tokens
     model = service_of(request).model
     generator = model.generator
+    if default_max_tokens is None:
+        default_max_tokens = model.openai_defaults.max_tokens
     logprobs_name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
     with params_named({"max_tokens": max_name, "logprobs": logprobs_name}):
         params = sampling_params(

@@ -21,7 +21,10 @@ from shortfin_apps.llm.receipts.errors import ReceiptError
 # What is only reported, and what is recorded as it was given.
 NOT_RECORDED = {"logprobs", "chosen_logits", "forced_token_ids", "bad_words", "output_grammar"}
 # Those for which a server has its own defaults, so that a replay has to name them.
-WITH_SERVER_DEFAULTS = ("temperature", "top_k", "top_p", "min_p")
+WITH_SERVER_DEFAULTS = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 _NAMES = {GrammarKind.JSON_SCHEMA: "json", GrammarKind.REGEX: "regex"}
 
 

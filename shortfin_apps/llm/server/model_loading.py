@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from shortfin_apps.llm import address_space
-from shortfin_apps.llm.api.sampling import SamplingDefaults
+from shortfin_apps.llm.api.sampling import SamplingDefaults, unapplied_fields
 from shortfin_apps.llm.api.service import Everywhere, ServedModel
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.verification import verifying
@@ -136,7 +136,8 @@ def served_model(
     everywhere: Everywhere | None = None,
 ) -> ServedModel:
     """What answers requests over `engine`; see TextGenerator and ServedModel for the last two."""
-    generation = read_json_object(artifact.tokenizer.with_name("generation_config.json"))
+    generation = _generation_config(artifact)
+    tokenizer.prepare_templates()
     generator = TextGenerator(
         tokenizer,
         engine,
@@ -150,7 +151,8 @@ def served_model(
     )
     return ServedModel(
         generator=generator,
-        native_defaults=_defaults({}, 0.0, config),  # upstream's server is always greedy
+        # Upstream's server is always greedy, so a temperature of the model's is for the other routes.
+        native_defaults=_defaults({**generation, "temperature": 0.0}, 0.0, config),
         openai_defaults=_defaults(generation, 1.0, config),
         exported_top_k=artifact.config.top_k,
         dialect=_dialect(tokenizer, config),
@@ -199,6 +201,22 @@ def _tell_dialect(tokenizer: Tokenizer, config: ServerConfig) -> None:
     logger.info(description(_dialect(tokenizer, config)))
 
 
+def _generation_config(artifact: Artifact) -> dict[str, Any]:
+    """Raises ArtifactError."""
+    return read_json_object(artifact.tokenizer.with_name("generation_config.json"))
+
+
+def tell_defaults(generation: dict[str, Any], config: ServerConfig) -> None:
+    """Logs the model's own sampling, and what of it is not applied. Raises ArtifactError."""
+    if found := _defaults(generation, 1.0, config).differences():
+        listed = ", ".join(f"{name} {value}" for name, value in found.items())
+        logger.info("defaults of requests, from the model's generation_config.json: %s", listed)
+    if unapplied := unapplied_fields(generation):
+        logger.warning(
+            "generation_config.json asks for sampling that is not applied: %s", ", ".join(unapplied)
+        )
+
+
 def _check_num_beams(artifact: Artifact, config: ServerConfig) -> None:
     try:
         check_num_beams(config.num_beams, artifact.config.top_k)
@@ -235,6 +253,7 @@ def _load_engine(
     if draft is not None:
         _check_same_tokens(tokenizer, draft)
     _tell_dialect(tokenizer, config)
+    tell_defaults(_generation_config(artifact), config)
     for each in (artifact, draft):
         if each is not None and each.choice is not None:
             logger.info("%s: %s", each.name, each.choice)
@@ -300,5 +319,5 @@ def _self_test_options(artifact: Artifact, config: ServerConfig) -> SelfTestOpti
     )
 
 
-def _defaults(generation: dict[str, object], otherwise: float, config: ServerConfig) -> SamplingDefaults:
+def _defaults(generation: dict[str, Any], otherwise: float, config: ServerConfig) -> SamplingDefaults:
     return SamplingDefaults.of_model(generation, otherwise=otherwise, override=config.default_temperature)

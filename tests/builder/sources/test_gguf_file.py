@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -104,7 +105,8 @@ def test_a_sliding_window_is_that_of_all_layers(tmp_path: Path) -> None:
         ({"attention.head_count": 0}, "attention.head_count"),
         ({"attention.head_count_kv": 3}, "do not divide"),
         ({"feed_forward_length": 96}, "has shape"),
-        ({"block_count": 2**31}, "too few"),
+        ({"block_count": 2**31}, "`block_count`: Input should be less than or equal to 4096"),
+        ({"block_count": 4096}, "too few"),
         ({"logit_scale": 0.5}, r"`llama\.logit_scale` is 0.5, which is not supported"),
         ({"attention.scale": 0.25}, r"`llama\.attention\.scale` is 0.25"),
         ({"hyper_gates": 3}, r"`llama\.hyper_gates` is 3, and whether .*`--accept-field llama\.hyper_gates`"),
@@ -217,3 +219,21 @@ def test_recommended_sampling_goes_to_the_generation_config(tiny_gguf: Path) -> 
     plain = GgufSource(tiny_gguf).tokenizer_files().generation
     advised = GgufSource(tiny_gguf, {"temperature": 0.2}).tokenizer_files().generation
     assert advised == {**plain, "temperature": 0.2}
+
+
+def test_the_files_own_sampling_goes_there_too(tmp_path: Path) -> None:
+    keys = {"temp": 0.7, "top_k": 40, "top_p": 0.9, "penalty_repeat": 1.3, "mirostat": 2}
+    sampling = GgufSource(with_sampling(tmp_path, keys)).tokenizer_files().generation
+    expected = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.3, "mirostat": 2}
+    assert {name: sampling.get(name) for name in expected} == expected
+
+
+def test_a_penalty_for_the_last_0_tokens_is_none(tmp_path: Path) -> None:
+    path = with_sampling(tmp_path, {"penalty_repeat": 1.3, "penalty_last_n": 0, "temp": -1.0})
+    sampling = GgufSource(path).tokenizer_files().generation
+    assert (sampling.get("repetition_penalty"), sampling["temperature"]) == (None, 0.0)
+
+
+def with_sampling(directory: Path, keys: Mapping[str, int | float | str]) -> Path:
+    named = {f"general.sampling.{name}": value for name, value in keys.items()}
+    return write_gguf(directory / "sampling.gguf", file_keys=named)

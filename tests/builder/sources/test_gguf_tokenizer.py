@@ -240,3 +240,66 @@ def test_unigram_removes_spaces_if_its_model_does(removes: bool, tokens: list[st
 def test_unigram_needs_scores() -> None:
     with pytest.raises(BuildError, match="has 0 scores for its tokens"):
         rebuild(unigram_keys_of_bytes(**{"ggml.scores": []}))
+
+
+def lone_pieces(pieces: list[str], **keys: Any) -> dict[str, Any]:
+    """A SentencePiece vocabulary of these pieces, the first scored best."""
+    scores = [-float(index) for index in range(len(pieces))]
+    return {"ggml.model": "llama", "ggml.tokens": pieces, "ggml.scores": scores, **keys}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (lone_pieces(["a" * 300_000]), "a token of the vocabulary has 300,000 bytes, but at most 1,024"),
+        (
+            lone_pieces([f"{index:05}" + "a" * 1019 for index in range(16_400)]),
+            "the vocabulary has 16,793,600 bytes, but at most 16,777,216",
+        ),
+        (lone_pieces(["a"], chat_template="a" * 2_000_000), "a chat template has 2,000,000 characters"),
+    ],
+    ids=["token", "vocabulary", "template"],
+)
+def test_refuses_a_vocabulary_whose_work_would_have_no_bound(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(BuildError, match=f"x.gguf: {message}"):
+        rebuild_tokenizer("x.gguf", GgufVocabulary.model_validate(keys))
+
+
+@given(pieces=st.lists(st.text("abc", min_size=1, max_size=8), min_size=1, max_size=40, unique=True))
+def test_merges_are_all_cuts_into_two_pieces_best_score_first(pieces: list[str]) -> None:
+    """Compared with a search of all pairs."""
+    model = json.loads(rebuild(lone_pieces(pieces))[1].tokenizer)["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    pairs = [
+        (left, right) for whole in pieces for left in pieces for right in pieces if left + right == whole
+    ]
+    assert merges == pairs
+
+
+def test_more_merges_than_any_vocabulary_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shortfin_apps.llm.builder.sources.gguf_tokenizer.MAX_MERGES", 3)
+    with pytest.raises(BuildError, match="the vocabulary has 4 merges, but at most 3"):
+        rebuild(lone_pieces(["a", "aa", "aaa", "b", "ab"]))
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4])
+def test_an_end_of_a_turn_ends_answers_whatever_its_type(kind: int) -> None:
+    """As in llama.cpp: `<|im_end|>` of type user-defined, where the vocabulary names `</s>` as its end."""
+    keys = sentence_piece_keys()
+    keys["ggml.tokens"] = [*keys["ggml.tokens"], "<|im_end|>"]
+    keys["ggml.token_type"] = [*keys["ggml.token_type"], kind]
+    keys["ggml.scores"] = [*keys["ggml.scores"], 0.0]
+    tokenizer, files = rebuild(keys)
+    end = tokenizer.token_to_id("<|im_end|>")
+    assert files.generation["eos_token_id"] == [2, end]
+    assert end is not None
+    assert tokenizer.get_added_tokens_decoder()[end].special
+    assert tokenizer.encode("a<|im_end|>").ids[-1] == end
+
+
+def test_named_templates_of_a_gguf_file_are_kept() -> None:
+    keys = sentence_piece_keys(**{"chat_template": "plain", "chat_template.tool_use": "tools"})
+    assert rebuild(keys)[1].config["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools"},
+    ]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from shortfin_apps.llm.builder.model.rope import Llama3Scaling, YarnScaling
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
@@ -254,3 +256,92 @@ def _refusal(directory: Path) -> str | None:
     except BuildError as error:
         return str(error)
     return None
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+)
+def test_refuses_a_file_too_large_to_be_metadata_before_it_is_read(tmp_path: Path, name: str) -> None:
+    file = write_hf(tmp_path) / name
+    file.touch()
+    os.truncate(file, 1 << 40)
+    with pytest.raises(BuildError, match=f"{name}: has 1,099,511,627,776 bytes, but at most"):
+        directory_source_without_hash(tmp_path).tokenizer_files()
+
+
+def directory_source_without_hash(directory: Path) -> HfDirectorySource:
+    """A source whose files are not hashed, which takes long for a file of a terabyte."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shortfin_apps.llm.builder.sources.hf_directory.sha256_of", lambda paths: "")
+        return HfDirectorySource(directory)
+
+
+def test_refuses_more_layers_than_lists_are_made_for(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 10**12, "model_type": "mistral", "sliding_window": 4}
+    with pytest.raises(BuildError, match=r"`num_hidden_layers`: Input should be less than or equal to 4096"):
+        HfDirectorySource(write_hf(tmp_path, config=config))
+
+
+def test_refuses_a_tensor_of_a_long_name(tmp_path: Path) -> None:
+    directory = write_hf(tmp_path)
+    save_file({"a" * 300_000: np.zeros(1, np.float32)}, directory / "model.safetensors")
+    with pytest.raises(BuildError, match="a tensor's name has 300,000 characters, but at most 512"):
+        HfDirectorySource(directory)
+
+
+def test_refuses_a_long_chat_template(tmp_path: Path) -> None:
+    (write_hf(tmp_path) / "chat_template.jinja").write_text("a" * 2_000_000, encoding="utf-8")
+    with pytest.raises(BuildError, match="a chat template has 2,000,000 characters, but at most 1,048,576"):
+        HfDirectorySource(tmp_path).tokenizer_files()
+
+
+def test_every_sampling_field_of_the_publisher_is_kept(tmp_path: Path) -> None:
+    published = {"repetition_penalty": 1.3, "typical_p": 0.9, "max_new_tokens": 7, "no_repeat_ngram_size": 3}
+    file = write_hf(tmp_path) / "generation_config.json"
+    file.write_text(json.dumps({**published, "transformers_version": "4.9", "top_p": None}), encoding="utf-8")
+    generation = HfDirectorySource(tmp_path).tokenizer_files().generation
+    assert generation == {**published, "eos_token_id": [258]}
+
+
+def test_named_templates_are_kept_with_the_default_one(tmp_path: Path) -> None:
+    directory = write_hf(tmp_path)
+    before = HfDirectorySource(directory).sha256
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("tools", encoding="utf-8")
+    (directory / "chat_template.jinja").write_text("plain", encoding="utf-8")
+    source = HfDirectorySource(directory)
+    assert source.sha256 != before
+    assert source.tokenizer_files().config["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools"},
+    ]
+
+
+def test_an_end_token_that_only_the_map_of_special_tokens_names_is_kept(tmp_path: Path) -> None:
+    directory = write_hf(tmp_path)
+    (directory / "tokenizer_config.json").write_text(
+        '{"eos_token": null, "bos_token": "b"}', encoding="utf-8"
+    )
+    named = {"eos_token": {"content": "e"}, "bos_token": "other"}
+    (directory / "special_tokens_map.json").write_text(json.dumps(named), encoding="utf-8")
+    config = HfDirectorySource(directory).tokenizer_files().config
+    assert config == {"eos_token": {"content": "e"}, "bos_token": "b"}
+
+
+def test_an_end_that_is_null_in_the_generation_config_is_that_of_the_model(tmp_path: Path) -> None:
+    (write_hf(tmp_path) / "generation_config.json").write_text('{"eos_token_id": null}', encoding="utf-8")
+    assert HfDirectorySource(tmp_path).tokenizer_files().generation == {"eos_token_id": [258]}
+
+
+@pytest.mark.parametrize("part", ["vocab", "pieces", "added_tokens"])
+def test_refuses_a_token_longer_than_any(tmp_path: Path, part: str) -> None:
+    file = write_hf(tmp_path) / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    long = "é" * 600
+    if part == "added_tokens":
+        tokenizer["added_tokens"].append({"id": 999, "content": long})
+    else:
+        tokenizer["model"]["vocab"] = {long: 999} if part == "vocab" else [[long, 0.0]]
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(BuildError, match=r"tokenizer\.json: a token of the vocabulary has 1,200 bytes"):
+        HfDirectorySource(tmp_path).tokenizer_files()

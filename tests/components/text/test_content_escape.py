@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
-from shortfin_apps.llm.components.text import chat_template
 from shortfin_apps.llm.components.text.content_escape import PLACEHOLDERS, ContentEscape
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import ArtifactError
@@ -24,14 +23,6 @@ from tests.components.text.tiny_tokenizers import (
 
 BARE = "{{ bos_token }}{% for m in messages %}{{ m.content | trim }}{% endfor %}{{ eos_token }}"
 SETTINGS = {"bos_token": BOS, "eos_token": EOS}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_limit() -> Iterator[None]:
-    """On a busy machine a thread may be charged with a second that it has not had."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_template, "MAX_CPU_S", 600)
-        yield
 
 
 def tokenizer(template: str = TEMPLATE, *, escaped: bool = True, **settings: Any) -> Tokenizer:
@@ -167,3 +158,12 @@ def test_too_many_first_characters_are_an_error() -> None:
     backend.add_special_tokens([AddedToken(chr(0x4E00 + i)) for i in range(len(PLACEHOLDERS) + 1)])
     with pytest.raises(ArtifactError, match="--no-special-in-content"):
         Tokenizer(backend, special_in_content=False)
+
+
+def test_a_special_token_with_a_name_that_is_too_long_is_refused() -> None:
+    backend = byte_level_backend()
+    backend.add_special_tokens([AddedToken("<" * 256)])
+    assert ContentEscape(backend).escape("<" * 256) != "<" * 256
+    backend.add_special_tokens([AddedToken("<" * 300_000)])
+    with pytest.raises(ArtifactError, match="has 300,000 characters, but only 256 can be escaped"):
+        ContentEscape(backend)

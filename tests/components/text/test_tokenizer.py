@@ -269,3 +269,56 @@ def test_token_ids_are_those_that_have_a_name() -> None:
     tokenizer = Tokenizer(backend)
     assert tokenizer.token_ids == {0, 5}
     assert {token_id for token_id in range(8) if tokenizer.id_to_token(token_id) is not None} == {0, 5}
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        ("{% if tools is not none %}TOOLS{% else %}none{% endif %}", "none"),
+        ("{% if documents is not none %}DOCS{% endif %}ok", "ok"),
+        ("{% if tools is not none %}{{ tools | tojson }}{% endif %}ok", "ok"),
+        ("{{ tools is defined }}{{ documents is defined }}", "TrueTrue"),
+    ],
+)
+def test_tools_and_documents_that_are_not_given_are_none_as_in_transformers(
+    template: str, rendered: str
+) -> None:
+    tokenizer = Tokenizer(byte_level_backend(), {"chat_template": template})
+    assert tokenizer.apply_chat_template(MESSAGES) == rendered
+
+
+def test_a_request_may_give_documents() -> None:
+    tokenizer = Tokenizer(byte_level_backend(), {"chat_template": "{{ documents }}"})
+    assert tokenizer.apply_chat_template(MESSAGES, variables={"documents": [1]}) == "[1]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", '{"é": 1, "a": 2}'),
+        ("true", '{"\\u00e9": 1, "a": 2}'),
+        ("false, 1", '{\n "é": 1,\n "a": 2\n}'),
+        ("false, none, [',', ':']", '{"é":1,"a":2}'),
+        ("false, none, none, true", '{"a": 2, "é": 1}'),
+        ("indent=1, sort_keys=true", '{\n "a": 2,\n "é": 1\n}'),
+    ],
+)
+def test_tojson_has_the_arguments_of_transformers(arguments: str, expected: str) -> None:
+    template = "{{ {'é': 1, 'a': 2} | tojson(" + arguments + ") }}"
+    tokenizer = Tokenizer(byte_level_backend(), {"chat_template": template})
+    assert tokenizer.apply_chat_template(MESSAGES) == expected
+
+
+def test_load_reads_named_templates_and_the_map_of_special_tokens(tmp_path: Path) -> None:
+    byte_level_backend().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": EOS}}))
+    (tmp_path / "chat_template.jinja").write_text("plain")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert tokenizer.eos_token_ids == {tokenizer.special_tokens[EOS]}
+    assert tokenizer.apply_chat_template(MESSAGES) == "plain"
+    assert tokenizer.apply_chat_template(MESSAGES, tools=[{}]) == "with tools"
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_bytes(b"\xff")
+    with pytest.raises(ArtifactError, match="additional_chat_templates: a template cannot be read"):
+        Tokenizer.load(tmp_path / "tokenizer.json")

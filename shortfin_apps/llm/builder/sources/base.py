@@ -7,21 +7,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from shortfin_apps.llm.builder.blocks import Blocks, BlockType
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import FAMILIES, SUPPORTED, tensor_shapes
 from shortfin_apps.llm.builder.model.spec import ModelSpec, WeightType
 from shortfin_apps.llm.builder.sources.delta_rows import delta_row_order
+from shortfin_apps.llm.builder.sources.metadata_limits import MAX_LAYERS
 from shortfin_apps.llm.errors import BuildError
 
 Array = npt.NDArray[Any]
 Model = TypeVar("Model", bound=BaseModel)
+# Lists that have an item for each layer are made before the layers' tensors are looked for.
+LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,15 @@ class TokenizerFiles:
     tokenizer: str
     config: dict[str, Any] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)
+
+
+def templates(template: object, named: Mapping[str, str]) -> object:
+    """`chat_template` of a `tokenizer_config.json` with further ones; the last one of a name counts."""
+    if not named:
+        return template
+    default = [{"name": "default", "template": template}] if isinstance(template, str) else []
+    listed = template if isinstance(template, list) else default
+    return [*listed, *({"name": name, "template": text} for name, text in named.items())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader, ReaderTensor, dequantize
+from gguf import GGUFReader, GGUFValueType, ReaderTensor, dequantize
+from gguf.gguf_reader import ReaderField
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -33,6 +34,7 @@ from shortfin_apps.llm.builder.model.rope import RopeScaling
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.sources.base import (
     Array,
+    LayerCount,
     ModelSource,
     Quantisation,
     TokenizerFiles,
@@ -49,8 +51,21 @@ from shortfin_apps.llm.builder.sources.gguf_experts import each_matrix
 from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES, GgufFamily
 from shortfin_apps.llm.builder.sources.gguf_parts import parts_of, whole_stem
 from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS, ROPE_FACTORS, GgufRope, llama3_scaling
-from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import (
+    GgufVocabulary,
+    rebuild_tokenizer,
+    sampling_defaults,
+)
 from shortfin_apps.llm.builder.sources.known_fields import GGUF_FILE, GGUF_MODEL, GGUF_TOKENIZER
+from shortfin_apps.llm.builder.sources.metadata_limits import (
+    MAX_DIMENSIONS,
+    MAX_ITEMS,
+    MAX_KEYS,
+    MAX_NAME_CHARS,
+    MAX_TENSORS,
+    MAX_TEXT_BYTES,
+    check_at_most,
+)
 from shortfin_apps.llm.errors import BuildError
 
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
@@ -61,7 +76,7 @@ class _Hyperparameters(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    block_count: PositiveInt
+    block_count: LayerCount
     context_length: PositiveInt
     embedding_length: PositiveInt
     feed_forward_length: NonNegativeInt = 0  # of dense layers; mixtures without these may lack it
@@ -140,7 +155,15 @@ class _Hyperparameters(BaseModel):
 
 
 class _CheckedReader(GGUFReader):
-    """Raises on reads past the end, where the library returns empty arrays or loops over a huge count."""
+    """Raises on reads past the end, where the library returns empty arrays or loops over a huge count.
+
+    And on more metadata than MAX_ITEMS and the like, as the library makes an array of each item.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._where = str(path)
+        self._num_items = 0
+        super().__init__(path)
 
     def _get(self, offset: int, dtype: npt.DTypeLike, count: int = 1, override_order: Any = None) -> Array:
         if isinstance(self.data, np.memmap):
@@ -149,6 +172,35 @@ class _CheckedReader(GGUFReader):
         if offset + int(count) * np.dtype(dtype).itemsize > self.data.nbytes:
             raise ValueError("it ends too early")
         return super()._get(offset, dtype, count, override_order)
+
+    def _get_str(self, offset: int) -> tuple[Array, Array]:
+        check_at_most(
+            self._where, "a text has {} bytes", int(self._get(offset, np.uint64)[0]), MAX_TEXT_BYTES
+        )
+        return super()._get_str(offset)
+
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[Array], list[int], list[Any]]:
+        if raw_type == GGUFValueType.ARRAY:
+            self._num_items += int(self._get(orig_offs + np.dtype(np.uint32).itemsize, np.uint64)[0])
+            check_at_most(self._where, "its arrays have {} items", self._num_items, MAX_ITEMS)
+        return super()._get_field_parts(orig_offs, raw_type)
+
+    def _build_fields(self, offs: int, count: int) -> int:
+        check_at_most(self._where, "it has {} keys", int(count), MAX_KEYS)
+        return super()._build_fields(offs, count)
+
+    def _build_tensor_info(self, offs: int, count: int) -> tuple[int, list[ReaderField]]:
+        check_at_most(self._where, "it has {} tensors", int(count), MAX_TENSORS)
+        return super()._build_tensor_info(offs, count)
+
+    def _get_tensor_info_field(self, orig_offs: int) -> ReaderField:
+        num_bytes = int(self._get(orig_offs, np.uint64)[0])
+        check_at_most(self._where, "a tensor's name has {} bytes", num_bytes, MAX_NAME_CHARS)
+        num_dims = int(self._get(orig_offs + np.dtype(np.uint64).itemsize + num_bytes, np.uint32)[0])
+        check_at_most(self._where, "a tensor has {} dimensions", num_dims, MAX_DIMENSIONS)
+        return super()._get_tensor_info_field(orig_offs)
 
 
 class GgufSource(ModelSource):
@@ -215,7 +267,8 @@ class GgufSource(ModelSource):
     def tokenizer_files(self) -> TokenizerFiles:
         vocabulary = parse(self._where, GgufVocabulary, self._keys("tokenizer."))
         files = rebuild_tokenizer(self._where, vocabulary)
-        return replace(files, generation={**files.generation, **self._sampling})
+        sampling = sampling_defaults(self._keys("general.sampling."))
+        return replace(files, generation={**files.generation, **sampling, **self._sampling})
 
     def _read_architecture(self) -> str:
         architecture = self._metadata.get("general.architecture")
@@ -347,6 +400,8 @@ def _read(path: Path) -> GGUFReader:
             return _CheckedReader(path)
     except FileNotFoundError:
         raise BuildError(f"{path}: no such file") from None
+    except BuildError:
+        raise
     except Exception as error:  # the reader does not validate, so a damaged file can raise anything
         raise BuildError(f"{path}: not a readable GGUF file ({error})") from error
 

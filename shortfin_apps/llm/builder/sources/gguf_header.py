@@ -7,6 +7,12 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from shortfin_apps.llm.builder.sources.metadata_limits import (
+    MAX_ITEMS,
+    MAX_KEYS,
+    MAX_TEXT_BYTES,
+    check_at_most,
+)
 from shortfin_apps.llm.errors import BuildError
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
@@ -26,7 +32,7 @@ def read_scalars(path: Path) -> dict[str, Scalar]:
     """Every key with a single value. Raises BuildError when the file is no GGUF file or ends too early."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return dict(_Reader(data).scalars())
+            return dict(_Reader(str(path), data).scalars())
     except (OSError, ValueError, RecursionError) as error:  # an empty file cannot be mapped
         raise BuildError(f"{path}: not a readable GGUF file ({error})") from error
 
@@ -38,7 +44,7 @@ def scalars_at_start(where: str, start: bytes) -> dict[str, Scalar]:
     """
     found: dict[str, Scalar] = {}
     try:
-        for key, value in _Reader(start).scalars():
+        for key, value in _Reader(where, start).scalars():
             found[key] = value
     except _EndsTooEarlyError:
         return found
@@ -48,9 +54,11 @@ def scalars_at_start(where: str, start: bytes) -> dict[str, Scalar]:
 
 
 class _Reader:
-    def __init__(self, data: mmap.mmap | bytes) -> None:
+    def __init__(self, where: str, data: mmap.mmap | bytes) -> None:
+        self._where = where
         self._data = data
         self._at = 0
+        self._num_items = 0
 
     def scalars(self) -> Iterator[tuple[str, Scalar]]:
         if self._data[:4] != _MAGIC:
@@ -59,7 +67,9 @@ class _Reader:
         if (version := self._number("I")) not in _VERSIONS:
             raise ValueError(f"its version is {version}")
         self._number("Q")  # of tensors
-        for _ in range(self._number("Q")):
+        num_keys = self._number("Q")
+        check_at_most(self._where, "it has {} keys", num_keys, MAX_KEYS)
+        for _ in range(num_keys):
             key, value = self._text(), self._value(self._number("I"))
             if value is not None:
                 yield key, value
@@ -75,6 +85,8 @@ class _Reader:
 
     def _pass_array(self) -> None:
         kind, count = self._number("I"), self._number("Q")
+        self._num_items += count
+        check_at_most(self._where, "its arrays have {} items", self._num_items, MAX_ITEMS)
         pass_one = {_STRING: self._pass_text, _ARRAY: self._pass_array}.get(kind)
         if pass_one is None:
             self._skip(count * struct.calcsize(_form(kind)))
@@ -84,6 +96,7 @@ class _Reader:
 
     def _text(self) -> str:
         size = self._number("Q")
+        check_at_most(self._where, "a text has {} bytes", size, MAX_TEXT_BYTES)
         start = self._at
         self._skip(size)
         return self._data[start : self._at].decode("utf-8", "replace")

@@ -6,14 +6,21 @@ words (`tokenizer.ggml.pre`); word_rules.py has the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
-from shortfin_apps.llm.builder.sources.base import TokenizerFiles
+from shortfin_apps.llm.builder.sources.base import TokenizerFiles, templates
+from shortfin_apps.llm.builder.sources.metadata_limits import (
+    MAX_MERGES,
+    MAX_TEMPLATE_CHARS,
+    check_at_most,
+    check_vocabulary,
+)
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.errors import BuildError, is_library_error
 
@@ -52,6 +59,15 @@ class GgufVocabulary(BaseModel):
     remove_extra_whitespaces: bool = Field(False, alias="ggml.remove_extra_whitespaces")
     precompiled_charsmap: list[int] = Field([], alias="ggml.precompiled_charsmap")
     chat_template: str | None = None
+    named_templates: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_templates(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """Further templates are keys of their own: `chat_template.NAME`."""
+        prefix = "chat_template."
+        named = {k.removeprefix(prefix): text for k, text in keys.items() if k.startswith(prefix)}
+        return {**keys, "named_templates": named}
 
     def text(self, token_id: int | None) -> str | None:
         """The token with this id; None for None or an id outside the vocabulary."""
@@ -59,20 +75,30 @@ class GgufVocabulary(BaseModel):
             return None
         return self.tokens[token_id]
 
+    @property
+    def control(self) -> list[str]:
+        """Control tokens, and those that end a turn of whatever type, as in llama.cpp."""
+        named = set(self.of_type(TokenType.CONTROL))
+        return [token for token in self.tokens if token in named or token in END_TOKENS]
+
     def of_type(self, *types: TokenType) -> list[str]:
         return [token for token, kind in zip(self.tokens, self.token_type, strict=False) if kind in types]
 
 
-# Control tokens that end a turn or a document; all of them stop generation.
+# Tokens that end a turn or a document, llama.cpp's list; all of them stop generation.
 END_TOKENS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
-        *("<|return|>", "<|call|>"),
+        *("<|return|>", "<|call|>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+        *("<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|flush|>", "<|calls|>"),
     }
 )
 # Of gpt-oss, whose turn has several messages: <|end|> ends one of them, and more follow.
 TURN_ENDS = frozenset({"<|return|>", "<|call|>"})
 MESSAGE_END = "<|end|>"
+
+
+_SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
 
 def check_tokenizer(where: str, model: str, pre: str) -> None:
@@ -88,6 +114,7 @@ def check_tokenizer(where: str, model: str, pre: str) -> None:
 def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
     """Rebuilds the tokenizer's files. Raises BuildError for an unknown kind; `where` names the file."""
     check_tokenizer(where, vocabulary.model, vocabulary.pre)
+    _check_sizes(where, vocabulary)
     if len(set(vocabulary.tokens)) != len(vocabulary.tokens):
         raise BuildError(f"{where}: the vocabulary names a token twice")
     try:
@@ -106,6 +133,31 @@ def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
         config=_tokenizer_config(vocabulary, add_bos),
         generation=_generation_config(vocabulary),
     )
+
+
+def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
+    """Raises BuildError for more than any vocabulary has."""
+    check_vocabulary(where, vocabulary.tokens)
+    for template in (vocabulary.chat_template or "", *vocabulary.named_templates.values()):
+        check_at_most(where, "a chat template has {} characters", len(template), MAX_TEMPLATE_CHARS)
+
+
+def sampling_defaults(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `generation_config.json` from the `general.sampling.*` keys, without that prefix.
+
+    Those that have no other name there keep their own.
+    """
+    found = {_SAMPLING_NAMES.get(key, key): _shortest(value) for key, value in keys.items()}
+    if found.get("penalty_last_n") == 0:  # the penalty is for no token
+        found.pop("repetition_penalty", None)
+    if isinstance(found.get("temperature"), float):
+        found["temperature"] = max(found["temperature"], 0.0)  # below is greedy, too
+    return found
+
+
+def _shortest(value: Any) -> Any:
+    """A float as it was before it was rounded to f32: 0.7, not 0.699999988079071."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
@@ -132,7 +184,7 @@ def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocab,
-            merges=_merges_of_scores(vocabulary, vocab),
+            merges=_merges_of_scores(where, vocabulary, vocab),
             unk_token=unknown if unknown in vocab else None,
             fuse_unk=True,
             byte_fallback=True,
@@ -183,22 +235,32 @@ def _check_scores(where: str, vocabulary: GgufVocabulary) -> None:
         raise BuildError(f"{where}: the vocabulary has {len(vocabulary.scores)} scores for its tokens")
 
 
-def _merges_of_scores(vocabulary: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
+def _merges_of_scores(where: str, vocabulary: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
     """All pairs of pieces that make up another piece, in the order of that piece's score, best first."""
     ranked = sorted(range(len(vocabulary.tokens)), key=lambda index: -vocabulary.scores[index])
+    lengths = {len(piece) for piece in vocab}
     merges: list[tuple[str, str]] = []
     for index in ranked:
-        piece = vocabulary.tokens[index]
-        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        found = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
-        merges += sorted(found, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+        merges += sorted(
+            _pairs(vocabulary.tokens[index], vocab, lengths), key=lambda p: (vocab[p[0]], vocab[p[1]])
+        )
+        check_at_most(where, "the vocabulary has {} merges", len(merges), MAX_MERGES)
     return merges
 
 
+def _pairs(piece: str, vocab: dict[str, int], lengths: set[int]) -> Iterator[tuple[str, str]]:
+    """The cuts of `piece` into two pieces of `vocab`, which has pieces of these `lengths` alone."""
+    for cut in range(1, len(piece)):
+        if cut in lengths and len(piece) - cut in lengths:
+            pair = piece[:cut], piece[cut:]
+            if pair[0] in vocab and pair[1] in vocab:
+                yield pair
+
+
 def _add_special_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> None:
-    special = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+    special = [*vocabulary.control, *vocabulary.of_type(TokenType.UNKNOWN)]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
-    plain = vocabulary.of_type(TokenType.USER_DEFINED)
+    plain = [t for t in vocabulary.of_type(TokenType.USER_DEFINED) if t not in special]
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
 
 
@@ -231,15 +293,15 @@ def _tokenizer_config(vocabulary: GgufVocabulary, add_bos: bool) -> dict[str, An
         "unk_token": vocabulary.text(vocabulary.unknown_token_id),
         "add_bos_token": add_bos,
         "add_eos_token": vocabulary.add_eos_token,
-        "chat_template": vocabulary.chat_template,
+        "chat_template": templates(vocabulary.chat_template, vocabulary.named_templates),
     }
     return {key: value for key, value in config.items() if value is not None}
 
 
 def _generation_config(vocabulary: GgufVocabulary) -> dict[str, Any]:
     named = [vocabulary.eos_token_id, vocabulary.eot_token_id, vocabulary.eom_token_id]
-    control = set(vocabulary.of_type(TokenType.CONTROL))
-    ends = [i for i, token in enumerate(vocabulary.tokens) if token in END_TOKENS and token in control]
+    control = set(vocabulary.control)
+    ends = [i for i, token in enumerate(vocabulary.tokens) if token in END_TOKENS]
     eos = list(dict.fromkeys(i for i in (*named, *ends) if vocabulary.text(i) is not None))
     if control.issuperset(TURN_ENDS):
         eos = [i for i in eos if vocabulary.text(i) != MESSAGE_END]

@@ -19,6 +19,7 @@ from shortfin_apps.llm.builder.model.granite import Multipliers
 from shortfin_apps.llm.builder.model.spec import Activation, ModelSpec
 from shortfin_apps.llm.builder.sources.base import (
     Array,
+    LayerCount,
     ModelSource,
     Quantisation,
     TokenizerFiles,
@@ -35,33 +36,23 @@ from shortfin_apps.llm.builder.sources.hf_families import HF_FAMILIES, HfFamily,
 from shortfin_apps.llm.builder.sources.hf_matrices import QuantisedMatrices, read_tensor
 from shortfin_apps.llm.builder.sources.hf_quantisation import matrix_format
 from shortfin_apps.llm.builder.sources.hf_rope import HfRope
-from shortfin_apps.llm.builder.sources.json_file import read_json, read_text
+from shortfin_apps.llm.builder.sources.hf_tokenizer import (
+    generation_config,
+    tokenizer_config,
+    tokenizer_files,
+    tokenizer_text,
+)
+from shortfin_apps.llm.builder.sources.json_file import read_json
 from shortfin_apps.llm.builder.sources.known_fields import HF_CONFIG, HF_ROPE
+from shortfin_apps.llm.builder.sources.metadata_limits import MAX_NAME_CHARS, check_at_most
 from shortfin_apps.llm.errors import BuildError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-    "chat_template.jinja",
-)
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 ROPE_KINDS = ("full_attention", "sliding_attention")
 ROUNDED = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
-
-_TOKENIZER_KEYS = (
-    "bos_token",
-    "eos_token",
-    "pad_token",
-    "unk_token",
-    "add_bos_token",
-    "add_eos_token",
-    "chat_template",
-)
-_GENERATION_KEYS = ("bos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p")
 
 _SINKS = "self_attn.sinks"  # the one tensor whose name has no ending
 GGUF_NAMES = {
@@ -102,7 +93,7 @@ class _Config(BaseModel):
     vocab_size: PositiveInt
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
+    num_hidden_layers: LayerCount
     num_attention_heads: PositiveInt
     num_key_value_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
@@ -300,8 +291,7 @@ class HfDirectorySource(ModelSource):
         self._tensors = dict(self._find_tensors())
         self._matrices = self._find_matrices()
         check_tensors(self._where, self.spec, self._shapes())
-        others = [directory / name for name in ("config.json", *TOKENIZER_FILES)]
-        self.sha256 = sha256_of([*shards, *(path for path in others if path.exists())])
+        self.sha256 = sha256_of([*shards, directory / "config.json", *tokenizer_files(directory)])
 
     @property
     def quantisation(self) -> Quantisation | None:
@@ -330,13 +320,10 @@ class HfDirectorySource(ModelSource):
         return self._matrices.block_type(name)
 
     def tokenizer_files(self) -> TokenizerFiles:
-        path = self._directory / "tokenizer.json"
-        if not path.exists():
-            raise BuildError(f"{path}: no such file; save the model with its fast tokenizer to have one")
         return TokenizerFiles(
-            tokenizer=read_text(path),
-            config=self._tokenizer_config(),
-            generation=self._generation_config(),
+            tokenizer=tokenizer_text(self._directory),
+            config=tokenizer_config(self._directory),
+            generation=generation_config(self._directory, self._config.eos_token_id),
         )
 
     def _read_spec(self, name: str) -> ModelSpec:
@@ -416,6 +403,7 @@ class HfDirectorySource(ModelSource):
     def _find_tensors(self) -> Iterator[tuple[str, tuple[Path, str]]]:
         for path, file in self._files.items():
             for hf_name in file.keys():  # noqa: SIM118  (not a mapping)
+                check_at_most(str(path), "a tensor's name has {} characters", len(hf_name), MAX_NAME_CHARS)
                 ours = _gguf_name(hf_name, {**GGUF_NAMES, **self._config.family.renamed})
                 tied = ours == "output.weight" and self.spec.tie_word_embeddings
                 if hf_name.startswith(self._config.family.ignored):
@@ -441,21 +429,6 @@ class HfDirectorySource(ModelSource):
             if name.endswith("ssm_conv1d.weight"):
                 shapes[name] = _matrix_of(shapes[name])
         return shapes
-
-    def _tokenizer_config(self) -> dict[str, Any]:
-        raw = read_json(self._directory / "tokenizer_config.json", optional=True)
-        config = {key: raw[key] for key in _TOKENIZER_KEYS if raw.get(key) is not None}
-        template = self._directory / "chat_template.jinja"
-        if template.exists():
-            config["chat_template"] = read_text(template)
-        return config
-
-    def _generation_config(self) -> dict[str, Any]:
-        raw = read_json(self._directory / "generation_config.json", optional=True)
-        eos = raw.get("eos_token_id", self._config.eos_token_id)
-        ids = eos if isinstance(eos, list) else [eos]
-        config: dict[str, Any] = {"eos_token_id": [i for i in ids if isinstance(i, int)]}
-        return config | {key: raw[key] for key in _GENERATION_KEYS if raw.get(key) is not None}
 
 
 def _check_fields(where: str, family: HfFamily, raw: dict[str, Any], accepted: Collection[str]) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shortfin_apps.llm.builder.sources.metadata_limits import MAX_JSON_BYTES, check_at_most
 from shortfin_apps.llm.errors import BuildError
 
 
@@ -23,8 +24,9 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text in `path`. Raises BuildError."""
+    """The text in `path`. Raises BuildError, also for a file that is too large to be metadata."""
     try:
+        check_at_most(str(path), "has {} bytes", path.stat().st_size, MAX_JSON_BYTES)
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise BuildError(f"{path}: no such file") from None

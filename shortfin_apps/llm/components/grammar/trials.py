@@ -6,17 +6,15 @@ import asyncio
 import json
 import logging
 import socket
-import subprocess
-import tempfile
-import weakref
 
 from shortfin_apps.llm.components.grammar.compiled import UnusableGrammar
 from shortfin_apps.llm.components.grammar.source import GrammarSource
-from shortfin_apps.llm.components.grammar.trial_process import TrialLimits, command
+from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
 from shortfin_apps.llm.errors import OverloadedError
+from shortfin_apps.llm.limited_process import NUM_ANSWERS, LimitedProcess, arguments_of
 
 MAX_AT_ONCE = 4  # trials, which share the processors with the model
-NUM_ANSWERS = 2  # of a worker to a grammar
+TRIAL_PROCESS = "shortfin_apps.llm.components.grammar.trial_process"
 
 logger = logging.getLogger(__name__)
 
@@ -27,27 +25,15 @@ class Trials:
     def __init__(self, tokenizer_json: str, eos_token_ids: list[int], limits: TrialLimits) -> None:
         """Starts the process, and returns before it has read the tokenizer."""
         self._limits = limits
-        self._control, theirs = socket.socketpair()
-        self._control.setblocking(False)
-        with tempfile.TemporaryFile() as file, theirs:
-            file.write(tokenizer_json.encode())
-            file.seek(0)
-            self.process = subprocess.Popen(
-                command(theirs.fileno(), self._limits, eos_token_ids),
-                stdin=file,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # the library writes there what a request made it fail on
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the server
-            )
-        self._idle: list[socket.socket] = []
-        self.close = weakref.finalize(self, _end, self.process, self._control, self._idle)
+        owned = LimitedProcess(TRIAL_PROCESS, arguments_of(limits), eos_token_ids, text=tokenizer_json)
+        self._workers, self._idle = owned, owned.idle
+        self.process, self.close = owned.process, owned.close
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
 
     @property
     def are_over(self) -> bool:
         """The process has ended, so that no trial can begin."""
-        return self.process.poll() is not None
+        return self._workers.is_over
 
     async def run(self, source: GrammarSource) -> None:
         """Returns if `source` can be compiled within the limits, in about the time that it took now.
@@ -79,16 +65,13 @@ class Trials:
         return answers
 
     def _new_worker(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
         try:
-            with theirs:
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+            connection = self._workers.new_worker()
         except OSError as error:  # the process has ended, or many wait for it
-            ours.close()
             logger.warning("grammars cannot be compiled: %s", error)
             raise OverloadedError("no grammar can be compiled now; try again") from None
-        return ours
+        connection.setblocking(False)
+        return connection
 
 
 async def _exchange(connection: socket.socket, source: GrammarSource) -> list[str | None]:
@@ -107,11 +90,3 @@ def _bounds(limits: TrialLimits) -> str:
         f"compiling it takes more than {limits.cpu_s:g} s of a processor, {limits.wall_s:g} s in all or"
         f" {limits.memory_bytes >> 20} MiB; simplify it"
     )
-
-
-def _end(process: subprocess.Popen[bytes], control: socket.socket, connections: list[socket.socket]) -> None:
-    """A trial that is under way ends by its limits, or when it is cancelled."""
-    for each in (control, *connections):
-        each.close()
-    process.kill()
-    process.wait()

@@ -23,14 +23,25 @@ logger = logging.getLogger(__name__)
 REPLACEMENT = "\ufffd"  # for placeholders that are in the content itself
 PLACEHOLDERS = [chr(point) for point in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters, for internal use
 
+MAX_NAME_CHARS = 256  # of a special token; the work grows with the square of it
+
 
 class ContentEscape:
-    """Escapes the special tokens of `backend`. Raises ArtifactError if there are too few placeholders."""
+    """Escapes the special tokens of `backend`.
+
+    Raises ArtifactError if there are too few placeholders, or for a name that is too long.
+    """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         added = backend.get_added_tokens_decoder()
         self._tokens = {i: token.content for i, token in added.items() if token.special}
         names = list(self._tokens.values())
+        self._longest = max(map(len, names), default=0)
+        if self._longest > MAX_NAME_CHARS:
+            raise ArtifactError(
+                f"a special token of the tokenizer has {self._longest:,} characters, but only"
+                f" {MAX_NAME_CHARS} can be escaped; serve it without --no-special-in-content"
+            )
         first = sorted({name[0] for name in names})
         if len(first) > len(PLACEHOLDERS):
             raise ArtifactError(
@@ -40,7 +51,6 @@ class ContentEscape:
         self._placeholders = dict(zip(first, PLACEHOLDERS, strict=False))
         self._name = re.compile(f"(?={_any_of(names)}).", re.DOTALL) if names else None
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
-        self._longest = max(map(len, names), default=0)
 
     def escape(self, value: Any) -> Any:
         """Escapes a text, or all texts in a JSON value. Placeholders in the input become U+FFFD.

@@ -11,14 +11,16 @@ from typing import Any
 
 import tokenizers
 
-from shortfin_apps.llm.components.text.chat_template import ChatTemplate, pick_template
+from shortfin_apps.llm.components.text.chat_template import pick_template
 from shortfin_apps.llm.components.text.content_escape import ContentEscape
 from shortfin_apps.llm.components.text.message_roles import MessageRoles
+from shortfin_apps.llm.components.text.rendering import BoundedTemplate
 from shortfin_apps.llm.components.text.token_length import TokenLength
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError, is_library_error
 
 LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
 REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
+NOT_GIVEN = {"tools": None, "documents": None}  # what transformers gives to templates
 
 # With which the template for tools is tried.
 TRIAL_TOOL: Mapping[str, Any] = {
@@ -52,10 +54,9 @@ class Tokenizer:
         self.eos_token_ids = self._find_eos(generation.get("eos_token_id"))
         source = pick_template(settings.get("chat_template"))
         self.tool_template_source = pick_template(settings.get("chat_template"), "tool_use")
-        self._template = None if source is None else ChatTemplate(source)
-        self._tool_template = (
-            None if self.tool_template_source is None else ChatTemplate(self.tool_template_source)
-        )
+        self._template = self._tool_template = None if source is None else BoundedTemplate(source)
+        if self.tool_template_source is not None and self.tool_template_source != source:
+            self._tool_template = BoundedTemplate(self.tool_template_source)
         self._roles = MessageRoles(self._trial(self._template, None))
         self._tool_roles = MessageRoles(self._trial(self._tool_template, [TRIAL_TOOL]))
         self._escape = None if special_in_content else ContentEscape(backend)
@@ -75,7 +76,8 @@ class Tokenizer:
         """Reads the files of a Hugging Face tokenizer.
 
         `tokenizer_config_json` defaults to `<stem>_config.json` next to the tokenizer, if it exists;
-        `generation_config.json` and `chat_template.jinja` next to it are read, too. Raises ArtifactError.
+        `generation_config.json`, `chat_template.jinja`, `additional_chat_templates/` and the tokens of
+        `special_tokens_map.json` that it lacks are read next to it, too. Raises ArtifactError.
         """
         path = tokenizer_config_json or tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
         if tokenizer_config_json is not None and not path.exists():
@@ -83,6 +85,9 @@ class Tokenizer:
         settings = read_json_object(path)
         if (template := _read_template(path.with_name("chat_template.jinja"))) is not None:
             settings["chat_template"] = template
+        settings = _with_templates_of(path.parent, settings)
+        named = read_json_object(path.with_name("special_tokens_map.json"))
+        settings = {**{key: named[key] for key in ("bos_token", "eos_token") if key in named}, **settings}
         generation = read_json_object(path.with_name("generation_config.json"))
         backend = _load_backend(tokenizer_json)
         try:
@@ -218,6 +223,12 @@ class Tokenizer:
         """The token's name in the vocabulary, None when there is no such token."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
+    def prepare_templates(self) -> None:
+        """Starts what renders chat templates. Raises ArtifactError for one that does not compile."""
+        for template in dict.fromkeys((self._template, self._tool_template)):
+            if template is not None:
+                template.prepare()
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -230,15 +241,15 @@ class Tokenizer:
 
         Roles that the template does not know are adapted to it (`components/text/message_roles.py`).
         Encode the result as `rendered`, with `add_special_tokens=False`: the template adds them itself.
-        Takes up to a second with a bad template. Raises InvalidRequestError when the model has no template
-        or its template fails.
+        Waits for another process, a second with a bad template. Raises InvalidRequestError when the model has
+        no template or its template fails, and OverloadedError when the process cannot be reached.
         """
         template, roles = (self._tool_template, self._tool_roles) if tools else (self._template, self._roles)
         if template is None:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions or /generate", "messages"
             )
-        variables = {**(variables or {}), **({"tools": list(tools)} if tools else {})}
+        variables = {**NOT_GIVEN, **(variables or {}), **({"tools": list(tools)} if tools else {})}
         refusal: InvalidRequestError | None = None
         for adapted in roles.adapted(messages):
             try:
@@ -250,7 +261,7 @@ class Tokenizer:
 
     def _rendered(
         self,
-        template: ChatTemplate,
+        template: BoundedTemplate,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
@@ -268,7 +279,7 @@ class Tokenizer:
         return {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
 
     def _trial(
-        self, template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]] | None
+        self, template: BoundedTemplate | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> Callable[[Sequence[Mapping[str, Any]]], str]:
         """Renders messages by which a template is tried. transformers passes None if there are no tools."""
 
@@ -301,6 +312,21 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ArtifactError(f"{path}: must hold a JSON object")
     return value
+
+
+def _with_templates_of(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` with the named templates in `additional_chat_templates/`. Raises ArtifactError."""
+    files = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    if not files:
+        return settings
+    try:
+        named = [{"name": file.stem, "template": file.read_text(encoding="utf-8")} for file in files]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{files[0].parent}: a template cannot be read ({error})") from error
+    template = settings.get("chat_template")
+    default = [{"name": "default", "template": template}] if isinstance(template, str) else []
+    listed = template if isinstance(template, list) else default
+    return settings | {"chat_template": [*listed, *named]}
 
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:

@@ -1,0 +1,108 @@
+"""The tokenizer's settings and the sampling defaults in a Hugging Face model directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm.builder.sources.base import templates
+from shortfin_apps.llm.builder.sources.json_file import read_json, read_text
+from shortfin_apps.llm.builder.sources.metadata_limits import (
+    MAX_TEMPLATE_CHARS,
+    check_at_most,
+    check_vocabulary,
+)
+from shortfin_apps.llm.errors import BuildError
+
+# Names and patterns, in the order of their importance.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "additional_chat_templates/*.jinja",
+)
+_TOKENIZER_KEYS = (
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+    "add_bos_token",
+    "add_eos_token",
+    "chat_template",
+)
+_NOT_KEPT = ("_from_model_config", "transformers_version", "eos_token_id")  # of generation_config.json
+
+
+def tokenizer_files(directory: Path) -> list[Path]:
+    """The files of TOKENIZER_FILES that are there."""
+    return [file for name in TOKENIZER_FILES for file in sorted(directory.glob(name))]
+
+
+def tokenizer_text(directory: Path) -> str:
+    """`tokenizer.json`. Raises BuildError, also for a vocabulary larger than any."""
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        raise BuildError(f"{path}: no such file; save the model with its fast tokenizer to have one")
+    text = read_text(path)
+    check_vocabulary(str(path), list(_tokens(read_json(path))))
+    return text
+
+
+def _tokens(tokenizer: Mapping[str, Any]) -> Iterator[str]:
+    """The tokens that a `tokenizer.json` names; other forms are left to the library that reads it."""
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    names = (
+        [each.get("content") for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    )
+    if isinstance(vocab, dict):
+        names += vocab
+    if isinstance(vocab, list):  # of pairs with a score
+        names += [each[0] for each in vocab if isinstance(each, list) and each]
+    yield from (name for name in names if isinstance(name, str))
+
+
+def tokenizer_config(directory: Path) -> dict[str, Any]:
+    """The fields of `tokenizer_config.json` that are used. Raises BuildError.
+
+    With templates from their own files, and tokens that only `special_tokens_map.json` names.
+    """
+    raw = read_json(directory / "tokenizer_config.json", optional=True)
+    raw = read_json(directory / "special_tokens_map.json", optional=True) | _given(raw)
+    config = {key: raw[key] for key in _TOKENIZER_KEYS if raw.get(key) is not None}
+    template = directory / "chat_template.jinja"
+    if template.exists():
+        config["chat_template"] = read_text(template)
+    more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    if named := {file.stem: read_text(file) for file in more}:
+        config["chat_template"] = templates(config.get("chat_template"), named)
+    _check_template(str(directory), config.get("chat_template"))
+    return config
+
+
+def generation_config(directory: Path, model_eos: int | list[int] | None) -> dict[str, Any]:
+    """`generation_config.json`, whose sampling fields are the publisher's defaults. Raises BuildError.
+
+    `model_eos` is the `eos_token_id` of `config.json`, which counts where this file has none.
+    """
+    raw = read_json(directory / "generation_config.json", optional=True)
+    eos = _given(raw).get("eos_token_id", model_eos)
+    ids = eos if isinstance(eos, list) else [eos]
+    config: dict[str, Any] = {"eos_token_id": [i for i in ids if isinstance(i, int)]}
+    return config | {key: value for key, value in _given(raw).items() if key not in _NOT_KEPT}
+
+
+def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are not null."""
+    return {key: value for key, value in raw.items() if value is not None}
+
+
+def _check_template(where: str, template: object) -> None:
+    """`chat_template` is one text, or a list of named ones."""
+    named = template if isinstance(template, list) else [{"template": template}]
+    for text in (each.get("template") for each in named if isinstance(each, dict)):
+        if isinstance(text, str):
+            check_at_most(where, "a chat template has {} characters", len(text), MAX_TEMPLATE_CHARS)

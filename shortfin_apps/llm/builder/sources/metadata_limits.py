@@ -1,0 +1,40 @@
+"""Limits on a source's metadata, several times what published models have.
+
+Metadata is read into Python objects, which take many times the bytes of the file. Without limits, a file of a
+few megabytes could fill the memory of the machine that builds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shortfin_apps.llm.errors import BuildError
+
+MAX_JSON_BYTES = 1 << 28  # tokenizer.json and the index of weights; Gemma's tokenizer has 33 MB
+MAX_KEYS = 1 << 16  # of a GGUF file
+MAX_ITEMS = 1 << 22  # of a GGUF file's arrays together; a vocabulary has 0.5 to 1.5 million
+MAX_TEXT_BYTES = 1 << 26  # of one text in a GGUF file, which may hold a tokenizer.json
+MAX_TENSORS = 1 << 20
+MAX_NAME_CHARS = 512  # of a tensor
+MAX_DIMENSIONS = 8
+MAX_LAYERS = 4096
+MAX_TEMPLATE_CHARS = 1 << 20  # the longest published ones have 20,000
+MAX_TOKEN_BYTES = 1024  # of one token, as in llguidance; vocabularies have runs of 128 to 256 characters
+MAX_VOCABULARY_BYTES = 1 << 24  # of all tokens together
+MAX_MERGES = 1 << 22
+
+
+def check_at_most(where: str, what: str, count: int, limit: int) -> None:
+    """Raises BuildError unless `count` is at most `limit`; `what` has a `{}` for the count."""
+    if count > limit:
+        raise BuildError(
+            f"{where}: {what.format(f'{count:,}')}, but at most {limit:,} are read; check that the file is"
+            " what it should be"
+        )
+
+
+def check_vocabulary(where: str, tokens: Sequence[str]) -> None:
+    """Raises BuildError for tokens so long, or so many, that the work on them would have no bound."""
+    lengths = [len(token.encode("utf-8", "surrogatepass")) for token in tokens]
+    check_at_most(where, "a token of the vocabulary has {} bytes", max(lengths, default=0), MAX_TOKEN_BYTES)
+    check_at_most(where, "the vocabulary has {} bytes", sum(lengths), MAX_VOCABULARY_BYTES)

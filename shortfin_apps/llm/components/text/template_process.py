@@ -1,0 +1,53 @@
+"""A process that renders chat templates, each in a worker that cannot outlast its limits.
+
+    python -m shortfin_apps.llm.components.text.template_process FD LIMITS
+
+Anybody may have written a model's template, and jinja2 cannot be interrupted. So this process imports jinja2
+once and forks workers; see `limited_process.py`. A worker's first piece of work is a template's source, which
+it compiles, the others what it renders: messages, whether the answer is to begin, and variables. The result
+is a pair of which one is null: the text (empty for a source), and what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from shortfin_apps.llm.components.text.chat_template import ChatTemplate
+from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
+from shortfin_apps.llm.limited_process import Limits, serve
+
+TEMPLATE_LIMITS = Limits(cpu_s=1.0, wall_s=10.0)  # typically 1 ms
+
+
+def main() -> None:
+    control_fd, limits = map(json.loads, sys.argv[1:])
+    serve(control_fd, Limits(*limits), _Worker)
+
+
+class _Worker:
+    """Has one template."""
+
+    def __init__(self) -> None:
+        self._template: ChatTemplate | None = None
+
+    def __call__(self, line: bytes) -> tuple[str | None, str | None]:
+        try:
+            return self._result(json.loads(line)), None
+        except (ArtifactError, InvalidRequestError) as error:
+            return None, str(error)
+
+    def _result(self, work: str | tuple[list[dict[str, object]], bool, dict[str, object]]) -> str:
+        if self._template is None:
+            assert isinstance(work, str), "a template comes first"
+            self._template = ChatTemplate(work)
+            return ""
+        assert not isinstance(work, str)
+        messages, add_generation_prompt, variables = work
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+
+
+if __name__ == "__main__":
+    main()

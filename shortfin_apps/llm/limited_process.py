@@ -1,0 +1,168 @@
+"""A process that does work that may not end, each piece in a worker that cannot outlast its limits.
+
+Grammars and chat templates are programs of others, and the libraries that run them cannot be interrupted. So
+the server starts this process, which imports the library once and forks workers. The kernel ends a worker
+when a piece of work has used up its time or memory, or when the server hangs up on it, also by dying.
+
+The process has a socket of the server's: with each byte on it comes one end of a connection, for a new
+worker. Over it the server sends a piece of work as a line of JSON, and the worker answers with two lines:
+
+    null        it has begun: if the connection ends before the next line, a limit was hit
+    result      as JSON
+
+and waits for the next. The process ends when the server closes its socket, a worker when its connection is
+closed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+NUM_ANSWERS = 2  # of a worker to a piece of work
+BEGUN = b"null\n"
+STACK_BYTES = 64 << 20
+LINE_BUFFER_BYTES = 1 << 16
+
+Work = Callable[[bytes], object]
+"""What a worker does with a line; it returns a value for JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a piece of work: seconds of processor time and on the clock, and bytes on top of the process's."""
+
+    cpu_s: float
+    wall_s: float
+    memory_bytes: int = 512 << 20
+
+
+class LimitedProcess:
+    """The server's end: owns the process, and the connections in `idle`, which end with this object.
+
+    Raises OSError where no process can be started.
+    """
+
+    def __init__(self, module: str, *arguments: object, text: str = "") -> None:
+        """Starts `python -m module FD ARGUMENTS < text`, which calls `serve`; the arguments are JSON.
+
+        Returns before the process has read the text.
+        """
+        self._control, theirs = socket.socketpair()
+        self._control.setblocking(False)
+        with tempfile.TemporaryFile() as file, theirs:
+            file.write(text.encode())
+            file.seek(0)
+            given = [json.dumps(value) for value in (theirs.fileno(), *arguments)]
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *given],
+                stdin=file,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # libraries write there what a request made them fail on
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the server
+            )
+        self.idle: list[socket.socket] = []
+        self.close = weakref.finalize(self, _end, self.process, self._control, self.idle)
+
+    @property
+    def is_over(self) -> bool:
+        """The process has ended, so that there are no new workers."""
+        return self.process.poll() is not None
+
+    def new_worker(self) -> socket.socket:
+        """A connection to a new worker. Raises OSError if the process has ended, or many wait for it."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        return ours
+
+
+def arguments_of(limits: Limits) -> tuple[Any, ...]:
+    """What `serve` takes as `limits`, as an argument of a LimitedProcess."""
+    return astuple(limits)
+
+
+def serve(control_fd: int, limits: Limits, begin: Callable[[], Work], stack_bytes: int = STACK_BYTES) -> None:
+    """The life of the process; `begin` is called in each worker, whose stack has `stack_bytes`."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers leave no zombies
+    with socket.socket(fileno=control_fd) as control:
+        while connection := _next_connection(control):
+            with connection:
+                if os.fork() == 0:
+                    control.close()
+                    _live(connection, limits, begin, stack_bytes)
+
+
+def _next_connection(control: socket.socket) -> socket.socket | None:
+    message, fds, _, _ = socket.recv_fds(control, 1, 1)
+    return socket.socket(fileno=fds[0]) if message else None
+
+
+def _live(connection: socket.socket, limits: Limits, begin: Callable[[], Work], stack_bytes: int) -> None:
+    """The life of a worker, which never returns."""
+    try:
+        _limit_memory(stack_bytes + limits.memory_bytes)
+        threading.stack_size(stack_bytes)
+        worker = threading.Thread(target=_work_on_each, args=(connection, limits, begin()))
+        worker.start()
+        worker.join()
+    finally:
+        os._exit(0)
+
+
+def _work_on_each(connection: socket.socket, limits: Limits, work: Work) -> None:
+    for line in connection.makefile("rb", buffering=LINE_BUFFER_BYTES):
+        _limit_time(limits.cpu_s, limits.wall_s)
+        _end_when_closed(connection, True)
+        connection.sendall(BEGUN)
+        result = work(line)
+        _end_when_closed(connection, False)
+        _limit_time(0, 0)
+        connection.sendall(json.dumps(result).encode() + b"\n")
+
+
+def _limit_time(cpu_s: float, wall_s: float) -> None:
+    """Both timers' signals end a process that does not handle them, also inside a library; 0: no limit."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    allowed = pages * resource.getpagesize() + num_bytes
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY or allowed < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
+
+
+def _end_when_closed(connection: socket.socket, on: bool) -> None:
+    """Has the kernel send SIGIO, which ends this process, when the other side closes `connection`."""
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket, connections: list[socket.socket]) -> None:
+    """Work that is under way ends by its limits, or when its connection is closed."""
+    for each in (control, *connections):
+        each.close()
+    process.kill()
+    process.wait()
