@@ -32,6 +32,25 @@ async def test_malformed_bodies_are_400(harness: Harness, path: str, body: bytes
     assert isinstance(error, str if path == "/generate" else dict)
 
 
+MANY = {
+    "arrays": b'{"x": [' + b",".join([b"[]"] * 30_000) + b"]}",
+    "objects": b'{"x": [' + b",".join([b"{}"] * 30_000) + b"]}",
+    "names": b"{" + b",".join(b'"%d": 0' % i for i in range(120_000)) + b"}",
+}
+
+
+@pytest.mark.parametrize("body", MANY.values(), ids=MANY.keys())
+async def test_a_body_is_bounded_before_it_is_parsed(
+    harness: Harness, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[object] = []
+    monkeypatch.setattr("shortfin_apps.llm.api.json_body.orjson.loads", parsed.append)
+    response = await harness.client.post(CHAT, content=body, headers=JSON)
+    assert response.status_code == 400
+    assert "it has more than" in response.text
+    assert not parsed
+
+
 async def test_the_content_type_may_have_a_charset(harness: Harness) -> None:
     headers = {"content-type": "application/json; charset=utf-8"}
     response = await harness.client.post("/generate", content=b'{"text": "a"}', headers=headers)

@@ -1,6 +1,7 @@
-"""JSON bodies and answers, with orjson: it is fast, and refuses NaN and lone surrogates.
+"""JSON bodies and answers, with orjson: it is fast, and refuses NaN.
 
-Routes also limit the nesting of a body, and name its ignored fields in a header of the answer.
+Routes also bound what a body may hold before it is parsed, and name its ignored fields in a header of the
+answer.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ class JsonRequest(Request):
     """A request parsed by orjson, whose error is a `json.JSONDecodeError`."""
 
     async def json(self) -> Any:
-        value = orjson.loads(await self.body())
-        service_of(self).limits.check_json(value)
+        body, limits = await self.body(), service_of(self).limits
+        limits.check_json_text(body)
+        value = orjson.loads(body)
+        limits.check_json(value)
         return value
 
 
