@@ -96,3 +96,14 @@ async def test_arguments_that_nest_too_deeply_are_the_clients_fault(
     messages = calling('{"a":' * depth + "1" + "}" * depth)
     response = await Harness(tokenizer=tokenizer, max_seq_len=10_000).post(CHAT, {"messages": messages})
     assert response.status_code in statuses, response.text
+
+
+@pytest.mark.parametrize("special_in_content", [True, False])
+async def test_lone_surrogates_in_arguments_are_replaced(special_in_content: bool) -> None:
+    template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments.a }}{% endfor %}"
+    settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": template}
+    tokenizer = Tokenizer(byte_level_backend(), settings, special_in_content=special_in_content)
+    harness = Harness(tokenizer=tokenizer)
+    response = await harness.post(CHAT, {"messages": calling('{"a": "x\\ud83dy"}')})
+    assert response.status_code == 200, response.text
+    assert tokenizer.decode(harness.engine.calls[0].prompt_token_ids) == "x\ufffdy"

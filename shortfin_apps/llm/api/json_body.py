@@ -6,7 +6,9 @@ answer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine
+from functools import cache
 from typing import Any
 
 import orjson
@@ -15,8 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.api.body_fields import HEADER, header_value
+from shortfin_apps.llm.api.lone_surrogates import without_lone_surrogates
 from shortfin_apps.llm.api.schema import Body
 from shortfin_apps.llm.api.service import service_of
+
+logger = logging.getLogger(__name__)
 
 
 class JsonResponse(Response):
@@ -34,9 +39,28 @@ class JsonRequest(Request):
     async def json(self) -> Any:
         body, limits = await self.body(), service_of(self).limits
         limits.check_json_text(body)
-        value = orjson.loads(body)
+        value = _parsed(body)
         limits.check_json(value)
         return value
+
+
+def _parsed(body: bytes) -> Any:
+    """The value of a JSON text, with U+FFFD for lone surrogates: those of a history come with every turn."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        value = orjson.loads(without_lone_surrogates(body))
+    _log_surrogates()
+    return value
+
+
+@cache
+def _log_surrogates() -> None:
+    """Once for the process."""
+    logger.warning(
+        "a request had lone surrogates, which are halves of characters; each was replaced with U+FFFD, as in"
+        " later requests, which are not logged"
+    )
 
 
 class JsonRoute(APIRoute):
