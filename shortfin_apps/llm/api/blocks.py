@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from shortfin_apps.llm.api.messages import AnswerReader
@@ -25,13 +25,18 @@ KIND_OF = {Reasoning: BlockKind.THOUGHT, Content: BlockKind.TEXT, Arguments: Blo
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """The `index`-th block of an answer; `text` grows. That of a call is the JSON of its arguments."""
+    """The `index`-th block of an answer, which grows by `pieces` of text."""
 
     kind: BlockKind
     index: int
-    text: str = ""
     name: str = ""  # of a call, as the next one
     call_id: str = ""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All pieces; of a call, the JSON of its arguments. Joined anew, so not for each piece."""
+        return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class BlockReader:
             kind = KIND_OF[type(piece)]
             if not self._is_open or self.blocks[-1].kind is not kind:
                 yield from self._begin(kind)
-            self.blocks[-1].text += piece.text
+            self.blocks[-1].pieces.append(piece.text)
             yield Grew(self.blocks[-1], piece.text)
 
     def _begin(self, kind: BlockKind, name: str = "", call_id: str = "") -> Iterator[Change]:
