@@ -16,7 +16,7 @@ from shortfin_apps.llm.api.body_fields import (
     header_value,
     printable,
 )
-from shortfin_apps.llm.api.schema import CompletionBody
+from shortfin_apps.llm.api.schema import Body, ChatBody, CompletionBody
 from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness, events_of
 from tests.api.loopback import ready_server
 
@@ -168,3 +168,18 @@ async def test_names_cannot_inject_a_header(stream: bool, caplog: pytest.LogCapt
     logged = [r.getMessage() for r in caplog.records if "which is ignored" in r.getMessage()]
     assert len(logged) == len(names)
     assert all("\n" not in line for line in logged)
+
+
+def test_fields_of_long_conversations_are_not_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where messages have nothing but their own fields, as a long one's would take a tenth of a second."""
+    read: list[Body] = []
+    unread = Body.unread_fields
+
+    def note(body: Body) -> list[str]:
+        read.append(body)
+        return unread(body)
+
+    monkeypatch.setattr(Body, "unread_fields", note)
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}] * 100, "mine": 1})
+    assert FieldCheck().ignored(body) == ["mine"]
+    assert read == [body]
