@@ -11,6 +11,8 @@ from shortfin_apps.llm.api.messages import MessageReader
 from shortfin_apps.llm.api.tools import PLAIN, AnswerForm
 from shortfin_apps.llm.components.dialects import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.components.dialects.dialect import Dialect, Function
+from tests.api.harness import MESSAGES, MESSAGES_ROUTE, RESPONSES, TOKENIZER, Harness
+from tests.api.scripted_engine import saying
 
 HERMES = AnswerForm(
     dialect=Dialect(TOOL_DIALECTS["hermes"], REASONING_DIALECTS["think"]),
@@ -101,3 +103,20 @@ def test_an_empty_answer_has_an_empty_text(form: AnswerForm) -> None:
 def test_thoughts_that_are_left_out_leave_no_block() -> None:
     form = AnswerForm(dialect=HERMES.dialect, functions=HERMES.functions, with_reasoning=False)
     assert contents(BlockReader(form).read_whole("<think>hm</think>so")) == [(BlockKind.TEXT, 0, "", "so")]
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES_ROUTE])
+async def test_a_stream_joins_its_text_at_the_end_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[str] = []
+
+    def text_of(block: Block) -> str:
+        joined.append("".join(block.parts))
+        return joined[-1]
+
+    monkeypatch.setattr(Block, "text", property(text_of))
+    harness = Harness(saying(TOKENIZER, "a" * 100))
+    field = "input" if path == RESPONSES else "messages"
+    body = {field: MESSAGES, "max_tokens": 100, "stream": True}
+    response = await harness.post(path, body)
+    assert response.text.count("delta") > 50, "a token at a time"
+    assert len(joined) < 10

@@ -16,7 +16,7 @@ from shortfin_apps.llm.api.body_fields import (
     header_value,
     printable,
 )
-from shortfin_apps.llm.api.schema import CompletionBody
+from shortfin_apps.llm.api.schema import Body, ChatBody, CompletionBody
 from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness, events_of
 from tests.api.loopback import ready_server
 from tests.components.text.test_message_roles import CHATML as READS_NOTHING_MORE
@@ -205,3 +205,18 @@ async def test_fields_of_messages_that_the_template_reads_are_not_reported() -> 
     response = await harness.post(CHAT, {"messages": [{**ASKED, "reasoning": "hm"}]})
     assert HEADER not in response.headers
     assert harness.tokenizer.decode(harness.engine.calls[0].prompt_token_ids) == "[user]hisweethm"
+
+
+def test_fields_of_long_conversations_are_not_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where messages have nothing but their own fields, as a long one's would take a tenth of a second."""
+    read: list[Body] = []
+    unread = Body.unread_fields
+
+    def note(body: Body) -> list[str]:
+        read.append(body)
+        return unread(body)
+
+    monkeypatch.setattr(Body, "unread_fields", note)
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}] * 100, "mine": 1})
+    assert FieldCheck().ignored(body) == ["mine"]
+    assert read == [body]

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import json
+import threading
 from typing import Any
 
 import pytest
 
+from shortfin_apps.llm.api import schema
 from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.api.schema import ChatMessage
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness
 from tests.components.text.test_message_roles import RAISES_LATE
@@ -68,3 +72,73 @@ async def test_every_route_has_its_roles_adapted(path: str, body: Any, prompt: s
     response = await harness.post(path, body)
     assert response.status_code == 200, response.text
     assert harness.tokenizer.decode(harness.engine.calls[0].prompt_token_ids) == prompt
+
+
+def calling(*arguments: str) -> list[dict[str, Any]]:
+    """A message for each call with such arguments."""
+    return [
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": each}}]}
+        for each in arguments
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ['{"a": [' + "[]," * 30_000 + "[]]}"],
+        ['{"a": [' + "[]," * 3_000 + "[]]}"] * 10,
+        ['"', *['{"a": [' + "[]," * 3_000 + "[]]}"] * 10],
+        ["{" + ",".join(f'"{i}": 0' for i in range(120_000)) + "}"],
+    ],
+    ids=["one call", "all calls", "after an open string", "names"],
+)
+async def test_arguments_of_calls_are_bounded_before_they_are_parsed(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatMessage, "for_template", lambda message: pytest.fail("parses them"))
+    response = await Harness().post(CHAT, {"messages": calling(*arguments)})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+    assert "the arguments of its tool calls have more than" in response.text
+
+
+async def test_brackets_within_texts_of_arguments_are_no_arrays() -> None:
+    arguments = json.dumps({"a": "[{" * 20_000})
+    response = await Harness(max_seq_len=1_000_000).post(CHAT, {"messages": calling(arguments)})
+    assert response.status_code == 200, response.text
+
+
+async def test_arguments_are_parsed_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    parse = schema.arguments_object
+
+    def arguments_object(arguments: str | None) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        return parse(arguments)
+
+    monkeypatch.setattr(schema, "arguments_object", arguments_object)
+    assert (await Harness().post(CHAT, {"messages": calling("{}")})).status_code == 200
+    assert [name.partition("_")[0] for name in threads] == ["text"]
+
+
+@pytest.mark.parametrize("special_in_content", [True, False])
+@pytest.mark.parametrize("depth", [10, 40, 900, 19_000])
+async def test_arguments_that_nest_too_deeply_are_shown_as_they_are(
+    special_in_content: bool, depth: int
+) -> None:
+    template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
+    settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": template}
+    tokenizer = Tokenizer(byte_level_backend(), settings, special_in_content=special_in_content)
+    messages = calling('{"a":' * depth + "1" + "}" * depth)
+    response = await Harness(tokenizer=tokenizer, max_seq_len=1_000_000).post(CHAT, {"messages": messages})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("special_in_content", [True, False])
+async def test_lone_surrogates_in_arguments_are_replaced(special_in_content: bool) -> None:
+    template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments.a }}{% endfor %}"
+    settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": template}
+    tokenizer = Tokenizer(byte_level_backend(), settings, special_in_content=special_in_content)
+    harness = Harness(tokenizer=tokenizer)
+    response = await harness.post(CHAT, {"messages": calling('{"a": "x\\ud83dy"}')})
+    assert response.status_code == 200, response.text
+    assert tokenizer.decode(harness.engine.calls[0].prompt_token_ids) == "x\ufffdy"

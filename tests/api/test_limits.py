@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.api.limits import MAX_CONTAINERS, Limits
+from shortfin_apps.llm.api.limits import MAX_CONTAINERS, MAX_NAMES, Limits
 from tests.api.harness import CHAT, COMPLETIONS, MAX_REQUESTS, NATIVE, Harness
 
 SMALL = Limits(
@@ -94,10 +94,20 @@ def test_depth_is_the_nesting_of_brackets(depth: int, limit: int) -> None:
             limits.check_json(nested(depth))
 
 
-def test_too_many_containers_are_refused() -> None:
-    Limits().check_json([{}] * (MAX_CONTAINERS - 1))
-    with pytest.raises(json.JSONDecodeError, match="more than 20,000"):
-        Limits().check_json({"a": [{}] * MAX_CONTAINERS})
+@pytest.mark.parametrize(
+    ("most", "unit", "message"),
+    [
+        (MAX_CONTAINERS - 1, "[]", "more than 20,000 arrays and objects"),
+        (MAX_CONTAINERS - 1, "{}", "more than 20,000 arrays and objects"),
+        (MAX_NAMES, '"a":1', "more than 100,000 names"),
+    ],
+)
+def test_too_many_containers_and_names_are_refused(most: int, unit: str, message: str) -> None:
+    begin, end = ("{", "}") if ":" in unit else ("[", "]")
+    Limits().check_json_text((begin + ",".join([unit] * most) + end).encode())
+    Limits().check_json_text(json.dumps([unit] * 4 * most).encode())  # in texts, they are none
+    with pytest.raises(json.JSONDecodeError, match=message):
+        Limits().check_json_text((begin + ",".join([unit] * (most + 1)) + end).encode())
 
 
 @pytest.mark.parametrize("path", [NATIVE, COMPLETIONS, CHAT, "/tokenize"])

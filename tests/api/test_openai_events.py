@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.api.openai_events import ChunkEvents
 from shortfin_apps.llm.api.openai_shapes import NO_EXTRAS, ChatShape, CompletionShape, Extras, Shape, usage
+from shortfin_apps.llm.api.streaming import event
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest
 from shortfin_apps.llm.components.request.messages import FinishReason, TokenLogprobs
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
@@ -83,7 +84,7 @@ def test_chunks_are_those_of_the_shape_byte_by_byte(
     events = ChunkEvents(make(extras, has_echo), HEAD, REQUESTS, with_usage=with_usage)
     data = events.first() + b"".join(events.of(index, delta) for index, delta in steps) + events.last()
     wanted = expected(make(extras, has_echo), steps, with_usage)
-    assert data == b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in wanted)
+    assert data == b"".join(map(event, wanted))
 
 
 def test_requests_that_generate_nothing_are_in_the_first_events() -> None:

@@ -5,19 +5,25 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.types import Message
 
+from shortfin_apps.llm.api.page.feed import Reader
+from shortfin_apps.llm.api.streaming import json_line
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.errors import InvocationError, LlmError, UnavailableError
 from shortfin_apps.llm.server.model_loading import Loaded
 from shortfin_apps.llm.server.protocol import BoundedProtocol
-from tests.api.harness import TOKENIZER, Harness, events_of
+from tests.api.harness import MESSAGES, TOKENIZER, Harness, events_of
 from tests.api.loopback import TIMEOUT_S, Loopback, ready_server
-from tests.api.scripted_engine import failing, forever
+from tests.api.scripted_engine import failing, forever, saying
 from tests.components.engine_fixture import Rig, make_rig
 from tests.components.fake_device import fake_config
 
@@ -273,3 +279,46 @@ def busy(server: Loopback) -> list[BoundedProtocol]:
     """Connections with an incomplete answer."""
     protocols = [c for c in server.server.server_state.connections if isinstance(c, BoundedProtocol)]
     return [c for c in protocols if c.cycle is not None and not c.cycle.response_complete]
+
+
+ENDS = "a\x85b\u2028c\u2029d"  # which some clients take for ends of lines
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/generate", {"text": ENDS}),
+        ("/v1/completions", {"prompt": ENDS, "echo": True}),
+        ("/v1/completions", {"prompt": "a", "logprobs": 1, "stream_options": {"include_usage": True}}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": ENDS, "instructions": ENDS}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 50}),
+    ],
+)
+async def test_no_line_of_a_stream_is_split(path: str, fields: dict[str, Any]) -> None:
+    harness = Harness(saying(TOKENIZER, ENDS + ENDS))
+    response = await harness.post(path, {**fields, "stream": True})
+    assert response.status_code == 200, response.text
+    assert response.text.splitlines() == response.text.removesuffix("\n").split("\n")
+    data = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
+    values = [json.loads(each) for each in data if each != "[DONE]"]
+    assert "\\x85" in repr(values)
+    assert "\\u2028" in repr(values)
+
+
+@given(st.text(), st.sampled_from("\x85\u2028\u2029"))
+def test_line_ends_are_escaped(text: str, end: str) -> None:
+    line = json_line([text + end])
+    assert json.loads(line) == [text + end]
+    assert not line.decode().splitlines()[1:]
+
+
+def test_the_pages_feed_is_not_split_either() -> None:
+    snapshot = Mock()
+    viewer = Mock()
+    viewer.view.return_value = {"tenants": [ENDS]}
+    reader = Reader(viewer)
+    reader.offer(snapshot)
+    data = asyncio.run(reader.next())
+    assert data is not None
+    assert data.isascii()

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from shortfin_apps.llm.api import structured_output, tools
 from shortfin_apps.llm.components.request.grammar import Grammar
 from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
+from tests.api.test_tools import harness_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "null"}}}
 ASKING: list[dict[str, Any]] = [
@@ -79,3 +81,34 @@ async def test_what_is_wrong_is_named(harness: Harness, fields: dict[str, Any], 
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].startswith(param), response.text
     assert not harness.engine.calls
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json_schema": "[" + "[]," * 30_000 + "[]]"},
+        {"guided_json": " " * 70_000 + "{}"},
+        {"structured_outputs": {"json": "[" + "[]," * 30_000 + "[]]"}},
+        {"guided_json": {"enum": ["x" * 70_000]}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_a_schema_is_bounded_before_it_is_parsed(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = harness_of("x")  # whose model thinks, so that schemas are parsed to put a thought before them
+    monkeypatch.setattr(tools, "_schema_of", lambda source: pytest.fail(f"parses {source.text[:20]}"))
+    response = await harness.post(CHAT, {"messages": MESSAGES, **fields})
+    assert response.status_code == 400
+    assert "at most 65,536 characters" in response.text
+
+
+@pytest.mark.parametrize("choices", [["x"] * 50_000, ["x" * 70_000]], ids=["many", "long"])
+async def test_choices_are_bounded_before_they_are_quoted(
+    harness: Harness, choices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structured_output, "choice_source", lambda choices: pytest.fail("quotes them"))
+    for fields in ({"guided_choice": choices}, {"structured_outputs": {"choice": choices}}):
+        response = await harness.post(COMPLETIONS, {"prompt": "a", **fields})
+        assert response.status_code == 400
+        assert "at most 65,536 characters" in response.text

@@ -100,7 +100,8 @@ def test_the_first_failure_is_raised_with_its_place(llm: LLM) -> None:
 
 
 def test_failures_can_take_the_place_of_answers(llm: LLM) -> None:
-    a, empty, odd, b = llm.generate(["a", "", "\ud800", "b"], max_tokens=2, keep_going=True)
+    prompt: Any = [object()]
+    a, empty, odd, b = llm.generate(["a\ud800", "", prompt, "b"], max_tokens=2, keep_going=True)
     assert a.error is b.error is None
     assert isinstance(empty.error, InvalidRequestError)
     assert isinstance(odd.error, InvalidRequestError)

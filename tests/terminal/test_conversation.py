@@ -133,3 +133,13 @@ def test_undo_removes_a_question_and_its_answer() -> None:
     conversation.answered("Hello", "Hi")
     assert conversation.undo() == "Hello"
     assert [m["content"] for m in conversation.messages] == ["One", "1"]
+
+
+def test_lone_surrogates_of_a_loaded_file_are_replaced(tmp_path: Path) -> None:
+    file, saved = tmp_path / "chat.json", tmp_path / "saved.json"
+    file.write_text('{"messages": [{"role": "user", "content": "a\\ud83d"}]}', encoding="utf-8")
+    conversation = Conversation()
+    conversation.load(file)
+    assert conversation.messages == [{"role": "user", "content": "a\ufffd"}]
+    conversation.save(saved)
+    assert json.loads(saved.read_text(encoding="utf-8")) == {"messages": conversation.messages}

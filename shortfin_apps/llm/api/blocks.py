@@ -25,7 +25,7 @@ KIND_OF = {Reasoning: BlockKind.THOUGHT, Content: BlockKind.TEXT, Arguments: Blo
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """The `index`-th block of an answer; `text` grows. That of a call is the JSON of its arguments."""
+    """The `index`-th block of an answer, which grows by `pieces` of text."""
 
     kind: BlockKind
     index: int

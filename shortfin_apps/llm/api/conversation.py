@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shortfin_apps.llm.api.limits import excess_of
 from shortfin_apps.llm.api.schema import ChatMessage
 from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from shortfin_apps.llm.errors import InvalidRequestError
 
 
 async def conversation_text(
@@ -25,6 +27,11 @@ async def conversation_text(
     """
     num_chars = sum(message.num_chars for message in messages)
     service.limits.check_chars(num_chars, "messages")
+    arguments = [text for message in messages for text in _arguments_of(message)]
+    if (excess := excess_of(*arguments)) is not None:
+        raise InvalidRequestError(
+            f"`messages`: the arguments of its tool calls have more than {excess}", "messages"
+        )
     generator = service.model.generator
     text = await generator.workers.run(
         num_chars,
@@ -43,3 +50,9 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[ChatMessage], **template_
     return tokenizer.apply_chat_template(
         [message.for_template() for message in messages], **template_arguments
     )
+
+
+def _arguments_of(message: ChatMessage) -> list[bytes]:
+    """The arguments of the message's calls that are texts of JSON."""
+    given = [call.function.arguments for call in message.tool_calls or ()]
+    return [text.encode("utf-8", "surrogatepass") for text in given if isinstance(text, str)]

@@ -1,11 +1,14 @@
-"""JSON bodies and answers, with orjson: it is fast, and refuses NaN and lone surrogates.
+"""JSON bodies and answers, with orjson: it is fast, and refuses NaN.
 
-Routes also limit the nesting of a body, and name its ignored fields in a header of the answer.
+Routes also bound what a body may hold before it is parsed, and name its ignored fields in a header of the
+answer.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine, Sequence
+from functools import cache
 from typing import Any
 
 import orjson
@@ -14,8 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.api.body_fields import HEADER, header_value
+from shortfin_apps.llm.api.lone_surrogates import without_lone_surrogates
 from shortfin_apps.llm.api.schema import Body, ChatMessage
 from shortfin_apps.llm.api.service import service_of
+
+logger = logging.getLogger(__name__)
 
 
 class JsonResponse(Response):
@@ -31,9 +37,30 @@ class JsonRequest(Request):
     """A request parsed by orjson, whose error is a `json.JSONDecodeError`."""
 
     async def json(self) -> Any:
-        value = orjson.loads(await self.body())
-        service_of(self).limits.check_json(value)
+        body, limits = await self.body(), service_of(self).limits
+        limits.check_json_text(body)
+        value = _parsed(body)
+        limits.check_json(value)
         return value
+
+
+def _parsed(body: bytes) -> Any:
+    """The value of a JSON text, with U+FFFD for lone surrogates: those of a history come with every turn."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        value = orjson.loads(without_lone_surrogates(body))
+    _log_surrogates()
+    return value
+
+
+@cache
+def _log_surrogates() -> None:
+    """Once for the process."""
+    logger.warning(
+        "a request had lone surrogates, which are halves of characters; each was replaced with U+FFFD, as in"
+        " later requests, which are not logged"
+    )
 
 
 class JsonRoute(APIRoute):

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shortfin_apps.llm.api.json_counts import counts_of, most_counts_of
 from shortfin_apps.llm.components.request.sampling_params import MAX_LOGPROBS
 from shortfin_apps.llm.errors import InvalidRequestError
 
 MAX_CONTAINERS = 20_000  # objects and arrays in one body: a long conversation has some thousands
+MAX_NAMES = 100_000  # members of all objects in one body
 
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 128  # tokenised in milliseconds
 
@@ -32,16 +34,21 @@ class Limits:
     stop_chars: int = 1024
     logprobs: int = MAX_LOGPROBS
 
+    def check_json_text(self, text: bytes) -> None:
+        """Raises json.JSONDecodeError, as the parser does, for too many containers or names.
+
+        The text is not parsed, as parsing is what takes long.
+        """
+        if (excess := excess_of(text)) is not None:
+            raise json.JSONDecodeError(f"it has more than {excess}", "", 0)
+
     def check_json(self, value: Any) -> None:
-        """Raises json.JSONDecodeError, as the parser does, for too deep nesting or too many containers."""
-        level, containers = [value], 0
+        """Raises json.JSONDecodeError, as the parser does, for too deep nesting."""
+        level = [value]
         for _ in range(self.json_depth):
             level = [
                 inner for outer in level if isinstance(outer, dict | list) for inner in _containers(outer)
             ]
-            containers += len(level)
-            if containers > MAX_CONTAINERS:
-                raise json.JSONDecodeError(f"it has more than {MAX_CONTAINERS:,} arrays and objects", "", 0)
             if not level:
                 return
         raise json.JSONDecodeError(f"it nests deeper than {self.json_depth} levels", "", 0)
@@ -101,6 +108,19 @@ class Limits:
     def check_logprobs(self, logprobs: int | None, param: str) -> None:
         if logprobs is not None and not 0 <= logprobs <= self.logprobs:
             raise InvalidRequestError(f"`{param}` must lie in [0, {self.logprobs}]", param)
+
+
+def excess_of(*texts: bytes) -> str | None:
+    """What the JSON texts together have too many of, with the limit; None if they are within the limits."""
+    containers, names = most_counts_of(b"".join(texts))  # quick, and enough for nearly all
+    if containers <= MAX_CONTAINERS and names <= MAX_NAMES:
+        return None
+    counted = list(map(counts_of, texts))  # each by itself: an open string in one hides nothing in another
+    if sum(each.containers for each in counted) > MAX_CONTAINERS:
+        return f"{MAX_CONTAINERS:,} arrays and objects"
+    if sum(each.names for each in counted) > MAX_NAMES:
+        return f"{MAX_NAMES:,} names in its objects"
+    return None
 
 
 def _containers(outer: dict[str, Any] | list[Any]) -> list[dict[str, Any] | list[Any]]:

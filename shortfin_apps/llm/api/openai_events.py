@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import orjson
-
 from shortfin_apps.llm.api.errors import ErrorForm, error_body
 from shortfin_apps.llm.api.openai_shapes import Shape, usage
-from shortfin_apps.llm.api.streaming import DONE, event
+from shortfin_apps.llm.api.streaming import DONE, event, json_line
 from shortfin_apps.llm.components.frontend.text_stream import EMPTY_ANSWER, TextDelta, TextRequest
 
 _MARK = "\0"  # what stands for the text
@@ -56,7 +54,7 @@ class ChunkEvents:
             self._cached[index] = delta.num_cached_tokens
         frame = self._frames[index]
         if frame is not None and not delta.logprobs and delta.finish_reason is None:
-            return frame[0] + orjson.dumps(delta.text) + frame[1] if delta.text else b""
+            return frame[0] + json_line(delta.text) + frame[1] if delta.text else b""
         chunks = self._chunks(index, delta)
         if frame is None:
             self._frames[index] = self._frame(index)
@@ -66,7 +64,7 @@ class ChunkEvents:
         if not self._with_usage:
             return b""
         totals = usage(self._requests, self._generated, self._cached)
-        return b"data: " + orjson.dumps({**self._head, "choices": [], "usage": totals}) + b"\n\n"
+        return event({**self._head, "choices": [], "usage": totals})
 
     def failed(self, error: Exception) -> bytes:
         return event(error_body(error, ErrorForm.OPENAI))
@@ -87,11 +85,11 @@ class ChunkEvents:
             return None
         if (choice := self._shape.plain_chunk(index, _MARK)) is None:
             return None
-        before, _, after = self._chunk(choice).rpartition(orjson.dumps(_MARK))
+        before, _, after = self._chunk(choice).rpartition(json_line(_MARK))
         return before, after
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
-        chunk = self._opening + orjson.dumps(choice) + b"]}\n\n"
+        chunk = self._opening + json_line(choice) + b"]}\n\n"
         if self._head.pop("prompt_token_ids", None) is not None:  # in the first chunk alone
             self._opening = _opening(self._head)
         return chunk
@@ -99,4 +97,4 @@ class ChunkEvents:
 
 def _opening(head: dict[str, Any]) -> bytes:
     """A chunk up to its only choice."""
-    return b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+    return b"data: " + json_line(head)[:-1] + b',"choices":['

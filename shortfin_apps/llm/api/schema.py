@@ -36,6 +36,7 @@ from shortfin_apps.llm.api.unserved_fields import (
 from shortfin_apps.llm.errors import InvalidRequestError
 
 MAX_TOOLS = 128  # OpenAI's
+MAX_ABORTED = 20_000  # ids of one `POST /abort`
 
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # in chat templates; the last is gpt-oss's
 LINKS = frozenset({"tool_call_id"})  # fields of messages that most templates need not read, as order says it
@@ -47,6 +48,8 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
+Ints = Annotated[list[int], Field(fail_fast=True)]
+Bools = Annotated[list[bool], Field(fail_fast=True)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
 
 
@@ -164,12 +167,12 @@ class GenerateBody(ServingFields):
 
     text: str | Strings | None = None
     input_ids: TokenIds | TokenIdLists | None = None
-    sampling_params: SamplingBody | list[SamplingBody] | None = None
+    sampling_params: SamplingBody | Annotated[list[SamplingBody], Field(fail_fast=True)] | None = None
     rid: str | Strings | None = None
     return_input_ids: bool | None = None
-    return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
-    top_logprobs_num: int | list[int] | None = None
+    return_logprob: bool | Bools | None = None
+    logprob_start_len: int | Ints | None = None
+    top_logprobs_num: int | Ints | None = None
     return_text_in_logprobs: bool | None = None
 
 
@@ -179,7 +182,7 @@ class AbortBody(Body):
     REFUSED = ABORT_REFUSED
     INERT = ABORT_INERT
 
-    rid: str | list[str]
+    rid: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_ABORTED)]
 
 
 class StreamOptions(Body):
@@ -422,7 +425,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
     tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None

@@ -27,9 +27,22 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
+# Line ends of Unicode that JSON leaves as they are: some clients split the lines of a stream at them, too.
+LINE_ENDS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029")
+
+
+def json_line(value: object) -> bytes:
+    """The JSON of a value, with each line end of Unicode escaped."""
+    data = orjson.dumps(value)
+    if not data.isascii():
+        for line_end, escape in LINE_ENDS:
+            data = data.replace(line_end, escape)
+    return data
+
+
 def event(data: object) -> bytes:
     """One server-sent event with a JSON payload."""
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+    return b"data: " + json_line(data) + b"\n\n"
 
 
 def named_event(data: Mapping[str, object]) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 
 from shortfin_apps.llm.api.schema import SamplingFields, StructuredOutputs
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.components.grammar.compiler import MAX_CHARS, check_size
 from shortfin_apps.llm.components.grammar.source import (
     ANY_OBJECT,
     GrammarKind,
@@ -40,11 +41,18 @@ async def compiled_grammar(
 
 
 def named_source(body: SamplingFields, prefix: str = "") -> Named | None:
-    """The grammar before it is compiled. Raises InvalidRequestError for a wrong one, and for several."""
+    """The grammar before it is compiled.
+
+    Raises InvalidRequestError for a wrong one, one that is too long to be parsed, and for several.
+    """
     found = list(_sources(body, prefix))
     if len(found) > 1:
         raise InvalidRequestError(f"`{found[0][0]}` and `{found[1][0]}`: give one of them", found[1][0])
-    return found[0] if found else None
+    if not found:
+        return None
+    param, source = found[0]
+    check_size(source, param)
+    return found[0]
 
 
 def _sources(body: SamplingFields, prefix: str) -> Iterator[Named]:
@@ -100,6 +108,12 @@ def _of_structured_outputs(given: StructuredOutputs, param: str) -> Iterator[Nam
 def _choice(choices: list[str], param: str) -> GrammarSource:
     if not choices:
         raise InvalidRequestError(f"`{param}` must hold at least one text", param)
+    limit = MAX_CHARS[GrammarKind.LARK]
+    if sum(map(len, choices)) + len(choices) > limit:  # before each is quoted, which takes long for millions
+        raise InvalidRequestError(
+            f"`{param}`: the texts may have at most {limit:,} characters together, with one more for each",
+            param,
+        )
     return choice_source(choices)
 
 

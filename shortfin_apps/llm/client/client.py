@@ -31,6 +31,7 @@ from shortfin_apps.llm.client.errors import (
     error_from_response,
     streamed_error,
 )
+from shortfin_apps.llm.client.json_body import json_body
 from shortfin_apps.llm.client.retry import RetryPolicy, parse_retry_after
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError, UnavailableError
 
@@ -261,7 +262,7 @@ class LlmClient:
         self, method: str, path: str, body: dict[str, object] | None
     ) -> httpx.Response | _Failure:
         """One attempt; returns a response with status 2xx before its body is read."""
-        content = None if body is None else orjson.dumps(body)
+        content = None if body is None else json_body(body)
         headers = {"Content-Type": "application/json"} if content else None
         request = self._http.build_request(method, path, content=content, headers=headers)
         try:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from shortfin_apps.llm.client.answers import ChatOptions, Sampling
+from shortfin_apps.llm.client.json_body import json_body
 from shortfin_apps.llm.errors import InvalidRequestError
 
 OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -57,6 +58,6 @@ def streamed(body: bytes) -> bytes:
 def _body(fields: Mapping[str, Any], given: Mapping[str, Any]) -> bytes:
     values = {name: value for name, value in {**fields, **given}.items() if value is not None}
     try:
-        return orjson.dumps(values | {"return_token_ids": True}, option=OPTIONS)
+        return json_body(values | {"return_token_ids": True}, option=OPTIONS)
     except TypeError as error:
         raise InvalidRequestError(f"the request has what JSON cannot express: {error}") from None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import anthropic
 import pytest
 
+from shortfin_apps.llm.api.anthropic import routes
 from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.body_fields import HEADER
 from shortfin_apps.llm.errors import DeadlineExceededError, InvocationError
@@ -238,3 +240,23 @@ async def test_more_tokens_than_the_context_has_room_for_are_cut(stream: bool) -
     assert message.stop_reason == "model_context_window_exceeded"
     (call,) = harness.engine.calls
     assert message.usage.output_tokens == MAX_SEQ_LEN - len(call.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "convert"),
+    [(MESSAGES_ROUTE, "chat_of_messages"), (f"{MESSAGES_ROUTE}/count_tokens", "chat_to_count")],
+)
+async def test_a_conversation_is_converted_outside_of_the_event_loop(
+    path: str, convert: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    work = getattr(routes, convert)
+
+    def note(*args: Any) -> Any:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return work(*args)
+
+    monkeypatch.setattr(routes, convert, note)
+    response = await Harness().post(path, {"messages": MESSAGES, "max_tokens": 5})
+    assert response.status_code == 200, response.text
+    assert threads == ["text"]

@@ -7,7 +7,7 @@ import pytest
 from shortfin_apps.llm.api.responses.conversation import chat_of_response, messages_of
 from shortfin_apps.llm.api.responses.kept import ITEMS, items_of
 from shortfin_apps.llm.api.responses.schema import ResponsesBody
-from shortfin_apps.llm.api.schema import ChatBody
+from shortfin_apps.llm.api.schema import ChatBody, ChatMessage
 from shortfin_apps.llm.errors import InvalidRequestError
 
 USER = {"role": "user", "content": "hi"}
@@ -119,3 +119,16 @@ def test_fields_with_two_names_are_refused_twice_given() -> None:
 def test_sampling_fields_of_other_routes_are_served() -> None:
     chat = chat_of(max_output_tokens=7, top_k=3, seed=1, user="alice", cache_salt="s")
     assert (chat.max_tokens, chat.top_k, chat.seed, chat.user, chat.cache_salt) == (7, 3, 1, "alice", "s")
+
+
+def test_calls_are_added_to_a_message_without_copying_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assigned: list[str] = []
+
+    def assign(message: ChatMessage, name: str, value: object) -> None:
+        assigned.append(name)
+        message.__dict__[name] = value
+
+    monkeypatch.setattr(ChatMessage, "__setattr__", assign)
+    _, answer = messages_of(ITEMS.validate_python([USER, *[CALL] * 100]))
+    assert len(answer.tool_calls or ()) == 100
+    assert len(assigned) <= 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -9,15 +11,20 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from shortfin_apps.llm.api import limits
 from shortfin_apps.llm.api.auth import KeyRing
+from shortfin_apps.llm.api.responses import routes
 from shortfin_apps.llm.api.responses.store import ResponseStore
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvocationError
 from tests.api.harness import MODEL, RESPONSES, TOKENIZER, Harness
 from tests.api.official_clients import openai_client
 from tests.api.scripted_engine import failing, saying
 from tests.api.test_tools import CALL, PARAMETERS, harness_of, prompt_of
 from tests.api.test_tools import TOKENIZER as TEMPLATED
+from tests.components.text.tiny_tokenizers import byte_level_backend
 
+SILENT = Tokenizer(byte_level_backend(), {"chat_template": "hi"})  # whatever is said
 TOOLS: list[Any] = [{"type": "function", "name": "f", "parameters": PARAMETERS, "strict": False}]
 IMAGE = {"type": "input_image", "detail": "auto", "image_url": "http://x"}
 
@@ -159,6 +166,43 @@ async def test_a_stored_response_is_told_listed_and_forgotten() -> None:
         with pytest.raises(openai.NotFoundError):
             await lost
     assert (await response_of(harness, previous_response_id=second.id)).status == "completed"
+
+
+async def test_a_chain_of_long_responses_is_refused_before_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each body is within the limits, but the conversation is not."""
+    monkeypatch.setattr(limits, "MAX_CONTAINERS", 20)
+    calls = [{"type": "function_call", "call_id": "1", "name": "f", "arguments": ""}] * 11
+    harness = Harness(tokenizer=SILENT)
+    first = await harness.post(RESPONSES, {"input": calls})
+    second = await harness.post(RESPONSES, {"input": calls, "previous_response_id": first.json()["id"]})
+    assert (first.status_code, second.status_code) == (200, 200)
+    third = await harness.post(RESPONSES, {"input": "hi", "previous_response_id": second.json()["id"]})
+    assert (third.status_code, third.json()["error"]["param"]) == (400, "previous_response_id")
+    assert "more than 20 arrays and objects; begin a new one" in third.json()["error"]["message"]
+
+
+async def test_conversations_are_handled_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, str] = {}
+
+    def noting(name: str) -> Callable[..., Any]:
+        work = getattr(routes, name)
+
+        def note(*args: Any, **kwargs: Any) -> Any:
+            threads[name] = threading.current_thread().name.partition("_")[0]
+            return work(*args, **kwargs)
+
+        return note
+
+    slow = ("items_before", "chat_of_response", "encoded", "page_of")
+    for name in slow:
+        monkeypatch.setattr(routes, name, noting(name))
+    harness = Harness()
+    first = await response_of(harness)
+    second = await response_of(harness, previous_response_id=first.id)
+    _ = [item async for item in openai_client(harness.app).responses.input_items.list(second.id)]
+    assert threads == dict.fromkeys(slow, "text")
 
 
 async def test_a_key_never_reads_the_response_to_another() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -46,10 +47,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.expire()
         if num_bytes <= MAX_BYTES:
             self.kept.append(new)
-        while len(self.kept) > MAX_RESPONSES:
-            self.drop_of_greediest({each.owner: self.count(each.owner) for each in self.kept})
-        while sum(each.num_bytes for each in self.kept) > MAX_BYTES:
-            self.drop_of_greediest({each.owner: self.size(each.owner) for each in self.kept})
+        found = [each for each in self.kept if self.store.get(each.owner, each.response_id) is not None]
+        assert found in list(self.outcomes(self.kept))
+        self.kept = found
         assert is_kept == (new in self.kept)
 
     @rule(owner=OWNERS, number=NUMBERS)
@@ -76,18 +76,19 @@ class StoreMachine(RuleBasedStateMachine):
     def expire(self) -> None:
         self.kept = [each for each in self.kept if each.put_s > self.now_s - TTL_S]
 
-    def count(self, owner: str) -> int:
-        return sum(each.owner == owner for each in self.kept)
-
-    def size(self, owner: str) -> int:
-        return sum(each.num_bytes for each in self.kept if each.owner == owner)
-
-    def drop_of_greediest(self, shares: dict[str, int]) -> None:
-        """Which of several with the same share loses one is left to the store: those are asked of it."""
-        most = [owner for owner, share in shares.items() if share == max(shares.values())]
-        oldest = [next(each for each in self.kept if each.owner == owner) for owner in most]
-        gone = next(each for each in oldest if self.store.get(each.owner, each.response_id) is None)
-        self.kept.remove(gone)
+    def outcomes(self, kept: list[Kept]) -> Iterator[list[Kept]]:
+        """What may be left: which of several owners with the same share loses one is up to the store."""
+        owners = {each.owner for each in kept}
+        if len(kept) > MAX_RESPONSES:
+            shares = {owner: sum(each.owner == owner for each in kept) for owner in owners}
+        elif sum(each.num_bytes for each in kept) > MAX_BYTES:
+            shares = {owner: sum(e.num_bytes for e in kept if e.owner == owner) for owner in owners}
+        else:
+            yield kept
+            return
+        for greediest in (owner for owner in owners if shares[owner] == max(shares.values())):
+            gone = next(each for each in kept if each.owner == greediest)
+            yield from self.outcomes([each for each in kept if each is not gone])
 
 
 TestStore = StoreMachine.TestCase

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from shortfin_apps.llm.components.frontend.text_stream import (
 )
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.text.conversations import NOTHING, Conversations, Recalled
 from shortfin_apps.llm.components.text.tokenizer import LONG_TEXT
 from shortfin_apps.llm.errors import InvalidRequestError, OverloadedError
 from tests.api.scripted_engine import forever, saying
@@ -85,6 +87,24 @@ async def test_long_texts_have_the_same_tokens() -> None:
     generator, _ = make_generator(saying(TOKENIZER, "a"))
     text = "the €" * LONG_TEXT
     assert await generator.encode(text) == tuple(TOKENIZER.encode(text))
+
+
+@pytest.mark.parametrize(("num_chars", "thread"), [(LONG_TEXT - 1, "MainThread"), (LONG_TEXT, "text")])
+async def test_long_conversations_are_recalled_outside_of_the_event_loop(
+    num_chars: int, thread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def recall(*_: object) -> Recalled:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return NOTHING
+
+    monkeypatch.setattr(Conversations, "recall", recall)
+    generator, _ = make_generator(saying(TOKENIZER, "a"))
+    text = ("<|begin|>" * num_chars)[:num_chars]
+    generator.max_seq_len = num_chars
+    assert await generator.encode_conversation(text, None, "messages")
+    assert threads == [thread]
 
 
 async def test_a_too_long_text_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:

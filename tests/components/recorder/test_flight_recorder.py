@@ -94,6 +94,25 @@ def test_it_stays_within_its_bytes_whatever_happens(seed: int, max_bytes: int) -
     assert named <= {known.number for known in recording.requests}
 
 
+def test_a_full_recorder_does_not_look_at_all_requests_for_each_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks, purge = 0, FlightRecorder._purge
+
+    def count(recorder: FlightRecorder) -> None:
+        nonlocal looks
+        looks += len(recorder._seen)
+        purge(recorder)
+
+    monkeypatch.setattr(FlightRecorder, "_purge", count)
+    recorder, num_records = FlightRecorder(max_bytes=500_000), 2_000
+    for number in range(num_records):
+        recorder.run("e", 2, batch_of((request(str(number)), [1], [4])))
+    num_known = len(recorder.recording().requests)
+    assert 100 < num_known < num_records // 2, "it was full"
+    assert looks < 100 * num_records
+
+
 def test_turns_say_who_was_answered() -> None:
     recorder = FlightRecorder()
     rig = make_rig(recorder=recorder)

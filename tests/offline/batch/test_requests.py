@@ -30,6 +30,16 @@ def test_bodies_are_kept_byte_by_byte(tmp_path: Path) -> None:
     batch.close()
 
 
+def test_lone_surrogates_in_a_line_refuse_no_batch(tmp_path: Path) -> None:
+    body = rb'{"prompt": "a\ud83d", "n": 3}'
+    content = b'{"custom_id":"\\ude00","method":"POST","url":"/v1/completions","body":' + body + b"}\n"
+    batch = open_bytes(tmp_path, content)
+    request = batch.request(batch.lines[0])
+    assert (request.custom_id, request.num_sequences) == ("\ufffd", 3)
+    assert json.loads(request.body)["prompt"] == "a\ufffd"
+    batch.close()
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_line_ends_blank_lines_and_the_mark_of_windows_change_nothing(
@@ -137,3 +147,8 @@ def test_no_line_reaches_another_server(url: str) -> None:
 )
 def test_a_request_takes_a_place_for_each_sequence(body: object, places: int) -> None:
     assert num_sequences(json.dumps(body).encode()) == places
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "\xff", "n": 3}', b'{"prompt": ' + b"[" * 9_999])
+def test_what_will_be_refused_takes_one_place(body: bytes) -> None:
+    assert num_sequences(body) == 1

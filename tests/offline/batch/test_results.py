@@ -33,6 +33,12 @@ def test_the_answer_of_another_program_is_one_line_too(body: bytes) -> None:
     assert read_result(made.line) == Finished("a", False)
 
 
+def test_a_result_has_no_line_end_of_unicode() -> None:
+    made = result_of("a\x85", answered(200, "\u2028\u2029".encode()))
+    assert len(made.line.decode().splitlines()) == 1
+    assert json.loads(made.line)["response"]["body"] == "\u2028\u2029"
+
+
 @pytest.mark.parametrize(
     "line", [b"", b"\n", b"{}\n", b"\0\0\n", b'{"custom_id": "a"}', b"\xff", b"[" * 99_999]
 )

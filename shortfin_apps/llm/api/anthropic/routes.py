@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +21,8 @@ from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_field
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.receipts import receipt_field
 from shortfin_apps.llm.api.sampling import params_named
-from shortfin_apps.llm.api.service import request_id_of, service_of
+from shortfin_apps.llm.api.schema import Body, ChatBody
+from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import EventStream
 from shortfin_apps.llm.api.text_requests import check_limits
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta
@@ -26,6 +30,8 @@ from shortfin_apps.llm.components.frontend.text_stream import TextDelta
 router = APIRouter(
     route_class=JsonRoute, prefix="/v1", tags=["anthropic"], responses=errors(AnthropicErrorAnswer)
 )
+
+BodyT = TypeVar("BodyT", bound=Body)
 
 
 @router.post("/messages", responses=whole_or_streamed(MessageAnswer))
@@ -35,7 +41,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
     check_model(service, body.model)
     check_fields(body, request)
     with params_named(NAMES):
-        chat = chat_of_messages(body, service.model)
+        chat = await _converted(chat_of_messages, body, request)
         check_limits(service, chat)
         turn = await chat_turn(chat, request, cuts_to_fit=True)
     head = {"id": ID_PREFIX + request_id_of(request), "model": service.name}
@@ -51,8 +57,16 @@ async def count_tokens(body: CountTokensBody, request: Request) -> Response:
     check_model(service, body.model)
     check_fields(body, request)
     with params_named(NAMES):
-        prompt = await chat_prompt(chat_to_count(body, service.model), request)
+        prompt = await chat_prompt(await _converted(chat_to_count, body, request), request)
     return JsonResponse({"input_tokens": len(prompt.token_ids)})
+
+
+async def _converted(
+    convert: Callable[[BodyT, ServedModel], ChatBody], body: BodyT, request: Request
+) -> ChatBody:
+    """The chat that `convert` makes of a body, in a worker thread: of a long one, this takes long."""
+    model = service_of(request).model
+    return await model.generator.workers.run(len(await request.body()), convert, body, model)
 
 
 def _whole(head: dict[str, str], turn: ChatTurn, answer: TextDelta) -> dict[str, object]:

@@ -6,9 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-import orjson
-
 from shortfin_apps.llm.api.page.viewer import Viewer
+from shortfin_apps.llm.api.streaming import json_line
 from shortfin_apps.llm.components.engine.snapshot import Snapshot
 from shortfin_apps.llm.errors import LlmError, OverloadedError
 
@@ -54,7 +53,7 @@ class Reader:
             return None
         snapshot, self._newest = self._newest, None
         assert snapshot is not None, "it has changed"
-        return orjson.dumps(self._viewer.view(snapshot))
+        return json_line(self._viewer.view(snapshot))
 
 
 class Feed:

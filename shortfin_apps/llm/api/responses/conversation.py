@@ -109,7 +109,9 @@ def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
         messages.append(ChatMessage(role="assistant"))
     function = CalledFunction(name=item.name, arguments=item.arguments)
     call = ToolCall(id=item.call_id, type="function", function=function)
-    messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
+    if messages[-1].tool_calls is None:
+        messages[-1].tool_calls = []
+    messages[-1].tool_calls.append(call)
 
 
 def _is_open(message: ChatMessage) -> bool:

@@ -9,8 +9,10 @@ from uuid import uuid4
 import orjson
 from pydantic import TypeAdapter
 
+from shortfin_apps.llm.api.limits import Limits, excess_of
 from shortfin_apps.llm.api.responses.schema import Item, MessageItem
 from shortfin_apps.llm.api.responses.store import StoredResponse
+from shortfin_apps.llm.errors import InvalidRequestError
 
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 ITEM_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
@@ -21,40 +23,53 @@ def items_of(given: str | Sequence[Item]) -> list[Item]:
     return [MessageItem(role="user", content=given)] if isinstance(given, str) else list(given)
 
 
-def items_before(stored: StoredResponse) -> list[Item]:
-    """The conversation so far: the input of a stored response, and its output."""
+def items_before(stored: StoredResponse, limits: Limits) -> list[Item]:
+    """The conversation so far: the input of a stored response, and its output. Takes long for a long one.
+
+    Raises InvalidRequestError for more than a body may hold, as responses that follow each other add up.
+    """
+    is_large = len(stored.items) > limits.body_bytes
+    excess = f"{limits.body_bytes:,} bytes" if is_large else excess_of(stored.items)
+    if excess is not None:
+        raise InvalidRequestError(
+            f"`previous_response_id`: the conversation so far has more than {excess}; begin a new one, with"
+            " the items that it needs in `input`",
+            "previous_response_id",
+        )
     output = orjson.loads(stored.response)["output"]
     return ITEMS.validate_python([*orjson.loads(stored.items), *output])
 
 
-def to_store(response: dict[str, Any], items: Sequence[Item]) -> StoredResponse:
-    """Gives each item an id, by which pages of the input are told."""
-    listed = list(map(_listed, items))
-    ids: set[str] = set()
-    for entry, item in zip(listed, items, strict=True):
+def encoded(items: Sequence[Item]) -> bytes:
+    """The items as JSON, each with an id, by which pages of the input are told. Takes long for many."""
+    dumped: list[dict[str, Any]] = ITEMS.dump_python(list(items), by_alias=True, exclude_none=True)
+    code, ids = uuid4().hex, set[str]()
+    for index, (entry, item) in enumerate(zip(dumped, items, strict=True)):
         if entry.get("id") is None or entry["id"] in ids:  # two of the client's may be the same
-            entry["id"] = f"{ITEM_PREFIXES[item.type]}_{uuid4().hex}"
+            entry["id"] = f"{ITEM_PREFIXES[item.type]}_{code}_{index}"
         ids.add(entry["id"])
-    return StoredResponse(response=orjson.dumps(response), items=orjson.dumps(listed))
+    return orjson.dumps(dumped)
 
 
-def _listed(item: Item) -> dict[str, Any]:
+def _listed(item: dict[str, Any]) -> dict[str, Any]:
     """An item as it is listed: a message's content is a list of parts."""
-    dumped = item.model_dump(by_alias=True, exclude_none=True)
-    if isinstance(item, MessageItem) and isinstance(item.content, str):
-        kind = "output_text" if item.role == "assistant" else "input_text"
-        dumped["content"] = [{"type": kind, "text": item.content}]
-    return dumped
+    if item["type"] != "message" or not isinstance(text := item["content"], str):
+        return item
+    kind = "output_text" if item["role"] == "assistant" else "input_text"
+    return {**item, "content": [{"type": kind, "text": text}]}
 
 
 def page_of(stored: StoredResponse, *, after: str | None, limit: int, order: str) -> dict[str, Any]:
-    """A page of a response's input; `after` is the id of the last item of the page before it."""
+    """A page of a response's input; `after` is the id of the last item of the page before it.
+
+    Takes long for a long input.
+    """
     items = orjson.loads(stored.items)
     if order == "desc":
         items.reverse()
     ids = [item["id"] for item in items]
     begin = ids.index(after) + 1 if after in ids else 0
-    page = items[begin : begin + limit]
+    page = [_listed(item) for item in items[begin : begin + limit]]
     return {
         "object": "list",
         "data": page,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
+import orjson
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,16 +16,18 @@ from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.chat import ChatTurn, answer_of, chat_turn, submitted
 from shortfin_apps.llm.api.errors import ResponseNotFoundError
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.responses import answers
 from shortfin_apps.llm.api.responses.answer import ResponseAnswer
 from shortfin_apps.llm.api.responses.conversation import NAMES, chat_of_response
 from shortfin_apps.llm.api.responses.events import ResponseEvents
-from shortfin_apps.llm.api.responses.kept import items_before, items_of, page_of, to_store
-from shortfin_apps.llm.api.responses.schema import Item, ResponsesBody
+from shortfin_apps.llm.api.responses.kept import encoded, items_before, items_of, page_of
+from shortfin_apps.llm.api.responses.schema import ResponsesBody
 from shortfin_apps.llm.api.responses.shapes import ResponseShape
 from shortfin_apps.llm.api.responses.store import ResponseStore, StoredResponse
 from shortfin_apps.llm.api.sampling import params_named
+from shortfin_apps.llm.api.schema import ChatBody
 from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.api.streaming import EventStream
 from shortfin_apps.llm.api.text_requests import check_limits
@@ -42,10 +44,13 @@ async def create(body: ResponsesBody, request: Request) -> Response:
     service = service_of(request)
     check_model(service, body.model)
     check_fields(body, request)
-    items = [*_items_before(body, request), *items_of(body.input)]
+    before = _before(body, request)
     is_stored = _is_stored(body, service.responses)
+    num_bytes = len(await request.body()) + (0 if before is None else before.num_bytes)
     with params_named(NAMES):
-        chat = chat_of_response(body, items)
+        chat, items = await service.model.generator.workers.run(
+            num_bytes, _conversation, body, before, service.limits, is_stored=is_stored
+        )
         check_limits(service, chat)
         turn = await chat_turn(chat, request, messages_field="input")
     answer = _new_answer(body, turn, request, is_stored=is_stored)
@@ -87,7 +92,9 @@ async def input_items(
     """What a stored response answers: the whole conversation before it."""
     stored = _stored(response_id, request)
     _refuse_more(request)
-    return JsonResponse(page_of(stored, after=after, limit=limit, order=order))
+    workers = service_of(request).model.generator.workers
+    page = await workers.run(len(stored.items), page_of, stored, after=after, limit=limit, order=order)
+    return JsonResponse(page)
 
 
 def _refuse_more(request: Request) -> None:
@@ -98,11 +105,24 @@ def _refuse_more(request: Request) -> None:
         raise InvalidRequestError("`include`: responses have nothing more here; leave it out", "include")
 
 
-def _items_before(body: ResponsesBody, request: Request) -> list[Item]:
-    """Those of the response that this one follows, and its own. Raises InvalidRequestError."""
+def _before(body: ResponsesBody, request: Request) -> StoredResponse | None:
+    """The response that this one follows. Raises ResponseNotFoundError."""
     if body.previous_response_id is None:
-        return []
-    return items_before(_stored(body.previous_response_id, request, "previous_response_id"))
+        return None
+    return _stored(body.previous_response_id, request, "previous_response_id")
+
+
+def _conversation(
+    body: ResponsesBody, before: StoredResponse | None, limits: Limits, *, is_stored: bool
+) -> tuple[ChatBody, bytes]:
+    """The whole conversation as a chat, and its items as they are stored. Takes long for a long one.
+
+    Raises InvalidRequestError.
+    """
+    items = items_of(body.input)
+    if before is not None:
+        items = [*items_before(before, limits), *items]
+    return chat_of_response(body, items), encoded(items) if is_stored else b""
 
 
 def _stored(response_id: str, request: Request, param: str = "response_id") -> StoredResponse:
@@ -138,11 +158,12 @@ def _new_answer(body: ResponsesBody, turn: ChatTurn, request: Request, *, is_sto
     return ResponseAnswer(shape, turn, service.model.generator.tokenizer, service.clock)
 
 
-def _keep(request: Request, items: Sequence[Item], response: dict[str, Any]) -> None:
+def _keep(request: Request, items: bytes, response: dict[str, Any]) -> None:
     """Stores the response, and says in it if there is no room for it."""
     store = service_of(request).responses
     owner = caller_of(request).digest
-    response["store"] = store.put(owner, response["id"], to_store(response, items))
+    stored = StoredResponse(response=orjson.dumps(response), items=items)
+    response["store"] = store.put(owner, response["id"], stored)
 
 
 def _forget(response: dict[str, Any]) -> None:

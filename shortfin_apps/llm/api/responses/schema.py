@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from shortfin_apps.llm.api.schema import (
     MAX_TOOLS,
@@ -225,6 +226,20 @@ class ResponsesStreamOptions(Body):
     REFUSED = RESPONSES_STREAM_OPTIONS_REFUSED
 
 
+def _texts(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Raises the error of the first value that is not a text; a dict of a type has the errors of all."""
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise PydanticCustomError("string_type", "Input should be a dictionary of valid strings")
+    return metadata
+
+
+Metadata = Annotated[
+    dict[str, Any],
+    AfterValidator(_texts),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
+]
+
+
 class ResponsesBody(ServingFields, SamplingFields):
     """`POST /v1/responses`."""
 
@@ -237,7 +252,7 @@ class ResponsesBody(ServingFields, SamplingFields):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     max_output_tokens: int | None = None
     tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ChosenTool | None = None

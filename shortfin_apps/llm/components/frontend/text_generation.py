@@ -86,7 +86,8 @@ class TextGenerator:
         """Token ids of a text that the chat template rendered; those of the answers in it as they were
         generated, where they are remembered. See `encode`."""
         self._check_length(text, param)
-        known = self._conversations.recall(text, cache_salt)
+        recall = partial(self._conversations.recall, text, cache_salt)
+        known = recall() if len(text) < LONG_TEXT else await self.workers.run(len(text), recall)
         rest = await self.encode(text[known.num_chars :], add_special_tokens=False, rendered=True)
         return (*known.token_ids, *rest)
 

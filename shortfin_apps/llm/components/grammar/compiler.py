@@ -91,7 +91,7 @@ class GrammarCompiler:
 
     async def compile(self, source: GrammarSource, param: str) -> CompiledGrammar:
         """Raises InvalidRequestError with the reason, naming the field `param`, or OverloadedError."""
-        _check_size(source, param)
+        check_size(source, param)
         if source in self._kept:
             self._kept.move_to_end(source)
             return self._kept[source]
@@ -161,7 +161,8 @@ class GrammarCompiler:
         return self._trials
 
 
-def _check_size(source: GrammarSource, param: str) -> None:
+def check_size(source: GrammarSource, param: str) -> None:
+    """Raises InvalidRequestError for a source that is too long to be compiled, or to be parsed before."""
     limit = MAX_CHARS[source.kind]
     if len(source.text) > limit:
         raise InvalidRequestError(f"`{param}`: a {source.kind} may have at most {limit:,} characters", param)

@@ -43,6 +43,9 @@ MAX_BYTES = 32 << 20
 # What objects take in memory, about.
 _RECORD_BYTES, _TASK_BYTES, _REQUEST_BYTES, _ID_BYTES = 400, 150, 600, 8
 _EVICTIONS_PER_PURGE = 64
+_LOOKS_PER_EVICTION = (
+    64  # a purge looks at all requests: one for each record of many stops the engine for long
+)
 # Candidates of more bytes are summed at once. Doing that takes longer than all else, the more so as a step of
 # the model leaves nothing of it in the caches of a CPU; of a few rows, a minute's fit into a recorder.
 _MOST_KEPT_BYTES = 16 << 10
@@ -329,6 +332,8 @@ class FlightRecorder:
         horizon_s = record.began_s - self._seconds
         while self._ring[0].began_s < horizon_s or (self.num_bytes > self._max_bytes and len(self._ring) > 1):
             self._evict()
+        if self.num_bytes > self._max_bytes:
+            self._purge()
 
     def _evict(self) -> None:
         """Drops the oldest record; its changes of tables become part of what a recording begins with."""
@@ -344,7 +349,9 @@ class FlightRecorder:
         elif isinstance(record, Run):
             self._unsummed.pop(record.number, None)
         self._num_evicted += 1
-        if self._num_evicted >= _EVICTIONS_PER_PURGE or self.num_bytes > self._max_bytes:
+        is_full = self.num_bytes > self._max_bytes
+        is_worth_it = self._num_evicted * _LOOKS_PER_EVICTION >= len(self._seen)
+        if self._num_evicted >= _EVICTIONS_PER_PURGE or (is_full and is_worth_it):
             self._purge()
 
     def _drop_loops(self, before: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -34,6 +35,7 @@ class Conversations:
 
     A text is recalled where one of `names` follows, the names of tokens at which a tokenizer splits a text
     before all else: so the rest can be tokenised by itself. Callers of another salt do not see it.
+    Safe on any thread.
     """
 
     def __init__(self, names: Collection[str], max_tokens: int) -> None:
@@ -42,32 +44,33 @@ class Conversations:
         self._max_tokens = max_tokens
         self._known: OrderedDict[Key, array[int]] = OrderedDict()
         self._num_tokens = 0
+        self._lock = threading.Lock()  # of the two above
 
     def remember(self, text: str, token_ids: Sequence[int], salt: str | None) -> None:
         """`token_ids` are those of `text`, a conversation up to the end of an answer."""
         key = (salt, _hash(text).digest())
-        self._num_tokens += len(token_ids) - len(self._known.pop(key, ()))
-        self._known[key] = array("I", token_ids)
-        while self._num_tokens > self._max_tokens:
-            _, oldest = self._known.popitem(last=False)
-            self._num_tokens -= len(oldest)
+        with self._lock:
+            self._num_tokens += len(token_ids) - len(self._known.pop(key, ()))
+            self._known[key] = array("I", token_ids)
+            while self._num_tokens > self._max_tokens:
+                _, oldest = self._known.popitem(last=False)
+                self._num_tokens -= len(oldest)
 
     def recall(self, text: str, salt: str | None) -> Recalled:
-        """The longest beginning of `text` that is remembered."""
+        """The longest beginning of `text` that is remembered; takes long for a text with many names."""
         if not self._known:
             return NOTHING
-        found, hashed, done = None, _hash(""), 0
+        hashed, done, beginnings = _hash(""), 0, []
         for match in self._boundary.finditer(text):
             hashed.update(_encoded(text[done : match.start()]))
             done = match.start()
-            key = (salt, hashed.digest())
-            if key in self._known:
-                found = key, done
-        if found is None:
-            return NOTHING
-        key, num_chars = found
-        self._known.move_to_end(key)
-        return Recalled(num_chars, tuple(self._known[key]))
+            beginnings.append((done, hashed.digest()))
+        with self._lock:
+            for num_chars, digest in reversed(beginnings):
+                if (token_ids := self._known.get((salt, digest))) is not None:
+                    self._known.move_to_end((salt, digest))
+                    return Recalled(num_chars, tuple(token_ids))
+        return NOTHING
 
 
 def _hash(text: str) -> hashlib.blake2b:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
 
+from shortfin_apps.llm.api.lone_surrogates import without_lone_surrogates
 from shortfin_apps.llm.offline.batch.errors import BatchFileError
 
 BOM = b"\xef\xbb\xbf"  # which Windows' editors write first
@@ -33,7 +34,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     custom_id: Annotated[str, msgspec.Meta(min_length=1)]
     method: str
     url: str
-    body: msgspec.Raw  # kept byte by byte
+    body: msgspec.Raw  # kept byte by byte, but for lone surrogates
 
 
 class _Streamed(msgspec.Struct):
@@ -94,7 +95,7 @@ class BatchInput:
         """Reads a line again. Raises BatchFileError when the file has changed since it was checked."""
         raw = os.pread(self._fd, line.num_bytes, line.offset)
         try:
-            parsed = msgspec.json.decode(raw, type=_Line)
+            parsed = msgspec.json.decode(without_lone_surrogates(raw), type=_Line)
         except (msgspec.DecodeError, UnicodeDecodeError):
             parsed = None
         if parsed is None or parsed.custom_id != line.custom_id:
@@ -124,7 +125,7 @@ def num_sequences(body: bytes) -> int:
     """How many sequences the engine generates or scores for a request; 1 for one that it will refuse."""
     try:
         counts = msgspec.json.decode(body, type=_Counts)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 1
     prompt = counts.prompt
     num_prompts = (
@@ -176,7 +177,7 @@ def _numbered(path: Path, fd: int, hashed: Callable[[bytes], object]) -> Iterato
 def _custom_id(raw: bytes, check_url: CheckUrl) -> str:
     """Raises ValueError with what is wrong with the line."""
     try:
-        line = msgspec.json.decode(raw, type=_Line)
+        line = msgspec.json.decode(without_lone_surrogates(raw), type=_Line)
         streamed = msgspec.json.decode(line.body, type=_Streamed)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None

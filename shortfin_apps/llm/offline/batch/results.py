@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
+from shortfin_apps.llm.api.streaming import json_line
 from shortfin_apps.llm.offline.local_model import OK, Answered
 
 
@@ -52,7 +53,7 @@ def result_of(custom_id: str, answered: Answered) -> Result:
     details = usage.get("prompt_tokens_details")
     return Result(
         Finished(custom_id, answered.status == OK),
-        orjson.dumps(line) + b"\n",
+        json_line(line) + b"\n",
         _count(usage, "prompt_tokens"),
         _count(details if isinstance(details, dict) else {}, "cached_tokens"),
         _count(usage, "completion_tokens"),
