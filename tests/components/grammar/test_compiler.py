@@ -112,12 +112,14 @@ async def test_a_grammar_is_compiled_once_while_it_is_kept(
     monkeypatch.setattr(compiler, "MAX_KEPT", 2)
     first = await grammars.compile(regex("a"), "f")
     await grammars.compile(regex("b"), "f")
-    assert await grammars.compile(regex("a"), "g") is first
+    again = await grammars.compile(regex("a"), "g")
+    assert again == first
+    assert (first.param, again.param) == ("f", "g")
     await grammars.compile(regex("c"), "f")
-    assert await grammars.compile(regex("a"), "f") is first, "the last that was asked for"
+    assert await grammars.compile(regex("a"), "f") == first, "the last that was asked for"
     await grammars.compile(regex("b"), "f")
     await grammars.compile(regex("c"), "f")
-    assert await grammars.compile(regex("a"), "f") is not first
+    assert await grammars.compile(regex("a"), "f") != first
 
 
 async def test_what_takes_too_much_is_refused_by_its_field() -> None:
@@ -176,12 +178,12 @@ async def test_what_another_process_has_tried_needs_no_trial(
     monkeypatch.setattr(grammars, "_start_trials", None)
     with grammars.preparing(trials=False):
         pass
-    grammar = await grammars.compile_tried(regex("ab|c"))
+    grammar = await grammars.compile_tried(regex("ab|c"), "f")
     assert accepts(grammar, "ab")
     assert grammar.source == regex("ab|c")
-    assert await grammars.compile_tried(regex("ab|c")) is grammar
-    with pytest.raises(InvalidRequestError, match="regular expression"):
-        await grammars.compile_tried(regex("(("))
+    assert await grammars.compile_tried(regex("ab|c"), "f") == grammar
+    with pytest.raises(InvalidRequestError, match=r"`f`: the regular expression"):
+        await grammars.compile_tried(regex("(("), "f")
 
 
 async def test_closing_ends_the_thread_and_the_process(grammars: GrammarCompiler) -> None:

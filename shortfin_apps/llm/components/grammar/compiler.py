@@ -92,9 +92,8 @@ class GrammarCompiler:
     async def compile(self, source: GrammarSource, param: str) -> CompiledGrammar:
         """Raises InvalidRequestError with the reason, naming the field `param`, or OverloadedError."""
         _check_size(source, param)
-        if source in self._kept:
-            self._kept.move_to_end(source)
-            return self._kept[source]
+        if (kept := self._kept_grammar(source)) is not None:
+            return kept.named(param)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 grammar = await self._compile(source)
@@ -103,22 +102,27 @@ class GrammarCompiler:
         except TimeoutError:
             raise OverloadedError("other requests' grammars are being compiled; try again") from None
         self._keep(source, grammar)
-        return grammar
+        return grammar.named(param)
 
-    async def compile_tried(self, source: GrammarSource) -> CompiledGrammar:
+    async def compile_tried(self, source: GrammarSource, param: str) -> CompiledGrammar:
         """Like `compile`, for what another process of this server has compiled, so that it needs no trial.
 
         Raises InvalidRequestError.
         """
-        if (kept := self._kept.get(source)) is not None:
-            self._kept.move_to_end(source)
-            return kept
+        if (kept := self._kept_grammar(source)) is not None:
+            return kept.named(param)
         try:
             grammar = await self._compile_here(source)
         except UnusableGrammar as unusable:
-            raise InvalidRequestError(f"the {source.kind} cannot be used: {unusable}") from None
+            raise _refused(str(unusable), source.kind, param) from None
         self._keep(source, grammar)
-        return grammar
+        return grammar.named(param)
+
+    def _kept_grammar(self, source: GrammarSource) -> CompiledGrammar | None:
+        if (kept := self._kept.get(source)) is None or kept.is_worn_out:
+            return None
+        self._kept.move_to_end(source)
+        return kept
 
     def _keep(self, source: GrammarSource, grammar: CompiledGrammar) -> None:
         self._kept[source] = grammar
