@@ -18,6 +18,7 @@ from shortfin_apps.llm.api.conversation import conversation_text
 from shortfin_apps.llm.api.schema import ChatBody, SamplingFields, ServingFields
 from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.api.streaming import unless_disconnected
+from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.api.text_requests import text_requests
 from shortfin_apps.llm.api.tools import (
     AnswerForm,
@@ -82,7 +83,8 @@ async def chat_turn(body: ChatBody, request: Request, *, cuts_to_fit: bool = Fal
     service.limits.check_logprobs(logprobs, "top_logprobs")
     model.generator.check_count(body.n or 1, "n")
     prompt = await chat_prompt(body, request)
-    grammar = await answer_grammar(body, prompt.use, model, prompt.text)
+    tenant = terms_of(body, request).tenant
+    grammar = await answer_grammar(body, prompt.use, model, prompt.text, tenant)
     form = answer_form(body, prompt.use, model, prompt.text)
     room = max(model.generator.max_seq_len - len(prompt.token_ids), 1)
     fills_context = cuts_to_fit and body.max_tokens is not None and body.max_tokens > room

@@ -195,7 +195,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
                 prompt_token_ids=prompt_token_ids,
                 sampling=sampling[i],
                 choices=choices[i],
-                grammar=await compiled_grammar(sampling[i], generator, PREFIX),
+                grammar=await compiled_grammar(sampling[i], generator, terms.tenant, PREFIX),
                 request_id=rids[i],
                 logprobs=logprobs[i],
                 logprob_start=_checked_start(starts[i], prompt_token_ids),

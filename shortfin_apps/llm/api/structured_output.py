@@ -27,7 +27,7 @@ Named = tuple[str, GrammarSource]  # the field that a grammar was given in
 
 
 async def compiled_grammar(
-    body: SamplingFields, generator: TextGenerator, prefix: str = ""
+    body: SamplingFields, generator: TextGenerator, tenant: str, prefix: str = ""
 ) -> Grammar | None:
     """The grammar of the answers to `body`, whose fields the caller knows with `prefix`.
 
@@ -36,7 +36,7 @@ async def compiled_grammar(
     if (named := named_source(body, prefix)) is None:
         return None
     param, source = named
-    return await generator.compile_grammar(source, param)
+    return await generator.compile_grammar(source, param, tenant)
 
 
 def named_source(body: SamplingFields, prefix: str = "") -> Named | None:

@@ -92,7 +92,9 @@ def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] 
     return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
 
 
-async def answer_grammar(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -> Grammar | None:
+async def answer_grammar(
+    body: ChatBody, use: ToolUse, model: ServedModel, prompt: str, tenant: str
+) -> Grammar | None:
     """The grammar of the answers to `prompt`, if there is one: a thought, and a call or JSON behind it.
 
     Where calls are free, there is one only if a function is strict: of text in which calls fit.
@@ -101,19 +103,23 @@ async def answer_grammar(body: ChatBody, use: ToolUse, model: ServedModel, promp
     """
     named = named_source(body)
     if use.is_required:
-        return await _compiled(_lark(use, model, prompt, None), model, "tools")
+        return await _compiled(_lark(use, model, prompt, None), model, "tools", tenant)
     if named is None:
-        return await _compiled(_lark_of_text(use, model, prompt), model, "tools") if use.is_strict else None
+        return (
+            await _compiled(_lark_of_text(use, model, prompt), model, "tools", tenant)
+            if use.is_strict
+            else None
+        )
     param, source = named
     if is_bare(named, use, model):
-        return await model.generator.compile_grammar(source, param)
+        return await model.generator.compile_grammar(source, param, tenant)
     if (schema := _schema_of(source)) is None:
         raise InvalidRequestError(
             f"`{param}` must be a JSON schema beside `tools`; leave one of them out, or set `tool_choice` to"
             " `none`",
             param,
         )
-    return await _compiled(_lark(use, model, prompt, schema), model, param)
+    return await _compiled(_lark(use, model, prompt, schema), model, param, tenant)
 
 
 def is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
@@ -174,8 +180,8 @@ def _most_calls(use: ToolUse) -> int:
     return MAX_CALLS if use.parallel else 1
 
 
-async def _compiled(lark: str, model: ServedModel, param: str) -> Grammar:
-    return await model.generator.compile_grammar(GrammarSource(GrammarKind.LARK, lark), param)
+async def _compiled(lark: str, model: ServedModel, param: str, tenant: str) -> Grammar:
+    return await model.generator.compile_grammar(GrammarSource(GrammarKind.LARK, lark), param, tenant)
 
 
 def _schema_of(source: GrammarSource) -> Mapping[str, Any] | None:

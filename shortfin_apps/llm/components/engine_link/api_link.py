@@ -55,7 +55,7 @@ class AdmittingEngine(EngineClient, Protocol):
 class Grammars(Protocol):
     """Compiles the grammars that another process has tried; see `GrammarCompiler`."""
 
-    async def compile_tried(self, source: GrammarSource, param: str) -> Grammar: ...
+    async def compile_tried(self, source: GrammarSource, param: str, tenant: str) -> Grammar: ...
 
 
 class ApiLink:
@@ -164,9 +164,13 @@ class ApiLink:
     async def _compile_and_admit(self, call: GenerateCall, source: GrammarSource, param: str) -> None:
         assert self._grammars is not None, "a process sends requests after its welcome"
         try:
-            grammar = await self._grammars.compile_tried(source, param)
+            grammar = await self._grammars.compile_tried(source, param, call.terms.tenant)
         except LlmError as error:
             self.send(Refused(call.request_id, error))
+            return
+        except Exception as bug:
+            logger.error("a grammar could not be compiled", exc_info=bug)
+            self.send(Refused(call.request_id, LlmError("the grammar could not be compiled: internal error")))
             return
         self._admit(replace(call, params=replace(call.params, output_grammar=grammar)))
 

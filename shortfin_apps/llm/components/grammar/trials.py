@@ -16,9 +16,14 @@ from shortfin_apps.llm.components.grammar.trial_process import TrialLimits, comm
 from shortfin_apps.llm.errors import OverloadedError
 
 MAX_AT_ONCE = 4  # trials, which share the processors with the model
+SLACK_S = 5.0  # that a trial may take longer than its limits, as its process reads the tokenizer first
 NUM_ANSWERS = 2  # of a worker to a grammar
 
 logger = logging.getLogger(__name__)
+
+
+class OverLimitsError(UnusableGrammar):
+    """A grammar that takes too much time or memory to compile."""
 
 
 class Trials:
@@ -42,7 +47,6 @@ class Trials:
             )
         self._idle: list[socket.socket] = []
         self.close = weakref.finalize(self, _end, self.process, self._control, self._idle)
-        self._places = asyncio.Semaphore(MAX_AT_ONCE)
 
     @property
     def are_over(self) -> bool:
@@ -53,14 +57,18 @@ class Trials:
         """Returns if `source` can be compiled within the limits, in about the time that it took now.
 
         Raises UnusableGrammar, and OverloadedError where the process is out of reach. A cancelled trial ends.
+        The caller runs at most MAX_AT_ONCE.
         """
-        async with self._places:
-            answers = await self._answers(source)
+        try:
+            async with asyncio.timeout(self._limits.wall_s + SLACK_S):
+                answers = await self._answers(source)
+        except TimeoutError:
+            answers = []
         match answers:
             case []:
                 raise OverloadedError("no grammar can be compiled now; try again")
             case [_]:
-                raise UnusableGrammar(_bounds(self._limits))
+                raise OverLimitsError(_bounds(self._limits))
             case [_, reason] if reason:
                 raise UnusableGrammar(reason)
 
