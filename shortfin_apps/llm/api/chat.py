@@ -18,6 +18,7 @@ from shortfin_apps.llm.api.conversation import conversation_text
 from shortfin_apps.llm.api.schema import ChatBody, SamplingFields, ServingFields
 from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.api.streaming import unless_disconnected
+from shortfin_apps.llm.api.structured_output import compiler_for
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.api.text_requests import text_requests
 from shortfin_apps.llm.api.tools import (
@@ -84,7 +85,8 @@ async def chat_turn(body: ChatBody, request: Request, *, cuts_to_fit: bool = Fal
     model.generator.check_count(body.n or 1, "n")
     prompt = await chat_prompt(body, request)
     tenant = terms_of(body, request).tenant
-    grammar = await answer_grammar(body, prompt.use, model, prompt.text, tenant)
+    compile_source = compiler_for(request, model.generator, tenant)
+    grammar = await answer_grammar(body, prompt.use, model, prompt.text, compile_source)
     form = answer_form(body, prompt.use, model, prompt.text)
     room = max(model.generator.max_seq_len - len(prompt.token_ids), 1)
     fills_context = cuts_to_fit and body.max_tokens is not None and body.max_tokens > room

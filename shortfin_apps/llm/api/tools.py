@@ -9,7 +9,7 @@ from typing import Any
 
 from shortfin_apps.llm.api.schema import AllowedToolChoice, ChatBody, NamedTool, Tool
 from shortfin_apps.llm.api.service import ServedModel
-from shortfin_apps.llm.api.structured_output import Named, named_source
+from shortfin_apps.llm.api.structured_output import CompileSource, Named, named_source
 from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT, Dialect, Function
 from shortfin_apps.llm.components.dialects.lark import Lark, one_of
 from shortfin_apps.llm.components.dialects.output_parser import OutputParser
@@ -93,7 +93,7 @@ def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] 
 
 
 async def answer_grammar(
-    body: ChatBody, use: ToolUse, model: ServedModel, prompt: str, tenant: str
+    body: ChatBody, use: ToolUse, model: ServedModel, prompt: str, compile_source: CompileSource
 ) -> Grammar | None:
     """The grammar of the answers to `prompt`, if there is one: a thought, and a call or JSON behind it.
 
@@ -103,23 +103,21 @@ async def answer_grammar(
     """
     named = named_source(body)
     if use.is_required:
-        return await _compiled(_lark(use, model, prompt, None), model, "tools", tenant)
+        return await _compiled(_lark(use, model, prompt, None), compile_source, "tools")
     if named is None:
-        return (
-            await _compiled(_lark_of_text(use, model, prompt), model, "tools", tenant)
-            if use.is_strict
-            else None
-        )
+        if not use.is_strict:
+            return None
+        return await _compiled(_lark_of_text(use, model, prompt), compile_source, "tools")
     param, source = named
     if is_bare(named, use, model):
-        return await model.generator.compile_grammar(source, param, tenant)
+        return await compile_source(source, param)
     if (schema := _schema_of(source)) is None:
         raise InvalidRequestError(
             f"`{param}` must be a JSON schema beside `tools`; leave one of them out, or set `tool_choice` to"
             " `none`",
             param,
         )
-    return await _compiled(_lark(use, model, prompt, schema), model, param, tenant)
+    return await _compiled(_lark(use, model, prompt, schema), compile_source, param)
 
 
 def is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
@@ -180,8 +178,8 @@ def _most_calls(use: ToolUse) -> int:
     return MAX_CALLS if use.parallel else 1
 
 
-async def _compiled(lark: str, model: ServedModel, param: str, tenant: str) -> Grammar:
-    return await model.generator.compile_grammar(GrammarSource(GrammarKind.LARK, lark), param, tenant)
+async def _compiled(lark: str, compile_source: CompileSource, param: str) -> Grammar:
+    return await compile_source(GrammarSource(GrammarKind.LARK, lark), param)
 
 
 def _schema_of(source: GrammarSource) -> Mapping[str, Any] | None:
