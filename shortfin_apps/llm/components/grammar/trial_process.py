@@ -91,6 +91,8 @@ def _problem(source: GrammarSource, tokenizer: LLTokenizer) -> str:
         compiled(source, tokenizer)
     except UnusableGrammar as unusable:
         return str(unusable)
+    except Exception as bug:  # of the library, which is not to be taken for a limit that was hit
+        return f"the library failed on it ({type(bug).__name__})"
     return ""
 
 
