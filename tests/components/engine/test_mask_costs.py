@@ -156,6 +156,18 @@ def test_tenants_with_the_same_grammar_have_accounts_of_their_own() -> None:
     assert list(steps.requests) == one
 
 
+def test_a_large_batch_of_a_usual_grammar_that_shrinks_to_one_row_is_not_costly() -> None:
+    steps = Steps()
+    usual = steps.grammar(MIN_ROW_S / 2)
+    names = rows(steps, usual, 100)
+    steps.run(20)
+    for name in names[1:]:
+        del steps.requests[name]
+    rows(steps, usual, 300, tenant="other")
+    steps.run(3)
+    assert not steps.ended
+
+
 def test_forced_tokens_count_and_an_exhausted_grammar_forces_none() -> None:
     steps = Steps()
     grammar = steps.grammar(MAX_EXCESS_S * 2)
@@ -188,7 +200,7 @@ def test_an_account_ends_with_its_requests() -> None:
 def test_the_excess_over_many_steps_is_bounded(kinds: list[tuple[float, int, int]], num_steps: int) -> None:
     """Whatever the mix; and usual grammars never end."""
     steps = Steps()
-    usual = rows(steps, steps.grammar(MIN_ROW_S), 9)
+    usual = rows(steps, steps.grammar(MIN_ROW_S * 0.99), 9)
     for cost_s, count, after in kinds:
         rows(steps, steps.grammar(partial(_costs_after, cost_s, after)), count)
     steps.run(num_steps)

@@ -81,7 +81,8 @@ async def test_each_limit_ends_a_trial(limits: TrialLimits) -> None:
 
 def test_a_bug_of_the_library_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_process, "compiled", lambda source, tokenizer: 1 // 0)
-    assert "ZeroDivisionError" in trial_process._problem(LETTER, LLTokenizer(BACKEND.to_str(), eos_token=ENDS))
+    tokenizer = LLTokenizer(BACKEND.to_str(), eos_token=ENDS)
+    assert "ZeroDivisionError" in trial_process._problem(LETTER, tokenizer)
 
 
 async def test_a_trial_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

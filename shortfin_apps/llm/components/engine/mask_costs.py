@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -36,12 +35,12 @@ NUM_SPIKES = 3
 class _Account:
     """The masks of one tenant's requests with one grammar. Lives as long as one of the requests."""
 
-    param: str
-    request_ids: set[str] = field(default_factory=set)  # of the current step
+    params: dict[str, str] = field(default_factory=dict)  # by request of the current step
     spent_s: float = 0.0  # in the current step
     cost_s: float = 0.0  # per step
     per_row_s: float = 0.0
     _steps_s: deque[float] = field(default_factory=lambda: deque([0.0] * NUM_STEPS, NUM_STEPS))
+    _rows_s: deque[float] = field(default_factory=lambda: deque([0.0] * NUM_STEPS, NUM_STEPS))
 
     @property
     def is_exhausted(self) -> bool:
@@ -51,19 +50,11 @@ class _Account:
     def settle(self) -> None:
         """Takes the current step into the cost."""
         self._steps_s.append(self.spent_s)
-        usual_s = sorted(self._steps_s)[: NUM_STEPS - NUM_SPIKES]
-        self.cost_s = sum(usual_s) / len(usual_s)
-        self.per_row_s = self.cost_s / len(self.request_ids)
+        self._rows_s.append(self.spent_s / len(self.params))
+        self.cost_s, self.per_row_s = _usual(self._steps_s), _usual(self._rows_s)
 
     def begin_step(self) -> None:
-        self.request_ids, self.spent_s = set(), 0.0
-
-    def error(self) -> ConstraintError:
-        return ConstraintError(
-            f"`{self.param}`: the grammar takes so long for each token that it slows down other requests;"
-            " make it simpler and less ambiguous, or ask for fewer choices at once",
-            self.param,
-        )
+        self.params, self.spent_s = {}, 0.0
 
 
 class MaskCosts:
@@ -82,8 +73,8 @@ class MaskCosts:
             return
         key = (request.tenant, grammar)
         if (account := self._accounts.get(key)) is None:
-            account = self._accounts[key] = _Account(grammar.param)
-        request.matcher = _WatchedMatcher(request.matcher, request.request_id, account, self)
+            account = self._accounts[key] = _Account()
+        request.matcher = _WatchedMatcher(request.matcher, request.request_id, grammar.param, account, self)
 
     def settle(self) -> list[tuple[str, ConstraintError]]:
         """Ends a step. Returns the ids of requests that have to end, with their errors."""
@@ -95,41 +86,61 @@ class MaskCosts:
             account.settle()
         if not too_costly and self._excess_s == MAX_EXCESS_S:
             too_costly = _costliest(accounts)
-        ended = [(name, account.error()) for account in too_costly for name in sorted(account.request_ids)]
+        ended = [(name, _error(param)) for each in too_costly for name, param in each.params.items()]
         for account in accounts:
             account.begin_step()
         return ended
 
-    @contextmanager
-    def measured(self, account: _Account, request_id: str) -> Iterator[None]:
-        """Charges the account for the time of a block."""
+    def begin(self, account: _Account, request_id: str, param: str) -> float:
+        """Notes that the account is about to spend time. Returns the clock."""
         self._of_step.add(account)
-        account.request_ids.add(request_id)
-        began_s = self._clock()
-        try:
-            yield
-        finally:
-            account.spent_s += self._clock() - began_s
+        account.params[request_id] = param
+        return self._clock()
+
+    def end(self, account: _Account, began_s: float) -> None:
+        account.spent_s += self._clock() - began_s
 
 
 class _WatchedMatcher:
     """A GrammarMatcher that charges an account."""
 
-    def __init__(self, matcher: GrammarMatcher, request_id: str, account: _Account, costs: MaskCosts) -> None:
-        self._matcher, self._request_id = matcher, request_id
+    def __init__(
+        self, matcher: GrammarMatcher, request_id: str, param: str, account: _Account, costs: MaskCosts
+    ) -> None:
+        self._matcher, self._request_id, self._param = matcher, request_id, param
         self._account, self._costs = account, costs
 
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
         if self._account.is_exhausted:
-            raise self._account.error()
-        with self._costs.measured(self._account, self._request_id):
+            raise _error(self._param)
+        began_s = self._costs.begin(self._account, self._request_id, self._param)
+        try:
             return self._matcher.allowed(generated, ahead)
+        finally:
+            self._costs.end(self._account, began_s)
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
         if self._account.is_exhausted:
             return ()
-        with self._costs.measured(self._account, self._request_id):
+        began_s = self._costs.begin(self._account, self._request_id, self._param)
+        try:
             return self._matcher.forced(generated)
+        finally:
+            self._costs.end(self._account, began_s)
+
+
+def _usual(costs_s: Iterable[float]) -> float:
+    """Their mean without spikes."""
+    usual_s = sorted(costs_s)[: NUM_STEPS - NUM_SPIKES]
+    return sum(usual_s) / len(usual_s)
+
+
+def _error(param: str) -> ConstraintError:
+    return ConstraintError(
+        f"`{param}`: the grammar takes so long for each token that it slows down other requests; make it"
+        " simpler and less ambiguous, or ask for fewer choices at once",
+        param,
+    )
 
 
 def _costliest(accounts: Iterable[_Account]) -> list[_Account]:
