@@ -2,6 +2,7 @@
 
 LlmError
 ├── InvalidRequestError        the request is wrong; names the parameter         (HTTP 400)
+│   └── ConstraintError        its grammar or bans end its output early           (HTTP 400)
 ├── OverloadedError            queue full, try again after `retry_after_s`       (HTTP 429)
 ├── UnavailableError           loading, draining or stopped                      (HTTP 503)
 ├── RequestAbortedError        the client left or aborted the request            (HTTP 499)
@@ -35,6 +36,10 @@ class InvalidRequestError(LlmError):
         super().__init__(message)
         self.param = param
         self.extra = extra or {}
+
+
+class ConstraintError(InvalidRequestError):
+    """The output cannot continue because of the request's own grammar, bans or other constraints."""
 
 
 class OverloadedError(LlmError):

@@ -18,7 +18,7 @@ from shortfin_apps.llm.api.streaming import json_line
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
-from shortfin_apps.llm.errors import InvocationError, LlmError, UnavailableError
+from shortfin_apps.llm.errors import ConstraintError, InvocationError, LlmError, UnavailableError
 from shortfin_apps.llm.server.model_loading import Loaded
 from shortfin_apps.llm.server.protocol import BoundedProtocol
 from tests.api.harness import MESSAGES, TOKENIZER, Harness, events_of
@@ -107,6 +107,7 @@ async def test_chunks_are_sent_as_they_are_generated() -> None:
     ("error", "status", "code"),
     [
         (InvocationError("x"), 500, "INVOCATION_FAILED"),
+        (ConstraintError("x", "regex"), 400, "INVALID_REQUEST_ARGS"),
         (UnavailableError("x"), 503, "UNAVAILABLE"),
     ],
 )
@@ -127,8 +128,17 @@ async def test_an_error_before_the_first_token_is_a_status(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_an_error_after_the_first_token_is_the_last_event(path: str) -> None:
-    harness = Harness(failing(InvocationError("x"), after=TOKENIZER.encode("ab")))
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvocationError("x"), "INVOCATION_FAILED"),
+        (ConstraintError("x", "regex"), "INVALID_REQUEST_ARGS"),
+    ],
+)
+async def test_an_error_after_the_first_token_is_the_last_event(
+    path: str, error: LlmError, code: str
+) -> None:
+    harness = Harness(failing(error, after=TOKENIZER.encode("ab")))
     body = (
         {**json.loads(BODIES[path] % b"true"), "n": 1}
         if path != "/generate"
@@ -136,7 +146,7 @@ async def test_an_error_after_the_first_token_is_the_last_event(path: str) -> No
     )
     answer = await harness.post(path, body)
     assert answer.status_code == 200
-    assert "INVOCATION_FAILED" in str(events_of(answer)[-1])
+    assert code in str(events_of(answer)[-1])
 
 
 COMMENT = b": keep-alive\n\n"

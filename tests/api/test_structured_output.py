@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from shortfin_apps.llm.api import structured_output, tools
+from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.components.grammar.source import GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
 from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
+from tests.api.loopback import TIMEOUT_S, ready_server
 from tests.api.test_tools import harness_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "null"}}}
@@ -60,6 +65,38 @@ async def test_choices_share_a_grammar(harness: Harness) -> None:
     await harness.post(CHAT, {"messages": MESSAGES, "n": 2, "regex": "a"})
     first, second = grammars_of(harness)
     assert first is second is not None
+
+
+ROUTES: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": MESSAGES, "guided_regex": "a"}, "guided_regex"),
+    (COMPLETIONS, {"prompt": "a", "guided_regex": "a"}, "guided_regex"),
+    ("/generate", {"text": "a", "sampling_params": {"regex": "a"}}, "sampling_params.regex"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), ROUTES, ids=[path for path, *_ in ROUTES])
+async def test_a_client_that_leaves_ends_the_trial_of_its_grammar(
+    path: str, body: dict[str, Any], param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is a trial of its tenant."""
+    asked, began, ended = [], asyncio.Event(), asyncio.Event()
+
+    async def forever(_: TextGenerator, source: GrammarSource, param: str, tenant: str) -> Grammar:
+        asked.append((param, tenant))
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    monkeypatch.setattr(TextGenerator, "compile_grammar", forever)
+    async with ready_server() as server:
+        writer = await server.send_raw(path, json.dumps({**body, "user": "me"}).encode())
+        await asyncio.wait_for(began.wait(), TIMEOUT_S)
+        writer.close()
+        await asyncio.wait_for(ended.wait(), TIMEOUT_S)
+    assert asked == [(param, "me")]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, 
 from shortfin_apps.llm.components.engine.draft_model import DraftModel, DraftOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
+from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.page_count import least_window_pages
@@ -169,6 +170,7 @@ def make_rig(
     repeats: float = 0.0,
     more_window_pages: int = 0,
     recorder: FlightRecorder | None = None,
+    mask_costs: MaskCosts | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rig:
     config = config or fake_config()
@@ -208,6 +210,7 @@ def make_rig(
         speculation=speculation,
         draft_model=None if draft is None else draft.model,
         recorder=recorder,
+        mask_costs=mask_costs,
         clock=clock,
     )
     return Rig(engine, scheduler, cache, runner, program, device, page_table[0], draft)

@@ -15,6 +15,8 @@ class Keys:
     A matcher that `errs` says that others follow the first two.
     """
 
+    param = "grammar"
+
     def __init__(self, *, errs: bool = False) -> None:
         self._errs = errs
 

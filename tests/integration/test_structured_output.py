@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.engine import mask_costs
 from shortfin_apps.llm.components.grammar import compiler
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from tests.components.grammar.hostile import NEVER_COMPILED, UNLIMITED
@@ -103,6 +104,24 @@ async def test_values_fit_random_schemas(tiny_artifact: Artifact) -> None:
         await asyncio.gather(
             *(check_schema(client, 10 * i + 1 + i % 6, schema) for i, schema in enumerate(drawn))
         )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_slows_down_others_is_an_error_of_its_field(
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(mask_costs, "MAX_EXCESS_S", 0.0)
+    body = {
+        "messages": MESSAGES,
+        "n": 4,
+        "guided_grammar": 'start: a\na: a a | /[a-z ]/ | ""',
+        "stream": stream,
+    }
+    async with serving(tiny_artifact) as (client, _):
+        response = await client.post(CHAT, json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "guided_grammar")
+        answer = await client.post(CHAT, json={"messages": MESSAGES, "max_tokens": 9})
+        assert answer.status_code == 200
 
 
 FORMS: list[tuple[dict[str, Any], str]] = [

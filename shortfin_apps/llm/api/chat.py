@@ -19,6 +19,8 @@ from shortfin_apps.llm.api.json_body import note_unread
 from shortfin_apps.llm.api.schema import ChatBody, SamplingFields, ServingFields
 from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.api.streaming import unless_disconnected
+from shortfin_apps.llm.api.structured_output import compiler_for
+from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.api.text_requests import text_requests
 from shortfin_apps.llm.api.tools import (
     AnswerForm,
@@ -86,7 +88,9 @@ async def chat_turn(
     service.limits.check_logprobs(logprobs, "top_logprobs")
     model.generator.check_count(body.n or 1, "n")
     prompt = await chat_prompt(body, request, messages_field=messages_field)
-    grammar = await answer_grammar(body, prompt.use, model, prompt.text)
+    tenant = terms_of(body, request).tenant
+    compile_source = compiler_for(request, model.generator, tenant)
+    grammar = await answer_grammar(body, prompt.use, model, prompt.text, compile_source)
     form = answer_form(body, prompt.use, model, prompt.text)
     room = max(model.generator.max_seq_len - len(prompt.token_ids), 1)
     fills_context = cuts_to_fit and body.max_tokens is not None and body.max_tokens > room

@@ -31,7 +31,7 @@ from shortfin_apps.llm.api.sampling import PARAM_NAMES, params_named, sampling_p
 from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
-from shortfin_apps.llm.api.structured_output import compiled_grammar
+from shortfin_apps.llm.api.structured_output import compiled_grammar, compiler_for
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.components.frontend.prompt_scoring import (
@@ -183,6 +183,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
     generator.check_count(sum(each.generated for each in choices), PREFIX + name)
     rids = _request_ids(body.rid, count, request_id_of(request))
     terms = terms_of(body, request)
+    compile_source = compiler_for(request, generator, terms.tenant)
     items = []
     for i in range(count):
         prompt_token_ids = (
@@ -195,7 +196,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
                 prompt_token_ids=prompt_token_ids,
                 sampling=sampling[i],
                 choices=choices[i],
-                grammar=await compiled_grammar(sampling[i], generator, PREFIX),
+                grammar=await compiled_grammar(sampling[i], compile_source, PREFIX),
                 request_id=rids[i],
                 logprobs=logprobs[i],
                 logprob_start=_checked_start(starts[i], prompt_token_ids),

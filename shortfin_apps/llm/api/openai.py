@@ -28,7 +28,8 @@ from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Extr
 from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody, StreamOptions
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
-from shortfin_apps.llm.api.structured_output import compiled_grammar
+from shortfin_apps.llm.api.structured_output import compiled_grammar, compiler_for
+from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.api.text_requests import check_limits, text_requests
 from shortfin_apps.llm.components.frontend.prompt_scoring import prompt_logprobs, scoring_request
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
@@ -55,7 +56,8 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     service.limits.check_logprobs(body.logprobs, "logprobs")
     choices = choices_of(body, body.logprobs, stream=body.stream)
     batch = _batch(body, service, choices)
-    grammar = await compiled_grammar(body, model.generator)
+    tenant = terms_of(body, request).tenant
+    grammar = await compiled_grammar(body, compiler_for(request, model.generator, tenant))
     prompts = await _prompt_ids(batch, body, model.generator)
     requests = [
         request_

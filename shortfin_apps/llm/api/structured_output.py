@@ -8,10 +8,13 @@ json_schema, regex, ebnf, grammar   (SGLang, llama.cpp)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
+from starlette.requests import Request
+
 from shortfin_apps.llm.api.schema import SamplingFields, StructuredOutputs
+from shortfin_apps.llm.api.streaming import unless_disconnected
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.grammar.compiler import MAX_CHARS, check_size
 from shortfin_apps.llm.components.grammar.source import (
@@ -25,10 +28,20 @@ from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.errors import InvalidRequestError
 
 Named = tuple[str, GrammarSource]  # the field that a grammar was given in
+CompileSource = Callable[[GrammarSource, str], Awaitable[Grammar]]  # the second is the field
+
+
+def compiler_for(request: Request, generator: TextGenerator, tenant: str) -> CompileSource:
+    """Compiles grammars of a request, until its client disconnects."""
+
+    async def compile_source(source: GrammarSource, param: str) -> Grammar:
+        return await unless_disconnected(request, generator.compile_grammar(source, param, tenant))
+
+    return compile_source
 
 
 async def compiled_grammar(
-    body: SamplingFields, generator: TextGenerator, prefix: str = ""
+    body: SamplingFields, compile_source: CompileSource, prefix: str = ""
 ) -> Grammar | None:
     """The grammar of the answers to `body`, whose fields the caller knows with `prefix`.
 
@@ -37,7 +50,7 @@ async def compiled_grammar(
     if (named := named_source(body, prefix)) is None:
         return None
     param, source = named
-    return await generator.compile_grammar(source, param)
+    return await compile_source(source, param)
 
 
 def named_source(body: SamplingFields, prefix: str = "") -> Named | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shortfin_apps.llm.api.schema import AllowedToolChoice, ChatBody, NamedTool, Tool
 from shortfin_apps.llm.api.service import ServedModel
-from shortfin_apps.llm.api.structured_output import Named, named_source
+from shortfin_apps.llm.api.structured_output import CompileSource, Named, named_source
 from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT, Dialect, Function
 from shortfin_apps.llm.components.dialects.lark import Lark, one_of
 from shortfin_apps.llm.components.dialects.output_parser import OutputParser
@@ -102,7 +102,9 @@ def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] 
     return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
 
 
-async def answer_grammar(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -> Grammar | None:
+async def answer_grammar(
+    body: ChatBody, use: ToolUse, model: ServedModel, prompt: str, compile_source: CompileSource
+) -> Grammar | None:
     """The grammar of the answers to `prompt`, if there is one: a thought, and a call or JSON behind it.
 
     Where calls are free, there is one only if a function is strict: of text in which calls fit.
@@ -111,21 +113,21 @@ async def answer_grammar(body: ChatBody, use: ToolUse, model: ServedModel, promp
     """
     named = named_source(body)
     if use.is_required:
-        return await _compiled(use, lambda use: _lark(use, model, prompt, None), model, "tools")
+        return await _compiled(use, lambda use: _lark(use, model, prompt, None), compile_source, "tools")
     if named is None:
         if not use.is_strict:
             return None
-        return await _compiled(use, lambda use: _lark_of_text(use, model, prompt), model, "tools")
+        return await _compiled(use, lambda use: _lark_of_text(use, model, prompt), compile_source, "tools")
     param, source = named
     if is_bare(named, use, model):
-        return await model.generator.compile_grammar(source, param)
+        return await compile_source(source, param)
     if (schema := _schema_of(source)) is None:
         raise InvalidRequestError(
             f"`{param}` must be a JSON schema beside `tools`; leave one of them out, or set `tool_choice` to"
             " `none`",
             param,
         )
-    return await _compiled(use, lambda use: _lark(use, model, prompt, schema), model, param)
+    return await _compiled(use, lambda use: _lark(use, model, prompt, schema), compile_source, param)
 
 
 def is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
@@ -189,7 +191,7 @@ def _most_calls(use: ToolUse) -> int:
 
 
 async def _compiled(
-    use: ToolUse, lark_of: Callable[[ToolUse], str], model: ServedModel, param: str
+    use: ToolUse, lark_of: Callable[[ToolUse], str], compile_source: CompileSource, param: str
 ) -> Grammar:
     """The grammar of `lark_of(use)`. Where it is refused, functions that are not strict take more arguments.
 
@@ -197,17 +199,17 @@ async def _compiled(
     """
     for loosen in (_types_only, _any_arguments):
         try:
-            return await _compiled_lark(lark_of(use), model, param)
+            return await _compiled_lark(lark_of(use), compile_source, param)
         except InvalidRequestError:
             loose = tuple(each if each.strict else loosen(each) for each in use.functions)
             if loose == use.functions:
                 raise
             use = replace(use, functions=loose)
-    return await _compiled_lark(lark_of(use), model, param)
+    return await _compiled_lark(lark_of(use), compile_source, param)
 
 
-async def _compiled_lark(lark: str, model: ServedModel, param: str) -> Grammar:
-    return await model.generator.compile_grammar(GrammarSource(GrammarKind.LARK, lark), param)
+async def _compiled_lark(lark: str, compile_source: CompileSource, param: str) -> Grammar:
+    return await compile_source(GrammarSource(GrammarKind.LARK, lark), param)
 
 
 def _types_only(function: Function) -> Function:

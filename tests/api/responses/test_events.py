@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from shortfin_apps.llm.api.responses.shapes import ResponseShape
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.errors import ConstraintError, InvocationError
 from tests.api.harness import TOKENIZER
 from tests.api.test_blocks import HERMES, TEXTS
 
@@ -66,6 +67,19 @@ def test_events_lead_to_the_whole_response(pieces: list[str], size: int, reason:
             deltas[event["output_index"]] = deltas.get(event["output_index"], "") + event["delta"]
     texts = [item["arguments"] if "arguments" in item else item["content"][0]["text"] for item in done]
     assert [deltas.get(index, "") for index in range(len(done))] == texts
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvocationError("broken"), "server_error"),
+        (ConstraintError("broken"), "invalid_prompt"),
+        (RuntimeError("broken"), "server_error"),
+    ],
+)
+def test_a_failed_response_tells_the_callers_faults_from_the_servers(error: Exception, code: str) -> None:
+    (event,) = payloads(ResponseEvents(new_answer(), lambda response: None).failed(error))
+    assert event["response"]["error"]["code"] == code
 
 
 def test_a_failed_response_has_what_came_before() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.errors import ConstraintError
 from tests.components.engine.test_row_draws import invoked, outputs, record_downloads, rig
 from tests.components.engine_fixture import PROMPT, Rig, call
 from tests.components.fake_device import VOCAB
@@ -20,6 +20,8 @@ class Parity:
     `computed` has for each time that it computes that, how many invocations are in flight.
     """
 
+    param = "grammar"
+
     def __init__(self, made: Rig, fails_after: int = 100) -> None:
         self._made, self._fails_after = made, fails_after
         self._known: int | None = None
@@ -30,7 +32,7 @@ class Parity:
 
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
         if len(generated) >= self._fails_after:
-            raise InvocationError("the grammar is too complex")
+            raise ConstraintError("the grammar is too complex")
         if self._known != len(generated):
             self._known = len(generated)
             self.computed.append(len(self._made.program.in_flight))
@@ -105,6 +107,7 @@ def test_a_row_without_a_token_left_is_told_from_a_spoiled_one(sizes: dict[str, 
     made.engine.add(call("0", PROMPT, 5, temperature=1.0, bad_words=every_token))
     made.run()
     assert made.reason("0") is FinishReason.ERROR
+    assert isinstance(made.last["0"].error, ConstraintError)
     assert "bans allow" in str(made.last["0"].error)
 
 
@@ -127,6 +130,6 @@ def test_a_grammar_that_fails_ends_its_request_alone(sizes: dict[str, Any]) -> N
     made.engine.add(call("0", PROMPT, 6, temperature=1.0, output_grammar=grammar))
     made.engine.add(call("1", PROMPT, 6, temperature=1.0, presence_penalty=1.0))
     made.run()
-    assert "too complex" in str(made.last["0"].error)
+    assert isinstance(made.last["0"].error, ConstraintError)
     assert len(made.outputs["1"]) == 6
     assert made.all_pages_back()

@@ -31,6 +31,8 @@ PLACES: list[dict[str, Any]] = [
 class FewTokens:
     """A grammar: after an even token a multiple of 3, else anything but multiples of 5."""
 
+    param = "grammar"
+
     def matcher(self) -> FewTokens:
         return self
 

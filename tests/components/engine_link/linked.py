@@ -23,7 +23,7 @@ Execute = Callable[[Command], Sequence[float]]
 
 
 class NoGrammars:
-    async def compile_tried(self, source: GrammarSource) -> Grammar:
+    async def compile_tried(self, source: GrammarSource, param: str, tenant: str) -> Grammar:
         raise NotImplementedError
 
 

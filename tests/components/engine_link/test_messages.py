@@ -49,6 +49,7 @@ IDS = st.text(max_size=9)
 
 ERRORS = st.one_of(
     st.builds(InvalidRequestError, IDS, st.none() | IDS, st.dictionaries(IDS, st.none() | st.integers(0, 9))),
+    st.builds(errors.ConstraintError, IDS, st.none() | IDS),
     st.builds(OverloadedError, IDS, FLOATS),
     st.builds(errors.UnavailableError, IDS),
     st.builds(errors.RequestAbortedError, IDS),

@@ -24,11 +24,12 @@ from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.beam_search import BeamSearch
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
-from shortfin_apps.llm.components.grammar.source import ANY_OBJECT
+from shortfin_apps.llm.components.grammar.source import ANY_OBJECT, GrammarSource
 from shortfin_apps.llm.components.recorder.dump_file import read_dump
 from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
-from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.components.request.grammar import Grammar
+from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.errors import (
     InvalidRequestError,
     InvocationError,
@@ -49,6 +50,7 @@ from tests.components.frontend.test_beam_search import (
     logits,
     search_to_end,
 )
+from tests.components.grammar.test_compiled import compiled
 
 PATIENCE_S = 30.0
 
@@ -106,6 +108,27 @@ async def test_a_wrong_request_names_its_field() -> None:
             await remote.submit(call("a", PROMPT, max_tokens=10_000))
         assert caught.value.param == "max_tokens"
         assert not remote.abort("a")
+
+
+async def test_a_grammar_that_cannot_be_compiled_beside_the_engine_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also when the reason is a bug, lest the request wait forever."""
+    asked: list[tuple[str, str]] = []
+
+    async def fail(_: NoGrammars, source: GrammarSource, param: str, tenant: str) -> Grammar:
+        asked.append((param, tenant))
+        raise RuntimeError("a bug") if len(asked) == 1 else InvalidRequestError("wrong", param)
+
+    monkeypatch.setattr(NoGrammars, "compile_tried", fail)
+    grammar = compiled("a").named("guided_regex")
+    async with linked(make_rig()) as each:
+        remote, _ = await each.api_process()
+        for name, message in (("a", "internal error"), ("b", "wrong")):
+            bound = call(name, PROMPT, output_grammar=grammar, terms=Terms(tenant="t"))
+            with pytest.raises(LlmError, match=message):
+                await remote.submit(bound)
+    assert asked == [("guided_regex", "t")] * 2
 
 
 async def test_an_id_that_another_process_uses_is_refused() -> None:

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.errors import ConstraintError
 from tests.components.text.tiny_tokenizers import byte_level_backend
 
 BACKEND = byte_level_backend()
@@ -59,13 +59,46 @@ def test_forced_tokens_are_those_that_masks_leave_alone() -> None:
 def test_a_grammar_that_is_over_or_has_failed_forces_nothing() -> None:
     ended, failed = compiled("ab").matcher(), compiled("ab").matcher()
     assert list(ended.forced([A, B, END])) == list(failed.forced([B])) == []
-    with pytest.raises(InvocationError, match="after 1 tokens"):
+    with pytest.raises(ConstraintError, match="after 1 tokens"):
         failed.allowed([B])
 
 
 def test_tokens_that_do_not_match_are_an_error() -> None:
-    with pytest.raises(InvocationError, match="after 1 tokens"):
+    with pytest.raises(ConstraintError, match="after 1 tokens"):
         compiled("ab").matcher().allowed([B])
+
+
+def test_a_failure_is_the_requests_own_and_names_its_field() -> None:
+    with pytest.raises(ConstraintError, match="`guided_regex`: the regular expression failed") as caught:
+        compiled("ab").named("guided_regex").matcher().allowed([B])
+    assert caught.value.param == "guided_regex"
+
+
+def ambiguous(step_max_items: int) -> CompiledGrammar:
+    source = GrammarSource(GrammarKind.EBNF, 'start: "b" | "a" x\nx: x x | /[ab]/ | ""')
+    limits = LLParserLimits(step_max_items=step_max_items, verbose_errors=False)
+    matcher = LLMatcher(TOKENIZER, grammar_from("ebnf", source.text), log_level=0, limits=limits)
+    return CompiledGrammar(source, matcher)
+
+
+def test_a_grammar_that_fails_on_proposed_tokens_goes_on_without_them() -> None:
+    matcher, expected = ambiguous(50).matcher(), ambiguous(50).matcher()
+    with pytest.raises(ConstraintError, match="Too many items"):
+        matcher.allowed([], [A] * 80)
+    assert matcher.allowed([]) == expected.allowed([])
+    assert matcher.allowed([A, B], [A]) == expected.allowed([A, B], [A])
+    with pytest.raises(ConstraintError, match="Too many items"):
+        matcher.allowed([A, B, *[A] * 80])
+
+
+def test_automata_that_are_full_are_worn_out_and_other_failures_leave_them() -> None:
+    limits = LLParserLimits(max_lexer_states=100, verbose_errors=False)
+    full = compiled("[ab]{0,500}c[ab]{0,50}", limits)
+    for grammar, worn_out in ((full, True), (ambiguous(50), False)):
+        named, matcher = grammar.named("g"), grammar.matcher()
+        with pytest.raises(ConstraintError, match=r"[Tt]oo many"):
+            [matcher.allowed([A] * index) for index in range(200)]
+        assert grammar.is_worn_out is named.is_worn_out is worn_out
 
 
 def test_a_grammar_that_costs_too_much_has_a_problem() -> None:
@@ -78,7 +111,7 @@ def fresh_mask(generated: Sequence[int]) -> list[int] | None:
     """The tokens that a new matcher allows; None if it fails."""
     try:
         return ids(compiled("a(bab|aaa)[ab]{0,4}").matcher().allowed(generated))
-    except InvocationError:
+    except ConstraintError:
         return None
 
 
@@ -91,7 +124,7 @@ def test_tokens_that_were_proposed_are_taken_back(rounds: list[tuple[list[int], 
         for count in range(len(proposed) + 1):
             expected = fresh_mask([*generated, *proposed[:count]])
             if count and expected is None:
-                with pytest.raises(InvocationError, match="proposed"):
+                with pytest.raises(ConstraintError, match="proposed"):
                     matcher.allowed(generated, proposed[:count])
             else:
                 assert ids(matcher.allowed(generated, proposed[:count])) == expected

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 
 import pytest
+from llguidance import LLTokenizer
 
-from shortfin_apps.llm.components.grammar import compiler, trials
-from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
+from shortfin_apps.llm.components.grammar import compiler
+from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar, compiled
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.components.grammar.source import (
     GrammarKind,
@@ -15,6 +17,7 @@ from shortfin_apps.llm.components.grammar.source import (
     schema_source,
 )
 from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
+from shortfin_apps.llm.components.grammar.trials import MAX_AT_ONCE, Trials
 from shortfin_apps.llm.errors import InvalidRequestError, OverloadedError
 from tests.components.grammar.hostile import NEVER_COMPILED, UNLIMITED
 from tests.components.text.tiny_tokenizers import byte_level_backend
@@ -112,12 +115,14 @@ async def test_a_grammar_is_compiled_once_while_it_is_kept(
     monkeypatch.setattr(compiler, "MAX_KEPT", 2)
     first = await grammars.compile(regex("a"), "f")
     await grammars.compile(regex("b"), "f")
-    assert await grammars.compile(regex("a"), "g") is first
+    again = await grammars.compile(regex("a"), "g")
+    assert again == first
+    assert (first.param, again.param) == ("f", "g")
     await grammars.compile(regex("c"), "f")
-    assert await grammars.compile(regex("a"), "f") is first, "the last that was asked for"
+    assert await grammars.compile(regex("a"), "f") == first, "the last that was asked for"
     await grammars.compile(regex("b"), "f")
     await grammars.compile(regex("c"), "f")
-    assert await grammars.compile(regex("a"), "f") is not first
+    assert await grammars.compile(regex("a"), "f") != first
 
 
 async def test_what_takes_too_much_is_refused_by_its_field() -> None:
@@ -131,14 +136,113 @@ async def test_others_compile_beside_what_takes_long(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compiler, "TIMEOUT_S", 1e3)
     grammars = GrammarCompiler(BACKEND.to_str, {END}, UNLIMITED)
     slow = asyncio.create_task(grammars.compile(NEVER_COMPILED, "f"))
+    await asyncio.sleep(0)
     for text in "abc":
         assert accepts(await grammars.compile(regex(text), "f"), text)
     assert not slow.done()
     slow.cancel()
 
 
+@pytest.mark.timeout(60)
+async def test_a_tenant_with_slow_grammars_does_not_delay_others() -> None:
+    grammars = GrammarCompiler(BACKEND.to_str, {END}, UNLIMITED)
+    schemas = [json.loads(NEVER_COMPILED.text) | {"description": str(number)} for number in range(24)]
+    slow = [asyncio.create_task(grammars.compile(schema_source(each), "f", "a")) for each in schemas]
+    await asyncio.sleep(0)
+    for text in "abc":
+        assert accepts(await grammars.compile(regex(text), "f", "b"), text)
+    assert not any(each.done() for each in slow)
+    for each in slow:
+        each.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+
+
+def count_trials(monkeypatch: pytest.MonkeyPatch) -> list[GrammarSource]:
+    """Has each grammar that is tried appended to a list."""
+    tried: list[GrammarSource] = []
+    run = Trials.run
+
+    async def counted(trials: Trials, source: GrammarSource) -> None:
+        tried.append(source)
+        await run(trials, source)
+
+    monkeypatch.setattr(Trials, "run", counted)
+    return tried
+
+
+async def test_a_refused_grammar_is_not_tried_again(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = count_trials(monkeypatch)
+    reasons = []
+    for param in "fgh":
+        with pytest.raises(InvalidRequestError, match="unclosed group") as refused:
+            await grammars.compile(regex("(a"), param)
+        reasons.append(str(refused.value)[:4])
+    assert reasons == ["`f`:", "`g`:", "`h`:"]
+    assert tried == [regex("(a")]
+
+
+async def test_many_requests_with_one_grammar_try_it_at_most_as_often_as_at_once(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = count_trials(monkeypatch)
+    many = [grammars.compile(source, "f") for source in [regex("a"), regex("(a")] * 12]
+    answers = await asyncio.gather(*many, return_exceptions=True)
+    assert len({answer for answer in answers if isinstance(answer, CompiledGrammar)}) == 1
+    assert sum(isinstance(answer, InvalidRequestError) for answer in answers) == 12
+    assert len(tried) <= MAX_AT_ONCE
+
+
+async def test_automata_that_are_full_are_compiled_again(grammars: GrammarCompiler) -> None:
+    first = await grammars.compile(regex("a"), "f")
+    first._worn_out[0] = True
+    again = await grammars.compile(regex("a"), "f")
+    assert again != first
+    assert await grammars.compile(regex("a"), "f") == again
+
+
+async def test_tenants_take_turns_in_the_thread(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def recorded(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:
+        order.append(source.text)
+        return compile_now(source, tokenizer)
+
+    compile_now = compiled
+    monkeypatch.setattr(compiler, "compiled", recorded)
+    names = ["a1", "a2", "a3", "b1", "b2"]
+    await asyncio.gather(*(grammars.compile_tried(regex(name), "f", name[0]) for name in names))
+    assert order == ["a1", "a2", "b1", "a3", "b2"]
+
+
+async def test_a_request_that_leaves_keeps_its_turn_until_the_thread_is_free(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_end = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:
+        loop.call_soon_threadsafe(began.set)
+        may_end.wait()
+        return compile_now(source, tokenizer)
+
+    compile_now = compiled
+    monkeypatch.setattr(compiler, "compiled", slow)
+    leaving = asyncio.create_task(grammars.compile_tried(regex("a"), "f", "a"))
+    await began.wait()
+    leaving.cancel()
+    await asyncio.sleep(0)
+    assert not leaving.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+
+
 async def test_what_waits_for_others_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "MAX_AT_ONCE", 1)
+    monkeypatch.setattr(compiler, "MAX_AT_ONCE", 1)
     grammars = GrammarCompiler(BACKEND.to_str, {END}, UNLIMITED)
     await grammars.compile(regex("a"), "f")
     monkeypatch.setattr(compiler, "TIMEOUT_S", 1e3)
@@ -176,12 +280,12 @@ async def test_what_another_process_has_tried_needs_no_trial(
     monkeypatch.setattr(grammars, "_start_trials", None)
     with grammars.preparing(trials=False):
         pass
-    grammar = await grammars.compile_tried(regex("ab|c"))
+    grammar = await grammars.compile_tried(regex("ab|c"), "f")
     assert accepts(grammar, "ab")
     assert grammar.source == regex("ab|c")
-    assert await grammars.compile_tried(regex("ab|c")) is grammar
-    with pytest.raises(InvalidRequestError, match="regular expression"):
-        await grammars.compile_tried(regex("(("))
+    assert await grammars.compile_tried(regex("ab|c"), "f") == grammar
+    with pytest.raises(InvalidRequestError, match=r"`f`: the regular expression"):
+        await grammars.compile_tried(regex("(("), "f")
 
 
 async def test_closing_ends_the_thread_and_the_process(grammars: GrammarCompiler) -> None:

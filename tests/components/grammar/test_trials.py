@@ -3,12 +3,16 @@ from __future__ import annotations
 import asyncio
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from llguidance import LLTokenizer
 
+from shortfin_apps.llm.components.grammar import trial_process
+from shortfin_apps.llm.components.grammar import trials as trials_module
 from shortfin_apps.llm.components.grammar.compiled import UnusableGrammar
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource, choice_source
 from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
@@ -73,6 +77,21 @@ async def test_each_limit_ends_a_trial(limits: TrialLimits) -> None:
     with pytest.raises(UnusableGrammar, match="simplify it"):
         await trials.run(NEVER_COMPILED)
     assert not trials.are_over
+
+
+def test_a_bug_of_the_library_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_process, "compiled", lambda source, tokenizer: 1 // 0)
+    tokenizer = LLTokenizer(BACKEND.to_str(), eos_token=ENDS)
+    assert "ZeroDivisionError" in trial_process._problem(tokenizer, LETTER.to_json())
+
+
+async def test_a_trial_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its process is stopped."""
+    monkeypatch.setattr(trials_module, "SLACK_S", 0.0)
+    trials = new_trials(TrialLimits(cpu_s=1e3, wall_s=0.0))
+    os.kill(trials.process.pid, signal.SIGSTOP)
+    with pytest.raises(OverloadedError):
+        await trials.run(LETTER)
 
 
 async def test_a_cancelled_trial_ends_at_once() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.errors import ConstraintError
 
 
 class Allowing:
     """A grammar, and the matcher of each request, that allows the same tokens always."""
+
+    param = "grammar"
 
     def __init__(self, *token_ids: int) -> None:
         self._bitmask = bytes([sum(1 << token_id for token_id in token_ids)])
@@ -27,7 +29,7 @@ class Failing(Allowing):
     """Fails when it is asked."""
 
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
-        raise InvocationError("the grammar failed")
+        raise ConstraintError("the grammar failed")
 
 
 class Repeating(Allowing):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, MinTokens, OutputGrammar
 from shortfin_apps.llm.components.sampling.sampler import Sampler
-from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
+from shortfin_apps.llm.errors import ConstraintError, InvalidRequestError, InvocationError
 from tests.components.engine_fixture import call
 from tests.components.sampling.grammars import Allowing
 from tests.components.sampling.reference import adjusted
@@ -56,7 +56,7 @@ def test_a_token_is_that_of_the_reference(
     expected = adjusted(logits, request.call.params, prompt, output, frozenset({1}))
     returned = row(logits, 3, full=not few or sampler.needs_logits(request))
     if np.isneginf(expected).all():
-        with pytest.raises(InvocationError, match="no token is left"):
+        with pytest.raises(ConstraintError, match="no token is left"):
             sampler.sample(returned, request)
         return
     assert sampler.sample(returned, request) == expected.argmax()
@@ -121,7 +121,7 @@ def test_a_grammar_leaves_the_tokens_that_it_allows() -> None:
 
 def test_a_grammar_that_leaves_no_token_is_an_error() -> None:
     request = Request(call("a", [1], output_grammar=Allowing(7)))
-    with pytest.raises(InvocationError, match="no token is left"):
+    with pytest.raises(ConstraintError, match="no token is left"):
         OutputGrammar().apply(row(full=True), request)
 
 

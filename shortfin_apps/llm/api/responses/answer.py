@@ -7,12 +7,14 @@ from typing import Any
 
 from shortfin_apps.llm.api.blocks import BlockKind, BlockReader, Change, Grew
 from shortfin_apps.llm.api.chat import ChatTurn, end_of
+from shortfin_apps.llm.api.errors import message_of
 from shortfin_apps.llm.api.receipts import receipt_field
 from shortfin_apps.llm.api.responses.shapes import ResponseShape, Usage
 from shortfin_apps.llm.api.responses.thought_tokens import ThoughtTokens
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from shortfin_apps.llm.errors import InvalidRequestError
 
 
 class ResponseAnswer:
@@ -66,10 +68,11 @@ class ResponseAnswer:
         whole = self.shape.response(self.status, self.output(), usage=self._usage(), completed_at=done)
         return whole | self._receipt
 
-    def failure(self, message: str) -> dict[str, Any]:
-        """The response, of which an error is the end."""
-        error = {"code": "server_error", "message": message}
-        return self.shape.response("failed", self.output(), usage=self._usage(), error=error)
+    def failure(self, error: Exception) -> dict[str, Any]:
+        """The response that ends with an error; OpenAI has no better code for a request's own fault."""
+        code = "invalid_prompt" if isinstance(error, InvalidRequestError) else "server_error"
+        error_field = {"code": code, "message": message_of(error)}
+        return self.shape.response("failed", self.output(), usage=self._usage(), error=error_field)
 
     def _usage(self) -> Usage:
         return Usage(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shortfin_apps.llm.api.blocks import Began, Block, BlockKind, Change, Ended, Grew
-from shortfin_apps.llm.api.errors import message_of
 from shortfin_apps.llm.api.responses.answer import ResponseAnswer
 from shortfin_apps.llm.api.responses.shapes import part
 from shortfin_apps.llm.api.streaming import named_event
@@ -50,7 +49,7 @@ class ResponseEvents:
         return self._of_response(self._answer.status, response)
 
     def failed(self, error: Exception) -> bytes:
-        return self._of_response("failed", self._answer.failure(message_of(error)))
+        return self._of_response("failed", self._answer.failure(error))
 
     def _of_response(self, kind: str, response: dict[str, Any]) -> bytes:
         return self._named({"type": f"response.{kind}", "response": response})

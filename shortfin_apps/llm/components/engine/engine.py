@@ -19,6 +19,7 @@ from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
 from shortfin_apps.llm.components.engine.decode_ahead import DecodeAhead, decode_batch
 from shortfin_apps.llm.components.engine.draft_model import DraftModel
 from shortfin_apps.llm.components.engine.limits import ModelLimits
+from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
 from shortfin_apps.llm.components.engine.nan_containment import (
     clear_freed_pages,
     retract_pages,
@@ -47,7 +48,13 @@ from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE
 from shortfin_apps.llm.components.sampling.sampler import Sampler, logprobs_of
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
-from shortfin_apps.llm.errors import DeadlineExceededError, DeviceLostError, InvocationError, LlmError
+from shortfin_apps.llm.errors import (
+    ConstraintError,
+    DeadlineExceededError,
+    DeviceLostError,
+    InvocationError,
+    LlmError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +78,7 @@ class Engine:
         speculation: SpeculationOptions | None = None,
         draft_model: DraftModel | None = None,
         recorder: FlightRecorder | None = None,
+        mask_costs: MaskCosts | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._recorder = recorder
@@ -94,6 +102,7 @@ class Engine:
         self._uses_loops = decode_ahead and runner.buckets.has_decode_loops
         self._requests = ActiveRequests(scheduler, strict=strict)
         self._counters = EngineCounters()
+        self._mask_costs = mask_costs or MaskCosts()
         self._steady: SteadyDecode | None = None
         self._deltas: list[Delta] = []  # of the step under way
         self._device_before_s = 0.0  # when that began
@@ -131,7 +140,9 @@ class Engine:
         self._sampler.check(call.params)
 
     def add(self, call: GenerateCall) -> None:
-        self._requests.add(Request(call, arrival_s=self._clock()))
+        request = Request(call, arrival_s=self._clock())
+        self._mask_costs.watch(request)
+        self._requests.add(request)
 
     def abort(self, request_id: str, error: LlmError | None = None) -> Delta | None:
         """Ends a request now, `error` saying why; None when it is not (or no longer) here."""
@@ -239,6 +250,7 @@ class Engine:
             self._counters.count_step(self._clock() - began_s)
         if self._speculation is not None:
             self._speculation.settle()
+        self._end_costly()
 
     def _would_propose(self, requests: Sequence[Request]) -> bool:
         return self._speculation is not None and self._speculation.would_propose(requests)
@@ -272,6 +284,12 @@ class Engine:
         for request in self._requests.late(now_s):
             error = DeadlineExceededError("the request's time (`timeout_s` or the server's limit) is over")
             self._deltas.append(self._requests.end(request, FinishReason.ABORT, error))
+
+    def _end_costly(self) -> None:
+        """Ends requests with grammars that would slow down the others."""
+        for request_id, error in self._mask_costs.settle():
+            if (request := self._requests.get(request_id)) is not None:
+                self._deltas.append(self._requests.end(request, FinishReason.ERROR, error))
 
     def _plan(self) -> Batch | None:
         """The step in flight, or the next invocation; None if there is none, or a bug cost the step."""
@@ -393,7 +411,7 @@ class Engine:
         params = request.call.params
         try:
             token_id = self._sampler.sample(row, request)
-        except InvocationError as error:
+        except (InvocationError, ConstraintError) as error:
             return self._requests.end(request, FinishReason.ERROR, error)
         logprobs: tuple[TokenLogprobs, ...] = ()
         if params.logprobs is not None and isinstance(row, Candidates) and row.logits is not None:

@@ -55,7 +55,7 @@ class AdmittingEngine(EngineClient, Protocol):
 class Grammars(Protocol):
     """Compiles the grammars that another process has tried; see `GrammarCompiler`."""
 
-    async def compile_tried(self, source: GrammarSource) -> Grammar: ...
+    async def compile_tried(self, source: GrammarSource, param: str, tenant: str) -> Grammar: ...
 
 
 class ApiLink:
@@ -159,14 +159,16 @@ class ApiLink:
             self._admit(message.call)
             return
         request_id = message.call.request_id
-        task = asyncio.ensure_future(self._compile_and_admit(message.call, message.grammar))
+        task = asyncio.ensure_future(
+            self._compile_and_admit(message.call, message.grammar, message.grammar_param)
+        )
         self._compiling[request_id] = task
         task.add_done_callback(lambda _: self._compiling.pop(request_id))
 
-    async def _compile_and_admit(self, call: GenerateCall, source: GrammarSource) -> None:
+    async def _compile_and_admit(self, call: GenerateCall, source: GrammarSource, param: str) -> None:
         assert self._grammars is not None, "a process sends requests after its welcome"
         try:
-            grammar = await self._grammars.compile_tried(source)
+            grammar = await self._grammars.compile_tried(source, param, call.terms.tenant)
         except Exception as error:
             self.send(Refused(call.request_id, _told(error)))
             return

@@ -67,10 +67,11 @@ class Serving(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """`EngineClient.submit`. A compiled grammar stays where it is: here is its source."""
+    """`EngineClient.submit`. A compiled grammar stays where it is: here are its source, and its field."""
 
     call: GenerateCall
     grammar: GrammarSource | None = None
+    grammar_param: str = ""
 
 
 class Admitted(Message, frozen=True):

@@ -277,4 +277,5 @@ def _submission(call: GenerateCall) -> Submit:
     if grammar is None:
         return Submit(call)
     assert isinstance(grammar, CompiledGrammar), "the front end compiled it"
-    return Submit(replace(call, params=replace(call.params, output_grammar=None)), grammar.source)
+    without = replace(call, params=replace(call.params, output_grammar=None))
+    return Submit(without, grammar.source, grammar.param)

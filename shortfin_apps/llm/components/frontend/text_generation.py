@@ -91,9 +91,9 @@ class TextGenerator:
         rest = await self.encode(text[known.num_chars :], add_special_tokens=False, rendered=True)
         return (*known.token_ids, *rest)
 
-    async def compile_grammar(self, source: GrammarSource, param: str) -> Grammar:
+    async def compile_grammar(self, source: GrammarSource, param: str, tenant: str) -> Grammar:
         """What an output must match, for SamplingParams; see `GrammarCompiler.compile`."""
-        return await self.grammars.compile(source, param)
+        return await self.grammars.compile(source, param, tenant)
 
     def _check_length(self, text: str, param: str) -> None:
         fewest = self.tokenizer.fewest_tokens(text)

@@ -11,7 +11,7 @@ from shortfin_apps.llm.components.grammar.json_schema import Check, Schema
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource, schema_source
 from shortfin_apps.llm.components.grammar.source_schemas import with_equivalent_schemas, with_usable_schemas
 from shortfin_apps.llm.components.request.grammar import GrammarMatcher
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.errors import ConstraintError
 
 PROBED_TOKENS = 4  # what a grammar costs too much for shows at its first tokens
 STACK_BYTES = (
@@ -31,15 +31,45 @@ class CompiledGrammar:
     """Implements Grammar. `start` is at the beginning of an output, and stays there: matchers are copies.
     `source` is what it was compiled from.
 
-    Copies share the automata that `start` builds as it goes, behind a lock.
+    Copies share the automata that `start` builds as it goes, behind a lock. The automata have a maximum size,
+    at which every output fails: then `is_worn_out`, and new requests need another one.
     """
 
-    def __init__(self, source: GrammarSource, start: LLMatcher) -> None:
+    def __init__(self, source: GrammarSource, start: LLMatcher, param: str = "grammar") -> None:
         self.source = source
+        self.param = param
         self._start = start
+        self._worn_out = [False]  # shared by those that are equal
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CompiledGrammar) and self._start is other._start
+
+    def __hash__(self) -> int:
+        return hash(id(self._start))
+
+    @property
+    def is_worn_out(self) -> bool:
+        return self._worn_out[0]
+
+    def named(self, param: str) -> CompiledGrammar:
+        """An equal one for a request with the grammar in its field `param`."""
+        named = CompiledGrammar(self.source, self._start, param)
+        named._worn_out = self._worn_out
+        return named
 
     def matcher(self) -> GrammarMatcher:
-        return CompiledMatcher(self._start.deep_copy())
+        return CompiledMatcher(self)
+
+    def new_state(self) -> LLMatcher:
+        return self._start.deep_copy()
+
+    def failure(self, reason: str) -> ConstraintError:
+        """The error of a request whose output cannot continue."""
+        self._worn_out[0] = bool(self.problem())
+        message = (
+            f"`{self.param}`: the {self.source.kind} failed {reason}; make it simpler or the output shorter"
+        )
+        return ConstraintError(message, self.param)
 
     def problem(self) -> str:
         """Why no output can begin as the grammar says, empty if one can; builds the first automata."""
@@ -57,10 +87,11 @@ class CompiledGrammar:
 class CompiledMatcher:
     """Implements GrammarMatcher."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.new_state()
         self._num_consumed = 0  # tokens of the output
-        self._ahead: list[int] = []  # tokens consumed behind those, which were only proposed
+        self._ahead: list[int] = []  # tokens consumed after those, which were only proposed
         self._bitmask: bytes | None = None  # of the tokens after all consumed, once it was asked for
 
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
@@ -69,7 +100,7 @@ class CompiledMatcher:
             return self._bitmask
         bitmask = self._matcher.compute_bitmask()
         if problem := error_of(self._matcher):
-            raise InvocationError(f"the grammar failed after {len(generated)} tokens: {problem}")
+            raise self._grammar.failure(f"after {len(generated) + len(ahead)} tokens: {problem}")
         self._bitmask = bitmask
         return bitmask
 
@@ -78,7 +109,10 @@ class CompiledMatcher:
         return self._matcher.compute_ff_tokens()
 
     def _catch_up(self, generated: Sequence[int], ahead: Sequence[int]) -> None:
-        """Consumes what is new, and takes back what was proposed and is not there. Raises InvocationError."""
+        """Consumes what is new, and takes back what was proposed and is not there. Raises ConstraintError."""
+        if self._ahead and self._matcher.is_error():  # the library does not take back an error
+            self._matcher = self._grammar.new_state()
+            self._num_consumed, self._ahead, self._bitmask = 0, [], None
         new, ahead = list(generated[self._num_consumed :]), list(ahead)
         num_alike = _num_alike([*new, *ahead], self._ahead)
         if num_alike < len(self._ahead):
@@ -96,9 +130,10 @@ class CompiledMatcher:
         """Consumes the rest of those ahead, unless they do not fit, which leaves the grammar as usable."""
         self._bitmask = None
         begin = len(self._ahead)
-        self._ahead = ahead[: begin + self._matcher.try_consume_tokens(ahead[begin:])]
+        num_fitting = self._matcher.try_consume_tokens(ahead[begin:])
+        self._ahead = ahead if self._matcher.is_error() else ahead[: begin + num_fitting]
         if len(self._ahead) < len(ahead):
-            raise InvocationError("the grammar does not allow the tokens that were proposed")
+            raise ConstraintError("the grammar does not allow the tokens that were proposed")
 
 
 def compiled(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:

@@ -15,7 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TypeVar
 
 from llguidance import LLTokenizer
 
@@ -25,9 +26,11 @@ from shortfin_apps.llm.components.grammar.compiled import (
     UnusableGrammar,
     compiled,
 )
+from shortfin_apps.llm.components.grammar.fair_turns import FairTurns
+from shortfin_apps.llm.components.grammar.refusals import Refusals
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
-from shortfin_apps.llm.components.grammar.trials import Trials
+from shortfin_apps.llm.components.grammar.trials import MAX_AT_ONCE, Trials
 from shortfin_apps.llm.errors import InvalidRequestError, OverloadedError, is_library_error
 
 MAX_CHARS = {  # rules may refer to each other in a chain as long as the text, which STACK_BYTES must hold
@@ -38,7 +41,7 @@ MAX_CHARS = {  # rules may refer to each other in a chain as long as the text, w
 }
 MAX_RULES = 300  # the time to report an error in a chain of rules grows with the cube of its length
 MAX_REASON_CHARS = 300
-TIMEOUT_S = 5.0  # with the wait for other grammars
+TIMEOUT_S = 5.0  # of the wait for other grammars
 MAX_KEPT = 32
 # Advice of the library on its options, which no request can set, and what to do instead.
 ADVICE = {
@@ -47,9 +50,12 @@ ADVICE = {
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class GrammarCompiler:
-    """The last MAX_KEPT grammars are kept. Not for several event loops.
+    """The last MAX_KEPT grammars are kept, and the refusals of others. Tenants take turns. Not for several
+    event loops.
 
     `tokenizer_json` returns the text of a `tokenizer.json`, whose tokens `eos_token_ids` end an output.
     """
@@ -66,6 +72,9 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._trials: Trials | None = None
         self._kept: OrderedDict[GrammarSource, CompiledGrammar] = OrderedDict()
+        self._refusals = Refusals()
+        self._trial_turns = FairTurns(MAX_AT_ONCE)
+        self._turns = FairTurns(1)  # of the thread
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -89,53 +98,73 @@ class GrammarCompiler:
         if self._trials is not None:
             self._trials.close()
 
-    async def compile(self, source: GrammarSource, param: str) -> CompiledGrammar:
+    async def compile(self, source: GrammarSource, param: str, tenant: str = "") -> CompiledGrammar:
         """Raises InvalidRequestError with the reason, naming the field `param`, or OverloadedError."""
         check_size(source, param)
-        if source in self._kept:
-            self._kept.move_to_end(source)
-            return self._kept[source]
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                grammar = await self._compile(source)
+            grammar = self._kept_grammar(source) or await self._tried(source, tenant)
         except UnusableGrammar as unusable:
             raise _refused(str(unusable), source.kind, param) from None
         except TimeoutError:
             raise OverloadedError("other requests' grammars are being compiled; try again") from None
-        self._keep(source, grammar)
-        return grammar
+        return grammar.named(param)
 
-    async def compile_tried(self, source: GrammarSource) -> CompiledGrammar:
-        """Like `compile`, for what another process of this server has compiled, so that it needs no trial.
+    async def compile_tried(self, source: GrammarSource, param: str, tenant: str = "") -> CompiledGrammar:
+        """Like `compile`, for what another process of this server has compiled, so that it needs no trial."""
+        try:
+            grammar = self._kept_grammar(source) or await self._compile_here(source, tenant)
+        except UnusableGrammar as unusable:
+            raise _refused(str(unusable), source.kind, param) from None
+        except TimeoutError:
+            raise OverloadedError("other requests' grammars are being compiled; try again") from None
+        return grammar.named(param)
 
-        Raises InvalidRequestError.
-        """
-        if (kept := self._kept.get(source)) is not None:
+    def _kept_grammar(self, source: GrammarSource) -> CompiledGrammar | None:
+        """Raises UnusableGrammar for a grammar that was refused."""
+        if (kept := self._kept.get(source)) is not None and not kept.is_worn_out:
             self._kept.move_to_end(source)
             return kept
-        try:
-            grammar = await self._compile_here(source)
-        except UnusableGrammar as unusable:
-            raise InvalidRequestError(f"the {source.kind} cannot be used: {unusable}") from None
-        self._keep(source, grammar)
-        return grammar
+        self._refusals.check(source)
+        return None
 
-    def _keep(self, source: GrammarSource, grammar: CompiledGrammar) -> None:
+    async def _tried(self, source: GrammarSource, tenant: str) -> CompiledGrammar:
+        """Compiles a grammar after a trial. Raises UnusableGrammar, and TimeoutError where it has to wait."""
+        async with self._trial_turns.place(tenant, TIMEOUT_S):
+            if (kept := self._kept_grammar(source)) is not None:  # compiled for an earlier request
+                return kept
+            trials = await self._running_trials()
+            try:
+                await trials.run(source)
+            except UnusableGrammar as unusable:
+                self._refusals.add(source, unusable)
+                raise
+        return await self._compile_here(source, tenant)
+
+    async def _compile_here(self, source: GrammarSource, tenant: str) -> CompiledGrammar:
+        async with self._turns.place(tenant, TIMEOUT_S):
+            if (kept := self._kept_grammar(source)) is not None:
+                return kept
+            tokenizer = await self._in_thread(self._read_tokenizer)
+            grammar = await self._in_thread(partial(compiled, source, tokenizer))
         self._kept[source] = grammar
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
+        return grammar
 
-    async def _compile(self, source: GrammarSource) -> CompiledGrammar:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._pool, self._read_tokenizer)
-        trials = await loop.run_in_executor(self._pool, self._start_trials)
-        await trials.run(source)
-        return await self._compile_here(source)
+    async def _running_trials(self) -> Trials:
+        if self._trials is None or self._trials.are_over:
+            await self._in_thread(self._read_tokenizer)
+            return await self._in_thread(self._start_trials)
+        return self._trials
 
-    async def _compile_here(self, source: GrammarSource) -> CompiledGrammar:
-        loop = asyncio.get_running_loop()
-        tokenizer = await loop.run_in_executor(self._pool, self._read_tokenizer)
-        return await loop.run_in_executor(self._pool, compiled, source, tokenizer)
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """The result of `work` in the thread. One that is cancelled waits for its end, so keeps its turn."""
+        running = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
 
     def _read_tokenizer(self) -> LLTokenizer:
         """Once. Raises InvalidRequestError for a model that cannot write by a grammar."""

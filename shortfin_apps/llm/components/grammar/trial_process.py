@@ -45,6 +45,8 @@ def _problem(tokenizer: LLTokenizer, line: bytes) -> str:
         compiled(GrammarSource.from_json(line), tokenizer)
     except UnusableGrammar as unusable:
         return str(unusable)[:MAX_REASON_CHARS]
+    except Exception as bug:  # of the library, which is not to be taken for a limit that was hit
+        return f"the library failed on it ({type(bug).__name__})"
     return ""
 
 

@@ -15,8 +15,13 @@ from shortfin_apps.llm.limited_process import NUM_ANSWERS, LimitedProcess, argum
 
 MAX_AT_ONCE = 4  # trials, which share the processors with the model
 TRIAL_PROCESS = "shortfin_apps.llm.components.grammar.trial_process"
+SLACK_S = 5.0  # that a trial may take longer than its limits, as its process reads the tokenizer first
 
 logger = logging.getLogger(__name__)
+
+
+class OverLimitsError(UnusableGrammar):
+    """A grammar that takes too much time or memory to compile."""
 
 
 class Trials:
@@ -28,7 +33,6 @@ class Trials:
         owned = LimitedProcess(TRIAL_PROCESS, arguments_of(limits), eos_token_ids, text=tokenizer_json)
         self._workers, self._idle = owned, owned.idle
         self.process, self.close = owned.process, owned.close
-        self._places = asyncio.Semaphore(MAX_AT_ONCE)
 
     @property
     def are_over(self) -> bool:
@@ -39,14 +43,18 @@ class Trials:
         """Returns if `source` can be compiled within the limits, in about the time that it took now.
 
         Raises UnusableGrammar, and OverloadedError where the process is out of reach. A cancelled trial ends.
+        The caller runs at most MAX_AT_ONCE.
         """
-        async with self._places:
-            answers = await self._answers(source)
+        try:
+            async with asyncio.timeout(self._limits.wall_s + SLACK_S):
+                answers = await self._answers(source)
+        except TimeoutError:
+            answers = []
         match answers:
             case []:
                 raise OverloadedError("no grammar can be compiled now; try again")
             case [_]:
-                raise UnusableGrammar(_bounds(self._limits))
+                raise OverLimitsError(_bounds(self._limits))
             case [_, reason] if reason:
                 raise UnusableGrammar(reason)
 

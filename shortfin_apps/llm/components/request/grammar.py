@@ -14,7 +14,7 @@ class GrammarMatcher(Protocol):
 
         The output only grows from call to call. Behind it may stand tokens `ahead`, which are only proposed:
         the next call may be without them. End-of-sequence is allowed where the output is complete, and is all
-        that is when nothing can be added. Raises InvocationError when the grammar is too complex to go on, or
+        that is when nothing can be added. Raises ConstraintError when the grammar is too complex to go on, or
         does not allow those ahead.
         """
         ...
@@ -28,7 +28,13 @@ class GrammarMatcher(Protocol):
 
 
 class Grammar(Protocol):
-    """A compiled grammar, shared by requests."""
+    """A compiled grammar, shared by requests. Those that are equal share their work, too.
+
+    `param` is the request's field with the grammar, for errors.
+    """
+
+    @property
+    def param(self) -> str: ...
 
     def matcher(self) -> GrammarMatcher:
         """A new one, for an empty output. Takes microseconds."""

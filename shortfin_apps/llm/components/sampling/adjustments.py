@@ -18,7 +18,7 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, Ints, ranked
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, bitmask_of
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.errors import ConstraintError
 
 WHOLE_ROW = math.inf
 
@@ -228,7 +228,7 @@ class OutputGrammar(Adjustment):
         return 0 if params.output_grammar is None else WHOLE_ROW
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
-        """Raises InvocationError when no token is left."""
+        """Raises ConstraintError when no token is left."""
         bitmask = allowed_next(request)
         if row.logits is None:
             return within_bitmask(row, bitmask)
@@ -236,7 +236,7 @@ class OutputGrammar(Adjustment):
         allowed = np.unpackbits(bits, count=len(row.logits), bitorder="little").view(bool)
         logits = np.where(allowed, row.logits, row.logits.dtype.type(-np.inf))
         if logits.max() == -np.inf:
-            raise InvocationError("no token is left that the grammar and the other parameters allow")
+            raise ConstraintError("no token is left that the grammar and the other parameters allow")
         return Candidates(row.values[:0], row.token_ids[:0], logits)
 
     def edit(self, edits: RowEdits, request: Request) -> bool:
@@ -283,7 +283,7 @@ def whole_row(logits: Floats) -> Candidates:
 def allowed_next(request: Request, ahead: Sequence[int] = ()) -> bytes:
     """The bitmask of the tokens that the request's grammar allows behind those `ahead`, which are proposed.
 
-    Raises InvocationError when the grammar fails.
+    Raises ConstraintError when the grammar fails.
     """
     assert request.matcher is not None, "made with the request"
     return request.matcher.allowed(request.token_ids[len(request.call.prompt_token_ids) :], ahead)

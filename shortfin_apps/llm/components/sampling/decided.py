@@ -29,7 +29,7 @@ def deciding_candidates(
     """The row's candidates after the `adjustments`, if those sampled from are the best of the whole row.
 
     Behind tokens `ahead`, which are only proposed, nothing but a grammar is followed. None where the whole
-    row is needed. Raises InvocationError when the grammar fails.
+    row is needed. Raises ConstraintError when the grammar fails.
     """
     others = [each for each in adjustments if not isinstance(each, OutputGrammar)]
     if ahead and others:

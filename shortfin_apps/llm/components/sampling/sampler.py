@@ -28,7 +28,7 @@ from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
 from shortfin_apps.llm.components.sampling.filters import kept
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.whole_row import draw_from_row
-from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
+from shortfin_apps.llm.errors import ConstraintError, InvalidRequestError, InvocationError
 
 NO_TOKEN_LEFT = "no token is left that the request's `bad_words` and other bans allow"
 
@@ -106,7 +106,7 @@ class Sampler:
         index = request.num_generated + len(ahead)
         try:
             left = deciding_candidates(row, request, self._active(params, index), ahead)
-        except InvocationError:  # `sample` raises it again, to this request alone
+        except ConstraintError:  # `sample` raises it again, to this request alone
             return None
         return None if left is None else Drawn(_chosen(left, request, index))
 
@@ -124,7 +124,7 @@ class Sampler:
         """
         params = request.call.params
         if params.output_grammar is not None:
-            with suppress(InvocationError):  # `sample` raises it again
+            with suppress(ConstraintError):  # `sample` raises it again
                 allowed_next(request)
         if params.greedy or params.top_k or (edits := self.row_edits(request)) is None:
             return None
@@ -144,7 +144,7 @@ class Sampler:
         edits, active = RowEdits(), self._active(params, request.num_generated)
         try:
             return edits if active and all(each.edit(edits, request) for each in active) else None
-        except InvocationError:  # `sample` raises it again, to this request alone
+        except ConstraintError:  # `sample` raises it again, to this request alone
             return None
 
     def suits_device(self, request: Request) -> bool:
@@ -162,14 +162,19 @@ class Sampler:
         return sampling_fields(request, self._num_candidates, draws_rows=self._draws_rows)
 
     def sample(self, row: Candidates | Drawn, request: Request) -> int:
-        """The next token id. Raises InvocationError when the logits are not finite."""
+        """The next token id.
+
+        Raises:
+            InvocationError: The logits are not finite.
+            ConstraintError: The request's grammar, bans and other constraints leave no token.
+        """
         if isinstance(row, Drawn):
             return row.token_id
         computed = row
         for adjustment in self._active(request.call.params, request.num_generated):
             row = adjustment.apply(row, request)
         if not row.is_finite:
-            raise InvocationError(NO_TOKEN_LEFT if computed.is_finite else NOT_FINITE)
+            raise ConstraintError(NO_TOKEN_LEFT) if computed.is_finite else InvocationError(NOT_FINITE)
         return _chosen(row, request, request.num_generated)
 
     def _active(self, params: SamplingParams, num_generated: int) -> list[Adjustment]:

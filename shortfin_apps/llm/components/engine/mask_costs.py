@@ -1,0 +1,155 @@
+"""Bounds the time that grammars take of a step.
+
+The library bounds the work for one mask, not the sum over a batch: 30 rows of a costly grammar would make
+every other request wait. Requests of one tenant with one grammar share an account. When masks have taken
+too long for several steps, the requests of the costliest accounts end with an error, until the others fit.
+
+    all masks of a step      MAX_STEP_S; successive steps may exceed it by MAX_EXCESS_S in sum
+    one account's of a step  MAX_EXCESS_S; then all its requests of the step end
+    always allowed           MIN_ROW_S per row, so that large batches of usual grammars never fail
+
+An account's cost is its mean over NUM_STEPS steps without the NUM_SPIKES costliest: the first masks of a new
+grammar are slow, and its requests must not fail because of these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from shortfin_apps.llm.components.request.grammar import Grammar, GrammarMatcher
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.errors import ConstraintError
+
+MAX_STEP_S = 0.025
+MAX_EXCESS_S = 0.25
+MIN_ROW_S = 0.001
+NUM_STEPS = 8
+NUM_SPIKES = 3
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Account:
+    """The masks of one tenant's requests with one grammar. Lives as long as one of the requests."""
+
+    params: dict[str, str] = field(default_factory=dict)  # by request of the current step
+    spent_s: float = 0.0  # in the current step
+    cost_s: float = 0.0  # per step
+    per_row_s: float = 0.0
+    _steps_s: deque[float] = field(default_factory=lambda: deque([0.0] * NUM_STEPS, NUM_STEPS))
+    _rows_s: deque[float] = field(default_factory=lambda: deque([0.0] * NUM_STEPS, NUM_STEPS))
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether it may take no more time in this step."""
+        return self.spent_s > MAX_EXCESS_S
+
+    def settle(self) -> None:
+        """Takes the current step into the cost."""
+        self._steps_s.append(self.spent_s)
+        self._rows_s.append(self.spent_s / len(self.params))
+        self.cost_s, self.per_row_s = _usual(self._steps_s), _usual(self._rows_s)
+
+    def begin_step(self) -> None:
+        self.params, self.spent_s = {}, 0.0
+
+
+class MaskCosts:
+    """Measures the grammars of one engine. `clock` is the processor time of the thread that steps it."""
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock = clock
+        self._accounts: WeakValueDictionary[tuple[str, Grammar], _Account] = WeakValueDictionary()
+        self._of_step: set[_Account] = set()
+        self._excess_s = 0.0
+
+    def watch(self, request: Request) -> None:
+        """Has the time of the request's masks measured, if it has a grammar."""
+        grammar = request.call.params.output_grammar
+        if request.matcher is None or grammar is None:
+            return
+        key = (request.tenant, grammar)
+        if (account := self._accounts.get(key)) is None:
+            account = self._accounts[key] = _Account()
+        request.matcher = _WatchedMatcher(request.matcher, request.request_id, grammar.param, account, self)
+
+    def settle(self) -> list[tuple[str, ConstraintError]]:
+        """Ends a step. Returns the ids of requests that have to end, with their errors."""
+        accounts, self._of_step = self._of_step, set()
+        spent_s = sum(account.spent_s for account in accounts)
+        self._excess_s = min(max(0.0, self._excess_s + spent_s - MAX_STEP_S), MAX_EXCESS_S)
+        too_costly = [account for account in accounts if account.is_exhausted]
+        for account in accounts:
+            account.settle()
+        if not too_costly and self._excess_s == MAX_EXCESS_S:
+            too_costly = _costliest(accounts)
+        ended = [(name, _error(param)) for each in too_costly for name, param in each.params.items()]
+        for account in accounts:
+            account.begin_step()
+        return ended
+
+    def begin(self, account: _Account, request_id: str, param: str) -> float:
+        """Notes that the account is about to spend time. Returns the clock."""
+        self._of_step.add(account)
+        account.params[request_id] = param
+        return self._clock()
+
+    def end(self, account: _Account, began_s: float) -> None:
+        account.spent_s += self._clock() - began_s
+
+
+class _WatchedMatcher:
+    """A GrammarMatcher that charges an account."""
+
+    def __init__(
+        self, matcher: GrammarMatcher, request_id: str, param: str, account: _Account, costs: MaskCosts
+    ) -> None:
+        self._matcher, self._request_id, self._param = matcher, request_id, param
+        self._account, self._costs = account, costs
+
+    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
+        if self._account.is_exhausted:
+            raise _error(self._param)
+        began_s = self._costs.begin(self._account, self._request_id, self._param)
+        try:
+            return self._matcher.allowed(generated, ahead)
+        finally:
+            self._costs.end(self._account, began_s)
+
+    def forced(self, generated: Sequence[int]) -> Sequence[int]:
+        if self._account.is_exhausted:
+            return ()
+        began_s = self._costs.begin(self._account, self._request_id, self._param)
+        try:
+            return self._matcher.forced(generated)
+        finally:
+            self._costs.end(self._account, began_s)
+
+
+def _usual(costs_s: Iterable[float]) -> float:
+    """Their mean without spikes."""
+    usual_s = sorted(costs_s)[: NUM_STEPS - NUM_SPIKES]
+    return sum(usual_s) / len(usual_s)
+
+
+def _error(param: str) -> ConstraintError:
+    return ConstraintError(
+        f"`{param}`: the grammar takes so long for each token that it slows down other requests; make it"
+        " simpler and less ambiguous, or ask for fewer choices at once",
+        param,
+    )
+
+
+def _costliest(accounts: Iterable[_Account]) -> list[_Account]:
+    """The accounts without which the other costly ones take no more than MAX_STEP_S."""
+    costly = [account for account in accounts if account.per_row_s > MIN_ROW_S]
+    left_s, chosen = sum(account.cost_s for account in costly), []
+    for account in sorted(costly, key=lambda account: account.cost_s, reverse=True):
+        if left_s <= MAX_STEP_S:
+            break
+        chosen.append(account)
+        left_s -= account.cost_s
+    return chosen

@@ -1,0 +1,73 @@
+"""Shares few places fairly among tenants who want more of them.
+
+Waiting tenants take turns, in the order in which they came, and so do the jobs of one tenant. A tenant with
+jobs in progress gets another place only if more places are free than it has. One tenant therefore fills at
+most half of them, and others do not wait for its jobs to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class FairTurns:
+    """`num_places` jobs at once. For one event loop."""
+
+    def __init__(self, num_places: int) -> None:
+        self._free = num_places
+        self._held: Counter[str] = Counter()  # places, by tenant
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next tenant first
+
+    @asynccontextmanager
+    async def place(self, tenant: str, timeout_s: float) -> AsyncIterator[None]:
+        """Holds a place during a block. Raises TimeoutError if there is none for `timeout_s`."""
+        async with asyncio.timeout(timeout_s):
+            await self._take(tenant)
+        try:
+            yield
+        finally:
+            self._give_back(tenant)
+
+    async def _take(self, tenant: str) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        self._hand_out()
+        try:
+            await turn
+        except BaseException:
+            if turn.cancelled():
+                self._leave(tenant, turn)
+            else:  # it was cancelled after it had got the place
+                self._give_back(tenant)
+            raise
+
+    def _give_back(self, tenant: str) -> None:
+        self._free += 1
+        self._held[tenant] -= 1
+        if not self._held[tenant]:
+            del self._held[tenant]
+        self._hand_out()
+
+    def _leave(self, tenant: str, turn: asyncio.Future[None]) -> None:
+        if turn in (turns := self._waiting.get(tenant, deque())):
+            turns.remove(turn)
+            if not turns:
+                del self._waiting[tenant]
+
+    def _hand_out(self) -> None:
+        """Gives free places to those whose turn it is."""
+        while self._free and (tenant := self._next()) is not None:
+            turns = self._waiting.pop(tenant)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[tenant] = turns  # its next turn comes after those of the others
+            if not turn.done():  # or cancelled a moment ago
+                self._free -= 1
+                self._held[tenant] += 1
+                turn.set_result(None)
+
+    def _next(self) -> str | None:
+        return next((tenant for tenant in self._waiting if self._held[tenant] < self._free), None)
