@@ -24,5 +24,5 @@ def visible(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text with `?` for lone surrogates, which are no UTF-8: some JSON has them, and bad input bytes."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """The text with U+FFFD for lone surrogates, which no stream can encode: some JSON and bad input has them."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

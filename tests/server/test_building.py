@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import iree.runtime as iree
 import pytest
@@ -169,9 +170,10 @@ def test_build_puts_a_model_where_serve_finds_it_again(
     words = build_command(Path("random:tiny"), settings("random:tiny"))
     made = []
 
-    def build(source: str, out: Path, *others: object, **named: object) -> None:
+    def build(source: str, out: Path, *others: object, **named: object) -> SimpleNamespace:
         out.mkdir(parents=True, exist_ok=True)
         made.append(out)
+        return SimpleNamespace(manifest=None)
 
     monkeypatch.setattr("shortfin_apps.llm.builder.builder.build", build)
     for options in ([], [], ["--top-k", "8"]):

@@ -49,9 +49,9 @@ def test_a_file_that_ends_in_md_is_markdown(tmp_path: Path) -> None:
 def test_lone_surrogates_of_a_file_and_of_the_command_line_can_be_sent_and_saved(tmp_path: Path) -> None:
     (tmp_path / "a").write_text('{"messages": [{"role": "user", "content": "a\\ud800b"}]}')
     conversation = Conversation("a\udcffb")
-    assert conversation.messages == [{"role": "system", "content": "a?b"}]
+    assert conversation.messages == [{"role": "system", "content": "a\ufffdb"}]
     conversation.load(tmp_path / "a")
-    assert conversation.messages == [{"role": "user", "content": "a?b"}]
+    assert conversation.messages == [{"role": "user", "content": "a\ufffdb"}]
     conversation.save(tmp_path / "b.md")
 
 

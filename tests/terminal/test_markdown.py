@@ -89,7 +89,7 @@ def written(to: Console) -> str:
 
 def at_once(text: str, width: int, height: int) -> list[str]:
     whole = OpenText()
-    whole.add(text + "\n")
+    whole.add(text.replace("\r", "") + "\n")  # as `visible` does
     on = console(width, height)
     on.print(AnswerMarkdown(whole.rest.replace("\x1b", "\u241b").replace("\x07", "\u2407")))
     return screen_text(written(on), width, height)

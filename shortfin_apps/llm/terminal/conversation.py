@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.client import Message
-from shortfin_apps.llm.client.json_body import without_surrogates
 from shortfin_apps.llm.errors import InvalidRequestError
 from shortfin_apps.llm.visible import encodable
 
@@ -121,4 +120,4 @@ def _message(message: Any, file: Path, place: int) -> Message:
         raise InvalidRequestError(
             f"message {place + 1} of {file} is not the text of one of {', '.join(roles)}", "file"
         )
-    return {"role": message["role"], "content": without_surrogates(message["content"])}
+    return {"role": message["role"], "content": encodable(message["content"])}

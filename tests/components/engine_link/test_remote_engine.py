@@ -124,7 +124,7 @@ async def test_a_grammar_that_cannot_be_compiled_beside_the_engine_is_an_error(
     grammar = compiled("a").named("guided_regex")
     async with linked(make_rig()) as each:
         remote, _ = await each.api_process()
-        for name, message in (("a", "internal error"), ("b", "wrong")):
+        for name, message in (("a", "the engine failed"), ("b", "wrong")):
             bound = call(name, PROMPT, output_grammar=grammar, terms=Terms(tenant="t"))
             with pytest.raises(LlmError, match=message):
                 await remote.submit(bound)
