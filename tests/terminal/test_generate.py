@@ -95,7 +95,7 @@ def test_a_pipe_that_is_not_text_is_refused(
 
 def test_bytes_of_the_command_line_that_are_not_text_are_replaced(server: ScriptedServer) -> None:
     assert main(["generate", "a\udcffb", "--url", server.url]) == 0
-    assert server.bodies()[0]["prompt"] == "a?b"
+    assert server.bodies()[0]["prompt"] == "a\ufffdb"
 
 
 def test_an_empty_text_is_refused(

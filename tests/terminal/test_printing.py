@@ -88,8 +88,8 @@ async def test_control_characters_are_shown_on_a_terminal_and_kept_elsewhere(
 async def test_a_lone_surrogate_is_printed_and_kept_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     answer = StreamedAnswer()
     await answer.show(stream(Chunk("a\ud800b")))
-    assert capsys.readouterr().out == "a?b\n"
-    assert answer.text == "a?b"
+    assert capsys.readouterr().out == "a\ufffdb\n"
+    assert answer.text == "a\ufffdb"
 
 
 async def test_reasoning_within_an_answer_has_lines_of_its_own(
