@@ -87,7 +87,9 @@ class Tokenizer:
             settings["chat_template"] = template
         settings = _with_templates_of(path.parent, settings)
         named = read_json_object(path.with_name("special_tokens_map.json"))
-        settings = {**{key: named[key] for key in ("bos_token", "eos_token") if key in named}, **settings}
+        for name in ("bos_token", "eos_token"):
+            if settings.get(name) is None:
+                settings[name] = named.get(name)
         generation = read_json_object(path.with_name("generation_config.json"))
         backend = _load_backend(tokenizer_json)
         try:
