@@ -115,7 +115,7 @@ def test_truncation_and_padding_are_disabled() -> None:
 
 
 def test_eos_ids_come_from_both_files() -> None:
-    tokenizer = Tokenizer(byte_level_backend(), {"eos_token": EOS}, {"eos_token_id": [3, 4]})
+    tokenizer = Tokenizer(byte_level_backend(), {"eos_token": EOS}, {"eos_token_id": [3, 4, -1, True, None]})
     eos = tokenizer.encode(EOS)
     assert tokenizer.eos_token_ids == {3, 4, *eos}
 

@@ -294,7 +294,8 @@ class Tokenizer:
 
     def _find_eos(self, generation_eos: object) -> frozenset[int]:
         token_ids = generation_eos if isinstance(generation_eos, list) else [generation_eos]
-        found = {i for i in token_ids if isinstance(i, int) and not isinstance(i, bool)}
+        # Some configs say -1 for none, with which the grammars' library refuses every grammar.
+        found = {i for i in token_ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
         if self.eos_token is not None:
             token_id = self._backend.token_to_id(self.eos_token)
             if token_id is None:
