@@ -256,9 +256,17 @@ def lone_pieces(pieces: list[str], **keys: Any) -> dict[str, Any]:
             lone_pieces([f"{index:05}" + "a" * 1019 for index in range(16_400)]),
             "the vocabulary has 16,793,600 bytes, but at most 16,777,216",
         ),
+        (
+            lone_pieces([run * size for run in "abc" for size in range(1, 1024)]),
+            "the merges of the vocabulary have 67,",
+        ),
+        (
+            lone_pieces(["a"], **{"ggml.model": "t5", "ggml.precompiled_charsmap": [-1] * 9}),
+            "`precompiled_charsmap` has 9 bytes, too few for its table of 4,294,967,295",
+        ),
         (lone_pieces(["a"], chat_template="a" * 2_000_000), "a chat template has 2,000,000 characters"),
     ],
-    ids=["token", "vocabulary", "template"],
+    ids=["token", "vocabulary", "merges", "charsmap", "template"],
 )
 def test_refuses_a_vocabulary_whose_work_would_have_no_bound(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(BuildError, match=f"x.gguf: {message}"):

@@ -333,6 +333,16 @@ def test_an_end_that_is_null_in_the_generation_config_is_that_of_the_model(tmp_p
     assert HfDirectorySource(tmp_path).tokenizer_files().generation == {"eos_token_id": [258]}
 
 
+def test_refuses_a_table_of_characters_that_says_that_it_is_longer_than_it_is(tmp_path: Path) -> None:
+    file = write_hf(tmp_path) / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    table = {"type": "Precompiled", "precompiled_charsmap": "/////w=="}
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}, table]}
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(BuildError, match=r"tokenizer\.json: `precompiled_charsmap` has 4 bytes, too few"):
+        HfDirectorySource(tmp_path).tokenizer_files()
+
+
 @pytest.mark.parametrize("part", ["vocab", "pieces", "added_tokens"])
 def test_refuses_a_token_longer_than_any(tmp_path: Path, part: str) -> None:
     file = write_hf(tmp_path) / "tokenizer.json"

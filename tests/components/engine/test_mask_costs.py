@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.engine.mask_costs import (
+    MAX_DEBT_S,
     MAX_EXCESS_S,
     MAX_STEP_S,
     MIN_ROW_S,
@@ -182,6 +183,40 @@ def test_forced_tokens_count_and_an_exhausted_grammar_forces_none() -> None:
     assert steps.clock.now_s == MAX_EXCESS_S * 2
     steps.costs.settle()
     assert list(matcher.forced([])) == [7], "a step later it may cost time again"
+
+
+def burst(steps: Steps, cost_s: float, num_rows: int, tenant: str) -> None:
+    """Requests of a new grammar that end before their account knows what they cost."""
+    names = rows(steps, steps.grammar(cost_s), num_rows, tenant)
+    steps.run(NUM_SPIKES)
+    for name in names:
+        steps.requests.pop(name, None)
+
+
+def test_short_requests_in_a_row_are_no_way_to_take_much_of_every_step() -> None:
+    steps = Steps()
+    usual = rows(steps, steps.grammar(MIN_ROW_S / 2), 9, tenant="usual")
+    for _ in range(40):
+        burst(steps, 0.004, 50, "a")
+    allowed_s = MAX_STEP_S + MIN_ROW_S * 59
+    assert sum(max(0.0, each - allowed_s) for each in steps.seconds) < 2 * MAX_DEBT_S
+    assert max(steps.seconds[-9:]) < allowed_s
+    late = rows(steps, steps.grammar(lambda index: 0.02 if index < NUM_SPIKES else 0.0), 1, tenant="b")
+    steps.run(NUM_STEPS)
+    assert list(steps.requests) == [*usual, *late], "other tenants may have slow first masks"
+
+
+def test_a_debt_is_paid_by_steps() -> None:
+    steps = Steps()
+    for _ in range(20):
+        burst(steps, 0.004, 50, "a")
+    assert steps.costs._indebted
+    steps.run(round(2 * MAX_DEBT_S / MAX_STEP_S) + 1)
+    assert not steps.costs._indebted
+    steps.ended.clear()  # with the frames of the errors
+    assert not len(steps.costs._tenants)
+    burst(steps, 0.004, 30, "a")
+    assert not steps.ended
 
 
 def test_an_account_ends_with_its_requests() -> None:

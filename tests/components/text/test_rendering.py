@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.text import rendering
-from shortfin_apps.llm.components.text.chat_template import ChatTemplate
+from shortfin_apps.llm.components.text.chat_template import MAX_REASON_CHARS, ChatTemplate
 from shortfin_apps.llm.components.text.rendering import BoundedTemplate
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError, OverloadedError
 from shortfin_apps.llm.limited_process import LimitedProcess, Limits
@@ -69,6 +69,14 @@ def test_a_template_that_takes_too_much_is_ended(source: str) -> None:
     ) as caught:
         render(template)
     assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("source", ["{{ raise_exception('no' * 5000) }}", "{% " + "x" * 9999 + " %}"])
+def test_the_reason_of_a_refusal_is_short(source: str) -> None:
+    """A template may write the messages in it, which then went through the process and into the answer."""
+    with pytest.raises((InvalidRequestError, ArtifactError)) as caught:
+        render(BoundedTemplate(source))
+    assert len(str(caught.value)) < MAX_REASON_CHARS + 100
 
 
 def test_after_a_hostile_message_the_next_one_is_rendered() -> None:

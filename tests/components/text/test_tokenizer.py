@@ -115,7 +115,7 @@ def test_truncation_and_padding_are_disabled() -> None:
 
 
 def test_eos_ids_come_from_both_files() -> None:
-    tokenizer = Tokenizer(byte_level_backend(), {"eos_token": EOS}, {"eos_token_id": [3, 4]})
+    tokenizer = Tokenizer(byte_level_backend(), {"eos_token": EOS}, {"eos_token_id": [3, 4, -1, True, None]})
     eos = tokenizer.encode(EOS)
     assert tokenizer.eos_token_ids == {3, 4, *eos}
 
@@ -317,6 +317,8 @@ def test_load_reads_named_templates_and_the_map_of_special_tokens(tmp_path: Path
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert tokenizer.eos_token_ids == {tokenizer.special_tokens[EOS]}
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')
+    assert Tokenizer.load(tmp_path / "tokenizer.json").eos_token == EOS
     assert tokenizer.apply_chat_template(MESSAGES) == "plain"
     assert tokenizer.apply_chat_template(MESSAGES, tools=[{}]) == "with tools"
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_bytes(b"\xff")

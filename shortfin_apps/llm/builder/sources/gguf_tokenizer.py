@@ -16,9 +16,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles, templates
 from shortfin_apps.llm.builder.sources.metadata_limits import (
+    MAX_MERGED_CHARS,
     MAX_MERGES,
     MAX_TEMPLATE_CHARS,
     check_at_most,
+    check_charsmap,
     check_vocabulary,
 )
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
@@ -138,6 +140,8 @@ def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
 def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
     """Raises BuildError for more than any vocabulary has."""
     check_vocabulary(where, vocabulary.tokens)
+    if vocabulary.precompiled_charsmap:
+        check_charsmap(where, _charsmap(vocabulary))
     for template in (vocabulary.chat_template or "", *vocabulary.named_templates.values()):
         check_at_most(where, "a chat template has {} characters", len(template), MAX_TEMPLATE_CHARS)
 
@@ -210,11 +214,15 @@ def _unigram(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     return tokenizer
 
 
+def _charsmap(vocabulary: GgufVocabulary) -> bytes:
+    return bytes(each % 256 for each in vocabulary.precompiled_charsmap)
+
+
 def _cleaning(vocabulary: GgufVocabulary) -> list[Any]:
     """What becomes of text before its spaces are marked."""
     steps: list[Any] = []
     if vocabulary.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(bytes(each % 256 for each in vocabulary.precompiled_charsmap)))
+        steps.append(normalizers.Precompiled(_charsmap(vocabulary)))
     if vocabulary.remove_extra_whitespaces:
         steps.append(normalizers.Replace(Regex(r"\A +| +\z|(?<= ) +"), ""))
     return steps
@@ -240,11 +248,13 @@ def _merges_of_scores(where: str, vocabulary: GgufVocabulary, vocab: dict[str, i
     ranked = sorted(range(len(vocabulary.tokens)), key=lambda index: -vocabulary.scores[index])
     lengths = {len(piece) for piece in vocab}
     merges: list[tuple[str, str]] = []
-    for index in ranked:
-        merges += sorted(
-            _pairs(vocabulary.tokens[index], vocab, lengths), key=lambda p: (vocab[p[0]], vocab[p[1]])
-        )
+    num_chars = 0
+    for piece in (vocabulary.tokens[index] for index in ranked):
+        pairs = sorted(_pairs(piece, vocab, lengths), key=lambda p: (vocab[p[0]], vocab[p[1]]))
+        merges += pairs
+        num_chars += len(piece) * len(pairs)
         check_at_most(where, "the vocabulary has {} merges", len(merges), MAX_MERGES)
+        check_at_most(where, "the merges of the vocabulary have {} characters", num_chars, MAX_MERGED_CHARS)
     return merges
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from shortfin_apps.llm.builder.sources.json_file import read_json, read_text
 from shortfin_apps.llm.builder.sources.metadata_limits import (
     MAX_TEMPLATE_CHARS,
     check_at_most,
+    check_charsmap,
     check_vocabulary,
 )
 from shortfin_apps.llm.errors import BuildError
@@ -47,8 +50,23 @@ def tokenizer_text(directory: Path) -> str:
     if not path.exists():
         raise BuildError(f"{path}: no such file; save the model with its fast tokenizer to have one")
     text = read_text(path)
-    check_vocabulary(str(path), list(_tokens(read_json(path))))
+    tokenizer = read_json(path)
+    check_vocabulary(str(path), list(_tokens(tokenizer)))
+    for charsmap in _charsmaps(tokenizer.get("normalizer")):
+        check_charsmap(str(path), charsmap)
     return text
+
+
+def _charsmaps(normalizer: object) -> Iterator[bytes]:
+    """The tables of a normalizer and those that it consists of."""
+    if not isinstance(normalizer, dict):
+        return
+    if isinstance(text := normalizer.get("precompiled_charsmap"), str):
+        with suppress(ValueError):  # which the library refuses, too
+            yield base64.b64decode(text)
+    parts = normalizer.get("normalizers")
+    for part in parts if isinstance(parts, list) else ():
+        yield from _charsmaps(part)
 
 
 def _tokens(tokenizer: Mapping[str, Any]) -> Iterator[str]:

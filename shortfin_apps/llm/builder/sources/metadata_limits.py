@@ -22,6 +22,7 @@ MAX_TEMPLATE_CHARS = 1 << 20  # the longest published ones have 20,000
 MAX_TOKEN_BYTES = 1024  # of one token, as in llguidance; vocabularies have runs of 128 to 256 characters
 MAX_VOCABULARY_BYTES = 1 << 24  # of all tokens together
 MAX_MERGES = 1 << 22
+MAX_MERGED_CHARS = 1 << 26  # of merges that are derived from pieces; Gemma's have 3 million
 
 
 def check_at_most(where: str, what: str, count: int, limit: int) -> None:
@@ -38,3 +39,17 @@ def check_vocabulary(where: str, tokens: Sequence[str]) -> None:
     lengths = [len(token.encode("utf-8", "surrogatepass")) for token in tokens]
     check_at_most(where, "a token of the vocabulary has {} bytes", max(lengths, default=0), MAX_TOKEN_BYTES)
     check_at_most(where, "the vocabulary has {} bytes", sum(lengths), MAX_VOCABULARY_BYTES)
+
+
+def check_charsmap(where: str, charsmap: bytes) -> None:
+    """Raises BuildError for a `precompiled_charsmap` that says that it is longer than it is.
+
+    It begins with the size of a table, in 4 bytes; the library allocates that before it reads the table, and
+    ends the process if there is no memory.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    if len(charsmap) < 4 or size > len(charsmap) - 4:
+        raise BuildError(
+            f"{where}: `precompiled_charsmap` has {len(charsmap):,} bytes, too few for its table of {size:,};"
+            " download the model again"
+        )

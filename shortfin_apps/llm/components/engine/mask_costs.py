@@ -7,16 +7,19 @@ too long for several steps, the requests of the costliest accounts end with an e
     all masks of a step      MAX_STEP_S; successive steps may exceed it by MAX_EXCESS_S in sum
     one account's of a step  MAX_EXCESS_S; then all its requests of the step end
     always allowed           MIN_ROW_S per row, so that large batches of usual grammars never fail
+    one tenant's of a step   MAX_STEP_S more than that; successive steps may exceed it by MAX_DEBT_S in sum
 
 An account's cost is its mean over NUM_STEPS steps without the NUM_SPIKES costliest: the first masks of a new
-grammar are slow, and its requests must not fail because of these.
+grammar are slow, and its requests must not fail because of these. A tenant's debt counts these, too, and
+outlasts requests: or short requests in a row, none of which is known to be costly, could take much of every
+step. Past its limit, the debt doubles, and is paid at the earliest after 2 * MAX_DEBT_S / MAX_STEP_S steps.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -26,15 +29,34 @@ from shortfin_apps.llm.errors import ConstraintError
 
 MAX_STEP_S = 0.025
 MAX_EXCESS_S = 0.25
+MAX_DEBT_S = 2.0
 MIN_ROW_S = 0.001
 NUM_STEPS = 8
 NUM_SPIKES = 3
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
+class _Tenant:
+    """Lives as long as one of its accounts, or its debt."""
+
+    debt_s: float = 0.0  # what its masks took over what is allowed
+
+    @property
+    def is_over_limit(self) -> bool:
+        return self.debt_s > MAX_DEBT_S
+
+    def settle(self, over_s: float) -> None:
+        """Takes the current step into the debt."""
+        self.debt_s = max(0.0, self.debt_s + over_s - MAX_STEP_S)
+        if self.is_over_limit and over_s > MAX_STEP_S:
+            self.debt_s = 2 * MAX_DEBT_S
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Account:
     """The masks of one tenant's requests with one grammar. Lives as long as one of the requests."""
 
+    tenant: _Tenant
     params: dict[str, str] = field(default_factory=dict)  # by request of the current step
     spent_s: float = 0.0  # in the current step
     cost_s: float = 0.0  # per step
@@ -45,7 +67,12 @@ class _Account:
     @property
     def is_exhausted(self) -> bool:
         """Whether it may take no more time in this step."""
-        return self.spent_s > MAX_EXCESS_S
+        return self.spent_s > MAX_EXCESS_S or (self.tenant.is_over_limit and self.over_s > MAX_STEP_S)
+
+    @property
+    def over_s(self) -> float:
+        """What it took in the current step over what its rows are always allowed."""
+        return max(0.0, self.spent_s - MIN_ROW_S * len(self.params))
 
     def settle(self) -> None:
         """Takes the current step into the cost."""
@@ -65,6 +92,8 @@ class MaskCosts:
         self._accounts: WeakValueDictionary[tuple[str, Grammar], _Account] = WeakValueDictionary()
         self._of_step: set[_Account] = set()
         self._excess_s = 0.0
+        self._tenants: WeakValueDictionary[str, _Tenant] = WeakValueDictionary()
+        self._indebted: set[_Tenant] = set()
 
     def watch(self, request: Request) -> None:
         """Has the time of the request's masks measured, if it has a grammar."""
@@ -73,7 +102,8 @@ class MaskCosts:
             return
         key = (request.tenant, grammar)
         if (account := self._accounts.get(key)) is None:
-            account = self._accounts[key] = _Account()
+            tenant = self._tenants.setdefault(request.tenant, _Tenant())
+            account = self._accounts[key] = _Account(tenant)
         request.matcher = _WatchedMatcher(request.matcher, request.request_id, grammar.param, account, self)
 
     def settle(self) -> list[tuple[str, ConstraintError]]:
@@ -85,11 +115,27 @@ class MaskCosts:
         for account in accounts:
             account.settle()
         if not too_costly and self._excess_s == MAX_EXCESS_S:
-            too_costly = _costliest(accounts)
-        ended = [(name, _error(param)) for each in too_costly for name, param in each.params.items()]
+            too_costly = _costliest({each: each.cost_s for each in accounts if each.per_row_s > MIN_ROW_S})
+        too_costly += self._in_debt(accounts)
+        ended = [
+            (name, _error(param)) for each in dict.fromkeys(too_costly) for name, param in each.params.items()
+        ]
         for account in accounts:
             account.begin_step()
         return ended
+
+    def _in_debt(self, accounts: Iterable[_Account]) -> list[_Account]:
+        """The costliest of this step, of tenants over their limit."""
+        over_s: dict[_Tenant, dict[_Account, float]] = {tenant: {} for tenant in self._indebted}
+        for account in accounts:
+            over_s.setdefault(account.tenant, {})[account] = account.over_s
+        chosen: list[_Account] = []
+        for tenant, costs_s in over_s.items():
+            tenant.settle(sum(costs_s.values()))
+            if tenant.is_over_limit:
+                chosen += _costliest(costs_s)
+        self._indebted = {tenant for tenant in over_s if tenant.debt_s}
+        return chosen
 
     def begin(self, account: _Account, request_id: str, param: str) -> float:
         """Notes that the account is about to spend time. Returns the clock."""
@@ -143,13 +189,12 @@ def _error(param: str) -> ConstraintError:
     )
 
 
-def _costliest(accounts: Iterable[_Account]) -> list[_Account]:
-    """The accounts without which the other costly ones take no more than MAX_STEP_S."""
-    costly = [account for account in accounts if account.per_row_s > MIN_ROW_S]
-    left_s, chosen = sum(account.cost_s for account in costly), []
-    for account in sorted(costly, key=lambda account: account.cost_s, reverse=True):
+def _costliest(costs_s: Mapping[_Account, float]) -> list[_Account]:
+    """The accounts without which the others take no more than MAX_STEP_S."""
+    left_s, chosen = sum(costs_s.values()), []
+    for account in sorted(costs_s, key=costs_s.__getitem__, reverse=True):
         if left_s <= MAX_STEP_S:
             break
         chosen.append(account)
-        left_s -= account.cost_s
+        left_s -= costs_s[account]
     return chosen

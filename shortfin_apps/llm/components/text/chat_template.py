@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
 MAX_CHARS = 1 << 24  # of the rendered text
+MAX_REASON_CHARS = 1_000  # of an error, in which a template may write whole messages
 
 
 class ChatTemplate:
@@ -56,7 +57,7 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template is a program: it may raise anything
             raise InvalidRequestError(
-                f"the chat template refused these messages: {error}", "messages"
+                f"the chat template refused these messages: {_reason(error)}", "messages"
             ) from error
 
     def _join(self, context: Mapping[str, Any]) -> str:
@@ -93,7 +94,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _does_not_compile(error: Exception) -> ArtifactError:
-    return ArtifactError(f"the chat template does not compile: {error}")
+    return ArtifactError(f"the chat template does not compile: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    return str(error)[:MAX_REASON_CHARS]
 
 
 class _GenerationTag(jinja2.ext.Extension):

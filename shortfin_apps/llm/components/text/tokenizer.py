@@ -87,7 +87,9 @@ class Tokenizer:
             settings["chat_template"] = template
         settings = _with_templates_of(path.parent, settings)
         named = read_json_object(path.with_name("special_tokens_map.json"))
-        settings = {**{key: named[key] for key in ("bos_token", "eos_token") if key in named}, **settings}
+        for name in ("bos_token", "eos_token"):
+            if settings.get(name) is None:
+                settings[name] = named.get(name)
         generation = read_json_object(path.with_name("generation_config.json"))
         backend = _load_backend(tokenizer_json)
         try:
@@ -292,7 +294,8 @@ class Tokenizer:
 
     def _find_eos(self, generation_eos: object) -> frozenset[int]:
         token_ids = generation_eos if isinstance(generation_eos, list) else [generation_eos]
-        found = {i for i in token_ids if isinstance(i, int) and not isinstance(i, bool)}
+        # Some configs say -1 for none, with which the grammars' library refuses every grammar.
+        found = {i for i in token_ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
         if self.eos_token is not None:
             token_id = self._backend.token_to_id(self.eos_token)
             if token_id is None:
