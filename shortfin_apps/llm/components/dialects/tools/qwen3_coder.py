@@ -20,6 +20,7 @@ from shortfin_apps.llm.components.dialects.feed import Feed, Wait
 from shortfin_apps.llm.components.dialects.json_calls import more_of, parse_marked
 from shortfin_apps.llm.components.dialects.json_types import (
     SchemaTypes,
+    part_alone,
     parts_of,
     properties_of,
     required_of,
@@ -245,8 +246,5 @@ def _parameter_expression(
     if types.of(schema) == {"string"}:
         text = fitting_text(schema, function.parameters, strict=function.strict)
         return f"{begin} {lark.through(end, ANY_TEXT if text is None else lark.terminal(text))}"
-    definitions = {
-        name: function.parameters[name] for name in ("$defs", "definitions") if name in function.parameters
-    }
-    of_value = {**definitions, **schema} if isinstance(schema, Mapping) else {}
+    of_value = part_alone(schema, function.parameters) if isinstance(schema, Mapping) else {}
     return f"{begin} {lark.json(of_value, strict=function.strict, owner=function.owner)} {lark.literal(end)}"
