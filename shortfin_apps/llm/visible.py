@@ -24,5 +24,5 @@ def visible(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text with U+FFFD for lone surrogates, which no stream can encode; JSON and bad input may have them."""
+    """The text with U+FFFD for lone surrogates, which no stream can encode; JSON and bad input have them."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
