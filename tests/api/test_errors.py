@@ -90,6 +90,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:x"}}
         (RESPONSES, {"input": chat([{"type": "input_text"}])["messages"]}, "input.content.text", "required"),
         (RESPONSES, {"input": [{"type": "item_reference", "id": "1"}]}, "input", "`item_reference`"),
         (MESSAGES_ROUTE, chat([{"type": "image", "source": {}}]), None, "this one is of type `image`"),
+        (MESSAGES_ROUTE, chat([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}]),
+         None, "images, documents and other blocks are not supported"),
+        (MESSAGES_ROUTE, {**chat("hi"), "system": [{"type": "text"}]}, None, "`system.text`: Field required"),
+        (MESSAGES_ROUTE, {**chat("hi"), "system": [{}]}, None, "`system.type`: Field required"),
         (MESSAGES_ROUTE, chat([{"type": "text"}]), None, "`messages.content.text`: Field required"),
         *(
             (path, {**body, "tools": tools, "tool_choice": choice}, param, said)

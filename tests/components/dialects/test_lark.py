@@ -298,6 +298,18 @@ async def test_strict_parameters_in_tags_fit_their_schema(arguments: dict[str, A
     assert json.loads(written.text) == arguments
 
 
+async def test_parameters_in_tags_may_refer_to_each_other() -> None:
+    point = {"type": "object", "properties": {"x": {"$ref": "#/$defs/n"}, "in": {"$ref": "#/properties/to"}}}
+    properties = {"to": point, "from": {"$ref": "#/properties/to"}}
+    parameters = {"properties": properties, "required": ["from"], "$defs": {"n": {"type": "integer"}}}
+    tokenizer, lark = tokenizer_with(frozenset(), special=False), Lark({})
+    function = Function("f", parameters, strict=True)
+    grammar = await compiled(tokenizer, lark.source(TOOL_DIALECTS["qwen3-coder"].calls(lark, [function], 1)))
+    for value, fits in (('{"x": 1, "in": {"x": 2}}', True), ('{"x": "a"}', False), ('{"in": 1}', False)):
+        text = TAGGED.format(PARAMETER.format("from", value))
+        assert lets_through(grammar, tokenizer, text) is fits
+
+
 @pytest.mark.parametrize(
     ("parameters", "fault"),
     [

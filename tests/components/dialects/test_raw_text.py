@@ -16,6 +16,8 @@ ROOT["$defs"]["many"] = {"allOf": [{"$ref": "#/$defs/many"}] * 9}
 # Of each schema: texts that fit, and others.
 CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "length": ({"minLength": 1, "maxLength": 3}, ["a", "\nü\n"], ["", "abcd"]),
+    "whole floats": ({"minLength": 1.0, "maxLength": 2.0}, ["ab"], ["", "abc"]),
+    "no bound": ({"maxLength": 10**20}, ["", "abc"], []),
     "pattern": ({"pattern": r"^[a-z]+/\d$"}, ["ab/1"], ["ab/1x", "xA/1", "ab/"]),
     "pattern anywhere": ({"pattern": "b+"}, ["abc", "b"], ["ac"]),
     "alternatives": ({"pattern": "^(a|c)d|[|]$|e\\$"}, ["cdx", "x|", "xe$x"], ["xad", "|x", "e"]),
@@ -62,6 +64,9 @@ async def test_texts_fit_the_keywords_of_strict_schemas(
     [
         ({"if": {"const": "a"}, "then": False}, "if"),
         ({"pattern": 3}, "pattern"),
+        ({"maxLength": None}, "maxLength"),
+        ({"minLength": -1}, "minLength"),
+        ({"minLength": 3, "maxLength": 2}, "minLength"),
         ({"$ref": "#/$defs/none"}, r"\$ref"),
         ({"$ref": "#/$defs/loop"}, r"\$ref"),
         ({"$ref": "#/$defs/many"}, r"\$ref"),

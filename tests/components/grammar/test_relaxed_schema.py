@@ -38,6 +38,12 @@ def test_no_schema_is_refused_and_all_are_answered(schema: dict[str, Any]) -> No
             json.loads(text)
 
 
+def test_a_schema_that_nests_too_deeply_is_refused_for_that() -> None:
+    text = '{"items":' * 330 + "{}" + "}" * 330
+    with pytest.raises(UnusableGrammar, match="it nests too deeply"):
+        compiled(GrammarSource(GrammarKind.JSON_SCHEMA, text), TOKENIZER)
+
+
 LOOKAHEAD = {"type": "string", "pattern": "^(?!x)[a-z]+$", "maxLength": 2}
 # What cannot be kept, a value of `a` that must fit, one that need not, and the keyword that strict ones name.
 CASES: list[tuple[dict[str, Any], str, str | None, str]] = [

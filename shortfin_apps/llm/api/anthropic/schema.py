@@ -5,10 +5,10 @@ The sampling fields of the other routes are served beside Anthropic's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from shortfin_apps.llm.api.schema import (
     MAX_TOOLS,
@@ -18,6 +18,7 @@ from shortfin_apps.llm.api.schema import (
     SamplingFields,
     ServingFields,
     Strings,
+    type_of,
 )
 from shortfin_apps.llm.api.unserved_fields import (
     BLOCK_INERT,
@@ -43,7 +44,19 @@ class TextBlock(Body):
     text: str
 
 
-TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True)]
+def _not_other(block: object) -> object:
+    if (type_of(block) or "text") != "text":
+        raise PydanticCustomError(
+            NOT_SERVED,
+            "a block must be of type `text` here: images, documents and other blocks are not supported by"
+            " this server",
+        )
+    return block
+
+
+TextBlocks = Annotated[
+    list[Annotated[TextBlock, BeforeValidator(_not_other)]], Field(fail_fast=True)
+]  # of systems and of results
 
 
 class ToolUseBlock(Body):
@@ -82,18 +95,13 @@ class ThinkingBlock(Body):
 BLOCK_TAGS = {kind: f"{kind} block" for kind in ("text", "tool_use", "tool_result", "thinking")}
 
 
-def _tag_of(block: object) -> str | None:
-    kind = block.get("type") if isinstance(block, Mapping) else getattr(block, "type", None)
-    return BLOCK_TAGS.get(kind) if isinstance(kind, str) else None
-
-
 Block = Annotated[
     Annotated[TextBlock, Tag("text block")]
     | Annotated[ToolUseBlock, Tag("tool_use block")]
     | Annotated[ToolResultBlock, Tag("tool_result block")]
     | Annotated[ThinkingBlock, Tag("thinking block")],
     Discriminator(
-        _tag_of,
+        lambda block: BLOCK_TAGS.get(type_of(block) or ""),
         custom_error_type=NOT_SERVED,
         custom_error_message="a block must be of type `text`, `tool_use`, `tool_result` or `thinking`:"
         " images, documents and other blocks are not supported by this server",

@@ -2,7 +2,8 @@
 
 `arguments` may have the name `parameters`, come before the name, be a text of JSON, or be missing. Arguments
 that are JSON are passed on as the model writes them, white space included, and faults of others are mended
-(`MendedJson`). An object with other arguments than an object is no call.
+(`MendedJson`). An object with other arguments than an object is no call, nor is one that has an object under
+another name instead of arguments: a call without them would do something else.
 """
 
 from __future__ import annotations
@@ -138,6 +139,7 @@ class _CallReader:
         self._name: str | None = None
         self._early: str | None = None  # arguments before the name
         self._has_arguments = False
+        self._has_other_object = False
 
     def read(self) -> Parse:
         yield from _expect(self._feed, "{")
@@ -149,7 +151,7 @@ class _CallReader:
             yield from _accept(self._feed, ",")
         if self._has_arguments:
             return
-        if self._name is None or self._names is not None:
+        if self._name is None or self._names is not None or self._has_other_object:
             raise NotACallError("no name, or no arguments")
         yield from self._begin(self._name)
         yield Arguments(NO_ARGUMENTS)
@@ -191,7 +193,8 @@ class _CallReader:
         elif key in ARGUMENT_KEYS and self._early is None:
             yield from self._arguments()
         else:
-            yield from self._feed.read_span(JsonValue())
+            value = yield from self._feed.read_span(JsonValue())
+            self._has_other_object = self._has_other_object or value.startswith("{")
 
     def _arguments(self) -> Parse:
         if self._name is None:

@@ -10,6 +10,8 @@ from typing import Any
 
 MAX_DEPTH = 32  # of references and alternatives in each other
 _TYPES = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
+_DEFINITION_PATHS = ("#/$defs/", "#/definitions/")
+_WHOLE = "arguments"
 _WITHIN = {"number": frozenset({"number", "integer"})}
 
 
@@ -79,6 +81,45 @@ def resolved(reference: object, root: Mapping[str, Any]) -> object:
     for name in reference[1:].split("/")[1:]:
         part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
     return part
+
+
+def part_alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of `root` as a schema of its own, with what references are to."""
+    references = set(_references(schema, root))
+    if all(reference.startswith(_DEFINITION_PATHS) for reference in references):
+        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return {**definitions, **schema}
+    moved: dict[str, Any] = _with_moved_references(schema)
+    return {**moved, "$defs": {_WHOLE: _with_moved_references(root)}}
+
+
+def _references(schema: object, root: Mapping[str, Any]) -> Iterator[str]:
+    """Those to parts of `root` in `schema`, and in what they refer to."""
+    left, seen = [schema], set[str]()
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        elif isinstance(part, Mapping):
+            left += part.values()
+            reference = part.get("$ref")
+            if isinstance(reference, str) and reference not in seen:
+                seen.add(reference)
+                if reference.startswith("#"):
+                    yield reference
+                    left.append(resolved(reference, root))
+
+
+def _with_moved_references(schema: Any) -> Any:
+    """The same for a root of which the present one is a definition."""
+    if isinstance(schema, list):
+        return [_with_moved_references(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: _with_moved_references(each) for key, each in schema.items()}
+    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+        moved["$ref"] = f"#/$defs/{_WHOLE}{reference[1:]}"
+    return moved
 
 
 def parts_of(parameters: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -12,6 +12,7 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 ANY = "/(?s:.*)/"
 MAX_PARTS = 200  # of a schema, each as often as it is referred to
+NO_BOUND = 1 << 31  # no answer has as many characters
 _UNKEPT = ("if", "then", "else", "$dynamicRef", "$recursiveRef")
 _MONTH_AND_DAY = (
     "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|[12][0-9]))"
@@ -77,7 +78,7 @@ class _Texts:
                 raise refused("$ref", "refers to itself, or to too many parts")
             return
         yield from _values(schema)
-        yield from _lengths(schema)
+        yield from _lengths(schema, strict=self._strict)
         if (form := FORMATS.get(str(schema.get("format")))) is not None:
             yield f"/{_escaped_slashes(form)}/"
         if "$ref" in schema:
@@ -178,10 +179,26 @@ def _one_text(values: Sequence[object]) -> str:
     return one_of(texts or [f"({ANY} & ~{ANY})"])
 
 
-def _lengths(schema: Mapping[str, Any]) -> Iterator[str]:
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if "minLength" in schema or "maxLength" in schema:
-        yield f"/(?s:.{{{least},{most}}})/"
+def _lengths(schema: Mapping[str, Any], *, strict: bool) -> Iterator[str]:
+    least = _length(schema, "minLength", strict=strict) or 0
+    most = _length(schema, "maxLength", strict=strict)
+    if most is not None and most < least:
+        if strict:
+            raise refused("minLength", "is more than its `maxLength`")
+    elif least or most not in (None, NO_BOUND):
+        yield f"/(?s:.{{{least},{'' if most in (None, NO_BOUND) else most}}})/"
+
+
+def _length(schema: Mapping[str, Any], keyword: str, *, strict: bool) -> int | None:
+    """The keyword's value, at most NO_BOUND; None if it gives none."""
+    value = schema.get(keyword)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return min(value, NO_BOUND)
+    if keyword in schema and strict:
+        raise refused(keyword, "must be a whole number")
+    return None
 
 
 def refused(keyword: str, fault: str) -> InvalidRequestError:

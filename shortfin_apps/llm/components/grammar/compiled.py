@@ -153,8 +153,10 @@ def compiled(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:
             if (looser := with_usable_schemas(kept, check_of)) == kept:
                 raise
             return _compiled(source, looser, tokenizer)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UnusableGrammar(str(error)) from None
+    except RecursionError:
+        raise UnusableGrammar("it nests too deeply") from None
 
 
 def _compiled(source: GrammarSource, kept: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:

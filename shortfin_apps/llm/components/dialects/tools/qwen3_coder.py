@@ -20,6 +20,7 @@ from shortfin_apps.llm.components.dialects.feed import Feed, Wait
 from shortfin_apps.llm.components.dialects.json_calls import more_of, parse_marked
 from shortfin_apps.llm.components.dialects.json_types import (
     SchemaTypes,
+    part_alone,
     parts_of,
     properties_of,
     required_of,
@@ -74,9 +75,10 @@ class Qwen3Coder:
         name, end = yield from feed.text_before(">", "\n", "<")
         if end == "<":
             feed.unread(end)
-        is_call, mark = (yield from _begin_of_call(feed)) if end == ">" and name.strip() else (False, None)
+        is_named = end == ">" and bool(name.strip())
+        stray, mark = (yield from _begin_of_call(feed)) if is_named else (None, None)
         text = feed.recorded()
-        if not is_call:
+        if stray is None:
             if mark is not None:
                 feed.unread(mark)
             yield Content(text.removesuffix(mark or ""))
@@ -84,7 +86,7 @@ class Qwen3Coder:
         parameters = next((each.parameters for each in functions if each.name == name.strip()), {})
         ends = EXACT_VALUE_ENDS if any(function.strict for function in functions) else VALUE_ENDS
         yield CallStart(name.strip())
-        yield from _Arguments(feed, parameters, ends).parse(mark)
+        yield from _Arguments(feed, parameters, ends, stray).parse(mark)
         return True
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
@@ -98,28 +100,35 @@ class Qwen3Coder:
         return f"{begun}* {ANY_TEXT}"
 
 
-def _begin_of_call(feed: Feed) -> Wait[tuple[bool, str | None]]:
-    """Whether a call follows its name, and the tag that shows it; else the tag that begins another."""
+def _begin_of_call(feed: Feed) -> Wait[tuple[str | None, str | None]]:
+    """The text between a name and the tag that shows that it is called, and the tag.
+
+    Else None, and the tag that begins another call.
+    """
     text, mark = yield from feed.text_before(PARAMETER, *ENDS)
-    is_blank = not text.strip()
     if mark == PARAMETER:
-        return True, mark
+        return text, mark
     if mark in (FUNCTION_END, END) or (mark is None and not feed.is_cut):
-        return is_blank, mark if is_blank else None
-    return False, mark
+        return (None, None) if text.strip() else (text, mark)
+    return None, mark
 
 
 class _Arguments:
-    """Reads a call behind its name. Tags may be missing or doubled; text between them becomes content."""
+    """Reads a call behind its name and `stray` text.
 
-    def __init__(self, feed: Feed, parameters: Mapping[str, Any], value_ends: tuple[str, ...]) -> None:
+    Tags may be missing or doubled; text between them becomes content.
+    """
+
+    def __init__(
+        self, feed: Feed, parameters: Mapping[str, Any], value_ends: tuple[str, ...], stray: str
+    ) -> None:
         self._feed = feed
         self._parameters = parameters
         self._properties = properties_of(parameters)
         self._types = SchemaTypes(parameters)
         self._value_ends = value_ends
         self._separator = ""
-        self._stray: list[str] = []
+        self._stray = [stray]
 
     def parse(self, mark: str | None) -> Parse:
         """`mark` has been read."""
@@ -148,7 +157,8 @@ class _Arguments:
         if end in ("<", None) or (yield from self._feed.accept(PARAMETER)):  # without a value, or doubled
             if end in (">", "\n"):
                 self._feed.unread(PARAMETER)
-            _, mark = yield from self._feed.text_before(PARAMETER, PARAMETER_END, *ENDS)
+            text, mark = yield from self._feed.text_before(PARAMETER, PARAMETER_END, *ENDS)
+            self._stray.append(text)
             return mark
         yield Arguments(f"{self._separator}{json.dumps(key.strip(), ensure_ascii=False)}: ")
         self._separator = ", "
@@ -236,8 +246,5 @@ def _parameter_expression(
     if types.of(schema) == {"string"}:
         text = fitting_text(schema, function.parameters, strict=function.strict)
         return f"{begin} {lark.through(end, ANY_TEXT if text is None else lark.terminal(text))}"
-    definitions = {
-        name: function.parameters[name] for name in ("$defs", "definitions") if name in function.parameters
-    }
-    of_value = {**definitions, **schema} if isinstance(schema, Mapping) else {}
+    of_value = part_alone(schema, function.parameters) if isinstance(schema, Mapping) else {}
     return f"{begin} {lark.json(of_value, strict=function.strict, owner=function.owner)} {lark.literal(end)}"
