@@ -118,6 +118,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status; argparse itself exits on `--help` and misuse."""
+    _open_closed_streams()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -175,3 +176,15 @@ def _discard_stdout() -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def _open_closed_streams() -> None:
+    """Opens /dev/null for each standard stream that the caller has closed, whose object is None.
+
+    Else the first sockets opened here would get their numbers, at which libuv aborts.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)  # the lowest free number, so the stream's own
+            os.set_inheritable(fd, True)
+            setattr(sys, name, os.fdopen(fd, mode))
