@@ -61,7 +61,7 @@ def complete(packed: Path, out: Path) -> None:
     Its parameters are those in the pack, else noise for those that the pack lists; it has no self-test.
     """
     out.mkdir(parents=True)
-    manifest = Manifest.load(packed / file_names.MANIFEST)
+    manifest = Manifest.load(packed / file_names.MANIFEST, lists_files=False)
     for name in (file_names.VMFB, file_names.CONFIG):
         shutil.copyfile(packed / name, out / name)
     write_tokenizer(manifest.vocab_size, out)

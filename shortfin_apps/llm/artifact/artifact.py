@@ -104,8 +104,8 @@ class Manifest:
         return load_compiled_config(path, self.files.get(CONFIG), self.spec, self.options)
 
     @classmethod
-    def load(cls, path: Path) -> Manifest:
-        """Reads a `manifest.json`. Raises ArtifactError."""
+    def load(cls, path: Path, *, lists_files: bool = True) -> Manifest:
+        """Reads a `manifest.json`. Raises ArtifactError, with `lists_files` also for a file not listed."""
         try:
             text = path.read_bytes()
             version = _FORMAT.validate_json(text).get("format_version")
@@ -123,7 +123,7 @@ class Manifest:
             raise ArtifactError(
                 f"{path}: `{name}`: {problem['msg']}; rebuild with `shortfin-llm build`"
             ) from None
-        for name in sorted(manifest.file_names - manifest.files.keys()):
+        for name in sorted(manifest.file_names - manifest.files.keys() if lists_files else ()):
             raise ArtifactError(f"{path}: `files` has no {name}; rebuild with `shortfin-llm build`")
         return manifest
 

@@ -117,7 +117,7 @@ def test_fields_marked_used_are_read() -> None:
     of_families = {name for family in HF_FAMILIES.values() for name in family.fields}
     assert set(HF_CONFIG.used) | of_families == aliases(hf_directory._Config)
     assert set(HF_ROPE.used) | {"partial_rotary_factor"} == set(HfRope.model_fields)
-    assert set(GGUF_TOKENIZER.used) == aliases(GgufVocabulary)
+    assert set(GGUF_TOKENIZER.used) == aliases(GgufVocabulary) - {"named_templates"}  # keys of any name
     of_families = {key for family in GGUF_FAMILIES.values() for key in family.keys}
     assert set(GGUF_MODEL.used) | of_families == aliases(gguf_file._Hyperparameters) | aliases(GgufRope)
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from itertools import count
 
 import pytest
 
 from shortfin_apps.llm.components.batching.waiting_queue import PRIORITY_STEP_S
+from shortfin_apps.llm.components.engine import engine
 from shortfin_apps.llm.components.invocation.entry_counts import PlanCounts
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
@@ -159,6 +161,30 @@ def test_a_steady_decode_batch_keeps_its_block_table() -> None:
     stats = rig.engine.stats()
     assert stats.steps == 12  # one prefill, eleven decodes
     assert stats.plans == PlanCounts(plans=1, uploads=1)  # the prefill's serves the decodes too
+
+
+@pytest.mark.parametrize(
+    ("mode", "on_gpu", "is_tuned"),
+    [
+        ("default", False, ("least",)),
+        ("extend-attention", False, ("least",)),
+        ("default", True, ()),
+        ("extend-attention", True, ("while_decoding",)),
+    ],
+)
+def test_what_is_measured_at_the_start_depends_on_device_and_mode(
+    mode: str, on_gpu: bool, is_tuned: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(mode=mode, token_budget=16)
+    before = rig.scheduler.budget
+    assert before is not None
+    monkeypatch.setattr(engine, "tokens_beside_decodes", lambda *_: 96)
+    monkeypatch.setattr(engine, "tokens_within_gap", lambda *_: before.while_decoding // 2)
+    rig.engine.tune(on_gpu=on_gpu)
+    after = rig.scheduler.budget
+    assert after is not None
+    changed = [f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)]
+    assert changed == list(is_tuned)
 
 
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])

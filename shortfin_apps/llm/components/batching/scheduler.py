@@ -105,6 +105,11 @@ class Scheduler:
         """The mode's token budget; None where chunks have one size."""
         return self._mode.budget
 
+    @property
+    def mixes(self) -> bool:
+        """Whether prompts and decodes share an invocation."""
+        return self._mode.mixes
+
     def tune(self, budget: TokenBudget) -> None:
         """Replaces the mode's budget by one that was measured on this device."""
         self._mode.tune(budget)

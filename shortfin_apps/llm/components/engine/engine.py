@@ -121,10 +121,10 @@ class Engine:
     def tune(self, *, on_gpu: bool) -> None:
         """Measures how many prompt tokens to compute while requests decode. Called before the first step.
 
-        On CPUs this is the budget of a light load, on GPUs that of any load.
+        On CPUs this is the budget of a light load, on GPUs that of any load where invocations are mixed.
         """
         budget = self._scheduler.budget
-        if budget is None:
+        if budget is None or (on_gpu and not self._scheduler.mixes):
             return
         if on_gpu:
             tokens = tokens_within_gap(self._runner, budget.while_decoding, budget.most)

@@ -138,7 +138,8 @@ class GrammarCompiler:
             except UnusableGrammar as unusable:
                 self._refusals.add(source, unusable)
                 raise
-        return await self._compile_here(source, tenant)
+            # With its place, so that those who wait for it find the grammar and need no trial.
+            return await self._compile_here(source, tenant)
 
     async def _compile_here(self, source: GrammarSource, tenant: str) -> CompiledGrammar:
         async with self._turns.place(tenant, TIMEOUT_S):

@@ -48,8 +48,8 @@ class EngineSettings(BaseSettings):
         None,
         ge=1,
         description="most tokens in one invocation, in the default mode in one prefill (default: while "
-        "requests decode, 320 in the default mode and 256 in extend-attention, on GPUs 512 to --idle-budget, "
-        "measured at the start)",
+        "requests decode, 320 in the default mode and 256 in extend-attention, on GPUs 512, and in "
+        "extend-attention up to --idle-budget, measured at the start)",
     )
     max_pages_per_batch: int | None = Field(None, ge=2, description="--token-budget in pages")
     idle_budget: int | None = Field(

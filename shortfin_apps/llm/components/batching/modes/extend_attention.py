@@ -70,6 +70,8 @@ class ExtendAttentionOptions(ModeOptions):
 class ExtendAttentionMode(BatchMode):
     """`chunk_tokens` and the tokens of `budget` are multiples of `stride`."""
 
+    mixes = True
+
     def __init__(self, *, stride: int, chunk_tokens: int, budget: TokenBudget) -> None:
         assert chunk_tokens > 0
         assert chunk_tokens % stride == budget.while_decoding % stride == budget.idle % stride == 0
