@@ -42,8 +42,15 @@ async def test_asks_for_the_same_and_compares(server: ScriptedServer) -> None:
     assert body == {
         "input_ids": [1, 2, 3],
         "sampling_params": {
-            **{"max_tokens": 3, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0},
-            **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+            "max_tokens": 3,
+            "temperature": 0.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "typical_p": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
         },
         "receipt": True,
     }
