@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.api.lone_surrogates import without_lone_surrogates
+from shortfin_apps.llm.api.lone_surrogates import json_of, without_lone_surrogates
+from tests.api.harness import CHAT, MESSAGES, Harness
 
 PIECES = st.sampled_from(["\ud83d", "\ude00", "\udbff", "\udc00", "\\", "u", "ud83d", "d83d", '"', "a", "é"])
 
@@ -48,3 +49,16 @@ def test_what_is_not_json_does_not_become_json(text: bytes) -> None:
     changed = without_lone_surrogates(text)
     if b"\xed" not in text and b"\\u" not in text:
         assert changed == text
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ud83d\ude00", "é\u2028"])
+def test_values_that_quote_a_surrogate_have_json(text: str) -> None:
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert orjson.loads(json_of({"error": text, "n": [1, None]})) == {"error": whole, "n": [1, None]}
+
+
+async def test_an_error_may_quote_a_lone_surrogate() -> None:
+    schema = '{"type":"object","properties":{"\\ud800":{"type":"string","pattern":"(?=x)"}}}'
+    body = {"messages": MESSAGES, "guided_json": schema}
+    response = await Harness().post(CHAT, body)
+    assert response.status_code == 400, response.text

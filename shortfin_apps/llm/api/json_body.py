@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.api.body_fields import HEADER, header_value
-from shortfin_apps.llm.api.lone_surrogates import without_lone_surrogates
+from shortfin_apps.llm.api.lone_surrogates import json_of, without_lone_surrogates
 from shortfin_apps.llm.api.schema import Body, ChatMessage
 from shortfin_apps.llm.api.service import service_of
 
@@ -30,7 +30,7 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
+        return json_of(content)
 
 
 class JsonRequest(Request):

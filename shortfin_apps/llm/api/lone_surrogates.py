@@ -6,12 +6,24 @@ sends it with every later turn. JSON may hold it, as `\\ud83d`, but no Unicode t
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
+
+import orjson
 
 _HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE_ESCAPED = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, _HIGH, _LOW))
 _ENCODED = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")  # as no valid UTF-8 has them
 _BACKSLASH, _MARK = rb"\\", b"\\\0"
+
+
+def json_of(value: Any) -> bytes:
+    """The JSON of a value that may quote a client's or a model's text, with U+FFFD for lone surrogates."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # also orjson's error for such a text
+        return without_lone_surrogates(json.dumps(value).encode())
 
 
 def without_lone_surrogates(text: bytes) -> bytes:

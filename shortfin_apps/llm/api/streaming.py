@@ -8,13 +8,13 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.errors import answer_to
+from shortfin_apps.llm.api.lone_surrogates import json_of
 from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.api.streamed_body import KeepAlive, StreamedBody
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextStream, close_all
@@ -33,7 +33,7 @@ LINE_ENDS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\
 
 def json_line(value: object) -> bytes:
     """The JSON of a value, with each line end of Unicode escaped."""
-    data = orjson.dumps(value)
+    data = json_of(value)
     if not data.isascii():
         for line_end, escape in LINE_ENDS:
             data = data.replace(line_end, escape)

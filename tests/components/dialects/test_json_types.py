@@ -6,8 +6,10 @@ import pytest
 
 from shortfin_apps.llm.components.dialects.json_types import (
     SchemaTypes,
+    part_alone,
     properties_of,
     required_of,
+    resolved,
     types_of_value,
 )
 
@@ -68,3 +70,34 @@ def test_members_of_an_object_are_found_through_references_and_alternatives() ->
     }
     assert required_of(parameters) == {"x", "y"}
     assert properties_of({"properties": None, "required": None}) == {}
+
+
+ROOT: dict[str, Any] = {
+    "properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+    "$defs": {
+        "x y": {"type": "boolean"},
+        "used": {"$ref": "#/$defs/x%20y"},
+        "unused": {"description": "a" * 99},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("reference", "part"),
+    [
+        ("#/properties/a/anyOf/0", {"type": "string"}),
+        ("#/properties/a/anyOf/2", None),
+        ("#/properties/a/anyOf/-1", None),
+        ("#/properties/a/anyOf/" + "9" * 5000, None),
+        ("#/$defs/x%20y", {"type": "boolean"}),
+        ("#/$defs/x y", {"type": "boolean"}),
+    ],
+)
+def test_references_are_json_pointers(reference: str, part: Any) -> None:
+    assert resolved(reference, ROOT) == part
+
+
+def test_a_part_alone_has_the_definitions_that_it_reaches() -> None:
+    part = part_alone({"$ref": "#/$defs/used"}, ROOT)
+    assert part == {"$ref": "#/$defs/used", "$defs": {name: ROOT["$defs"][name] for name in ("x y", "used")}}
+    assert part_alone({"type": "null"}, ROOT) == {"type": "null"}

@@ -351,3 +351,30 @@ async def test_a_pattern_of_tags_that_no_grammar_can_keep_is_refused_strictly_al
     await compiled(tokenizer, sources[0])
     with refused():
         await compiled(tokenizer, sources[1])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_grammar_is_bounded_while_it_is_built(strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each parameter needs a copy of all others, which 400 of them would make 8 MB."""
+    built: list[str] = []
+    rule = Lark.rule
+
+    def noted(lark: Lark, expression: str) -> str:
+        built.append(expression)
+        return rule(lark, expression)
+
+    monkeypatch.setattr(Lark, "rule", noted)
+    others = {f"p{index}": {"$ref": "#/properties/q"} for index in range(400)}
+    function = Function("f", {"properties": {"q": {"type": "integer"}, **others}}, strict=strict)
+    with pytest.raises(InvalidRequestError, match="the grammar has more than"):
+        TOOL_DIALECTS["qwen3-coder"].calls(Lark({}), [function], 1)
+    assert sum(map(len, built)) < 200_000
+
+
+@pytest.mark.parametrize("name", ["a>b", "a<b", "a\n", " a "])
+def test_names_that_tags_cannot_hold_are_refused_strictly_alone(name: str) -> None:
+    lark, parameters = Lark({}), {"properties": {name: {"type": "string"}, "b": {"type": "string"}}}
+    source = lark.source(TOOL_DIALECTS["qwen3-coder"].calls(lark, [Function("f", parameters)], 1))
+    assert ("<parameter=b>" in source, "<parameter= a" in source) == (True, False)
+    with pytest.raises(InvalidRequestError, match="which a tag cannot hold"):
+        TOOL_DIALECTS["qwen3-coder"].calls(Lark({}), [Function("f", parameters, strict=True)], 1)

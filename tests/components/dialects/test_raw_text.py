@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.components.dialects.lark import Lark
-from shortfin_apps.llm.components.dialects.raw_text import FORMATS, fitting_text
+from shortfin_apps.llm.components.dialects.raw_text import FORMATS, _alternatives, fitting_text
 from shortfin_apps.llm.errors import InvalidRequestError
 from tests.components.dialects.matching import lets_through
 from tests.components.dialects.test_lark import compiled, tokenizer_with
@@ -82,3 +82,29 @@ def test_keywords_that_cannot_be_kept_are_refused_strictly_alone(schema: Any, ke
 def test_texts_of_any_kind_need_no_terminal() -> None:
     assert fitting_text({"type": "string", "description": "any"}, {}, strict=True) is None
     assert fitting_text(True, {}, strict=True) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [{"$ref": "#/$defs/long"}] * 20,
+        [{"const": "b" * 10_000}] * 9,
+    ],
+)
+def test_a_text_is_bounded_before_it_is_multiplied(options: Any) -> None:
+    root = {"$defs": {"long": {"const": "a" * 20_000}}}
+    with pytest.raises(InvalidRequestError, match="more than 131,072 characters"):
+        fitting_text({"type": "string", "oneOf": options}, root, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "parts"),
+    [
+        ("", [""]),
+        ("a|b", ["a", "b"]),
+        ("|a|", ["", "a", ""]),
+        ("(a|b)|[|]|c\\|d", ["(a|b)", "[|]", "c\\|d"]),
+    ],
+)
+def test_alternatives_are_in_no_group_and_no_class(pattern: str, parts: list[str]) -> None:
+    assert _alternatives(pattern) == parts

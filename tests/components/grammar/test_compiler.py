@@ -295,3 +295,18 @@ async def test_closing_ends_the_thread_and_the_process(grammars: GrammarCompiler
     grammars.close()
     assert grammars._trials.are_over
     assert set(threading.enumerate()) <= before
+
+
+async def test_where_no_process_can_be_started_a_request_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*args: object) -> None:
+        raise BlockingIOError
+
+    grammars = GrammarCompiler(BACKEND.to_str, {END})
+    monkeypatch.setattr("shortfin_apps.llm.components.grammar.compiler.Trials", refuse)
+    with pytest.raises(OverloadedError, match="try again"):
+        await grammars.compile(GrammarSource(GrammarKind.REGEX, "a"), "regex")
+    monkeypatch.undo()
+    await grammars.compile(GrammarSource(GrammarKind.REGEX, "a"), "regex")
+    grammars.close()

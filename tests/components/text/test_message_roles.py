@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.text.message_roles import MAX_OTHER_ROLES, UNKNOWN
+from shortfin_apps.llm.components.text.rendering import TemplateLimitError
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError
 from tests.components.text.tiny_tokenizers import byte_level_backend, byte_level_tokenizer
@@ -225,3 +226,25 @@ def test_the_error_is_that_of_the_last_try() -> None:
     raises_for_tools = ALTERNATES.replace("[{{ m.role }}]", "{% if m.role == 'tool' %}{{ no.id }}{% endif %}")
     with pytest.raises(InvalidRequestError, match="'no' is undefined"):
         rendered(raises_for_tools, "[system]s[user]u[calls]c[tool]r[system]t")
+
+
+def test_a_trial_that_hit_a_limit_is_not_remembered() -> None:
+    """The machine may have been busy."""
+    tokenizer = byte_level_tokenizer(chat_template=RAISES_LATE)
+    assert tokenizer._template is not None
+    render, calls = tokenizer._template.render, []
+
+    def once_limited(*args: Any, **named: Any) -> str:
+        calls.append(args)
+        if len(calls) == 1:
+            raise TemplateLimitError("takes too long", "messages")
+        return render(*args, **named)
+
+    tokenizer._template.render = once_limited  # type: ignore[method-assign]
+    messages = messages_of("[user]u[system]s")
+    with pytest.raises(TemplateLimitError):
+        tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+    assert text == byte_level_tokenizer(chat_template=RAISES_LATE).apply_chat_template(
+        messages, add_generation_prompt=False
+    )

@@ -173,3 +173,15 @@ def test_templates_share_a_process_which_ends_with_them() -> None:
     assert popen.poll() is None
     del second
     assert popen.poll() is not None
+
+
+def test_a_process_that_is_stopped_makes_no_request_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "SLACK_S", 0.0)
+    template = BoundedTemplate("{{ given }}", Limits(cpu_s=103, wall_s=0.2))
+    process = rendering._process(Limits(cpu_s=103, wall_s=0.2))
+    os.kill(process.process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(OverloadedError, match="try again"):
+            render(template, 1)
+    finally:
+        os.kill(process.process.pid, signal.SIGCONT)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
+from urllib.parse import unquote
 
+MAX_DIGITS = 10  # of an index
 MAX_DEPTH = 32  # of references and alternatives in each other
 _TYPES = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 _DEFINITION_PATHS = ("#/$defs/", "#/definitions/")
@@ -78,19 +80,36 @@ def resolved(reference: object, root: Mapping[str, Any]) -> object:
     part: object = root
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
-    for name in reference[1:].split("/")[1:]:
-        part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
+    for name in _names_in(reference):
+        if isinstance(part, list) and name.isdecimal() and len(name) < MAX_DIGITS and int(name) < len(part):
+            part = part[int(name)]
+        else:
+            part = part.get(name) if isinstance(part, Mapping) else None
     return part
+
+
+def _names_in(reference: str) -> list[str]:
+    """The names and indices of a JSON pointer in a fragment of a URI (RFC 6901)."""
+    return [unquote(name).replace("~1", "/").replace("~0", "~") for name in reference[1:].split("/")[1:]]
 
 
 def part_alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
     """A part of `root` as a schema of its own, with what references are to."""
     references = set(_references(schema, root))
     if all(reference.startswith(_DEFINITION_PATHS) for reference in references):
-        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return {**definitions, **schema}
+        return {**_definitions(root, {tuple(_names_in(each)[:2]) for each in references}), **schema}
     moved: dict[str, Any] = _with_moved_references(schema)
     return {**moved, "$defs": {_WHOLE: _with_moved_references(root)}}
+
+
+def _definitions(root: Mapping[str, Any], paths: Set[tuple[str, ...]]) -> dict[str, dict[str, Any]]:
+    """The definitions of `root` at these paths, as ("$defs", "name")."""
+    tables = {key: root[key] for key in ("$defs", "definitions") if isinstance(root.get(key), Mapping)}
+    used = {
+        key: {name: each for name, each in table.items() if (key, name) in paths}
+        for key, table in tables.items()
+    }
+    return {key: table for key, table in used.items() if table}
 
 
 def _references(schema: object, root: Mapping[str, Any]) -> Iterator[str]:

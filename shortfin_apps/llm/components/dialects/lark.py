@@ -7,8 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shortfin_apps.llm.errors import InvalidRequestError
+
 ANY_TEXT = r"/(.|\n)*/"
 SPACE = r"/[ \n]{0,4}/"
+MAX_SOURCE_CHARS = 1 << 17  # more than the grammar compiler accepts; building stops there
 JSON_SPACE = r"[ \n\t]{0,8}"  # bounded, lest a weak model go on with it until its tokens are used up
 
 
@@ -20,6 +23,7 @@ class Lark:
         longest_first = sorted(special_ids, key=len, reverse=True)
         self._special = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._rules: list[str] = []
+        self._chars_left = MAX_SOURCE_CHARS
 
     def is_special(self, name: str) -> bool:
         return name in self._special_ids
@@ -57,9 +61,7 @@ class Lark:
 
     def terminal(self, expression: str) -> str:
         """A name for an expression of one terminal, in which `&` and `~` may be used."""
-        name = f"TEXT_{len(self._rules)}"
-        self._rules.append(f"{name}: {expression}")
-        return name
+        return self._add_rule(f"TEXT_{len(self._rules)}", "", expression)
 
     def source(self, start: str) -> str:
         """The grammar, which begins with the expression `start`."""
@@ -70,9 +72,22 @@ class Lark:
         return json.dumps(part, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
 
     def _add(self, attributes: str, expression: str) -> str:
-        name = f"rule_{len(self._rules)}"
+        return self._add_rule(f"rule_{len(self._rules)}", attributes, expression)
+
+    def _add_rule(self, name: str, attributes: str, expression: str) -> str:
+        """Raises InvalidRequestError for a grammar that is too long, before the rest of it is built."""
+        self._chars_left -= len(expression)
+        if self._chars_left < 0:
+            raise too_long()
         self._rules.append(f"{name}{attributes}: {expression}")
         return name
+
+
+def too_long() -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the grammar has more than {MAX_SOURCE_CHARS:,} characters: give it fewer or smaller schemas",
+        "tools",
+    )
 
 
 def one_of(expressions: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from shortfin_apps.llm.components.dialects.json_types import MAX_DEPTH, SchemaTypes, list_of, resolved
-from shortfin_apps.llm.components.dialects.lark import one_of
+from shortfin_apps.llm.components.dialects.lark import MAX_SOURCE_CHARS, one_of, too_long
 from shortfin_apps.llm.errors import InvalidRequestError
 
 ANY = "/(?s:.*)/"
@@ -67,9 +67,20 @@ class _Texts:
         self._strict = strict
         self._types = SchemaTypes(root)
         self._num_left = MAX_PARTS
+        self._chars_left = MAX_SOURCE_CHARS
 
     def parts(self, schema: object, depth: int) -> Iterator[str]:
-        """What has to fit: all of these."""
+        """What has to fit: all of these. Raises InvalidRequestError where they are too long in sum."""
+        for text in self._parts(schema, depth):
+            self._count(len(text))
+            yield text
+
+    def _count(self, num_chars: int) -> None:
+        self._chars_left -= num_chars
+        if self._chars_left < 0:
+            raise too_long()
+
+    def _parts(self, schema: object, depth: int) -> Iterator[str]:
         if not isinstance(schema, Mapping):
             return
         self._num_left -= 1
@@ -110,6 +121,7 @@ class _Texts:
     def _one_of(self, options: list[str]) -> str:
         if not self._strict:
             return one_of(options)
+        self._count(len(options) * sum(map(len, options)))
         others = [options[:place] + options[place + 1 :] for place in range(len(options))]
         alone = [
             f"({option} & ~{one_of(rest)})" if rest else option
@@ -143,8 +155,8 @@ def _anchored(pattern: str) -> str:
 
 def _alternatives(pattern: str) -> list[str]:
     """The pattern's parts between `|` that are in no group and no class."""
-    parts, depth, in_class, is_escaped = [""], 0, False, False
-    for char in pattern:
+    parts, begin, depth, in_class, is_escaped = [], 0, 0, False, False
+    for place, char in enumerate(pattern):
         is_plain = not is_escaped and not in_class
         if is_plain and char in "()":
             depth += 1 if char == "(" else -1
@@ -152,10 +164,9 @@ def _alternatives(pattern: str) -> list[str]:
             in_class = char == "["
         is_escaped = char == "\\" and not is_escaped
         if is_plain and char == "|" and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return parts
+            parts.append(pattern[begin:place])
+            begin = place + 1
+    return [*parts, pattern[begin:]]
 
 
 def _escaped_slashes(pattern: str) -> str:

@@ -155,7 +155,11 @@ class GrammarCompiler:
     async def _running_trials(self) -> Trials:
         if self._trials is None or self._trials.are_over:
             await self._in_thread(self._read_tokenizer)
-            return await self._in_thread(self._start_trials)
+            try:
+                return await self._in_thread(self._start_trials)
+            except OSError as error:  # no more processes, files or memory
+                logger.warning("grammars cannot be compiled: %s", error)
+                raise OverloadedError("no grammar can be compiled now; try again") from None
         return self._trials
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

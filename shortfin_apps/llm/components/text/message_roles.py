@@ -21,6 +21,7 @@ from functools import cache, cached_property
 from itertools import groupby, takewhile
 from typing import Any
 
+from shortfin_apps.llm.components.text.rendering import TemplateLimitError
 from shortfin_apps.llm.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -149,6 +150,8 @@ class MessageRoles:
     def _tried(self, messages: Sequence[Message]) -> str | None:
         try:
             return self._render(messages)
+        except TemplateLimitError:  # not to be remembered: the machine may have been busy or suspended
+            raise
         except InvalidRequestError:
             return None
 

@@ -18,12 +18,18 @@ from shortfin_apps.llm.limited_process import NUM_ANSWERS, LimitedProcess, Limit
 
 TEMPLATE_PROCESS = "shortfin_apps.llm.components.text.template_process"
 
+SLACK_S = 5.0  # that an answer may take longer than the limits, as the process may have to fork first
+
 logger = logging.getLogger(__name__)
 
 Answers = list[Any]  # of a worker: both, unless it was ended
 
 _processes: weakref.WeakValueDictionary[Limits, LimitedProcess] = weakref.WeakValueDictionary()
 _lock = threading.Lock()  # for `_processes`
+
+
+class TemplateLimitError(InvalidRequestError):
+    """A rendering hit a limit, which says nothing of what the template would have written."""
 
 
 class BoundedTemplate:
@@ -81,6 +87,7 @@ class BoundedTemplate:
         try:
             self._process = _process(self._limits)
             worker = self._process.new_worker()
+            worker.settimeout(self._limits.wall_s + SLACK_S)
         except OSError as error:  # no more processes or files, or the process has ended
             logger.warning("chat templates cannot be rendered: %s", error)
             raise _out_of_reach() from None
@@ -96,7 +103,7 @@ class BoundedTemplate:
             case []:
                 raise _out_of_reach()
             case [_]:
-                raise InvalidRequestError(_bounds(self._limits), "messages")
+                raise TemplateLimitError(_bounds(self._limits), "messages")
         text, problem = answers[-1]
         if problem is not None:
             raise InvalidRequestError(problem, "messages")
@@ -119,7 +126,7 @@ def _line(work: object) -> bytes:
 
 def _exchange(worker: socket.socket, work: bytes) -> Answers:
     received, num_lines = [], 0
-    with suppress(BrokenPipeError, ConnectionResetError):
+    with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
         worker.sendall(work)
         while num_lines < NUM_ANSWERS and (part := worker.recv(1 << 18)):
             received.append(part)

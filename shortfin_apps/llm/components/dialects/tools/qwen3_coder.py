@@ -211,6 +211,7 @@ def _call_expression(lark: Lark, function: Function) -> str:
     properties |= {name: {} for name in sorted(required - properties.keys())}
     if function.strict:
         _check_kept(function.parameters)
+    properties = _that_tags_hold(properties, strict=function.strict)
     types = SchemaTypes(function.parameters)
     parameters = [
         expression if key in required else f"({expression})?"
@@ -219,6 +220,21 @@ def _call_expression(lark: Lark, function: Function) -> str:
     ]
     begin = lark.literal(f"{function.name}>\n")
     return lark.rule(" ".join([begin, *parameters, lark.literal(f"{FUNCTION_END}\n{END}")]))
+
+
+def _that_tags_hold(properties: Mapping[str, object], *, strict: bool) -> dict[str, object]:
+    """The properties with names that the parser reads as they were written.
+
+    If strict, raises InvalidRequestError for another name.
+    """
+    kept = {
+        name: each
+        for name, each in properties.items()
+        if name == name.strip() and not set(name) & set("<>\n")
+    }
+    if strict and (others := properties.keys() - kept.keys()):
+        raise refused("properties", f"names {json.dumps(min(others))}, which a tag cannot hold")
+    return kept
 
 
 def _check_kept(parameters: Mapping[str, Any]) -> None:
