@@ -72,7 +72,7 @@ def test_members_of_an_object_are_found_through_references_and_alternatives() ->
     assert properties_of({"properties": None, "required": None}) == {}
 
 
-ROOT: dict[str, Any] = {
+POINTED: dict[str, Any] = {
     "properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
     "$defs": {
         "x y": {"type": "boolean"},
@@ -94,10 +94,10 @@ ROOT: dict[str, Any] = {
     ],
 )
 def test_references_are_json_pointers(reference: str, part: Any) -> None:
-    assert resolved(reference, ROOT) == part
+    assert resolved(reference, POINTED) == part
 
 
 def test_a_part_alone_has_the_definitions_that_it_reaches() -> None:
-    part = part_alone({"$ref": "#/$defs/used"}, ROOT)
-    assert part == {"$ref": "#/$defs/used", "$defs": {name: ROOT["$defs"][name] for name in ("x y", "used")}}
-    assert part_alone({"type": "null"}, ROOT) == {"type": "null"}
+    part = part_alone({"$ref": "#/$defs/used"}, POINTED)
+    assert part == {"$ref": "#/$defs/used", "$defs": {name: POINTED["$defs"][name] for name in ("x y", "used")}}
+    assert part_alone({"type": "null"}, POINTED) == {"type": "null"}

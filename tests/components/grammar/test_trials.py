@@ -6,6 +6,7 @@ import selectors
 import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ async def test_each_limit_ends_a_trial(limits: TrialLimits) -> None:
     with pytest.raises(UnusableGrammar, match="simplify it"):
         await trials.run(NEVER_COMPILED)
     assert not trials.are_over
+
+
+async def test_a_suspension_is_not_blamed_on_the_grammar() -> None:
+    """For the clock it lasts an hour between the worker's two answers."""
+    hours = count(step=3600)
+    trials = Trials(BACKEND.to_str(), ENDS, TrialLimits(cpu_s=0.1, wall_s=1e3), lambda: float(next(hours)))
+    with pytest.raises(OverloadedError, match="try again"):
+        await trials.run(NEVER_COMPILED)
 
 
 def test_a_bug_of_the_library_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 import socket
+import time
+from collections.abc import Callable
 
 from shortfin_apps.llm.components.grammar.compiled import UnusableGrammar
 from shortfin_apps.llm.components.grammar.source import GrammarSource
@@ -15,6 +17,7 @@ from shortfin_apps.llm.limited_process import NUM_ANSWERS, LimitedProcess, argum
 
 MAX_AT_ONCE = 4  # trials, which share the processors with the model
 TRIAL_PROCESS = "shortfin_apps.llm.components.grammar.trial_process"
+LATE_S = 1.0  # by which the clock's limit may be exceeded on a busy machine
 SLACK_S = 5.0  # that a trial may take longer than its limits, as its process reads the tokenizer first
 
 logger = logging.getLogger(__name__)
@@ -27,9 +30,16 @@ class OverLimitsError(UnusableGrammar):
 class Trials:
     """Owns the process and the connections to its workers, which end with this object. For one event loop."""
 
-    def __init__(self, tokenizer_json: str, eos_token_ids: list[int], limits: TrialLimits) -> None:
+    def __init__(
+        self,
+        tokenizer_json: str,
+        eos_token_ids: list[int],
+        limits: TrialLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Starts the process, and returns before it has read the tokenizer."""
         self._limits = limits
+        self._clock = clock
         owned = LimitedProcess(TRIAL_PROCESS, arguments_of(limits), eos_token_ids, text=tokenizer_json)
         self._workers, self._idle = owned, owned.idle
         self.process, self.close = owned.process, owned.close
@@ -62,15 +72,30 @@ class Trials:
         """A worker's answers: both, unless it was ended."""
         connection = self._idle.pop() if self._idle else self._new_worker()
         try:
-            answers = await _exchange(connection, source)
+            answers, taken_s = await self._exchange(connection, source)
         except BaseException:
             connection.close()  # ends the worker
             raise
         if len(answers) == NUM_ANSWERS:
             self._idle.append(connection)
-        else:
-            connection.close()
-        return answers
+            return answers
+        connection.close()
+        # A process that was suspended ends by the clock when it goes on, and the grammar is not to blame.
+        return [] if taken_s > self._limits.wall_s + LATE_S else answers
+
+    async def _exchange(
+        self, connection: socket.socket, source: GrammarSource
+    ) -> tuple[list[str | None], float]:
+        """The worker's answers, and the seconds from the first of them to the end."""
+        loop, received, begun_s = asyncio.get_running_loop(), b"", self._clock()
+        try:
+            await loop.sock_sendall(connection, source.to_json() + b"\n")
+            while received.count(b"\n") < NUM_ANSWERS and (part := await loop.sock_recv(connection, 1 << 16)):
+                begun_s = begun_s if received else self._clock()
+                received += part
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        return [json.loads(line) for line in received.splitlines()], self._clock() - begun_s
 
     def _new_worker(self) -> socket.socket:
         try:
@@ -80,17 +105,6 @@ class Trials:
             raise OverloadedError("no grammar can be compiled now; try again") from None
         connection.setblocking(False)
         return connection
-
-
-async def _exchange(connection: socket.socket, source: GrammarSource) -> list[str | None]:
-    loop, received = asyncio.get_running_loop(), b""
-    try:
-        await loop.sock_sendall(connection, source.to_json() + b"\n")
-        while received.count(b"\n") < NUM_ANSWERS and (part := await loop.sock_recv(connection, 1 << 16)):
-            received += part
-    except (BrokenPipeError, ConnectionResetError):
-        pass
-    return [json.loads(line) for line in received.splitlines()]
 
 
 def _bounds(limits: TrialLimits) -> str:
