@@ -190,6 +190,14 @@ def test_refuses_unknown_tokenizers(change: dict[str, Any], message: str) -> Non
         rebuild({**byte_level_keys("smollm"), **change})
 
 
+@pytest.mark.parametrize("bos", ["x:\x1b]0;title\x07", "$x", ":1"])
+def test_refuses_a_begin_token_that_no_frame_can_have(bos: str) -> None:
+    keys = byte_level_keys("smollm", **{"ggml.add_bos_token": True})
+    keys["ggml.tokens"] = [bos if token == "<s>" else token for token in keys["ggml.tokens"]]
+    with pytest.raises(BuildError, match=r"^x\.gguf: the tokenizer cannot be rebuilt"):
+        rebuild(keys)
+
+
 def test_byte_characters_are_gpt2s() -> None:
     assert set(byte_tokenizer().get_vocab()) >= set(pre_tokenizers.ByteLevel.alphabet())
 

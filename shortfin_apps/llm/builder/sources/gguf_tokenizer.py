@@ -119,17 +119,17 @@ def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
     _check_sizes(where, vocabulary)
     if len(set(vocabulary.tokens)) != len(vocabulary.tokens):
         raise BuildError(f"{where}: the vocabulary names a token twice")
+    add_bos = _adds_bos(vocabulary)
     try:
         tokenizer = _BUILDERS[vocabulary.model](where, vocabulary)
+        _add_special_tokens(tokenizer, vocabulary)
+        _frame(tokenizer, vocabulary, add_bos)
     except BuildError:
         raise
     except BaseException as error:
         if isinstance(error, Exception) or is_library_error(error):  # a damaged file can raise anything
             raise BuildError(f"{where}: the tokenizer cannot be rebuilt ({error})") from error
         raise
-    _add_special_tokens(tokenizer, vocabulary)
-    add_bos = _adds_bos(vocabulary)
-    _frame(tokenizer, vocabulary, add_bos)
     return TokenizerFiles(
         tokenizer=tokenizer.to_str(),
         config=_tokenizer_config(vocabulary, add_bos),
