@@ -167,10 +167,7 @@ def _shortest(value: Any) -> Any:
 def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     """GPT-2's byte-level BPE."""
     rules = WORD_RULES[vocabulary.pre]
-    pairs = [tuple(merge.split(" ")) for merge in vocabulary.merges]
-    if any(len(pair) != 2 for pair in pairs):
-        raise BuildError(f"{where}: a merge of the vocabulary is not a pair of tokens")
-    merges = [(pair[0], pair[1]) for pair in pairs]
+    merges = [_pair(where, merge) for merge in vocabulary.merges]
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.whole_words))
     if rules.normalizer is not None:
@@ -178,6 +175,13 @@ def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     tokenizer.pre_tokenizer = rules.pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _pair(where: str, merge: str) -> tuple[str, str]:
+    pair = merge.split(" ", 2)  # a damaged one may have millions of spaces
+    if len(pair) != 2:
+        raise BuildError(f"{where}: a merge of the vocabulary is not a pair of tokens")
+    return pair[0], pair[1]
 
 
 def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
