@@ -219,7 +219,7 @@ class _Config(BaseModel):
         count = given[0] if given else 128
         if not self.family.has_experts or not count:
             return None
-        listed, step = self.mlp_only_layers or (), self.decoder_sparse_step
+        listed, step = set(self.mlp_only_layers or ()), self.decoder_sparse_step
         return RoutedExperts(
             count=count,
             per_token=self.num_experts_per_tok,
