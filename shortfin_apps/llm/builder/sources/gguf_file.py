@@ -410,6 +410,9 @@ def _check_parts(paths: list[Path], readers: list[GGUFReader]) -> None:
     """Raises BuildError for a file that does not say that it is the part that its name says."""
     for number, (path, reader) in enumerate(zip(paths, readers, strict=True)):
         keys = {"split.no": 0, "split.count": 1} | _metadata(str(path), reader)
+        for key in ("split.no", "split.count"):
+            if type(keys[key]) is not int:
+                raise BuildError(f"{path}: `{key}` is not a whole number; download the model again")
         found = keys["split.no"], max(1, keys["split.count"])
         if found != (number, len(paths)):
             named = f"{number + 1} of {len(paths)}"
