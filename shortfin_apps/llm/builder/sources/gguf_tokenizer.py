@@ -100,7 +100,13 @@ TURN_ENDS = frozenset({"<|return|>", "<|call|>"})
 MESSAGE_END = "<|end|>"
 
 
-_SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+# llama.cpp's `general.sampling.*` by their names in `generation_config.json`.
+_SAMPLING_NAMES = {
+    **{name: name for name in ("sequence", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
+    **{name: name for name in ("penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta")},
+    "temp": "temperature",
+    "penalty_repeat": "repetition_penalty",
+}
 
 
 def check_tokenizer(where: str, model: str, pre: str) -> None:
@@ -149,9 +155,10 @@ def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
 def sampling_defaults(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `generation_config.json` from the `general.sampling.*` keys, without that prefix.
 
-    Those that have no other name there keep their own.
+    Keys that llama.cpp does not know are left out, or they could replace other fields, such as the ends of
+    answers.
     """
-    found = {_SAMPLING_NAMES.get(key, key): _shortest(value) for key, value in keys.items()}
+    found = {_SAMPLING_NAMES[key]: _shortest(keys[key]) for key in keys if key in _SAMPLING_NAMES}
     if found.get("penalty_last_n") == 0:  # the penalty is for no token
         found.pop("repetition_penalty", None)
     if isinstance(found.get("temperature"), float):
