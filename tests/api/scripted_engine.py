@@ -47,6 +47,7 @@ class ScriptedEngine:
         self.drained_with: float | None = None
         self.stuck = False  # requests do not end when drained
         self.started = self.closed = False
+        self.returns_logits = True
         self.closed_with: float | None = None
         self.looks: list[int] = []  # the steps that snapshots were asked for behind
 

@@ -20,6 +20,7 @@ PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
 MAX_ID_DIGITS = 18
 RANDOM_SEED = -1  # vLLM's and llama.cpp's value; SamplingParams has None
 TOP_K_OFF = -1  # SGLang's and vLLM's value; SamplingParams has 0
+NO_PENALTY = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 # Sampling that a model may ask for and that is not applied, with the values that mean none: fields of
 # transformers, then of llama.cpp (`general.sampling.*`).
 UNAPPLIED: dict[str, tuple[Any, ...]] = {
@@ -105,6 +106,12 @@ def unapplied_fields(generation: Mapping[str, Any]) -> list[str]:
     """Names of the fields of `generation_config.json` that ask for sampling that is not applied."""
     given = {name: generation[name] for name in UNAPPLIED if generation.get(name) is not None}
     return [name for name, value in given.items() if value is not False and value not in UNAPPLIED[name]]
+
+
+def penalties(generation: Mapping[str, Any]) -> list[str]:
+    """Names of the penalties that `generation_config.json` asks for; they need whole rows of logits."""
+    given = _parsed(generation).model_dump(exclude_none=True)
+    return [name for name, off in NO_PENALTY.items() if given.get(name, off) != off]
 
 
 def _parsed(generation: Mapping[str, Any]) -> _Generation:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shortfin_apps.llm import address_space
-from shortfin_apps.llm.api.sampling import SamplingDefaults, unapplied_fields
+from shortfin_apps.llm.api.sampling import SamplingDefaults, penalties, unapplied_fields
 from shortfin_apps.llm.api.service import Everywhere, ServedModel
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.verification import verifying
@@ -136,7 +136,7 @@ def served_model(
     everywhere: Everywhere | None = None,
 ) -> ServedModel:
     """What answers requests over `engine`; see TextGenerator and ServedModel for the last two."""
-    generation = _generation_config(artifact)
+    generation = _applied(_generation_config(artifact), engine.returns_logits)
     tokenizer.prepare_templates()
     generator = TextGenerator(
         tokenizer,
@@ -206,14 +206,27 @@ def _generation_config(artifact: Artifact) -> dict[str, Any]:
     return read_json_object(artifact.tokenizer.with_name("generation_config.json"))
 
 
-def tell_defaults(generation: dict[str, Any], config: ServerConfig) -> None:
+def _applied(generation: dict[str, Any], returns_logits: bool) -> dict[str, Any]:
+    """Without the penalties that a model without logits cannot apply: each request would be refused."""
+    lost = () if returns_logits else penalties(generation)
+    return {name: value for name, value in generation.items() if name not in lost}
+
+
+def tell_defaults(generation: dict[str, Any], config: ServerConfig, *, returns_logits: bool = True) -> None:
     """Logs the model's own sampling, and what of it is not applied. Raises ArtifactError."""
-    if found := _defaults(generation, 1.0, config).differences():
+    applied = _applied(generation, returns_logits)
+    if found := _defaults(applied, 1.0, config).differences():
         listed = ", ".join(f"{name} {value}" for name, value in found.items())
         logger.info("defaults of requests, from the model's generation_config.json: %s", listed)
     if unapplied := unapplied_fields(generation):
         logger.warning(
             "generation_config.json asks for sampling that is not applied: %s", ", ".join(unapplied)
+        )
+    if lost := [name for name in penalties(generation) if name not in applied]:
+        logger.warning(
+            "generation_config.json asks for sampling that is not applied, as this model was compiled without"
+            " logits: %s",
+            ", ".join(lost),
         )
 
 
@@ -253,7 +266,8 @@ def _load_engine(
     if draft is not None:
         _check_same_tokens(tokenizer, draft)
     _tell_dialect(tokenizer, config)
-    tell_defaults(_generation_config(artifact), config)
+    generation = _generation_config(artifact)
+    _defaults(generation, 1.0, config)  # refused before the model is loaded
     for each in (artifact, draft):
         if each is not None and each.choice is not None:
             logger.info("%s: %s", each.name, each.choice)
@@ -288,7 +302,7 @@ def _load_engine(
         self_test=_self_test_options(artifact, config),
     )
     with warm_up_progress() as on_warm_up:
-        return loading.load_engine(
+        engine = loading.load_engine(
             artifact.config,
             artifact.vmfb,
             artifact.parameters,
@@ -297,6 +311,8 @@ def _load_engine(
             confirm,
             on_warm_up,
         )
+    tell_defaults(generation, config, returns_logits=engine.returns_logits)
+    return engine
 
 
 def _self_test_options(artifact: Artifact, config: ServerConfig) -> SelfTestOptions:

@@ -228,6 +228,20 @@ def test_the_files_own_sampling_goes_there_too(tmp_path: Path) -> None:
     assert {name: sampling.get(name) for name in expected} == expected
 
 
+def test_keys_of_sampling_that_llama_cpp_does_not_know_replace_no_field(
+    tiny_gguf: Path, tmp_path: Path
+) -> None:
+    keys = {"eos_token_id": 1, "bos_token_id": 2, "do_sample": False, "top_k": 40}
+    sampling = GgufSource(with_sampling(tmp_path, keys)).tokenizer_files().generation
+    assert sampling == GgufSource(tiny_gguf).tokenizer_files().generation | {"top_k": 40}
+
+
+def test_refuses_numbers_that_are_not_finite(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf", keys={"rope.freq_base": float("inf")})
+    with pytest.raises(BuildError, match=r"`rope\.freq_base`: Input should be a finite number"):
+        GgufSource(path)
+
+
 def test_a_penalty_for_the_last_0_tokens_is_none(tmp_path: Path) -> None:
     path = with_sampling(tmp_path, {"penalty_repeat": 1.3, "penalty_last_n": 0, "temp": -1.0})
     sampling = GgufSource(path).tokenizer_files().generation

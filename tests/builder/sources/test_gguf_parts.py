@@ -83,6 +83,14 @@ def test_refuses_parts_with_the_name_of_another(tmp_path: Path) -> None:
         GgufSource(alone)
 
 
+@pytest.mark.parametrize("key", ["split.no", "split.count"])
+@pytest.mark.parametrize("value", ["1", 1.5, True])
+def test_refuses_numbers_of_parts_of_another_type(tmp_path: Path, key: str, value: float | str) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", file_keys={key: value})
+    with pytest.raises(BuildError, match=f"`{key}` is not a whole number"):
+        GgufSource(path)
+
+
 def test_numbers_outside_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="is none of its 2 parts"):
         parts_of(tmp_path / "a-00003-of-00002.gguf")

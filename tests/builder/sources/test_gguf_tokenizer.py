@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import unicodedata
 from typing import Any
 
@@ -188,6 +189,25 @@ def test_llama3_takes_whole_words_without_merges() -> None:
 def test_refuses_unknown_tokenizers(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BuildError, match=message):
         rebuild({**byte_level_keys("smollm"), **change})
+
+
+def test_a_merge_of_many_spaces_is_refused_before_it_is_cut_at_each() -> None:
+    vocabulary = GgufVocabulary.model_validate(byte_level_keys("smollm") | {"ggml.merges": [" " * 2**20]})
+    tracemalloc.start()
+    try:
+        with pytest.raises(BuildError, match="not a pair of tokens"):
+            rebuild_tokenizer("x.gguf", vocabulary)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20  # 8 MB of places alone, if cut
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("bos", ["x:\x1b]0;title\x07", "$x", ":1"])
+def test_refuses_a_begin_token_that_no_frame_can_have(bos: str) -> None:
+    keys = byte_level_keys("smollm", **{"ggml.add_bos_token": True})
+    keys["ggml.tokens"] = [bos if token == "<s>" else token for token in keys["ggml.tokens"]]
+    with pytest.raises(BuildError, match=r"^x\.gguf: the tokenizer cannot be rebuilt"):
+        rebuild(keys)
 
 
 def test_byte_characters_are_gpt2s() -> None:

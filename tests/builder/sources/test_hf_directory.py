@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,6 +214,27 @@ def test_refuses_missing_weights_and_paths_outside(tmp_path: Path) -> None:
         HfDirectorySource(tmp_path)
 
 
+def longrope() -> dict[str, object]:
+    """With an original context that has no logarithm to divide by."""
+    factors = [1.0] * (SPEC.head_dim // 2)
+    sizes = {"factor": 2.0, "original_max_position_embeddings": 1}
+    return {"type": "longrope", "short_factor": factors, "long_factor": factors, **sizes}
+
+
+def yarn(**fields: float) -> dict[str, object]:
+    return {"type": "yarn", "factor": 4.0, **fields}
+
+
+def blocks_of(shape: list[int]) -> dict[str, object]:
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": shape}
+    groups = {"group_0": {"weights": weights}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": groups,
+    }
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -247,6 +269,30 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path, name: str, content: bytes
     write_hf(tmp_path)
     (tmp_path / name).write_bytes(content)
     assert "\n" not in (_refusal(tmp_path) or "")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"head_dim": 10**400},
+        {"partial_rotary_factor": 1e999},
+        {"model_type": "phi3", "partial_rotary_factor": 1e308},
+        {"model_type": "gemma3_text", "hidden_size": 10**400},
+        {"rope_scaling": longrope()},
+        {"rope_scaling": yarn(mscale=1.0, mscale_all_dim=-10 / math.log(4))},
+        {"rope_scaling": yarn(beta_fast=1e999)},
+        {"rope_scaling": yarn(beta_fast=1e300)},
+        {"rope_scaling": yarn(beta_slow=1e-320)},
+        {"model_type": "granite", "residual_multiplier": 1e-320},
+        {"model_type": "granite", "residual_multiplier": 1e-160},
+        {"model_type": "granite", "logits_scaling": 1e-320},
+        *({"quantization_config": blocks_of(shape)} for shape in ([128], [128] * 3, [0, 128])),
+    ],
+)
+def test_refuses_numbers_that_no_model_has(tmp_path: Path, config: dict[str, object]) -> None:
+    refusal = _refusal(write_hf(tmp_path, config=config))
+    assert refusal is not None
+    assert re.search("no model has|should be (a finite|less|greater)|items?|Field required", refusal)
 
 
 def _refusal(directory: Path) -> str | None:

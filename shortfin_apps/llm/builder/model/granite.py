@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from shortfin_apps.llm.builder.model.spec import ModelSpec
@@ -20,12 +21,17 @@ class Multipliers:
         """The residual stream is kept divided by `residual`, so that what a layer adds needs no factor.
 
         Its norms give the same values then, with an epsilon divided by the square of that.
+        Raises ArithmeticError for multipliers that give infinite values.
         """
         scores = 1.0 if self.attention is None else self.attention * spec.head_dim**0.5
-        return replace(
+        made = replace(
             spec,
             embedding_scale=self.embedding / self.residual,
             rms_norm_eps=spec.rms_norm_eps / self.residual**2,
             score_scale=scores,
             logit_scale=1 / self.logits,
         )
+        scales = (made.embedding_scale, made.rms_norm_eps, made.score_scale, made.logit_scale)
+        if not all(map(math.isfinite, scales)):
+            raise OverflowError("a multiplier is out of range")
+        return made

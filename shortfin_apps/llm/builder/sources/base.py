@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -25,6 +26,8 @@ Array = npt.NDArray[Any]
 Model = TypeVar("Model", bound=BaseModel)
 # Lists that have an item for each layer are made before the layers' tensors are looked for.
 LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
+# JSON has numbers of any length; these can be converted to floats, multiplied and printed.
+Size = Annotated[int, Field(gt=0, lt=1 << 63)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +219,15 @@ def parse(where: str, kind: type[Model], raw: object) -> Model:
         problem = error.errors()[0]
         name = ".".join(str(part) for part in problem["loc"]) or "the whole"
         raise BuildError(f"{where}: `{name}`: {problem['msg']}") from None
+
+
+@contextmanager
+def computing_spec(where: str) -> Iterator[None]:
+    """Context that raises BuildError where the numbers in `where` give no spec, such as a divisor of 0."""
+    try:
+        yield
+    except (ArithmeticError, ValueError) as error:
+        raise BuildError(f"{where} has numbers that no model has ({error})") from error
 
 
 def sha256_of(paths: Iterable[Path]) -> str:

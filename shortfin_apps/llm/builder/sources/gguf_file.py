@@ -41,6 +41,7 @@ from shortfin_apps.llm.builder.sources.base import (
     as_float,
     check_spec,
     check_tensors,
+    computing_spec,
     parse,
     row_order,
     sha256_of,
@@ -74,7 +75,7 @@ _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 class _Hyperparameters(BaseModel):
     """The sizes of a model: the keys below the architecture's name."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
 
     block_count: LayerCount
     context_length: PositiveInt
@@ -227,7 +228,8 @@ class GgufSource(ModelSource):
         stored = (tensor for reader in readers for tensor in reader.tensors)
         tensors = each_matrix(stored) if self._family.has_experts else stored
         self._tensors = {self._own_name(tensor.name): tensor for tensor in tensors}
-        self.spec = self._read_spec(whole_stem(path.stem))
+        with computing_spec(self._where):
+            self.spec = self._read_spec(whole_stem(path.stem))
         shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
         drafts = tuple(f"blk.{n}." for n in range(self.spec.num_hidden_layers, self._num_blocks))
         shapes = {n: s for n, s in shapes.items() if n not in FACTORS and not n.startswith(drafts)}
@@ -410,6 +412,9 @@ def _check_parts(paths: list[Path], readers: list[GGUFReader]) -> None:
     """Raises BuildError for a file that does not say that it is the part that its name says."""
     for number, (path, reader) in enumerate(zip(paths, readers, strict=True)):
         keys = {"split.no": 0, "split.count": 1} | _metadata(str(path), reader)
+        for key in ("split.no", "split.count"):
+            if type(keys[key]) is not int:
+                raise BuildError(f"{path}: `{key}` is not a whole number; download the model again")
         found = keys["split.no"], max(1, keys["split.count"])
         if found != (number, len(paths)):
             named = f"{number + 1} of {len(paths)}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from shortfin_apps.llm.builder.model.rope import (
     LinearScaling,
@@ -32,15 +32,15 @@ LLAMA3_ORIGINAL_CONTEXT = 8192
 class GgufRope(BaseModel):
     """The keys below the architecture's name that say how the rotation is scaled."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
 
     context_length: PositiveInt
     kind: str = Field("linear", alias="rope.scaling.type")  # as llama.cpp has it where there is none
     factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.factor")
     original_context: PositiveInt | None = Field(None, alias="rope.scaling.original_context_length")
     attention_factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.attn_factor")
-    yarn_beta_fast: PositiveFloat = Field(32.0, alias="rope.scaling.yarn_beta_fast")
-    yarn_beta_slow: PositiveFloat = Field(1.0, alias="rope.scaling.yarn_beta_slow")
+    yarn_beta_fast: float = Field(32.0, ge=1e-3, le=1e6, alias="rope.scaling.yarn_beta_fast")
+    yarn_beta_slow: float = Field(1.0, ge=1e-3, le=1e6, alias="rope.scaling.yarn_beta_slow")
 
     def scaling(self, where: str, factors: Mapping[str, Array], yarn_truncates: bool) -> RopeScaling | None:
         """`factors` are those of FACTORS that the file has. A factor of 0 is none, as in llama.cpp.

@@ -100,7 +100,13 @@ TURN_ENDS = frozenset({"<|return|>", "<|call|>"})
 MESSAGE_END = "<|end|>"
 
 
-_SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+# llama.cpp's `general.sampling.*` by their names in `generation_config.json`.
+_SAMPLING_NAMES = {
+    **{name: name for name in ("sequence", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
+    **{name: name for name in ("penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta")},
+    "temp": "temperature",
+    "penalty_repeat": "repetition_penalty",
+}
 
 
 def check_tokenizer(where: str, model: str, pre: str) -> None:
@@ -119,17 +125,17 @@ def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
     _check_sizes(where, vocabulary)
     if len(set(vocabulary.tokens)) != len(vocabulary.tokens):
         raise BuildError(f"{where}: the vocabulary names a token twice")
+    add_bos = _adds_bos(vocabulary)
     try:
         tokenizer = _BUILDERS[vocabulary.model](where, vocabulary)
+        _add_special_tokens(tokenizer, vocabulary)
+        _frame(tokenizer, vocabulary, add_bos)
     except BuildError:
         raise
     except BaseException as error:
         if isinstance(error, Exception) or is_library_error(error):  # a damaged file can raise anything
             raise BuildError(f"{where}: the tokenizer cannot be rebuilt ({error})") from error
         raise
-    _add_special_tokens(tokenizer, vocabulary)
-    add_bos = _adds_bos(vocabulary)
-    _frame(tokenizer, vocabulary, add_bos)
     return TokenizerFiles(
         tokenizer=tokenizer.to_str(),
         config=_tokenizer_config(vocabulary, add_bos),
@@ -149,9 +155,10 @@ def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
 def sampling_defaults(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `generation_config.json` from the `general.sampling.*` keys, without that prefix.
 
-    Those that have no other name there keep their own.
+    Keys that llama.cpp does not know are left out, or they could replace other fields, such as the ends of
+    answers.
     """
-    found = {_SAMPLING_NAMES.get(key, key): _shortest(value) for key, value in keys.items()}
+    found = {_SAMPLING_NAMES[key]: _shortest(keys[key]) for key in keys if key in _SAMPLING_NAMES}
     if found.get("penalty_last_n") == 0:  # the penalty is for no token
         found.pop("repetition_penalty", None)
     if isinstance(found.get("temperature"), float):
@@ -167,10 +174,7 @@ def _shortest(value: Any) -> Any:
 def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     """GPT-2's byte-level BPE."""
     rules = WORD_RULES[vocabulary.pre]
-    pairs = [tuple(merge.split(" ")) for merge in vocabulary.merges]
-    if any(len(pair) != 2 for pair in pairs):
-        raise BuildError(f"{where}: a merge of the vocabulary is not a pair of tokens")
-    merges = [(pair[0], pair[1]) for pair in pairs]
+    merges = [_pair(where, merge) for merge in vocabulary.merges]
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.whole_words))
     if rules.normalizer is not None:
@@ -178,6 +182,13 @@ def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     tokenizer.pre_tokenizer = rules.pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _pair(where: str, merge: str) -> tuple[str, str]:
+    pair = merge.split(" ", 2)  # a damaged one may have millions of spaces
+    if len(pair) != 2:
+        raise BuildError(f"{where}: a merge of the vocabulary is not a pair of tokens")
+    return pair[0], pair[1]
 
 
 def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:

@@ -9,7 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat
 from safetensors import SafetensorError, safe_open
 
 from shortfin_apps.llm.builder.blocks import Blocks, BlockType
@@ -22,10 +22,12 @@ from shortfin_apps.llm.builder.sources.base import (
     LayerCount,
     ModelSource,
     Quantisation,
+    Size,
     TokenizerFiles,
     as_float,
     check_spec,
     check_tensors,
+    computing_spec,
     parse,
     row_order,
     sha256_of,
@@ -87,18 +89,18 @@ _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
 class _Config(BaseModel):
     """The fields of `config.json` that a decoder needs."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(allow_inf_nan=False, extra="ignore", protected_namespaces=())
 
     model_type: str
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
     num_hidden_layers: LayerCount
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
-    max_position_embeddings: PositiveInt
-    original_max_position_embeddings: PositiveInt | None = None
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    max_position_embeddings: Size
+    original_max_position_embeddings: Size | None = None
     partial_rotary_factor: PositiveFloat | None = None
     rms_norm_eps: PositiveFloat
     rope_theta: PositiveFloat | None = None
@@ -106,9 +108,9 @@ class _Config(BaseModel):
     rope_scaling: HfRope | None = None
     rope_parameters: HfRope | None = None
     tie_word_embeddings: bool | None = None
-    sliding_window: PositiveInt | None = None
+    sliding_window: Size | None = None
     use_sliding_window: bool = False
-    sliding_window_pattern: PositiveInt | None = None
+    sliding_window_pattern: Size | None = None
     max_window_layers: NonNegativeInt | None = None
     layer_types: list[str] | None = None
     hidden_act: str = "silu"
@@ -117,7 +119,7 @@ class _Config(BaseModel):
     mlp_bias: bool = False
     quantization_config: dict[str, Any] | None = None
     no_rope_layers: list[bool] | None = None
-    no_rope_layer_interval: PositiveInt | None = None
+    no_rope_layer_interval: Size | None = None
     embedding_multiplier: PositiveFloat | None = None
     residual_multiplier: PositiveFloat | None = None
     attention_multiplier: PositiveFloat | None = None
@@ -130,21 +132,21 @@ class _Config(BaseModel):
     num_experts: NonNegativeInt | None = None
     num_local_experts: NonNegativeInt | None = None  # another name of it
     num_experts_per_tok: NonNegativeInt = 0
-    moe_intermediate_size: PositiveInt | None = None  # None: `intermediate_size`
-    shared_intermediate_size: PositiveInt | None = None  # of the feed-forward beside experts
-    shared_expert_intermediate_size: PositiveInt | None = None
+    moe_intermediate_size: Size | None = None  # None: `intermediate_size`
+    shared_intermediate_size: Size | None = None  # of the feed-forward beside experts
+    shared_expert_intermediate_size: Size | None = None
     position_embedding_type: str = "rope"
     norm_topk_prob: bool = False
-    decoder_sparse_step: PositiveInt = 1
+    decoder_sparse_step: Size = 1
     mlp_only_layers: list[int] | None = None
     eos_token_id: int | list[int] | None = None
     attn_output_gate: bool = True
-    full_attention_interval: PositiveInt = 4
-    linear_conv_kernel_dim: PositiveInt = 4
-    linear_key_head_dim: PositiveInt = 128
-    linear_value_head_dim: PositiveInt = 128
-    linear_num_key_heads: PositiveInt = 16
-    linear_num_value_heads: PositiveInt = 32
+    full_attention_interval: Size = 4
+    linear_conv_kernel_dim: Size = 4
+    linear_key_head_dim: Size = 128
+    linear_value_head_dim: Size = 128
+    linear_num_key_heads: Size = 16
+    linear_num_value_heads: Size = 32
 
     @property
     def rope(self) -> HfRope:
@@ -219,7 +221,7 @@ class _Config(BaseModel):
         count = given[0] if given else 128
         if not self.family.has_experts or not count:
             return None
-        listed, step = self.mlp_only_layers or (), self.decoder_sparse_step
+        listed, step = set(self.mlp_only_layers or ()), self.decoder_sparse_step
         return RoutedExperts(
             count=count,
             per_token=self.num_experts_per_tok,
@@ -285,7 +287,8 @@ class HfDirectorySource(ModelSource):
         family = hf_family(self._where, raw)
         self._config = parse(f"{self._where}/config.json", _Config, {**family.defaults, **raw})
         _check_fields(f"{self._where}/config.json", family, raw, accepted)
-        self.spec = self._read_spec(name or directory.resolve().name)
+        with computing_spec(f"{self._where}/config.json"):
+            self.spec = self._read_spec(name or directory.resolve().name)
         shards = self._shards()
         self._files = {path: _open(path) for path in shards}
         self._tensors = dict(self._find_tensors())

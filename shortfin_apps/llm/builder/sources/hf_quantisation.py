@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from shortfin_apps.llm.builder.sources.base import parse, unsupported
 from shortfin_apps.llm.builder.sources.hf_quantised import Awq, Fp8, Gptq, MatrixFormat, PackedInt4
@@ -18,7 +18,7 @@ class _Weights(BaseModel):
     type: str = "int"
     strategy: str | None = None
     group_size: int | None = None
-    block_structure: list[int] | None = None
+    block_structure: tuple[PositiveInt, PositiveInt] | None = None
 
 
 class _Group(BaseModel):
@@ -34,7 +34,7 @@ class _Config(BaseModel):
     checkpoint_format: str = "gptq"
     version: str = "gemm"
     fmt: str = "e4m3"
-    weight_block_size: tuple[int, int] | None = None
+    weight_block_size: tuple[PositiveInt, PositiveInt] | None = None
     format: str | None = None
     config_groups: dict[str, _Group] = {}
     sparsity_config: dict[str, Any] | None = None
@@ -83,8 +83,7 @@ def _compressed_tensors(config: _Config) -> MatrixFormat | None:
         case "float-quantized" | "naive-quantized", "float", 8, "tensor" | "channel":
             return Fp8(None)
         case "float-quantized", "float", 8, "block" if kind.block_structure:
-            rows, columns = kind.block_structure
-            return Fp8((rows, columns))
+            return Fp8(kind.block_structure)
     return None
 
 

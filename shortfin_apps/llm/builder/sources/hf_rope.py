@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from shortfin_apps.llm.builder.model.rope import (
     LinearScaling,
@@ -13,14 +15,16 @@ from shortfin_apps.llm.builder.model.rope import (
     longrope_attention_factor,
     yarn_attention_factor,
 )
-from shortfin_apps.llm.builder.sources.base import unsupported
+from shortfin_apps.llm.builder.sources.base import Size, unsupported
 from shortfin_apps.llm.errors import BuildError
+
+Turns = Annotated[float, Field(ge=1e-3, le=1e6)]  # published models have 1 to 32
 
 
 class HfRope(BaseModel):
     """The fields of `rope_scaling`, whichever its kind."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
 
     rope_type: str | None = None
     type: str | None = None
@@ -28,12 +32,12 @@ class HfRope(BaseModel):
     factor: PositiveFloat | None = None
     low_freq_factor: PositiveFloat | None = None
     high_freq_factor: PositiveFloat | None = None
-    original_max_position_embeddings: PositiveInt | None = None
+    original_max_position_embeddings: Size | None = None
     attention_factor: PositiveFloat | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
-    beta_fast: PositiveFloat | None = None
-    beta_slow: PositiveFloat | None = None
+    beta_fast: Turns | None = None
+    beta_slow: Turns | None = None
     truncate: bool = True
     short_factor: list[PositiveFloat] | None = None
     long_factor: list[PositiveFloat] | None = None

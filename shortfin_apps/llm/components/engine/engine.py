@@ -118,6 +118,11 @@ class Engine:
         """The most tokens of prompt and output together: the context, or the whole pool if smaller."""
         return min(self._limits.max_seq_len, self._cache.usage().total * self._cache.stride)
 
+    @property
+    def returns_logits(self) -> bool:
+        """Whether the VMFB returns whole rows, which penalties need."""
+        return self._runner.returns_logits
+
     def tune(self, *, on_gpu: bool) -> None:
         """Measures how many prompt tokens to compute while requests decode. Called before the first step.
 

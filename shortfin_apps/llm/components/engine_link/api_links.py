@@ -118,6 +118,7 @@ class ApiLinks:
             max_requests=engine.max_requests,
             max_queue_tokens=engine.max_queue_tokens,
             max_request_tokens=engine.max_request_tokens,
+            returns_logits=engine.returns_logits,
             state=state,
             stats=engine.stats(),
         )

@@ -58,6 +58,7 @@ class Welcome(Message, frozen=True):
     max_requests: int
     max_queue_tokens: int
     max_request_tokens: int
+    returns_logits: bool
     state: EngineState
     stats: EngineStats
 

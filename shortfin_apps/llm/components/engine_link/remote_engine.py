@@ -170,6 +170,10 @@ class RemoteEngine:
         return self._welcome.max_request_tokens
 
     @property
+    def returns_logits(self) -> bool:
+        return self._welcome.returns_logits
+
+    @property
     def ready(self) -> bool:
         return self._state.ready and not self._connection.is_lost and not self._draining.has_begun
 

@@ -140,6 +140,10 @@ class AsyncEngine:
         return self._max_request_tokens
 
     @property
+    def returns_logits(self) -> bool:
+        return self._engine.returns_logits
+
+    @property
     def ready(self) -> bool:
         return self.healthy and not self._draining.has_begun
 

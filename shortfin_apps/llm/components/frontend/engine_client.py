@@ -76,6 +76,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def returns_logits(self) -> bool:
+        """Whether the model returns whole rows of logits; without, a request with a penalty is refused."""
+        ...
+
+    @property
     def ready(self) -> bool:
         """Loaded, warmed up, and neither draining nor stalled."""
         ...
