@@ -230,7 +230,7 @@ class LlmClient:
         """The status of a GET without retries; None if there is no answer."""
         try:
             return (await self._http.get(path)).status_code
-        except httpx.TransportError:
+        except httpx.RequestError:
             return None
 
     @asynccontextmanager
@@ -282,7 +282,7 @@ class LlmClient:
         """The time by the server's clock if it sends one, as its `Retry-After` date uses that clock, too."""
         try:
             return parsedate_to_datetime(response.headers["Date"]).timestamp()
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, OverflowError):
             return self._now()
 
     @contextmanager
@@ -299,7 +299,11 @@ class LlmClient:
             raise ConnectionFailedError(
                 f"the server at {self.base_url} sent nothing for too long; see its log, or raise the timeout"
             ) from error
-        except httpx.TransportError as error:
+        except httpx.DecodingError as error:
+            raise ServerError(
+                f"the server's answer is not in the encoding that it names ({error})"
+            ) from error
+        except httpx.RequestError as error:
             raise self._broken() from error
 
     def _broken(self) -> ConnectionFailedError:

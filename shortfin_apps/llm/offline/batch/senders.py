@@ -104,7 +104,7 @@ class ServerSender:
             raise ConnectionFailedError(
                 f"{self._url} sent nothing for too long; see the server's log, or raise --timeout"
             ) from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return ConnectionFailedError(
                 f"{self._url} does not answer ({error or type(error).__name__})"
             ), None
