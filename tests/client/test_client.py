@@ -288,6 +288,23 @@ def test_an_address_without_a_scheme_is_refused() -> None:
     assert caught.value.param == "base_url"
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://a:b", "http://ü..x", "http://[::1", "http://", "https://:80", "http://a:70000", "http://a\n"],
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="address") as caught:
+        LlmClient(url)
+    assert caught.value.param == "base_url"
+
+
+@pytest.mark.parametrize("key", ["ü", "a\nb", "\udcff"])
+def test_a_key_that_no_header_can_have_is_refused(key: str) -> None:
+    with pytest.raises(InvalidRequestError, match="API key") as caught:
+        LlmClient(api_key=key)
+    assert caught.value.param == "api_key"
+
+
 async def test_a_batch_keeps_its_order_and_concurrency(client: LlmClient, server: ScriptedServer) -> None:
     server.on(COMPLETIONS, lambda _, body: says({"choices": [{"text": body["prompt"]}]})(_, body))
     prompts = [str(number) for number in range(20)]
