@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 
@@ -22,3 +23,13 @@ def test_lines_of_processes_control_no_terminal(capsys: pytest.CaptureFixture[st
     command._show("router", "\x1b[2J")
     command._show_unchanged("router", "\x1b[2J")
     assert capsys.readouterr().err == "router | ␛[2J\n␛[2J\n"
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "x"])
+def test_a_port_that_there_is_not_is_a_wrong_flag(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    with pytest.raises(SystemExit):
+        parser.parse_args(["cluster", "m", "--metrics-port", port])
+    assert "--metrics-port" in capsys.readouterr().err.splitlines()[-1]
+    assert parser.parse_args(["cluster", "m", "--metrics-port", "65535"]).metrics_port == 65535

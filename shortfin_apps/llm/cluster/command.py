@@ -41,6 +41,7 @@ from shortfin_apps.llm.visible import visible
 logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
+HIGHEST_PORT = 65_535
 DESCRIPTION = """\
 Starts several workers, each a `serve` of its own on loopback, and a router in front of them, which sends
 requests with a common prefix to the same worker. Takes the flags of `serve`: the address, TLS and origins are
@@ -69,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     group.add_argument(
         "--metrics-port",
-        type=int,
+        type=_port,
         default=METRICS_PORT,
         metavar="N",
         help=f"loopback port of the router's own metrics; 0 takes a free one (default: {METRICS_PORT})",
@@ -243,6 +244,12 @@ def _banner(options: ClusterOptions, url: str, model: str) -> str:
 def _at_least_one(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError("it must be at least 1")
+    return number
+
+
+def _port(text: str) -> int:
+    if not 0 <= (number := int(text)) <= HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"it must lie in [0, {HIGHEST_PORT}]")
     return number
 
 
