@@ -28,7 +28,7 @@ from shortfin_apps.llm.cluster.router_flags import (
     dangers,
     router_flags,
 )
-from shortfin_apps.llm.cluster.supervisor import Member, Supervisor
+from shortfin_apps.llm.cluster.supervisor import ClusterError, Member, Supervisor
 from shortfin_apps.llm.cluster.worker_settings import check, worker_settings
 from shortfin_apps.llm.server import flags as server_flags
 from shortfin_apps.llm.server import logs as server_logging
@@ -127,10 +127,19 @@ async def _serve(config: ServerConfig, options: ClusterOptions, name: str) -> in
     ]
     ports = free_ports(wanted)
     with contextlib.ExitStack() as held:
-        of_workers = [
-            held.enter_context(closing(HeldPort(LOOPBACK, taken=ports))) for _ in range(options.workers)
-        ]
+        of_workers = [held.enter_context(closing(_held_port(ports))) for _ in range(options.workers)]
         return await _serve_on(ports, of_workers, config, options, name)
+
+
+def _held_port(taken: Sequence[int]) -> HeldPort:
+    """A worker's port. Raises ClusterError."""
+    try:
+        return HeldPort(LOOPBACK, taken)
+    except OSError as error:
+        raise ClusterError(
+            f"cannot listen on a port for each worker ({error.strerror}); choose fewer `--workers`, or raise"
+            " the limit on open files (`ulimit -n`)"
+        ) from error
 
 
 async def _serve_on(
