@@ -86,7 +86,10 @@ def test_any_generation_config_is_used_or_refused(generation: dict[str, Any]) ->
     SamplingParams(max_tokens=1, temperature=defaults.temperature, top_k=defaults.top_k)
 
 
-@pytest.mark.parametrize("generation", [{"top_p": 7}, {"temperature": "hot"}, {"top_k": [1]}])
+@pytest.mark.parametrize(
+    "generation",
+    [{"top_p": 7}, {"temperature": "hot"}, {"top_k": [1]}, {"top_k": 10**30}, {"max_new_tokens": 10**30}],
+)
 def test_invalid_generation_configs_are_reported(generation: dict[str, Any]) -> None:
     with pytest.raises(ArtifactError, match="generation_config"):
         SamplingDefaults.of_model(generation, otherwise=1.0, override=None)

@@ -265,10 +265,44 @@ async def test_a_silent_server_is_an_error(server: ScriptedServer, sleeper: Slee
     assert sleeper.slept == []
 
 
+async def test_an_answer_that_is_not_in_its_encoding_is_an_error(
+    client: LlmClient, server: ScriptedServer
+) -> None:
+    not_zipped = says(PARIS, Content_Encoding="gzip")
+    server.on(COMPLETIONS, not_zipped)
+    server.on("/health", not_zipped)
+    with pytest.raises(ServerError, match="encoding"):
+        await client.generate("x")
+    assert not await client.health()
+
+
+async def test_a_date_that_no_clock_shows_is_not_used(client: LlmClient, server: ScriptedServer) -> None:
+    date = "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"
+    server.on(COMPLETIONS, says(FULL, 503, Date=date, Retry_After=date), says(PARIS))
+    assert (await client.generate("x")).text == " Paris"
+
+
 def test_an_address_without_a_scheme_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="must begin with http") as caught:
         LlmClient("127.0.0.1:8000")
     assert caught.value.param == "base_url"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://a:b", "http://ü..x", "http://[::1", "http://", "https://:80", "http://a:70000", "http://a\n"],
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="address") as caught:
+        LlmClient(url)
+    assert caught.value.param == "base_url"
+
+
+@pytest.mark.parametrize("key", ["ü", "a\nb", "\udcff"])
+def test_a_key_that_no_header_can_have_is_refused(key: str) -> None:
+    with pytest.raises(InvalidRequestError, match="API key") as caught:
+        LlmClient(api_key=key)
+    assert caught.value.param == "api_key"
 
 
 async def test_a_batch_keeps_its_order_and_concurrency(client: LlmClient, server: ScriptedServer) -> None:

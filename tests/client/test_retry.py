@@ -22,6 +22,8 @@ NOON = 784_123_200.0  # Sun, 06 Nov 1994 12:00:00 GMT
         ("soon", None),
         ("-3", None),
         ("1.5", None),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
+        ("Sun, 06 Nov 1994 12:00:05 +99999999999999999999", None),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:

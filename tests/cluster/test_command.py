@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import argparse
+import errno
 import json
+import os
 import shlex
 
 import pytest
 
 from shortfin_apps.llm.cluster import command
 from shortfin_apps.llm.cluster.options import ClusterOptions
+from shortfin_apps.llm.cluster.supervisor import ClusterError
+from tests.server.settings import parse
 
 
 def test_the_banners_example_is_one_command_whatever_the_model_is_called() -> None:
@@ -22,3 +27,22 @@ def test_lines_of_processes_control_no_terminal(capsys: pytest.CaptureFixture[st
     command._show("router", "\x1b[2J")
     command._show_unchanged("router", "\x1b[2J")
     assert capsys.readouterr().err == "router | ␛[2J\n␛[2J\n"
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "x"])
+def test_a_port_that_there_is_not_is_a_wrong_flag(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    with pytest.raises(SystemExit):
+        parser.parse_args(["cluster", "m", "--metrics-port", port])
+    assert "--metrics-port" in capsys.readouterr().err.splitlines()[-1]
+    assert parser.parse_args(["cluster", "m", "--metrics-port", "65535"]).metrics_port == 65535
+
+
+async def test_too_few_descriptors_for_the_workers_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def held_port(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(command, "HeldPort", held_port)
+    with pytest.raises(ClusterError, match=r"Too many open files\); choose fewer `--workers`"):
+        await command._serve(parse("m", "--port", "0"), ClusterOptions(metrics_port=0), "m")

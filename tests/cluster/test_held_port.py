@@ -112,3 +112,16 @@ async def test_refusing_goes_on_when_descriptors_are_free_again(
     held._listener = Exhausted()  # type: ignore[assignment]
     assert not await answers(port)
     assert failed
+
+
+async def test_a_port_that_no_socket_pair_is_left_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = socket.create_server((LOOPBACK, 0))
+    monkeypatch.setattr(held_port, "_listening", lambda *_: listener)
+    monkeypatch.setattr(socket, "socketpair", no_descriptor)
+    with pytest.raises(OSError, match="open files"):
+        HeldPort(LOOPBACK)
+    assert listener.fileno() == -1
+
+
+def no_descriptor() -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -63,6 +63,14 @@ def test_a_secret_that_everyone_can_read_is_noted(
     assert all(f"can {noted} it; `chmod o= '{path}'`" in note and SECRET not in note for note in notes)
 
 
+def test_certificates_that_everyone_can_read_are_noted_if_the_key_is_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "both.pem"
+    path.write_text(SECRET)
+    path.chmod(0o644)
+    assert [f"{path} has a secret" in note for note in notes_of("DIR", "--ssl-certfile", str(path))] == [True]
+    assert notes_of("DIR", "--ssl-certfile", str(path), "--ssl-keyfile", str(tmp_path / "key")) == []
+
+
 @pytest.mark.parametrize("setting", SECRETS)
 def test_settings_with_secrets_that_everyone_can_read_are_noted(setting: str, tmp_path: Path) -> None:
     path = tmp_path / "server.yaml"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from shortfin_apps.llm.api.schema import SamplingFields
 from shortfin_apps.llm.components.request.grammar import Grammar
@@ -35,19 +35,22 @@ UNAPPLIED: dict[str, tuple[Any, ...]] = {
 }
 
 
+Int64 = Annotated[int, Field(lt=2**63)]  # what a message to the engine's process can have
+
+
 class _Generation(BaseModel):
     """The fields of `generation_config.json` that are applied. Numbers may be written in any form."""
 
     do_sample: bool | None = None
     temperature: float | None = None
-    top_k: int | None = None
+    top_k: Int64 | None = None
     top_p: float | None = None
     min_p: float | None = None
     typical_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    max_new_tokens: int | None = None
+    max_new_tokens: Int64 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

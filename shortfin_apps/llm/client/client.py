@@ -36,6 +36,7 @@ from shortfin_apps.llm.client.retry import RetryPolicy, parse_retry_after
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError, UnavailableError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+HIGHEST_PORT = 65_535
 _EMPTY = Chunk("")
 _RETRIED_STATUSES = (429, 503)
 LOOPBACK_WITHOUT_PROXY: Mapping[str, None] = dict.fromkeys(
@@ -84,7 +85,7 @@ class LlmClient:
         self._retry = RetryPolicy(max_retries=max_retries, random=random)
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            headers=bearer(api_key),
             # `pool`: requests beyond `max_concurrency` wait for a connection without a limit.
             timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s, pool=None),
             limits=httpx.Limits(max_connections=max_concurrency),
@@ -230,7 +231,7 @@ class LlmClient:
         """The status of a GET without retries; None if there is no answer."""
         try:
             return (await self._http.get(path)).status_code
-        except httpx.TransportError:
+        except httpx.RequestError:
             return None
 
     @asynccontextmanager
@@ -282,7 +283,7 @@ class LlmClient:
         """The time by the server's clock if it sends one, as its `Retry-After` date uses that clock, too."""
         try:
             return parsedate_to_datetime(response.headers["Date"]).timestamp()
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, OverflowError):
             return self._now()
 
     @contextmanager
@@ -299,7 +300,11 @@ class LlmClient:
             raise ConnectionFailedError(
                 f"the server at {self.base_url} sent nothing for too long; see its log, or raise the timeout"
             ) from error
-        except httpx.TransportError as error:
+        except httpx.DecodingError as error:
+            raise ServerError(
+                f"the server's answer is not in the encoding that it names ({error})"
+            ) from error
+        except httpx.RequestError as error:
             raise self._broken() from error
 
     def _broken(self) -> ConnectionFailedError:
@@ -314,7 +319,25 @@ def normalised_url(base_url: str) -> str:
         raise InvalidRequestError(
             f"the server's address {base_url!r} must begin with http:// or https://", "base_url"
         )
+    try:
+        url = httpx.URL(base_url)
+        reason = "" if url.host and (url.port or 0) <= HIGHEST_PORT else "no host, or no port that there is"
+    except httpx.InvalidURL as error:
+        reason = str(error)
+    if reason:
+        raise InvalidRequestError(
+            f"the server's address {base_url!r} must be like {DEFAULT_URL} ({reason})", "base_url"
+        )
     return base_url.rstrip("/").removesuffix("/v1")
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header with the key, if any. Raises InvalidRequestError for a key that no header can have."""
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidRequestError("the API key must have printable ASCII characters alone", "api_key")
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 def _chunk(data: str) -> Chunk:

@@ -20,10 +20,11 @@ def parse_retry_after(value: str | None, now_s: float) -> float | None:
         return float(value)
     try:
         date = parsedate_to_datetime(value)
-    except ValueError:
+        # A date without a zone is GMT by the same RFC, though Python calls it naive.
+        at_s = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
         return None
-    # A date without a zone is GMT by the same RFC, though Python calls it naive.
-    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now_s)
+    return max(0.0, at_s - now_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from shortfin_apps.llm.cluster.router_flags import (
     dangers,
     router_flags,
 )
-from shortfin_apps.llm.cluster.supervisor import Member, Supervisor
+from shortfin_apps.llm.cluster.supervisor import ClusterError, Member, Supervisor
 from shortfin_apps.llm.cluster.worker_settings import check, worker_settings
 from shortfin_apps.llm.server import flags as server_flags
 from shortfin_apps.llm.server import logs as server_logging
@@ -41,6 +41,7 @@ from shortfin_apps.llm.visible import visible
 logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
+HIGHEST_PORT = 65_535
 DESCRIPTION = """\
 Starts several workers, each a `serve` of its own on loopback, and a router in front of them, which sends
 requests with a common prefix to the same worker. Takes the flags of `serve`: the address, TLS and origins are
@@ -69,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     group.add_argument(
         "--metrics-port",
-        type=int,
+        type=_port,
         default=METRICS_PORT,
         metavar="N",
         help=f"loopback port of the router's own metrics; 0 takes a free one (default: {METRICS_PORT})",
@@ -126,10 +127,19 @@ async def _serve(config: ServerConfig, options: ClusterOptions, name: str) -> in
     ]
     ports = free_ports(wanted)
     with contextlib.ExitStack() as held:
-        of_workers = [
-            held.enter_context(closing(HeldPort(LOOPBACK, taken=ports))) for _ in range(options.workers)
-        ]
+        of_workers = [held.enter_context(closing(_held_port(ports))) for _ in range(options.workers)]
         return await _serve_on(ports, of_workers, config, options, name)
+
+
+def _held_port(taken: Sequence[int]) -> HeldPort:
+    """A worker's port. Raises ClusterError."""
+    try:
+        return HeldPort(LOOPBACK, taken)
+    except OSError as error:
+        raise ClusterError(
+            f"cannot listen on a port for each worker ({error.strerror}); choose fewer `--workers`, or raise"
+            " the limit on open files (`ulimit -n`)"
+        ) from error
 
 
 async def _serve_on(
@@ -243,6 +253,12 @@ def _banner(options: ClusterOptions, url: str, model: str) -> str:
 def _at_least_one(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError("it must be at least 1")
+    return number
+
+
+def _port(text: str) -> int:
+    if not 0 <= (number := int(text)) <= HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"it must lie in [0, {HIGHEST_PORT}]")
     return number
 
 

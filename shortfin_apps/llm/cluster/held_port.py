@@ -23,13 +23,17 @@ class HeldPort:
 
     `fds` are handed down to a worker: the listener, and a socket on which the worker says when it begins and
     ends to accept connections (`HandedDown`). In between they are refused here, so that the router tries
-    another worker. To be made, used and closed in one event loop.
+    another worker. To be made, used and closed in one event loop. Raises OSError.
     """
 
     def __init__(self, host: str, taken: Container[int] = ()) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = _listening(host, taken)
-        self._told, self._tells = socket.socketpair()
+        try:
+            self._told, self._tells = socket.socketpair()
+        except OSError:
+            self._listener.close()
+            raise
         self._told.setblocking(False)
         self._retry: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._told, self._hear)

@@ -61,7 +61,8 @@ def load(
         raise ServerConfigError(_first_problem(error)) from None
     for setting, reason in config.without_effect():
         note(f"`{setting}` has no effect: {reason}")
-    for name in SECRET_FILES:
+    key_and_certificates = () if config.ssl_keyfile is not None else ("ssl_certfile",)
+    for name in (*SECRET_FILES, *key_and_certificates):
         if (path := getattr(config, name)) is not None:
             _note_exposed(path, note)
     return config

@@ -101,12 +101,15 @@ async def test_a_full_queue_is_told_when_to_come_back() -> None:
         assert await tokens_of(await other.submit(call("b", PROMPT))) == greedy_continuation(PROMPT, 4)
 
 
-async def test_a_wrong_request_names_its_field() -> None:
+async def test_a_wrong_request_names_its_field_and_keeps_no_place() -> None:
     async with linked(make_rig()) as each:
         remote, _ = await each.api_process()
         with pytest.raises(InvalidRequestError) as caught:
             await remote.submit(call("a", PROMPT, max_tokens=10_000))
         assert caught.value.param == "max_tokens"
+        assert not remote.abort("a")
+        with pytest.raises(OverflowError):  # it cannot be encoded
+            await remote.submit(call("a", PROMPT, top_k=10**30))
         assert not remote.abort("a")
 
 

@@ -54,6 +54,13 @@ async def test_failed_lines_have_a_file_of_their_own(batch: BatchInput, out: Pat
         finished(batch, out)
 
 
+def test_a_file_of_errors_has_a_path_in_utf_8(batch: BatchInput, out: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(BatchFileError, match="is not UTF-8"):
+        finished(batch, out, tmp_path / "e\udcff")
+    assert sorted(tmp_path.iterdir()) == before
+
+
 async def test_a_file_of_errors_cannot_be_added_later(batch: BatchInput, out: Path, tmp_path: Path) -> None:
     await begin(batch, out)
     with pytest.raises(BatchFileError, match="was begun with no --errors; give the same"):

@@ -60,6 +60,13 @@ async def test_what_is_not_taken_now_is_sent_again(server: ScriptedServer, statu
     assert sleeps == [2.0, 0.25]
 
 
+async def test_an_answer_that_is_not_in_its_encoding_is_an_error(server: ScriptedServer) -> None:
+    server.on(PATH, says({"text": "x"}, Content_Encoding="gzip"))
+    async with sender(server.url) as sending:
+        with pytest.raises(ConnectionFailedError, match="does not answer"):
+            await sending.send(REQUEST)
+
+
 async def test_a_server_that_stays_busy_is_given_up(server: ScriptedServer) -> None:
     server.on(PATH, says({}, 503))
     async with sender(server.url) as sending:

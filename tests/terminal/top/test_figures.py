@@ -69,6 +69,12 @@ def test_what_is_first_counted_within_the_interval_counts() -> None:
     assert figures_of(parsed("", 0.0), server.reading()).tokens_out_per_s == 50
 
 
+@pytest.mark.parametrize("count", ["0.4", "-1", "0"])
+def test_an_entry_that_was_not_invoked_is_left_out(count: str) -> None:
+    name = 'shortfin_llm:invocations_total{entry="a"}'
+    assert figures_of(parsed(f"{name} 0\n", 0.0), parsed(f"{name} {count}\n", 1.0)).entries == ()
+
+
 def test_a_restart_is_noticed() -> None:
     old, new = MeteredServer(), MeteredServer()
     old.work(1.0)

@@ -22,6 +22,8 @@ h_bucket{le="0.5",m="two"} 1
 h_bucket{le="+Inf",m="two"} 1
 """
 
+NO_FIGURES = ("a NaN", "a +Inf", "a -Inf", "a 1e300", 'h_bucket{le="x"} 1', 'h_bucket{le="NaN"} 1')
+
 
 def test_samples_are_summed_over_the_labels_that_are_left_open() -> None:
     reading = parsed(TEXT, 1.0)
@@ -33,7 +35,7 @@ def test_samples_are_summed_over_the_labels_that_are_left_open() -> None:
     assert reading.buckets("h") == {0.5: 2, math.inf: 3}
 
 
-@pytest.mark.parametrize("text", ["<html>", '{"error": 1}', "a{x= 1", "a b c d"])
+@pytest.mark.parametrize("text", ["<html>", '{"error": 1}', "a{x= 1", "a b c d", *NO_FIGURES])
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(ServerError, match="Prometheus"):
         parsed(text, 0.0)

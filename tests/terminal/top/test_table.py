@@ -87,3 +87,12 @@ def test_the_foot_stays_at_the_foot(height: int) -> None:
     assert len(lines) == height
     assert lines[-1] == "foot"
     assert lines[:-1] == ["a", "b", "c", *[""] * 10][: height - 1]
+
+
+@pytest.mark.parametrize(
+    ("total", "used", "cached"),
+    [(1, 500_000, 0), (1, 0, 2**64), (9, -5, 1), (9, 9, -9), (9, -(2**64), 2**64)],
+)
+def test_a_bar_has_its_width_whatever_a_server_says(total: int, used: int, cached: int) -> None:
+    bar = PageBar(Pages(total=total, used=used, cached=cached, free=1))
+    assert len(bar._bar(10, ascii_only=True)) == 10

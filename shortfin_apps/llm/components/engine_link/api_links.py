@@ -58,13 +58,12 @@ class ApiLinks:
 
         Returns when they serve. None says that it is ready before: the next request may be another's.
         """
-        links = list(self._links)
-        await asyncio.gather(*(link.prepared.wait() for link in links))
+        await asyncio.gather(*(link.prepared.wait() for link in self._links))
         self._engine, self._grammars = engine, grammars
         self._state = EngineState(ready=False, healthy=engine.healthy)
-        for link in links:
+        for link in list(self._links):  # also those that were opened, and perhaps prepared, in the meantime
             self._welcome(link)
-        await asyncio.gather(*(link.serving.wait() for link in links))
+        await asyncio.gather(*(link.serving.wait() for link in self._links if link.is_welcome))
         self._watch()
 
     def close(self) -> None:

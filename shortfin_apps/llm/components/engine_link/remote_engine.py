@@ -118,7 +118,11 @@ class RemoteEngine:
         if call.request_id in self._requests:
             raise InvalidRequestError(f"request id {call.request_id!r} is in use", "rid")
         stream = self._requests.admit(call)
-        self._connection.send(_submission(call))
+        try:
+            self._connection.send(_submission(call))
+        except Exception:  # it cannot be encoded, and the engine will not answer it
+            self._requests.deliver([Delta(call.request_id, finish_reason=FinishReason.ERROR)])
+            raise
         if not call.resumes:  # what resumes is not refused for load: its steps need not wait
             await self._until_admitted(call.request_id, stream)
         return stream
@@ -205,8 +209,8 @@ class RemoteEngine:
         self._check_connected()
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._connection.send(question(number))
         try:
+            self._connection.send(question(number))
             return await answer
         finally:
             del self._asked[number]

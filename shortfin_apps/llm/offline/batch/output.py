@@ -40,13 +40,12 @@ class BatchOutput:
         Raises BatchFileError for files that another run writes, or that belong to another input.
         """
         _check_different([batch.path, path, *([errors] if errors else ())])
+        state = BatchState(batch.sha256, None if errors is None else _seen_from(path, errors))
         with ExitStack() as opened:
             files = []
             for each in [path, *([errors] if errors else ())]:
                 files.append(ResultFile.open(each))
                 opened.callback(files[-1].close)
-            relative = None if errors is None else os.path.relpath(_resolved(errors), _resolved(path).parent)
-            state = BatchState(batch.sha256, relative)
             if restart:
                 for file in files:
                     file.clear()
@@ -102,6 +101,16 @@ def _check_different(paths: Iterable[Path]) -> None:
 def _resolved(path: Path) -> Path:
     """Links followed; a loop of links stays as it is, where Path.resolve raises RuntimeError."""
     return Path(os.path.realpath(path))
+
+
+def _seen_from(path: Path, errors: Path) -> str:
+    """The file of errors as the output's directory sees it. Raises BatchFileError if JSON cannot have it."""
+    relative = os.path.relpath(_resolved(errors), _resolved(path).parent)
+    try:
+        relative.encode()
+    except UnicodeEncodeError:
+        raise BatchFileError(f"the path {errors} is not UTF-8; name another file for `--errors`") from None
+    return relative
 
 
 def _check_same(path: Path, state: BatchState) -> None:

@@ -10,7 +10,7 @@ from typing import Self
 
 import httpx
 
-from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY, normalised_url
+from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY, bearer, normalised_url
 from shortfin_apps.llm.client.errors import ConnectionFailedError
 from shortfin_apps.llm.client.retry import RetryPolicy, parse_retry_after
 from shortfin_apps.llm.errors import UnavailableError
@@ -62,10 +62,9 @@ class ServerSender:
         self._now = now
         self._num_answered = 0
         self._retry = RetryPolicy(max_retries=max_retries, random=random)
-        headers = {"Content-Type": "application/json"}
         self._http = httpx.AsyncClient(
             base_url=self._url,
-            headers=headers | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
+            headers={"Content-Type": "application/json"} | bearer(api_key),
             timeout=httpx.Timeout(timeout_s, pool=None),
             limits=httpx.Limits(max_connections=concurrency),
             mounts=LOOPBACK_WITHOUT_PROXY,
@@ -104,7 +103,7 @@ class ServerSender:
             raise ConnectionFailedError(
                 f"{self._url} sent nothing for too long; see the server's log, or raise --timeout"
             ) from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return ConnectionFailedError(
                 f"{self._url} does not answer ({error or type(error).__name__})"
             ), None

@@ -133,7 +133,7 @@ class _Between:
         changes = {
             key: value - before.get(key, 0.0) for key, value in self._after.by_label(name, label).items()
         }
-        return {key: round(change) for key, change in changes.items() if change}
+        return {key: round(change) for key, change in changes.items() if round(change)}
 
     def quantile_ms(self, name: str, share: float) -> float | None:
         before, after = self._before.buckets(name), self._after.buckets(name)
@@ -143,7 +143,7 @@ class _Between:
     def entries(self) -> tuple[EntryMix, ...]:
         """Of the entries that were invoked, those that computed most first."""
         invoked = self.counts(INVOCATIONS, "entry")
-        mixes = [self._mix(entry, invocations) for entry, invocations in invoked.items()]
+        mixes = [self._mix(entry, invocations) for entry, invocations in invoked.items() if invocations > 0]
         return tuple(sorted(mixes, key=lambda mix: -(mix.prefill_tokens_per_s + mix.decode_tokens_per_s)))
 
     def _mix(self, entry: str, invocations: int) -> EntryMix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shortfin_apps.llm.client import ServerError
 
 Labels = Mapping[str, str]
+LARGEST = 2.0**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,21 @@ class Reading:
 
 
 def parsed(text: str, at_s: float) -> Reading:
-    """Reads Prometheus's text format. Raises ServerError for another text."""
+    """Reads Prometheus's text format. Raises ServerError for another text, or one that has no figures."""
     samples: dict[str, list[tuple[Labels, float]]] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
+                _check(sample.value, sample.labels)
                 samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     except (ValueError, LookupError) as error:
-        raise ServerError("the server's /metrics are not in Prometheus's text format") from error
+        raise ServerError(
+            "the server's /metrics are not in Prometheus's text format, or have no figures"
+        ) from error
     return Reading(at_s, samples)
+
+
+def _check(value: float, labels: Labels) -> None:
+    """Raises ValueError for a value that is not finite or too large, or a bound that is no number."""
+    if not (abs(value) <= LARGEST and float(labels.get("le", 0)) > -math.inf):
+        raise ValueError(f"no server counts {value} of {dict(labels)}")

@@ -118,9 +118,14 @@ class PageBar:
     def _bar(self, width: int, ascii_only: bool) -> str:
         pages = self._pages
         used, cached, free = "#+." if ascii_only else "█▒░"
-        end_used = round(width * pages.used / pages.total)
-        end_cached = round(width * (pages.used + pages.cached) / pages.total)
+        end_used = _within(width, width * pages.used / pages.total)
+        end_cached = max(end_used, _within(width, width * (pages.used + pages.cached) / pages.total))
         return used * end_used + cached * (end_cached - end_used) + free * (width - end_cached)
+
+
+def _within(width: int, column: float) -> int:
+    """The nearest column of a bar; a server may say that more pages are used than there are."""
+    return round(max(0, min(width, column)))
 
 
 def _entries(entries: Sequence[EntryMix], room: int | None) -> RenderResult:
