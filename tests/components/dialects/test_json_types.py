@@ -99,5 +99,8 @@ def test_references_are_json_pointers(reference: str, part: Any) -> None:
 
 def test_a_part_alone_has_the_definitions_that_it_reaches() -> None:
     part = part_alone({"$ref": "#/$defs/used"}, POINTED)
-    assert part == {"$ref": "#/$defs/used", "$defs": {name: POINTED["$defs"][name] for name in ("x y", "used")}}
+    assert part == {
+        "$ref": "#/$defs/used",
+        "$defs": {name: POINTED["$defs"][name] for name in ("x y", "used")},
+    }
     assert part_alone({"type": "null"}, POINTED) == {"type": "null"}
