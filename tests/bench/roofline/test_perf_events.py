@@ -22,12 +22,14 @@ def test_there_is_one_sample_per_period() -> None:
 
 
 def test_an_idle_process_has_almost_no_samples() -> None:
+    """Opening and closing takes time itself, the more the more threads other tests have left."""
+    begin_ns = time.process_time_ns()
     try:
         with sampling() as addresses:
             pass
     except InvalidRequestError as error:
         pytest.skip(str(error))
-    assert len(addresses) < 50
+    assert len(addresses) < 50 + (time.process_time_ns() - begin_ns) / PERIOD_NS
 
 
 def test_an_ended_thread_is_not_a_permission_error() -> None:
