@@ -8,6 +8,7 @@ from typing import Any
 from bench.gpu.engine import prompts
 from bench.gpu.models import Model
 from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 
@@ -18,6 +19,8 @@ MAX_TOKENS = 32
 
 class Striped:
     """A grammar, and the matcher of each request, that allows half of the tokens after each token."""
+
+    param = "grammar"
 
     def __init__(self, vocab_size: int) -> None:
         self._num_bytes = -(-vocab_size // 8)
@@ -34,6 +37,7 @@ class Striped:
 
 def kinds(vocab_size: int) -> list[dict[str, Any]]:
     """What the requests ask for."""
+    grammar: Grammar = Striped(vocab_size)
     return [
         {"presence_penalty": 0.5},
         {"frequency_penalty": -0.3, "top_p": 0.9},
@@ -41,8 +45,8 @@ def kinds(vocab_size: int) -> list[dict[str, Any]]:
         {"repetition_penalty": 0.8, "frequency_penalty": 0.7, "presence_penalty": 0.1},
         {"logit_bias": tuple((token_id, 0.37 * (token_id % 7 - 3)) for token_id in range(0, 200, 3))},
         {"allowed_token_ids": frozenset(range(0, vocab_size, 3))},
-        {"output_grammar": Striped(vocab_size)},
-        {"output_grammar": Striped(vocab_size), "presence_penalty": -0.5, "top_p": 0.8},
+        {"output_grammar": grammar},
+        {"output_grammar": grammar, "presence_penalty": -0.5, "top_p": 0.8},
     ]
 
 
