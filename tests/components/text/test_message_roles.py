@@ -42,6 +42,17 @@ NO_SYSTEM = (  # Gemma 2
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content | trim }}{% endfor %}"
 )
+IN_FIRST_USER = (  # Gemma 3
+    "{% if messages[0].role == 'system' %}{% set prefix = messages[0].content + '\\n\\n' %}"
+    "{% set loop_messages = messages[1:] %}{% else %}{% set prefix = '' %}{% set loop_messages = messages %}"
+    "{% endif %}{% for m in loop_messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "[{{ m.role }}]{{ prefix if loop.first else '' }}{{ m.content | trim }}{% endfor %}"
+)
+NEEDS_USER = RAISES_LATE + (  # Qwen 3.5, too
+    "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{{ raise_exception('No user query found') }}{% endif %}"
+)
 GATHERS = (  # DeepSeek
     "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}"
     "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}[{{ m.role }}]{{ m.content }}{% endif %}"
@@ -55,7 +66,17 @@ SHOWS_CALLS = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for call in m.tool_calls or () %}"
     "{{ call.function | tojson }}{% endfor %}{% endfor %}"
 )
-FAMILIES = [CHATML, RAISES_LATE, DROPS_LATE, ALTERNATES, NO_SYSTEM, GATHERS, OWN_DEVELOPER]
+FAMILIES = [
+    CHATML,
+    RAISES_LATE,
+    DROPS_LATE,
+    ALTERNATES,
+    NO_SYSTEM,
+    IN_FIRST_USER,
+    NEEDS_USER,
+    GATHERS,
+    OWN_DEVELOPER,
+]
 CALLED = {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]}
 
 
@@ -113,6 +134,19 @@ def rendered(template: str, text: str) -> str:
         (ALTERNATES, "[system]s[user]u[calls]c[tool]r[system]t", "[system]s+t[user]u[assistant]c[tool]r"),
         # nothing but a system message
         (NO_SYSTEM, "[system]s", "[user]s"),
+        (IN_FIRST_USER, "[system]s", "[user]s"),
+        (IN_FIRST_USER, "[developer]d", "[user]d"),
+        (IN_FIRST_USER, "[system]s[developer]d", "[user]s+d"),
+        (IN_FIRST_USER, "[system]s[assistant]a", "[user]s[assistant]a"),
+        (IN_FIRST_USER, "[system]s[assistant]a[system]t", "[user]s+t[assistant]a"),
+        (IN_FIRST_USER, "[system]s[user]u", "[user]s+u"),
+        (NEEDS_USER, "[system]s", "[user]s"),
+        (NEEDS_USER, "[system]s[system]t", "[user]s+t"),
+        (NEEDS_USER, "[system]s[user]u", "[system]s[user]u"),
+        (CHATML, "[system]s", "[system]s"),
+        (CHATML, "[system]s[system]t", "[system]s[system]t"),
+        (RAISES_LATE, "[system]s[system]t", "[system]s+t"),
+        (GATHERS, "[system]s", "s"),
         (NO_SYSTEM, "[user]u[assistant]a[system]s[user]v", "[user]u[assistant]a[user]s+v"),
     ],
 )

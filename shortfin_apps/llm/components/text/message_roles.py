@@ -8,6 +8,7 @@ template does with these is found out by rendering short trial messages, once fo
 - Otherwise those at the beginning become one, and a late one becomes a part of the user message next to it:
   the text before it stays the same, and with it the cached pages. If the template raises, all become one.
 - Without a system role, a system message is a part of the user message next to it, too.
+- So is one of a conversation without user messages, unless the template renders it without these.
 - A message of another role that the template drops is refused; dropped calls and results of tools are logged.
 
 The log says once which of these were done.
@@ -43,7 +44,8 @@ class MessageRoles:
     def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
         self._render = render
         self._logged: set[str] = set()
-        self._shows, self._shows_anywhere = cache(self._try_first), cache(self._try_anywhere)
+        self._shows, self._shows_alone = cache(self._try_first), cache(self._try_alone)
+        self._shows_anywhere = cache(self._try_anywhere)
 
     def adapted(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
         """The messages as the template knows them, and then what to render if it raises for these.
@@ -85,25 +87,32 @@ class MessageRoles:
         found = [(place, message["role"]) for place, message in enumerate(messages) if _is_system(message)]
         if not found or not self._shows(USER):
             return True
-        if [place for place, _ in found] == [0]:
-            return self._shows(found[0][1])
-        return all(self._shows_anywhere(role) for role in {role for _, role in found})
+        roles = {role for _, role in found}
+        if [place for place, _ in found] != [0] and not all(map(self._shows_anywhere, roles)):
+            return False
+        return all(self._shows_system(role, messages) for role in roles)
 
     def _in_place(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Those at the beginning as one, others as parts of user messages."""
         first = list(takewhile(_is_system, messages))
-        if not first or not self._shows(first[0]["role"]):
+        others = _as_users(messages[len(first) :])
+        if not first or not self._shows_system(first[0]["role"], others):
             self._log("has no system message there: it becomes a part of the user message next to it")
             return _as_users(messages)
         self._log("has one system message, the first: those after it become parts of it, or of user messages")
-        return [_joined(first), *_as_users(messages[len(first) :])]
+        return [_joined(first), *others]
 
     def _gathered(self, messages: Sequence[Message]) -> Sequence[Message]:
         """All as one at the beginning."""
         self._log("refused messages with late system messages: these become one at the beginning")
         system = _joined([message for message in messages if _is_system(message)])
         gathered = [system, *(message for message in messages if not _is_system(message))]
-        return gathered if self._shows(system["role"]) else _as_users(gathered)
+        return gathered if self._shows_system(system["role"], gathered) else _as_users(gathered)
+
+    def _shows_system(self, role: str, messages: Iterable[Message]) -> bool:
+        """Whether the template renders a first message of this role: some render it in the first user's."""
+        has_user = any(message.get("role") == USER for message in messages)
+        return self._shows(role) if has_user else self._shows_alone(role)
 
     @cached_property
     def _knows_developer(self) -> bool:
@@ -138,6 +147,10 @@ class MessageRoles:
     def _try_first(self, role: str) -> bool:
         """Whether the template renders a first message of this role."""
         text = self._tried([_message(USER, _MARKS[0])] if role == USER else _first(role))
+        return text is not None and _MARKS[0] in text
+
+    def _try_alone(self, role: str) -> bool:
+        text = self._tried([_message(role, _MARKS[0])])
         return text is not None and _MARKS[0] in text
 
     def _try_anywhere(self, role: str) -> bool:
