@@ -405,6 +405,30 @@ async def test_a_strict_function_is_refused_by_name_and_keyword(schema: object, 
     assert f"function `h`: `{keyword}`" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])
+@pytest.mark.parametrize("kind", ["array", ["string", "null"], None], ids=str)
+async def test_the_parameters_of_a_strict_function_are_an_object(name: str, kind: object) -> None:
+    """A call of it would not be parsed."""
+    function = {"name": "h", "parameters": {"type": kind}, "strict": True}
+    response = await harness_of(CALL, Dialect(TOOL_DIALECTS[name])).post(
+        CHAT, {"messages": MESSAGES, "tools": [{"type": "function", "function": function}]}
+    )
+    assert response.status_code == 400, response.text
+    assert "function `h`: the `type` of its parameters must be" in response.json()["error"]["message"]
+
+
+async def test_a_strict_function_that_may_have_null_has_its_arguments() -> None:
+    """Null would be parsed as no arguments, whatever the schema requires."""
+    parameters = {**PARAMETERS, "type": ["object", "null"], "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}]
+    harness = harness_of(CALL)
+    await message_of(harness, tools=tools, tool_choice="required")
+    grammar = harness.engine.calls[-1].params.output_grammar
+    assert grammar is not None
+    assert lets_through(grammar, TOKENIZER, CALL)
+    assert not lets_through(grammar, TOKENIZER, CALL.partition('{"a"')[0] + "null", to_the_end=False)
+
+
 @pytest.mark.parametrize(
     ("schema", "fitting", "others"),
     [

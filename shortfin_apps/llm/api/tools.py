@@ -266,5 +266,10 @@ def _known(named: Iterable[NamedTool], tools: Iterable[Tool]) -> set[str]:
 
 
 def _function(tool: Tool) -> Function:
+    """Raises InvalidRequestError for a strict one with arguments that are no object."""
     spec = tool.function
-    return Function(spec.name, spec.parameters or {}, strict=bool(spec.strict))
+    function = Function(spec.name, spec.parameters or {}, strict=bool(spec.strict))
+    kinds = function.parameters.get("type", "object")
+    if function.strict and "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        raise InvalidRequestError(f"{function.owner}: the `type` of its parameters must be `object`", "tools")
+    return function

@@ -259,10 +259,8 @@ def text_of(literal: str) -> str:
 
 
 def arguments_of(lark: Lark, function: Function) -> str:
-    """An expression of the arguments that fit."""
-    parameters = closed(function.parameters)
-    if not function.strict:
-        parameters = {**parameters, "type": "object"}
+    """An expression of the arguments that fit and are an object."""
+    parameters = {**closed(function.parameters), "type": "object"}
     return lark.json(parameters, strict=function.strict, owner=function.owner)
 
 
