@@ -68,6 +68,7 @@ CASES: list[tuple[dict[str, Any], str, str | None, str]] = [
     ({"minimum": 5, "maximum": 4, "type": "integer"}, "7", '"a"', "minimum"),
     ({"type": "integer", "minimum": float("inf")}, "7", '"a"', "minimum"),
     ({"patternProperties": {"(?!x)": WORD}, "additionalProperties": False}, '{"c": 5}', None, "patternP"),
+    ({"patternProperties": {"(?!x)": WORD}, "additionalProperties": None}, '{"c": 5}', None, "patternP"),
     ({"patternProperties": {"a": {}, "ab": {}}, "maxProperties": 1}, '{"ab": 5}', None, "patternP"),
     (
         {"type": "object", "properties": {"c": WORD}, "required": ["c", "d"], "additionalProperties": False},

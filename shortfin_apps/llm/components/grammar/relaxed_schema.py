@@ -146,7 +146,7 @@ def _loosened(node: Schema, root: Schema, check: Check) -> Schema:
 def _without_faults(node: Schema, root: Schema, check: Check) -> Schema:
     kept = dict(node)
     for keyword, value in node.items():
-        if not _fault(node, keyword, value, root, check):
+        if keyword not in kept or not _fault(node, keyword, value, root, check):
             continue
         del kept[keyword]
         match keyword:
