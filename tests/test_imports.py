@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "host_cpu": (),
     "iree_release": (),
     "restart_delay": (),
+    "standard_streams": (),
     "visible": (),
     "plain_console": ("visible",),
     "address_space": ("errors",),
@@ -31,7 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpu_code": ("errors",),
     "config": ("errors",),
     "self_test_file": ("errors",),
-    "cli": ("address_space", "errors", "visible"),
+    "cli": ("address_space", "errors", "standard_streams", "visible"),
     "__main__": ("cli",),
     # From a model's files to an artefact.
     "builder.blocks": (),
@@ -175,7 +176,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "components.runtime",
         *("components.runtime.names", "components.self_test", "components.speculation"),
         *("components.speculative_loading", "components.text", "errors", "iree_release", "receipts"),
-        *("plain_console", "restart_delay", "self_test_file", "visible"),
+        *("plain_console", "restart_delay", "self_test_file", "standard_streams", "visible"),
     ),
     "cluster": ("components.runtime.names", "errors", "restart_delay", "server", "visible"),
     # On the other side of HTTP.

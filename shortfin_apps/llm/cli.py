@@ -18,6 +18,7 @@ from typing import Protocol, cast
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.address_space import MIN_SERVER_BYTES, check_total
 from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.standard_streams import open_closed_streams
 from shortfin_apps.llm.visible import visible
 
 EXIT_ERROR = 2
@@ -118,7 +119,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status; argparse itself exits on `--help` and misuse."""
-    _open_closed_streams()
+    open_closed_streams()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -176,15 +177,3 @@ def _discard_stdout() -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-def _open_closed_streams() -> None:
-    """Opens /dev/null for each standard stream that the caller has closed, whose object is None.
-
-    Else the first sockets opened here would get their numbers, at which libuv aborts.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            fd = os.open(os.devnull, os.O_RDWR)  # the lowest free number, so the stream's own
-            os.set_inheritable(fd, True)
-            setattr(sys, name, os.fdopen(fd, mode))

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import json
 import os
 import shlex
+import sys
 
 import pytest
 
 from shortfin_apps.llm.cluster import command
 from shortfin_apps.llm.cluster.options import ClusterOptions
 from shortfin_apps.llm.cluster.supervisor import ClusterError
+from tests.server.log_stream import PIPE_BYTES, log_set_up, unread_pipe
 from tests.server.settings import parse
 
 
@@ -23,10 +26,20 @@ def test_the_banners_example_is_one_command_whatever_the_model_is_called() -> No
     assert words[:2] == ["curl", "http://127.0.0.1:1/v1/completions"]
 
 
-def test_lines_of_processes_control_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    command._show("router", "\x1b[2J")
-    command._show_unchanged("router", "\x1b[2J")
-    assert capsys.readouterr().err == "router | ␛[2J\n␛[2J\n"
+def test_lines_of_processes_control_no_terminal() -> None:
+    with log_set_up(io.StringIO()) as stream:
+        command._show("router", "\x1b[2J")
+        command._show_unchanged("router", "\x1b[2J")
+    assert stream.getvalue() == "router | ␛[2J\n␛[2J\n"
+
+
+@pytest.mark.timeout(20)
+def test_a_log_that_nobody_reads_does_not_block_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    with unread_pipe() as (reader, writer), log_set_up(writer):
+        monkeypatch.setattr(sys, "stderr", writer)
+        for _ in range(3):
+            command._show("router", "x" * PIPE_BYTES)
+        reader.close()
 
 
 @pytest.mark.parametrize("port", ["70000", "-1", "x"])

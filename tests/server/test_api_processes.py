@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import signal
 import socket
@@ -48,8 +49,8 @@ async def kept(script: str, count: int, pids: Path) -> AsyncIterator[tuple[ApiPr
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-c", script, str(pids)]
         processes = ApiProcesses(links, listener, command, options, count)
-        await processes.start()
         try:
+            await processes.start()
             yield processes, links
         finally:
             processes.signal()
@@ -186,3 +187,17 @@ async def test_a_start_without_descriptors_is_refused_and_ends_what_was_started(
     with pytest.raises(ServerConfigError, match=r"cannot be started .*Too many open files.*ulimit -n"):
         async with kept(PREPARED + WAITS, 3, tmp_path):
             pass
+
+
+async def test_a_start_of_several_that_fail_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def socketpair() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socketpair", socketpair)
+    with pytest.raises(ServerConfigError, match="Too many open files"):
+        async with kept(PREPARED + WAITS, 3, tmp_path):
+            pass
+    gc.collect()
+    assert "never retrieved" not in caplog.text

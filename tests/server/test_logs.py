@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import fcntl
 import io
 import json
 import logging
@@ -13,17 +12,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, TextIO, TypeVar
+from typing import Literal, TextIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.api.request_id import current_request_id
-from shortfin_apps.llm.server.logs import MAX_LINES, formatter, set_up
+from shortfin_apps.llm.server.logs import MAX_LINES, formatter
 from tests.api.loopback import loopback, ready_server
+from tests.server.log_stream import PIPE_BYTES, log_set_up, unread_pipe
 
-PIPE_BYTES = 4096  # the minimum on Linux
 PATIENCE_S = 60.0  # generous: it takes milliseconds
 LINE_BYTES = 200  # minimum length of a log line
 
@@ -33,25 +32,6 @@ FORMS: tuple[Literal["text"], Literal["json"]] = ("text", "json")
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
     logger = logging.getLogger("here")
     return logger.makeRecord("here", logging.INFO, "f.py", 1, message, args, None, extra=extra)
-
-
-StreamT = TypeVar("StreamT", bound=TextIO)
-
-
-@contextlib.contextmanager
-def log_set_up(stream: StreamT) -> Iterator[StreamT]:
-    """A JSON log, set up as in a new process; all lines are written when the context ends."""
-    root = logging.getLogger()
-    handlers, level_before = root.handlers[:], root.level
-    root.handlers[:] = []
-    set_up("info", "json", stream)
-    try:
-        yield stream
-    finally:
-        for handler in root.handlers:
-            handler.close()
-        root.handlers[:] = handlers
-        root.setLevel(level_before)
 
 
 def test_text_has_the_extra_fields() -> None:
@@ -122,14 +102,8 @@ async def test_a_request_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def unread() -> Iterator[tuple[TextIO, TextIO]]:
-    """The ends of a small pipe without a reader, as of a parent process that ignores the output."""
-    reading, writing = os.pipe()
-    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    reader, writer = os.fdopen(reading), os.fdopen(writing, "w")
-    yield reader, writer
-    reader.close()  # first, so that a thread still writing gets an error instead of blocking
-    with contextlib.suppress(OSError):
-        writer.close()
+    with unread_pipe() as ends:
+        yield ends
 
 
 async def test_a_blocked_log_does_not_block_requests(unread: tuple[TextIO, TextIO]) -> None:

@@ -85,6 +85,25 @@ def test_another_protocol_is_refused_for_the_flag_and_missed_for_a_variable(
     assert "none are exported" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("OTEL_BSP_SCHEDULE_DELAY", "0", "schedule_delay_millis must be positive"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "x", "must be a non-negative integer but got x"),
+        ("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "nobodys", "'nobodys' not found"),
+    ],
+)
+def test_a_wrong_variable_is_refused_for_the_flag_and_named_otherwise(
+    variable: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ServerConfigError, match=f"--otlp-endpoint: .*{why}"):
+        trace_provider(parse(*TRACED))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", URL)
+    assert trace_provider(parse("DIR")) is None
+    assert why in caplog.text
+
+
 def test_the_extra_must_be_installed_for_the_flag_and_is_missed_for_a_variable(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -40,7 +40,7 @@ def load_compiled_config(
 def _check(path: Path, config: ModelConfig, spec: ModelSpec, options: BuildOptions) -> None:
     try:
         compiled = model_config(spec, options)
-    except BuildError as error:
+    except (BuildError, ArithmeticError, LookupError, TypeError, ValueError) as error:  # a damaged manifest
         raise ArtifactError(f"{path}: the manifest's options are not those of a build ({error})") from error
     for name, value, right in _changed(config, compiled):
         raise ArtifactError(

@@ -10,7 +10,6 @@ import logging
 import secrets
 import shlex
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -268,9 +267,9 @@ def _announce(text: str) -> None:
 
 
 def _show(name: str, line: str) -> None:
-    print(visible(f"{name} | {line}"), file=sys.stderr, flush=True)
+    server_logging.write_line(visible(f"{name} | {line}"))
 
 
 def _show_unchanged(name: str, line: str) -> None:
     """Lines in JSON say themselves which program logged them."""
-    print(visible(line), file=sys.stderr, flush=True)
+    server_logging.write_line(visible(line))

@@ -112,7 +112,7 @@ class Process:
                 return
             text = COLOUR.sub("", line.decode(errors="replace")).rstrip()
             self.tail.append(text)
-            with contextlib.suppress(OSError, ValueError):  # nobody reads our log: the process must not wait
+            with contextlib.suppress(OSError, ValueError):  # a closed log: the process must not wait
                 self._show(self.program.name, text)
 
 

@@ -55,17 +55,20 @@ class ApiProcesses:
 
         Raises ServerConfigError when the system cannot start one.
         """
-        starting = [asyncio.create_task(self._start_one()) for _ in range(self._count)]
-        await asyncio.wait(starting)  # all of them: a process that starts later would not be ended
-        try:
-            first = [task.result() for task in starting]
-        except OSError as error:
-            raise ServerConfigError(
-                f"API processes cannot be started ({error}); raise the limits (`ulimit -n`, `ulimit -u`),"
-                " free memory or lower --api-processes"
-            ) from error
+        started: list[tuple[Process, ApiLink]] = []
+        # Waits for all of them: a process that starts later would not be ended.
+        starting = [self._start_one() for _ in range(self._count)]
+        for outcome in await asyncio.gather(*starting, return_exceptions=True):
+            if isinstance(outcome, OSError):
+                raise ServerConfigError(
+                    f"API processes cannot be started ({outcome}); raise the limits (`ulimit -n`,"
+                    " `ulimit -u`), free memory or lower --api-processes"
+                ) from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
+            started.append(outcome)
         self._keepers = [
-            asyncio.create_task(self._keep(index, *started)) for index, started in enumerate(first, 1)
+            asyncio.create_task(self._keep(index, *each)) for index, each in enumerate(started, 1)
         ]
 
     def signal(self) -> None:

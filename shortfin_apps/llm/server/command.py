@@ -16,6 +16,7 @@ from shortfin_apps.llm.errors import LlmError
 from shortfin_apps.llm.server import flags as server_flags
 from shortfin_apps.llm.server import logs as server_logging
 from shortfin_apps.llm.server.building import BuildFailed, built
+from shortfin_apps.llm.standard_streams import open_closed_streams
 from shortfin_apps.llm.visible import visible
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
 
 
 def main(argv: Sequence[str] | None = None, listener: socket.socket | None = None) -> int:
+    open_closed_streams()
     parser = argparse.ArgumentParser(prog="python -m shortfin_apps.llm.server", description=__doc__)
     server_flags.add_arguments(parser)
     try:

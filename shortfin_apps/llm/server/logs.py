@@ -53,6 +53,13 @@ def flush() -> None:
         handler.flush()
 
 
+def write_line(line: str) -> None:
+    """Writes a line of another process's log as it is, after what was logged before; never blocks."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, BackgroundHandler):
+            handler.write_line(line)
+
+
 def formatter(form: LogFormat) -> logging.Formatter:
     if form == "text":
         return TextFormatter(TEXT)
@@ -76,12 +83,16 @@ class BackgroundHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.put_nowait(self.format(record))
+            self.write_line(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+    def write_line(self, line: str) -> None:
+        try:
+            self._lines.put_nowait(line)
         except queue.Full:
             with self._dropped_lock:
                 self._num_dropped += 1
-        except Exception:
-            self.handleError(record)
 
     def flush(self) -> None:
         """Waits until all lines are written, for FLUSH_S at most."""

@@ -37,14 +37,21 @@ def trace_provider(
         )
         return None
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-        from shortfin_apps.llm.server.span_export import BoundedProvider, bounded_session
+        return _provider(config, environment)
     except ImportError:
         _refuse(config, "traces need `pip install 'shortfin-llm[tracing]'`")
-        return None
+    except Exception as error:  # the SDK raises ValueError and RuntimeError for variables that it refuses
+        _refuse(config, f"OpenTelemetry refuses its settings ({error}); correct its `OTEL_...` variables")
+    return None
+
+
+def _provider(config: ServerConfig, environment: Mapping[str, str]) -> TracerProvider:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from shortfin_apps.llm.server.span_export import BoundedProvider, bounded_session
+
     resource = Resource.create({"service.version": __version__, "process.pid": os.getpid()})
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "shortfin-llm"}))

@@ -35,7 +35,15 @@ def test_samples_are_summed_over_the_labels_that_are_left_open() -> None:
     assert reading.buckets("h") == {0.5: 2, math.inf: 3}
 
 
-@pytest.mark.parametrize("text", ["<html>", '{"error": 1}', "a{x= 1", "a b c d", *NO_FIGURES])
+@pytest.mark.parametrize("line", NO_FIGURES)
+def test_a_metric_with_a_sample_that_is_no_figure_is_left_out(line: str) -> None:
+    name = line[0].replace("h", "h_bucket")
+    reading = parsed(f'{TEXT}# TYPE a gauge\na{{x="1"}} 1\n{line}\nb 2\n', 0.0)
+    assert reading.total(name) is None
+    assert reading.total("b") == 2
+
+
+@pytest.mark.parametrize("text", ["<html>", '{"error": 1}', "a{x= 1", "a b c d"])
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(ServerError, match="Prometheus"):
         parsed(text, 0.0)

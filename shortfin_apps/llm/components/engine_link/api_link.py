@@ -163,15 +163,16 @@ class ApiLink:
             self._compile_and_admit(message.call, message.grammar, message.grammar_param)
         )
         self._compiling[request_id] = task
-        task.add_done_callback(lambda _: self._compiling.pop(request_id))
 
     async def _compile_and_admit(self, call: GenerateCall, source: GrammarSource, param: str) -> None:
         assert self._grammars is not None, "a process sends requests after its welcome"
         try:
             grammar = await self._grammars.compile_tried(source, param, call.terms.tenant)
         except Exception as error:
+            del self._compiling[call.request_id]
             self.send(Refused(call.request_id, _told(error)))
             return
+        del self._compiling[call.request_id]  # from now on, an abort is for the engine
         self._admit(replace(call, params=replace(call.params, output_grammar=grammar)))
 
     async def _look(self, number: int, after: int) -> None:
@@ -191,7 +192,7 @@ class ApiLink:
         self.send(Admitted(call.request_id))
 
     def _abort(self, request_id: str, error: LlmError | None) -> None:
-        if (task := self._compiling.get(request_id)) is not None:
+        if (task := self._compiling.pop(request_id, None)) is not None:
             task.cancel()
             self.send(Refused(request_id, error or RequestAbortedError("the request was aborted")))
         elif request_id in self._streams:
@@ -233,6 +234,7 @@ class ApiLink:
     def _lose(self) -> None:
         for task in [*self._compiling.values(), *self._looks]:
             task.cancel()
+        self._compiling.clear()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.close()  # aborts the request

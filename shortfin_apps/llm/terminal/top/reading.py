@@ -44,21 +44,27 @@ class Reading:
 
 
 def parsed(text: str, at_s: float) -> Reading:
-    """Reads Prometheus's text format. Raises ServerError for another text, or one that has no figures."""
+    """Reads Prometheus's text format. Raises ServerError for another text.
+
+    A metric with a sample that is no figure is left out, as if the server had none: summaries of other
+    servers have NaN before their first observation.
+    """
     samples: dict[str, list[tuple[Labels, float]]] = {}
+    unusable: set[str] = set()
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                _check(sample.value, sample.labels)
                 samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+                if not _is_figure(sample.value, sample.labels):
+                    unusable.add(sample.name)
     except (ValueError, LookupError) as error:
-        raise ServerError(
-            "the server's /metrics are not in Prometheus's text format, or have no figures"
-        ) from error
-    return Reading(at_s, samples)
+        raise ServerError("the server's /metrics are not in Prometheus's text format") from error
+    return Reading(at_s, {name: found for name, found in samples.items() if name not in unusable})
 
 
-def _check(value: float, labels: Labels) -> None:
-    """Raises ValueError for a value that is not finite or too large, or a bound that is no number."""
-    if not (abs(value) <= LARGEST and float(labels.get("le", 0)) > -math.inf):
-        raise ValueError(f"no server counts {value} of {dict(labels)}")
+def _is_figure(value: float, labels: Labels) -> bool:
+    """Whether the value is finite and not too large, and the bound of a bucket a number."""
+    try:
+        return abs(value) <= LARGEST and float(labels.get("le", 0)) > -math.inf
+    except ValueError:
+        return False

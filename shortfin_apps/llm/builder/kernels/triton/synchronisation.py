@@ -2,18 +2,25 @@
 
 import triton
 import triton.language as tl
-from triton.language.target_info import is_hip_cdna3, is_hip_cdna4
+from triton.language.target_info import current_target
+from triton.runtime.jit import constexpr_function
+
+
+@constexpr_function
+def _is_gfx9():
+    target = current_target()
+    return target is not None and target.backend == "hip" and target.arch.startswith("gfx9")
 
 
 @triton.jit
 def memory_barrier():
     """Waits until every wave of the workgroup is here and its earlier loads and stores have completed.
 
-    On CDNA, Triton's own barrier is a bare `s_barrier`: a store of one wave may still be in flight when
-    another wave leaves the barrier and releases the workgroup's results. Each wave therefore waits for its
-    own accesses first. Elsewhere Triton's barrier already waits.
+    On CDNA (gfx9), Triton's own barrier may be a bare `s_barrier`: a store of one wave may still be in flight
+    when another wave leaves the barrier and releases the workgroup's results. Each wave therefore waits for
+    its own accesses first. Elsewhere Triton's barrier already waits.
     """
-    if is_hip_cdna3() or is_hip_cdna4():
+    if _is_gfx9():
         tl.inline_asm_elementwise(
             "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, $1",
             "=v,v",
