@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "host_cpu": (),
     "iree_release": (),
+    "lone_surrogates": (),
     "restart_delay": (),
     "standard_streams": (),
     "visible": (),
@@ -111,8 +112,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.batching", "components.invocation", "components.kvcache", "components.recorder"),
         *("components.request", "components.sampling", "components.speculation", "errors"),
     ),
-    "components.text": ("errors", "limited_process"),
-    "components.dialects": ("errors",),
+    "components.text": ("errors", "limited_process", "lone_surrogates"),
+    "components.dialects": ("errors", "lone_surrogates"),
     "components.frontend": (
         *(
             "components.engine",
@@ -165,6 +166,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "components.text",
         "errors",
         "iree_release",
+        "lone_surrogates",
         "receipts",
     ),
     "server": (
@@ -180,11 +182,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "cluster": ("components.runtime.names", "errors", "restart_delay", "server", "visible"),
     # On the other side of HTTP.
-    "client": ("errors",),
-    "terminal": ("cli", "client", "errors", "plain_console", "visible"),
+    "client": ("errors", "lone_surrogates"),
+    "terminal": ("cli", "client", "errors", "lone_surrogates", "plain_console", "visible"),
     "offline": (  # instead of HTTP
         *("cli", "client", "components.frontend", "errors", "plain_console", "server", "terminal", "api"),
-        "visible",
+        *("lone_surrogates", "visible"),
     ),
     "replay": (  # computes answers again, here or on a server
         *("artifact", "bench.console", "cli", "client", "components.batching", "components.engine"),

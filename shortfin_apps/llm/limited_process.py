@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import resource
 import signal
@@ -26,8 +27,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +39,19 @@ NUM_ANSWERS = 2  # of a worker to a piece of work
 BEGUN = b"null\n"
 STACK_BYTES = 64 << 20
 LINE_BUFFER_BYTES = 1 << 16
+PART_BYTES = 1 << 18
+LATE_S = 1.0  # by which the clock's limit may be exceeded on a busy machine
+SLACK_S = 5.0  # that answers may take longer than the limits, as the process may have to start and fork first
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
 
 Work = Callable[[bytes], object]
 """What a worker does with a line; it returns a value for JSON."""
+
+Answers = list[Any]
+"""Of a worker: both; the first alone where the work hit a limit; none where nothing is known of the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +62,14 @@ class Limits:
     wall_s: float
     memory_bytes: int = 512 << 20
 
+    @property
+    def patience_s(self) -> float:
+        """How long the answers to a piece of work may take."""
+        return self.wall_s + SLACK_S
+
 
 class LimitedProcess:
-    """The server's end: owns the process, and the connections in `idle`, which end with this object.
-
-    Raises OSError where no process can be started.
-    """
+    """The server's end: owns the process. Raises OSError where none can be started."""
 
     def __init__(self, module: str, *arguments: object, text: str = "") -> None:
         """Starts `python -m module FD ARGUMENTS < text`, which calls `serve`; the arguments are JSON.
@@ -75,8 +90,7 @@ class LimitedProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the server
             )
-        self.idle: list[socket.socket] = []
-        self.close = weakref.finalize(self, _end, self.process, self._control, self.idle)
+        self.close = weakref.finalize(self, _end, self.process, self._control)
 
     @property
     def is_over(self) -> bool:
@@ -93,6 +107,100 @@ class LimitedProcess:
             ours.close()
             raise
         return ours
+
+
+class Workers:
+    """Exchanges work with workers, and keeps those that wait for more, which end with this object.
+
+    `begin` gives a connection to another worker: that is asked where an idle one says nothing of the work,
+    as it was suspended, or has ended meanwhile. OSError of `begin` is no answer; other errors are raised.
+    """
+
+    def __init__(self, purpose: str, limits: Limits, clock: Clock = time.monotonic) -> None:
+        self._purpose, self._limits, self._clock = purpose, limits, clock
+        self.idle: list[socket.socket] = []
+        self.close = weakref.finalize(self, _close, self.idle)
+
+    def ask(self, work: bytes, begin: Callable[[], socket.socket]) -> Answers:
+        """The answers to a line of JSON. For threads: each has a worker of its own."""
+        for worker in self._candidates(begin):
+            if answers := self.exchange(worker, work):
+                return self._kept(worker, answers)
+        return []
+
+    async def ask_in_loop(self, work: bytes, begin: Callable[[], socket.socket]) -> Answers:
+        """As `ask`, for an event loop. A call that is cancelled ends its worker."""
+        import asyncio  # the process, which imports this file too, starts faster without it
+
+        loop = asyncio.get_running_loop()
+        for worker in self._candidates(begin):
+            worker.setblocking(False)
+            with _Exchange(worker, self._limits, self._clock) as exchange:
+                async with asyncio.timeout(self._limits.patience_s):
+                    await loop.sock_sendall(worker, work)
+                    while exchange.goes_on(await loop.sock_recv(worker, PART_BYTES)):
+                        pass
+            if exchange.answers:
+                return self._kept(worker, exchange.answers)
+        return []
+
+    def exchange(self, worker: socket.socket, work: bytes) -> Answers:
+        """The answers of this worker, which is ended unless it gives both."""
+        worker.settimeout(self._limits.patience_s)
+        with _Exchange(worker, self._limits, self._clock) as exchange:
+            worker.sendall(work)
+            while exchange.goes_on(worker.recv(PART_BYTES)):
+                pass
+        return exchange.answers
+
+    def _candidates(self, begin: Callable[[], socket.socket]) -> Iterator[socket.socket]:
+        with suppress(IndexError):
+            yield self.idle.pop()
+        try:
+            yield begin()
+        except OSError as error:  # no more processes or files, many wait for the process, or it has ended
+            logger.warning("%s: no worker can be started: %s", self._purpose, error)
+
+    def _kept(self, worker: socket.socket, answers: Answers) -> Answers:
+        if len(answers) == NUM_ANSWERS:
+            self.idle.append(worker)
+        return answers
+
+
+class _Exchange:
+    """What a worker sends for a piece of work. Ends with its `answers`, and ends it unless it gave both."""
+
+    answers: Answers
+
+    def __init__(self, worker: socket.socket, limits: Limits, clock: Clock) -> None:
+        self._worker, self._limits, self._clock = worker, limits, clock
+        self._received, self._num_lines = [b""], 0
+        self._asked_s = self._begun_s = clock()
+
+    def __enter__(self) -> _Exchange:
+        return self
+
+    def goes_on(self, part: bytes) -> bool:
+        """Takes what was received, which is empty if the worker has ended; whether there is more to come."""
+        if not self._num_lines:
+            self._begun_s = self._clock()
+        self._received.append(part)
+        self._num_lines += part.count(b"\n")
+        return bool(part) and self._num_lines < NUM_ANSWERS
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self.answers = [json.loads(line) for line in b"".join(self._received).split(b"\n")[:-1]]
+        if error is not None or len(self.answers) < NUM_ANSWERS:
+            self._worker.close()
+            if error is not None or self._was_suspended():
+                self.answers = []
+        return isinstance(error, BrokenPipeError | ConnectionResetError | TimeoutError)
+
+    def _was_suspended(self) -> bool:
+        """The worker, which the clock's limit ends when it goes on; or both, before the first answer came."""
+        now_s = self._clock()
+        late = now_s - self._begun_s > self._limits.wall_s + LATE_S
+        return late or now_s - self._asked_s > self._limits.patience_s
 
 
 def arguments_of(limits: Limits) -> tuple[Any, ...]:
@@ -160,9 +268,13 @@ def _end_when_closed(connection: socket.socket, on: bool) -> None:
     fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
 
 
-def _end(process: subprocess.Popen[bytes], control: socket.socket, connections: list[socket.socket]) -> None:
+def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     """Work that is under way ends by its limits, or when its connection is closed."""
-    for each in (control, *connections):
-        each.close()
+    control.close()
     process.kill()
     process.wait()
+
+
+def _close(connections: list[socket.socket]) -> None:
+    for each in connections:
+        each.close()

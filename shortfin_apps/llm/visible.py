@@ -21,8 +21,3 @@ def visible(text: str) -> str:
     Each character is replaced alone, so pieces of a text may be shown one by one.
     """
     return text.translate(_SHOWN)
-
-
-def encodable(text: str) -> str:
-    """The text with U+FFFD for lone surrogates of JSON or of bad input, which no stream can encode."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

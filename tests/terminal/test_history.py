@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from prompt_toolkit.history import InMemoryHistory
 
+from shortfin_apps.llm.lone_surrogates import encodable
 from shortfin_apps.llm.terminal.history import history_file, open_history
-from shortfin_apps.llm.visible import encodable
 
 
 def test_the_file_is_in_the_state_directory(state_home: Path) -> None:

@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.api.body_fields import HEADER, header_value
-from shortfin_apps.llm.api.lone_surrogates import json_of, without_lone_surrogates
 from shortfin_apps.llm.api.schema import Body, ChatMessage
 from shortfin_apps.llm.api.service import service_of
+from shortfin_apps.llm.lone_surrogates import json_of, without_lone_surrogates
 
 logger = logging.getLogger(__name__)
 

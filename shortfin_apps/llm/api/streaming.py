@@ -14,11 +14,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.errors import answer_to
-from shortfin_apps.llm.api.lone_surrogates import json_of
 from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.api.streamed_body import KeepAlive, StreamedBody
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextStream, close_all
 from shortfin_apps.llm.errors import LlmError, RequestAbortedError
+from shortfin_apps.llm.lone_surrogates import json_of
 
 logger = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ from shortfin_apps.llm.client.errors import (
     error_from_response,
     streamed_error,
 )
-from shortfin_apps.llm.client.json_body import json_body
 from shortfin_apps.llm.client.retry import RetryPolicy, parse_retry_after
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError, UnavailableError
+from shortfin_apps.llm.lone_surrogates import json_of
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 HIGHEST_PORT = 65_535
@@ -263,7 +263,7 @@ class LlmClient:
         self, method: str, path: str, body: dict[str, object] | None
     ) -> httpx.Response | _Failure:
         """One attempt; returns a response with status 2xx before its body is read."""
-        content = None if body is None else json_body(body)
+        content = None if body is None else json_of(body)
         headers = {"Content-Type": "application/json"} if content else None
         request = self._http.build_request(method, path, content=content, headers=headers)
         try:

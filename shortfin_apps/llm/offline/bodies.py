@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 
 from shortfin_apps.llm.client.answers import ChatOptions, Sampling
-from shortfin_apps.llm.client.json_body import json_body
 from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.lone_surrogates import json_of
 
 OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
@@ -58,6 +58,6 @@ def streamed(body: bytes) -> bytes:
 def _body(fields: Mapping[str, Any], given: Mapping[str, Any]) -> bytes:
     values = {name: value for name, value in {**fields, **given}.items() if value is not None}
     try:
-        return json_body(values | {"return_token_ids": True}, option=OPTIONS)
+        return json_of(values | {"return_token_ids": True}, option=OPTIONS)
     except TypeError as error:
         raise InvalidRequestError(f"the request has what JSON cannot express: {error}") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 from shortfin_apps.llm.client import Message
 from shortfin_apps.llm.errors import InvalidRequestError
-from shortfin_apps.llm.visible import encodable
+from shortfin_apps.llm.lone_surrogates import encodable
 
 MARKDOWN_SUFFIXES = (".md", ".markdown")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.lone_surrogates import encodable
 from shortfin_apps.llm.terminal.options import (
     add_sampling_options,
     add_server_options,
@@ -17,7 +18,7 @@ from shortfin_apps.llm.terminal.options import (
     sampling_from,
 )
 from shortfin_apps.llm.terminal.printing import StreamedAnswer
-from shortfin_apps.llm.visible import encodable, visible
+from shortfin_apps.llm.visible import visible
 
 DESCRIPTION = """\
 Continues a text with a served model, without a chat template (`shortfin-llm chat` applies one), and prints

@@ -11,7 +11,7 @@ from pathlib import Path
 import platformdirs
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-from shortfin_apps.llm.visible import encodable
+from shortfin_apps.llm.lone_surrogates import encodable
 
 OWNER_ONLY = 0o600
 

@@ -11,7 +11,7 @@ from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from shortfin_apps.llm.visible import encodable
+from shortfin_apps.llm.lone_surrogates import encodable
 
 
 class Prompt:

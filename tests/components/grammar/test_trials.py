@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from llguidance import LLTokenizer
 
+from shortfin_apps.llm import limited_process
 from shortfin_apps.llm.components.grammar import trial_process
-from shortfin_apps.llm.components.grammar import trials as trials_module
 from shortfin_apps.llm.components.grammar.compiled import UnusableGrammar
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource, choice_source
 from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
@@ -96,7 +96,7 @@ def test_a_bug_of_the_library_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_a_trial_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when its process is stopped."""
-    monkeypatch.setattr(trials_module, "SLACK_S", 0.0)
+    monkeypatch.setattr(limited_process, "SLACK_S", 0.0)
     trials = new_trials(TrialLimits(cpu_s=1e3, wall_s=0.0))
     os.kill(trials.process.pid, signal.SIGSTOP)
     with pytest.raises(OverloadedError):

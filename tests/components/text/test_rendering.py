@@ -4,6 +4,7 @@ import os
 import selectors
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shortfin_apps.llm import limited_process
 from shortfin_apps.llm.components.text import rendering
 from shortfin_apps.llm.components.text.chat_template import MAX_REASON_CHARS, ChatTemplate
 from shortfin_apps.llm.components.text.rendering import BoundedTemplate
@@ -87,13 +89,21 @@ def test_after_a_hostile_message_the_next_one_is_rendered() -> None:
     assert render(template, 3) == " a "
 
 
+def test_a_suspension_is_not_blamed_on_the_messages() -> None:
+    """For the clock it lasts an hour between a worker's two answers."""
+    hours = count(step=3600)
+    template = BoundedTemplate(HOSTILE["silent"], QUICK, lambda: float(next(hours)))
+    with pytest.raises(OverloadedError, match="try again"):
+        render(template)
+
+
 def test_a_refusal_keeps_its_words_and_its_worker() -> None:
     template = BoundedTemplate("{% if given %}{{ raise_exception('no ' ~ given) }}{% endif %}ok", QUICK)
     with pytest.raises(InvalidRequestError, match="refused these messages: no tools"):
         render(template, "tools")
-    [worker] = template._idle
+    [worker] = template._workers.idle
     assert render(template) == "ok"
-    assert template._idle == [worker]
+    assert template._workers.idle == [worker]
 
 
 def test_a_template_that_does_not_compile_is_an_error_of_the_artefact() -> None:
@@ -103,14 +113,14 @@ def test_a_template_that_does_not_compile_is_an_error_of_the_artefact() -> None:
         BoundedTemplate("{{ 1|nope }}").prepare()
     prepared = BoundedTemplate("ok")
     prepared.prepare()
-    assert len(prepared._idle) == 1
+    assert len(prepared._workers.idle) == 1
 
 
 def test_threads_render_at_once() -> None:
     template = BoundedTemplate("{{ given }}")
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda n: render(template, n), range(200))) == [str(n) for n in range(200)]
-    assert 1 <= len(template._idle) <= 4
+    assert 1 <= len(template._workers.idle) <= 4
 
 
 def workers_of(process: LimitedProcess) -> list[int]:
@@ -176,7 +186,7 @@ def test_templates_share_a_process_which_ends_with_them() -> None:
 
 
 def test_a_process_that_is_stopped_makes_no_request_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "SLACK_S", 0.0)
+    monkeypatch.setattr(limited_process, "SLACK_S", 0.0)
     template = BoundedTemplate("{{ given }}", Limits(cpu_s=103, wall_s=0.2))
     process = rendering._process(Limits(cpu_s=103, wall_s=0.2))
     os.kill(process.process.pid, signal.SIGSTOP)

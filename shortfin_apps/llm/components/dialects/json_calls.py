@@ -18,6 +18,7 @@ from shortfin_apps.llm.components.dialects.lark import Lark, one_of
 from shortfin_apps.llm.components.dialects.mended_json import MendedJson, begins_member, mended
 from shortfin_apps.llm.components.dialects.pieces import Arguments, CallParse, CallStart, Content, Parse
 from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.lone_surrogates import encodable
 
 CALL_BEGIN = '{"name": '
 ARGUMENT_KEYS = ("arguments", "parameters")
@@ -255,7 +256,7 @@ def text_of(literal: str) -> str:
     if not literal.startswith('"'):
         raise ValueError("not a string")
     value: str = json.loads(literal, strict=False)
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return encodable(value)
 
 
 def arguments_of(lark: Lark, function: Function) -> str:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from shortfin_apps.llm.components.text.chat_template import check_syntax
-from shortfin_apps.llm.components.text.template_process import TEMPLATE_LIMITS
+from shortfin_apps.llm.components.text.template_process import NOTHING, TEMPLATE_LIMITS
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError, LlmError, OverloadedError
-from shortfin_apps.llm.limited_process import NUM_ANSWERS, LimitedProcess, Limits, arguments_of
+from shortfin_apps.llm.limited_process import Answers, Clock, LimitedProcess, Limits, Workers, arguments_of
 
 TEMPLATE_PROCESS = "shortfin_apps.llm.components.text.template_process"
-
-SLACK_S = 5.0  # that an answer may take longer than the limits, as the process may have to fork first
-
-logger = logging.getLogger(__name__)
-
-Answers = list[Any]  # of a worker: both, unless it was ended
 
 _processes: weakref.WeakValueDictionary[Limits, LimitedProcess] = weakref.WeakValueDictionary()
 _lock = threading.Lock()  # for `_processes`
@@ -39,18 +32,18 @@ class BoundedTemplate:
     last of them. Raises ArtifactError for a source that cannot be parsed.
     """
 
-    def __init__(self, source: str, limits: Limits = TEMPLATE_LIMITS) -> None:
+    def __init__(self, source: str, limits: Limits = TEMPLATE_LIMITS, clock: Clock = time.monotonic) -> None:
         check_syntax(source)
         self._source = _line(source)
         self._limits = limits
         self._process: LimitedProcess | None = None
-        self._idle: list[socket.socket] = []
-        self.close = weakref.finalize(self, _close, self._idle)
+        self._workers = Workers("chat templates", limits, clock)
+        self.close = self._workers.close
 
     def prepare(self) -> None:
         """Starts a worker, so that the first rendering need not wait. Raises ArtifactError."""
         try:
-            self._idle.append(self._new_worker())
+            self._text(self._workers.ask(NOTHING, self._begin))
         except InvalidRequestError as error:
             raise ArtifactError(f"{error}; correct it in the model's tokenizer_config.json") from None
 
@@ -66,33 +59,14 @@ class BoundedTemplate:
         Raises OverloadedError where the process is out of reach.
         """
         work = _line([list(messages), add_generation_prompt, dict(variables)])
-        answers: Answers = []
-        with suppress(IndexError):
-            answers = self._ask(self._idle.pop(), work)
-        if not answers:  # no worker is idle, or it has ended since it was used last
-            answers = self._ask(self._new_worker(), work)
-        return self._text(answers)
+        return self._text(self._workers.ask(work, self._begin))
 
-    def _ask(self, worker: socket.socket, work: bytes) -> Answers:
-        """A worker's answers; it is kept for further work unless it has ended."""
-        answers = _exchange(worker, work)
-        if len(answers) == NUM_ANSWERS:
-            self._idle.append(worker)
-        else:
-            worker.close()
-        return answers
-
-    def _new_worker(self) -> socket.socket:
-        """A connection to a worker that has compiled the template. Raises as `render` does."""
+    def _begin(self) -> socket.socket:
+        """A connection to a worker that has compiled the template. Raises OSError, and as `render` does."""
+        self._process = _process(self._limits)
+        worker = self._process.new_worker()
         try:
-            self._process = _process(self._limits)
-            worker = self._process.new_worker()
-            worker.settimeout(self._limits.wall_s + SLACK_S)
-        except OSError as error:  # no more processes or files, or the process has ended
-            logger.warning("chat templates cannot be rendered: %s", error)
-            raise _out_of_reach() from None
-        try:
-            self._text(_exchange(worker, self._source))
+            self._text(self._workers.exchange(worker, self._source))
         except LlmError:
             worker.close()
             raise
@@ -101,7 +75,7 @@ class BoundedTemplate:
     def _text(self, answers: Answers) -> str:
         match answers:
             case []:
-                raise _out_of_reach()
+                raise OverloadedError("no chat template can be rendered now; try again")
             case [_]:
                 raise TemplateLimitError(_bounds(self._limits), "messages")
         text, problem = answers[-1]
@@ -124,28 +98,8 @@ def _line(work: object) -> bytes:
     return json.dumps(work).encode() + b"\n"
 
 
-def _exchange(worker: socket.socket, work: bytes) -> Answers:
-    received, num_lines = [], 0
-    with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
-        worker.sendall(work)
-        while num_lines < NUM_ANSWERS and (part := worker.recv(1 << 18)):
-            received.append(part)
-            num_lines += part.count(b"\n")
-    lines = b"".join(received).split(b"\n")
-    return [json.loads(line) for line in lines[:-1]]
-
-
 def _bounds(limits: Limits) -> str:
     return (
         f"the chat template takes more than {limits.cpu_s:g} s of a processor, {limits.wall_s:g} s in all or"
         f" {limits.memory_bytes >> 20} MiB"
     )
-
-
-def _out_of_reach() -> OverloadedError:
-    return OverloadedError("no chat template can be rendered now; try again")
-
-
-def _close(idle: list[socket.socket]) -> None:
-    for worker in idle:
-        worker.close()

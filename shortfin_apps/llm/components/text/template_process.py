@@ -4,8 +4,8 @@
 
 Anybody may have written a model's template, and jinja2 cannot be interrupted. So this process imports jinja2
 once and forks workers; see `limited_process.py`. A worker's first piece of work is a template's source, which
-it compiles, the others what it renders: messages, whether the answer is to begin, and variables. The result
-is a pair of which one is null: the text (empty for a source), and what is wrong.
+it compiles, the others what it renders: messages, whether the answer is to begin, and variables; or null. The
+result is a pair of which one is null: the text (empty for a source and for null), and what is wrong.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from shortfin_apps.llm.components.text.chat_template import ChatTemplate
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 from shortfin_apps.llm.limited_process import Limits, serve
 
+NOTHING = b"null\n"  # to render
 TEMPLATE_LIMITS = Limits(cpu_s=1.0, wall_s=10.0)  # typically 1 ms
 
 
@@ -37,10 +38,12 @@ class _Worker:
         except (ArtifactError, InvalidRequestError) as error:
             return None, str(error)
 
-    def _result(self, work: str | tuple[list[dict[str, object]], bool, dict[str, object]]) -> str:
+    def _result(self, work: str | tuple[list[dict[str, object]], bool, dict[str, object]] | None) -> str:
         if self._template is None:
             assert isinstance(work, str), "a template comes first"
             self._template = ChatTemplate(work)
+            return ""
+        if work is None:
             return ""
         assert not isinstance(work, str)
         messages, add_generation_prompt, variables = work

@@ -17,6 +17,7 @@ from shortfin_apps.llm.components.text.message_roles import MessageRoles
 from shortfin_apps.llm.components.text.rendering import BoundedTemplate
 from shortfin_apps.llm.components.text.token_length import TokenLength
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError, is_library_error
+from shortfin_apps.llm.lone_surrogates import encodable
 
 LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
 REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
@@ -148,8 +149,7 @@ class Tokenizer:
         texts are not, as a batch goes through the library's thread pool.
         Raises InvalidRequestError when the library fails, as with a regular expression that takes too long.
         """
-        if not text.isascii():
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = encodable(text)
         backend = self._rendered_backend if rendered else self._backend
         try:
             token_ids = _encode(backend, text, add_special_tokens)

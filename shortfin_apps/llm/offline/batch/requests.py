@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
 
-from shortfin_apps.llm.api.lone_surrogates import without_lone_surrogates
+from shortfin_apps.llm.lone_surrogates import without_lone_surrogates
 from shortfin_apps.llm.offline.batch.errors import BatchFileError
 
 BOM = b"\xef\xbb\xbf"  # which Windows' editors write first

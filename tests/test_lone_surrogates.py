@@ -1,20 +1,31 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.api.lone_surrogates import json_of, without_lone_surrogates
+from shortfin_apps.llm.lone_surrogates import encodable, json_of, without_lone_surrogates
 from tests.api.harness import CHAT, MESSAGES, Harness
 
 PIECES = st.sampled_from(["\ud83d", "\ude00", "\udbff", "\udc00", "\\", "u", "ud83d", "d83d", '"', "a", "é"])
 
 
-def repaired(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+@given(st.text(st.characters(exclude_categories=())))
+@example("a\ud83d")
+@example("\ud83d\ude00")
+def test_every_text_can_be_made_encodable(text: str) -> None:
+    utf_8 = encodable(text).encode()
+    if not any("\ud800" <= char <= "\udfff" for char in text):
+        assert utf_8.decode() == text
+
+
+def test_a_pair_in_two_characters_is_one() -> None:
+    assert encodable("\ud83d\ude00 \ude00\ud83d") == "\U0001f600 \ufffd\ufffd"
 
 
 @given(st.lists(PIECES, max_size=10).map("".join))
@@ -22,7 +33,7 @@ def repaired(text: str) -> str:
 @example("\\\ud83d")
 def test_escaped_surrogates_that_are_alone_are_replaced(text: str) -> None:
     encoded = json.dumps({text: [text]}).encode()
-    assert orjson.loads(without_lone_surrogates(encoded)) == {repaired(text): [repaired(text)]}
+    assert orjson.loads(without_lone_surrogates(encoded)) == {encodable(text): [encodable(text)]}
 
 
 def test_escapes_may_have_capital_letters() -> None:
@@ -51,10 +62,29 @@ def test_what_is_not_json_does_not_become_json(text: bytes) -> None:
         assert changed == text
 
 
-@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ud83d\ude00", "é\u2028"])
-def test_values_that_quote_a_surrogate_have_json(text: str) -> None:
-    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    assert orjson.loads(json_of({"error": text, "n": [1, None]})) == {"error": whole, "n": [1, None]}
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [
+        ("a\ud83d", "a\ufffd"),
+        ({"\ud83d": ["\ude00", ("a\ude00", 1)]}, {"\ufffd": ["\ufffd", ["a\ufffd", 1]]}),
+        (MappingProxyType({"a": "\ud83d"}), {"a": "\ufffd"}),
+        (["\ud83d", float("nan")], ["\ufffd", None]),
+        ("\ud83d\ude00", "\U0001f600"),  # a pair in two characters
+        ([1, None, "é\u2028"], [1, None, "é\u2028"]),
+    ],
+)
+def test_values_with_lone_surrogates_have_json(value: Any, sent: Any) -> None:
+    assert orjson.loads(json_of(value)) == sent
+
+
+def test_options_hold_with_lone_surrogates() -> None:
+    assert json_of({1: "\ud83d"}, orjson.OPT_NON_STR_KEYS) == '{"1":"\ufffd"}'.encode()
+
+
+@pytest.mark.parametrize("value", [object(), ["\ud83d", object()]])
+def test_what_json_cannot_express_is_an_error(value: object) -> None:
+    with pytest.raises(TypeError):
+        json_of(value)
 
 
 async def test_an_error_may_quote_a_lone_surrogate() -> None:

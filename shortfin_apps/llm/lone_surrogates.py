@@ -1,4 +1,4 @@
-"""Replaces lone surrogates in JSON texts, which are no characters, with U+FFFD.
+"""Replaces lone surrogates in texts and JSON, which are no characters, with U+FFFD.
 
 A client that cuts a text within a pair of surrogates, as JavaScript's do, keeps half of it in its history and
 sends it with every later turn. JSON may hold it, as `\\ud83d`, but no Unicode text can.
@@ -6,8 +6,8 @@ sends it with every later turn. JSON may hold it, as `\\ud83d`, but no Unicode t
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -18,12 +18,32 @@ _ENCODED = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")  # as no valid UTF-8 has t
 _BACKSLASH, _MARK = rb"\\", b"\\\0"
 
 
-def json_of(value: Any) -> bytes:
-    """The JSON of a value that may quote a client's or a model's text, with U+FFFD for lone surrogates."""
+def encodable(text: str) -> str:
+    """The text with U+FFFD for lone surrogates of JSON or of bad input, which no stream can encode."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def json_of(value: Any, option: int = 0) -> bytes:
+    """The JSON of a value that may quote anybody's text, made encodable; `option` is orjson's.
+
+    Raises TypeError for what JSON cannot express.
+    """
     try:
-        return orjson.dumps(value)
-    except TypeError:  # also orjson's error for such a text
-        return without_lone_surrogates(json.dumps(value).encode())
+        return orjson.dumps(value, option=option)
+    except TypeError:  # also orjson's error for a text with surrogates
+        return orjson.dumps(_encodable(value), option=option)
+
+
+def _encodable(value: Any) -> Any:
+    match value:
+        case str():
+            return encodable(value)
+        case Mapping():
+            return {_encodable(name): _encodable(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_encodable(inner) for inner in value]
+        case _:
+            return value
 
 
 def without_lone_surrogates(text: bytes) -> bytes:
