@@ -27,7 +27,13 @@ from shortfin_apps.llm.api.errors import ErrorForm, error_body
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.receipts import with_receipts
-from shortfin_apps.llm.api.sampling import PARAM_NAMES, params_named, sampling_params, stop_strings
+from shortfin_apps.llm.api.sampling import (
+    PARAM_NAMES,
+    NamedTokens,
+    params_named,
+    sampling_params,
+    stop_strings,
+)
 from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
@@ -56,6 +62,7 @@ router = APIRouter(route_class=JsonRoute, tags=["native"])
 DEFAULT_MAX_TOKENS = 50  # upstream's
 MAX_ID_CHARS = 128
 PREFIX = "sampling_params."
+NAMES = {name: PREFIX + name for name in PARAM_NAMES}
 NOT_WITH_BEAMS = (
     *("stop", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids"),
 )
@@ -78,6 +85,7 @@ class Item:
     text: str | None
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingBody
+    tokens: NamedTokens
     choices: Choices
     grammar: Grammar | None
     request_id: str
@@ -177,11 +185,14 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
         choices_of(params, wanted, stream=body.stream, prefix=PREFIX)
         for params, wanted in zip(sampling, logprobs, strict=True)
     ]
-    given = {id(params): params for params in sampling}.values()
-    service.limits.check_bad_words([word for each in given for word in each.bad_words or ()], PREFIX)
+    given = {id(params): params for params in sampling}
+    words = [word for each in given.values() for word in each.bad_words or ()]
+    service.limits.check_bad_words(words, PREFIX)
     name = "best_of" if any(each.are_ranked for each in choices) else "n"
     generator.check_count(sum(each.generated for each in choices), PREFIX + name)
     rids = _request_ids(body.rid, count, request_id_of(request))
+    with params_named(NAMES):
+        tokens = {key: NamedTokens.of(each, generator.tokenizer.vocab_size) for key, each in given.items()}
     terms = terms_of(body, request)
     compile_source = compiler_for(request, generator, terms.tenant)
     items = []
@@ -195,6 +206,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
                 text=texts[i] if texts else None,
                 prompt_token_ids=prompt_token_ids,
                 sampling=sampling[i],
+                tokens=tokens[id(sampling[i])],
                 choices=choices[i],
                 grammar=await compiled_grammar(sampling[i], compile_source, PREFIX),
                 request_id=rids[i],
@@ -219,8 +231,11 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
     max_name, max_tokens = _first_given(body, "max_completion_tokens", "max_new_tokens", "max_tokens")
     min_name, min_tokens = _first_given(body, "min_new_tokens", "min_tokens")
     seed_name, seed = _first_given(body, "seed", "sampling_seed")
-    names = {name: PREFIX + name for name in PARAM_NAMES}
-    names |= {"max_tokens": PREFIX + max_name, "min_tokens": PREFIX + min_name, "seed": PREFIX + seed_name}
+    names = NAMES | {
+        "max_tokens": PREFIX + max_name,
+        "min_tokens": PREFIX + min_name,
+        "seed": PREFIX + seed_name,
+    }
     names["logprobs"] = "top_logprobs_num"
     generates = max_tokens != 0
     if not generates and min_tokens:
@@ -233,6 +248,7 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
             body,
             model.native_defaults,
             tokenizer=generator.tokenizer,
+            tokens=item.tokens,
             max_tokens=generator.fit(
                 item.prompt_token_ids, max_tokens, default=DEFAULT_MAX_TOKENS, param=prompt_field
             ),

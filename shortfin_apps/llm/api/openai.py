@@ -25,6 +25,7 @@ from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_field
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.openai_events import ChunkEvents
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Extras, Shape, usage
+from shortfin_apps.llm.api.sampling import NamedTokens
 from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody, StreamOptions
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
@@ -59,10 +60,10 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     tenant = terms_of(body, request).tenant
     grammar = await compiled_grammar(body, compiler_for(request, model.generator, tenant))
     prompts = await _prompt_ids(batch, body, model.generator)
-    requests = [
-        request_
-        for prompt_token_ids in prompts
-        for request_ in text_requests(
+    tokens = NamedTokens.of(body, model.generator.tokenizer.vocab_size)
+    requests: list[TextRequest] = []
+    for prompt_token_ids in prompts:
+        requests += text_requests(
             body,
             request,
             prompt_token_ids,
@@ -72,8 +73,8 @@ async def completions(body: CompletionBody, request: Request) -> Response:
             logprobs=choices.computed_logprobs,
             choices=choices,
             grammar=grammar,
+            tokens=tokens,
         )
-    ]
     echoes = _echoes(batch, choices.returned, model.generator.tokenizer) if body.echo else None
     extras = _extras(body, body.logprobs if body.echo else None)
     returned = choices.of_returned(requests)
