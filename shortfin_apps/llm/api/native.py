@@ -9,10 +9,10 @@ Streamed: data: {"text", "output_ids", "meta_info", "index"}, cumulative, then d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -26,6 +26,7 @@ from shortfin_apps.llm.api.best_of import Choices, choices_of
 from shortfin_apps.llm.api.errors import ErrorForm, error_body
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.api.logprobs_work import encoded, made, num_logprobs
 from shortfin_apps.llm.api.receipts import with_receipts
 from shortfin_apps.llm.api.sampling import (
     PARAM_NAMES,
@@ -125,15 +126,16 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     access.pending = pending[: len(generating)]
     results = iter(await unless_disconnected(request, gather_answers(pending)))
     known = [next(results) if each.generates else [EMPTY_ANSWER] * each.num_beams for each in requests]
-    answers = [
-        [await _whole(new_answer(text_request), result) for result in several]
-        for text_request, several in _returned(items, by_item, known)
-    ]
-    inputs = [
-        _input_logprobs(item, None if scoring is None else next(results)[0], new_answer(requests[0]))
-        for item, scoring in zip(items, scorings, strict=True)
-    ]
-    return JsonResponse({"responses": _by_prompt(items, answers, inputs, bool(body.return_input_ids))})
+    returned = _returned(items, by_item, known)
+    responses = []
+    for item, scoring in zip(items, scorings, strict=True):
+        several = list(islice(returned, item.sampling.n or 1))
+        scored = None if scoring is None else next(results)[0]
+        count = sum(num_logprobs(delta.logprobs) for _, deltas in several for delta in deltas)
+        count += num_logprobs(scored.logprobs) if scored else 0
+        make = partial(_prompt_answers, item, several, scored, with_token_ids=bool(body.return_input_ids))
+        responses.append(await made(model.generator.workers, count, make, new_answer))
+    return JsonResponse({"responses": responses})
 
 
 def _returned(
@@ -340,11 +342,6 @@ class CumulativeAnswer:
         return logprob, token_id, self.tokenizer.token_text(token_id) if self.with_token_texts else None
 
 
-async def _whole(answer: CumulativeAnswer, delta: TextDelta) -> dict[str, Any]:
-    await asyncio.sleep(0)  # lets other requests run while many answers are formatted
-    return answer.add(delta)
-
-
 class CumulativeEvents:
     """The events of a stream in SGLang's format; implements `Events`. `answers` are of all requests."""
 
@@ -372,25 +369,25 @@ class CumulativeEvents:
         return event({**self._answers[index].add(delta), "index": index})
 
 
-def _by_prompt(
-    items: Sequence[Item],
-    answers: Sequence[Sequence[dict[str, Any]]],
-    inputs: Sequence[dict[str, Any]],
+def _prompt_answers(
+    item: Item,
+    several: Sequence[tuple[TextRequest, Sequence[TextDelta]]],
+    scored: TextDelta | None,
+    new_answer: Callable[[TextRequest], CumulativeAnswer],
+    *,
     with_token_ids: bool,
-) -> list[dict[str, Any]]:
-    """Groups `answers`, a list for each request, by prompt; an item has `n` requests.
-
-    `inputs` are fields of each prompt for the `meta_info` of its answers.
-    """
-    rest = iter(answers)
+) -> dict[str, Any]:
+    """The answers to a prompt, of `several` requests; `scored` has the prompt's own log-probabilities."""
+    answers = [(new_answer(request), delta) for request, deltas in several for delta in deltas]
+    inputs = _input_logprobs(item, scored, answers[0][0])
+    of_prompt = {name: encoded(value) for name, value in inputs.items()}
     responses = []
-    for item, fields in zip(items, inputs, strict=True):
-        choices = [answer for _ in range(item.sampling.n or 1) for answer in next(rest)]
-        for answer in choices:
-            answer["meta_info"] |= fields
-        ids = {"input_ids": item.prompt_token_ids} if with_token_ids else {}
-        responses.append({"prompt": item.text, "responses": choices, **ids})
-    return responses
+    for answer, delta in answers:
+        whole = answer.add(delta)
+        whole["meta_info"] |= of_prompt
+        responses.append(encoded(whole))
+    ids = {"input_ids": item.prompt_token_ids} if with_token_ids else {}
+    return {"prompt": item.text, "responses": responses, **ids}
 
 
 def _finish_reason(delta: TextDelta, num_tokens: int) -> dict[str, Any] | None:
