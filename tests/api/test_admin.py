@@ -115,3 +115,11 @@ async def test_log_level(root_logger: logging.Logger) -> None:
     assert root_logger.level == logging.ERROR
     response = await harness.client.post("/log_level", json={"level": "loud"}, headers=ROOT)
     assert response.status_code == 400
+
+
+async def test_a_dump_is_documented_in_both_forms() -> None:
+    paths = (await Harness().client.get("/openapi.json")).json()["paths"]
+    assert set(paths["/debug/dump"]["post"]["responses"]["200"]["content"]) == {
+        "application/json",
+        "application/gzip",
+    }

@@ -118,3 +118,25 @@ async def test_a_seed_of_minus_one_is_none(harness: Harness, path: str, body: An
     response = await harness.post(path, body)
     assert response.status_code == 200, response.text
     assert {call.params.seed for call in harness.engine.calls} == {None}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": ["a", "b"], "stop_token_ids": [5], "allowed_token_ids": [5, 6, 5]}),
+        (
+            NATIVE,
+            {"text": ["a", "b"], "sampling_params": {"stop_token_ids": [5], "allowed_token_ids": [5, 6, 5]}},
+        ),
+    ],
+)
+async def test_the_prompts_of_a_batch_share_the_ids_that_a_body_names(
+    path: str, body: dict[str, Any]
+) -> None:
+    harness = Harness()
+    response = await harness.post(path, body)
+    assert response.status_code == 200
+    first, second = (call.params for call in harness.engine.calls)
+    assert (first.stop_token_ids, first.allowed_token_ids) == (frozenset({5}), frozenset({5, 6}))
+    assert first.stop_token_ids is second.stop_token_ids
+    assert first.allowed_token_ids is second.allowed_token_ids

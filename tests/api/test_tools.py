@@ -450,11 +450,14 @@ async def test_a_schema_that_costs_too_much_is_reduced(
     assert not others or not lets_through(grammar, TOKENIZER, text + others, to_the_end=False)
 
 
-async def test_a_function_of_too_many_arguments_takes_any(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rest", [{}, {"type": "object"}])  # the second is no more than names and types
+async def test_a_function_of_too_many_arguments_takes_any(
+    rest: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(MAX_CHARS, GrammarKind.LARK, 700)
     harness = harness_of(CALL)
     properties = {f"argument_{i}": {"type": "null"} for i in range(24)}
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties, **rest}}}
     await message_of(harness, tools=[tool], tool_choice="required")
     grammar = harness.engine.calls[-1].params.output_grammar
     assert grammar is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -280,6 +281,13 @@ async def test_a_date_that_no_clock_shows_is_not_used(client: LlmClient, server:
     date = "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"
     server.on(COMPLETIONS, says(FULL, 503, Date=date, Retry_After=date), says(PARIS))
     assert (await client.generate("x")).text == " Paris"
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.nan])
+def test_a_timeout_in_which_nothing_can_be_sent_is_refused(timeout_s: float) -> None:
+    with pytest.raises(InvalidRequestError, match="more than 0 seconds") as caught:
+        LlmClient(timeout_s=timeout_s)
+    assert caught.value.param == "timeout"
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import orjson
 import pytest
 
 from shortfin_apps.llm.client import AuthenticationError, ServerError
@@ -55,7 +56,7 @@ def test_an_overload_has_its_retry_after() -> None:
     [
         (b'{"error": "plain"}', "plain"),
         (b'{"detail": "Not Found"}', "Not Found"),
-        (b'{"detail": [{"loc": ["x"]}]}', "[{'loc': ['x']}]"),
+        (b'{"detail": [{"loc": ["x"]}]}', '[{"loc":["x"]}]'),
         (b'{"message": "old", "object": "error"}', "old"),
         (b'{"error": {"reason": 1}}', '{"reason":1}'),
         (b"<html>Bad Request</html>", "<html>Bad Request</html>"),
@@ -84,3 +85,10 @@ def test_an_unknown_status_has_a_message() -> None:
 )
 def test_errors_in_a_stream_have_their_classes(error: object, kind: type[LlmError]) -> None:
     assert type(streamed_error(error)) is kind
+
+
+@pytest.mark.parametrize("body", [b'{"error":' * 300 + b"1" + b"}" * 300, b"[" * 1000 + b"]" * 1000])
+def test_an_error_that_is_nested_deep_is_an_error(body: bytes) -> None:
+    error = error_from_response(500, body, None)
+    assert "nested too deep" in str(error)
+    assert "nested too deep" in str(streamed_error(orjson.loads(body)))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from shortfin_apps.llm.api.streamed_body import KEEP_ALIVE
 from shortfin_apps.llm.client.answers import Chunk
 from shortfin_apps.llm.errors import UnavailableError
 from shortfin_apps.llm.offline.chunks import chunks_of
@@ -11,6 +12,12 @@ from tests.scripted_server import DONE, completion_event, event
 def test_a_piece_of_several_events_is_several_chunks() -> None:
     piece = completion_event("a") + completion_event("") + completion_event("b", "stop") + DONE
     assert list(chunks_of(piece)) == [Chunk("a"), Chunk("b", "stop")]
+
+
+def test_comments_are_skipped() -> None:
+    """As `SHORTFIN_LLM_STREAM_KEEP_ALIVE` has them sent."""
+    piece = KEEP_ALIVE + completion_event("a", "stop") + KEEP_ALIVE + DONE
+    assert list(chunks_of(piece)) == [Chunk("a", "stop")]
 
 
 def test_an_error_in_the_stream_is_raised_after_what_came_before() -> None:

@@ -22,6 +22,8 @@ from shortfin_apps.llm.components.engine_link.commands import AbortAll, SetLogLe
 from shortfin_apps.llm.errors import UnavailableError
 
 PIECE_BYTES = 1 << 18
+GZIP = "application/gzip"
+DUMP = {GZIP: {"schema": {"type": "string", "format": "binary"}}}  # with `download`
 
 logger = logging.getLogger(__name__)
 router = APIRouter(
@@ -50,7 +52,7 @@ async def abort_all(request: Request) -> Response:
     return JsonResponse({"aborted": count})
 
 
-@router.post("/debug/dump", responses={200: {"model": answers.DumpAnswer}})
+@router.post("/debug/dump", responses={200: {"model": answers.DumpAnswer, "content": DUMP}})
 async def debug_dump(request: Request, download: bool = False) -> Response:
     """Writes what the flight recorder has to a file on the server; with `download`, answers with it.
 
@@ -70,7 +72,7 @@ def _sent(path: Path) -> StreamingResponse:
         raise UnavailableError(f"the dump {path} is gone ({error.strerror}); ask again") from error
     return StreamingResponse(
         _pieces(file),
-        media_type="application/gzip",
+        media_type=GZIP,
         headers={
             "content-length": str(os.fstat(file.fileno()).st_size),
             "content-disposition": f'attachment; filename="{path.name}"',

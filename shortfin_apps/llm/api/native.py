@@ -9,10 +9,10 @@ Streamed: data: {"text", "output_ids", "meta_info", "index"}, cumulative, then d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -26,8 +26,15 @@ from shortfin_apps.llm.api.best_of import Choices, choices_of
 from shortfin_apps.llm.api.errors import ErrorForm, error_body
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.api.logprobs_work import encoded, made, num_logprobs
 from shortfin_apps.llm.api.receipts import with_receipts
-from shortfin_apps.llm.api.sampling import PARAM_NAMES, params_named, sampling_params, stop_strings
+from shortfin_apps.llm.api.sampling import (
+    PARAM_NAMES,
+    NamedTokens,
+    params_named,
+    sampling_params,
+    stop_strings,
+)
 from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
@@ -56,6 +63,7 @@ router = APIRouter(route_class=JsonRoute, tags=["native"])
 DEFAULT_MAX_TOKENS = 50  # upstream's
 MAX_ID_CHARS = 128
 PREFIX = "sampling_params."
+NAMES = {name: PREFIX + name for name in PARAM_NAMES}
 NOT_WITH_BEAMS = (
     *("stop", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids"),
 )
@@ -78,6 +86,7 @@ class Item:
     text: str | None
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingBody
+    tokens: NamedTokens
     choices: Choices
     grammar: Grammar | None
     request_id: str
@@ -117,15 +126,16 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     access.pending = pending[: len(generating)]
     results = iter(await unless_disconnected(request, gather_answers(pending)))
     known = [next(results) if each.generates else [EMPTY_ANSWER] * each.num_beams for each in requests]
-    answers = [
-        [await _whole(new_answer(text_request), result) for result in several]
-        for text_request, several in _returned(items, by_item, known)
-    ]
-    inputs = [
-        _input_logprobs(item, None if scoring is None else next(results)[0], new_answer(requests[0]))
-        for item, scoring in zip(items, scorings, strict=True)
-    ]
-    return JsonResponse({"responses": _by_prompt(items, answers, inputs, bool(body.return_input_ids))})
+    returned = _returned(items, by_item, known)
+    responses = []
+    for item, scoring in zip(items, scorings, strict=True):
+        several = list(islice(returned, item.sampling.n or 1))
+        scored = None if scoring is None else next(results)[0]
+        count = sum(num_logprobs(delta.logprobs) for _, deltas in several for delta in deltas)
+        count += num_logprobs(scored.logprobs) if scored else 0
+        make = partial(_prompt_answers, item, several, scored, with_token_ids=bool(body.return_input_ids))
+        responses.append(await made(model.generator.workers, count, make, new_answer))
+    return JsonResponse({"responses": responses})
 
 
 def _returned(
@@ -177,11 +187,14 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
         choices_of(params, wanted, stream=body.stream, prefix=PREFIX)
         for params, wanted in zip(sampling, logprobs, strict=True)
     ]
-    given = {id(params): params for params in sampling}.values()
-    service.limits.check_bad_words([word for each in given for word in each.bad_words or ()], PREFIX)
+    given = {id(params): params for params in sampling}
+    words = [word for each in given.values() for word in each.bad_words or ()]
+    service.limits.check_bad_words(words, PREFIX)
     name = "best_of" if any(each.are_ranked for each in choices) else "n"
     generator.check_count(sum(each.generated for each in choices), PREFIX + name)
     rids = _request_ids(body.rid, count, request_id_of(request))
+    with params_named(NAMES):
+        tokens = {key: NamedTokens.of(each, generator.tokenizer.vocab_size) for key, each in given.items()}
     terms = terms_of(body, request)
     compile_source = compiler_for(request, generator, terms.tenant)
     items = []
@@ -195,6 +208,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
                 text=texts[i] if texts else None,
                 prompt_token_ids=prompt_token_ids,
                 sampling=sampling[i],
+                tokens=tokens[id(sampling[i])],
                 choices=choices[i],
                 grammar=await compiled_grammar(sampling[i], compile_source, PREFIX),
                 request_id=rids[i],
@@ -219,8 +233,11 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
     max_name, max_tokens = _first_given(body, "max_completion_tokens", "max_new_tokens", "max_tokens")
     min_name, min_tokens = _first_given(body, "min_new_tokens", "min_tokens")
     seed_name, seed = _first_given(body, "seed", "sampling_seed")
-    names = {name: PREFIX + name for name in PARAM_NAMES}
-    names |= {"max_tokens": PREFIX + max_name, "min_tokens": PREFIX + min_name, "seed": PREFIX + seed_name}
+    names = NAMES | {
+        "max_tokens": PREFIX + max_name,
+        "min_tokens": PREFIX + min_name,
+        "seed": PREFIX + seed_name,
+    }
     names["logprobs"] = "top_logprobs_num"
     generates = max_tokens != 0
     if not generates and min_tokens:
@@ -233,6 +250,7 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
             body,
             model.native_defaults,
             tokenizer=generator.tokenizer,
+            tokens=item.tokens,
             max_tokens=generator.fit(
                 item.prompt_token_ids, max_tokens, default=DEFAULT_MAX_TOKENS, param=prompt_field
             ),
@@ -324,11 +342,6 @@ class CumulativeAnswer:
         return logprob, token_id, self.tokenizer.token_text(token_id) if self.with_token_texts else None
 
 
-async def _whole(answer: CumulativeAnswer, delta: TextDelta) -> dict[str, Any]:
-    await asyncio.sleep(0)  # lets other requests run while many answers are formatted
-    return answer.add(delta)
-
-
 class CumulativeEvents:
     """The events of a stream in SGLang's format; implements `Events`. `answers` are of all requests."""
 
@@ -356,25 +369,25 @@ class CumulativeEvents:
         return event({**self._answers[index].add(delta), "index": index})
 
 
-def _by_prompt(
-    items: Sequence[Item],
-    answers: Sequence[Sequence[dict[str, Any]]],
-    inputs: Sequence[dict[str, Any]],
+def _prompt_answers(
+    item: Item,
+    several: Sequence[tuple[TextRequest, Sequence[TextDelta]]],
+    scored: TextDelta | None,
+    new_answer: Callable[[TextRequest], CumulativeAnswer],
+    *,
     with_token_ids: bool,
-) -> list[dict[str, Any]]:
-    """Groups `answers`, a list for each request, by prompt; an item has `n` requests.
-
-    `inputs` are fields of each prompt for the `meta_info` of its answers.
-    """
-    rest = iter(answers)
+) -> dict[str, Any]:
+    """The answers to a prompt, of `several` requests; `scored` has the prompt's own log-probabilities."""
+    answers = [(new_answer(request), delta) for request, deltas in several for delta in deltas]
+    inputs = _input_logprobs(item, scored, answers[0][0])
+    of_prompt = {name: encoded(value) for name, value in inputs.items()}
     responses = []
-    for item, fields in zip(items, inputs, strict=True):
-        choices = [answer for _ in range(item.sampling.n or 1) for answer in next(rest)]
-        for answer in choices:
-            answer["meta_info"] |= fields
-        ids = {"input_ids": item.prompt_token_ids} if with_token_ids else {}
-        responses.append({"prompt": item.text, "responses": choices, **ids})
-    return responses
+    for answer, delta in answers:
+        whole = answer.add(delta)
+        whole["meta_info"] |= of_prompt
+        responses.append(encoded(whole))
+    ids = {"input_ids": item.prompt_token_ids} if with_token_ids else {}
+    return {"prompt": item.text, "responses": responses, **ids}
 
 
 def _finish_reason(delta: TextDelta, num_tokens: int) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,16 +23,22 @@ from shortfin_apps.llm.api.answers import (
 from shortfin_apps.llm.api.best_of import Choices, choices_of
 from shortfin_apps.llm.api.chat import chat_turn
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.api.logprobs_work import encoded, made, num_logprobs
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.openai_events import ChunkEvents
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Extras, Shape, usage
+from shortfin_apps.llm.api.sampling import NamedTokens
 from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody, StreamOptions
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
 from shortfin_apps.llm.api.structured_output import compiled_grammar, compiler_for
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.api.text_requests import check_limits, text_requests
-from shortfin_apps.llm.components.frontend.prompt_scoring import prompt_logprobs, scoring_request
+from shortfin_apps.llm.components.frontend.prompt_scoring import (
+    PromptLogprobs,
+    prompt_logprobs,
+    scoring_request,
+)
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.frontend.text_stream import (
     EMPTY_ANSWER,
@@ -39,6 +46,7 @@ from shortfin_apps.llm.components.frontend.text_stream import (
     TextRequest,
     gather,
 )
+from shortfin_apps.llm.components.frontend.text_workers import TextWorkers
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError
 
@@ -59,10 +67,10 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     tenant = terms_of(body, request).tenant
     grammar = await compiled_grammar(body, compiler_for(request, model.generator, tenant))
     prompts = await _prompt_ids(batch, body, model.generator)
-    requests = [
-        request_
-        for prompt_token_ids in prompts
-        for request_ in text_requests(
+    tokens = NamedTokens.of(body, model.generator.tokenizer.vocab_size)
+    requests: list[TextRequest] = []
+    for prompt_token_ids in prompts:
+        requests += text_requests(
             body,
             request,
             prompt_token_ids,
@@ -72,8 +80,8 @@ async def completions(body: CompletionBody, request: Request) -> Response:
             logprobs=choices.computed_logprobs,
             choices=choices,
             grammar=grammar,
+            tokens=tokens,
         )
-    ]
     echoes = _echoes(batch, choices.returned, model.generator.tokenizer) if body.echo else None
     extras = _extras(body, body.logprobs if body.echo else None)
     returned = choices.of_returned(requests)
@@ -224,12 +232,31 @@ async def _respond(
     known = answers[: len(generating)] or [EMPTY_ANSWER] * len(requests)
     totals = usage(requests, [len(a.token_ids) for a in known], [a.num_cached_tokens for a in known])
     picked = choices.pick(known) if choices else known
-    return JsonResponse(await _whole(shape, head | shape.head(scores) | {"usage": totals}, picked))
+    workers = model.generator.workers
+    return JsonResponse(await _whole(shape, head | {"usage": totals}, scores, picked, workers))
 
 
-async def _whole(shape: Shape, head: dict[str, Any], answers: Sequence[TextDelta]) -> dict[str, Any]:
+async def _whole(
+    shape: Shape,
+    head: dict[str, Any],
+    scores: Sequence[PromptLogprobs],
+    answers: Sequence[TextDelta],
+    workers: TextWorkers,
+) -> dict[str, Any]:
+    """The whole answer. Its parts are encoded one by one, those with many log-probabilities in a thread."""
+    shared = num_logprobs(scores[0]) if scores else 0
+    fields = await made(workers, shared, _encoded_head, shape, scores)
     choices = []
     for index, answer in enumerate(answers):
-        choices.append(shape.choice(index, answer))
-        await asyncio.sleep(0)  # lets other requests run while many answers are formatted
-    return {**head, "object": shape.object_name, "choices": choices}
+        count = num_logprobs(answer.logprobs) + (num_logprobs(scores[index]) if scores else 0)
+        choices.append(await made(workers, count, _encoded_choice, shape, index, answer))
+    head = {name: encoded(value) for name, value in (head | {"object": shape.object_name}).items()}
+    return {**head, **fields, "choices": choices}
+
+
+def _encoded_head(shape: Shape, scores: Sequence[PromptLogprobs]) -> dict[str, orjson.Fragment]:
+    return {name: encoded(value) for name, value in shape.head(scores).items()}
+
+
+def _encoded_choice(shape: Shape, index: int, answer: TextDelta) -> orjson.Fragment:
+    return encoded(shape.choice(index, answer))

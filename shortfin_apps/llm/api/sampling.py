@@ -126,30 +126,45 @@ def _parsed(generation: Mapping[str, Any]) -> _Generation:
         raise ArtifactError(f"`generation_config.json`: `{name}`: {problem['msg']}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class NamedTokens:
+    """The tokens that a body names by their ids: made once, as all prompts of a batch share them."""
+
+    stop_token_ids: frozenset[int]
+    allowed_token_ids: frozenset[int] | None
+    logit_bias: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def of(cls, body: SamplingFields, vocab_size: int) -> NamedTokens:
+        """Raises InvalidRequestError with SamplingParams' name of a field with a wrong id."""
+        stop, allowed, biases = body.stop_token_ids, body.allowed_token_ids, _biases(body.logit_bias or {})
+        _check_ids("stop_token_ids", stop or [], vocab_size)
+        _check_ids("logit_bias", [token_id for token_id, _ in biases], vocab_size)
+        _check_ids("allowed_token_ids", allowed or [], vocab_size)
+        return cls(frozenset(stop or ()), None if allowed is None else frozenset(allowed), biases)
+
+
 def sampling_params(
     body: SamplingFields,
     defaults: SamplingDefaults,
     *,
     tokenizer: Tokenizer,
+    tokens: NamedTokens,
     **resolved: int | Grammar | None,
 ) -> SamplingParams:
     """SamplingParams with the values of `body`'s fields of the same names, `defaults` where it has none.
 
-    `resolved` are parameters that a route determined itself, as for a field with several names. Raises
-    InvalidRequestError with SamplingParams' name of the field that is out of range.
+    `tokens` are the body's. `resolved` are parameters that a route determined itself, as for a field with
+    several names. Raises InvalidRequestError with SamplingParams' name of the field that is out of range.
     """
-    stop_token_ids, biases = body.stop_token_ids or [], _biases(body.logit_bias or {})
-    _check_ids("stop_token_ids", stop_token_ids, tokenizer.vocab_size)
-    _check_ids("logit_bias", [token_id for token_id, _ in biases], tokenizer.vocab_size)
-    _check_ids("allowed_token_ids", body.allowed_token_ids or [], tokenizer.vocab_size)
     given = {name: getattr(body, name, None) for name in PARAM_NAMES} | resolved
     values: dict[str, Any] = asdict(defaults) | {k: v for k, v in given.items() if v is not None}
-    values["stop_token_ids"] = frozenset(stop_token_ids)
-    values["logit_bias"], values["forced_token_ids"] = biases, ()
+    values["stop_token_ids"] = tokens.stop_token_ids
+    values["logit_bias"], values["forced_token_ids"] = tokens.logit_bias, ()
     values["chosen_logits"] = False  # which is no field of a body
     values["bad_words"] = bad_word_ids(tokenizer, tuple(body.bad_words or ()))
-    if body.allowed_token_ids is not None:
-        values["allowed_token_ids"] = frozenset(body.allowed_token_ids)
+    if tokens.allowed_token_ids is not None:
+        values["allowed_token_ids"] = tokens.allowed_token_ids
     values["top_k"] = 0 if values["top_k"] == TOP_K_OFF else values["top_k"]
     values["seed"] = None if values.get("seed") == RANDOM_SEED else values.get("seed")
     return SamplingParams(**values)

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.best_of import Choices
 from shortfin_apps.llm.api.receipts import with_receipts
-from shortfin_apps.llm.api.sampling import params_named, sampling_params, stop_strings
+from shortfin_apps.llm.api.sampling import NamedTokens, params_named, sampling_params, stop_strings
 from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
 from shortfin_apps.llm.api.service import Service, request_id_of, service_of
 from shortfin_apps.llm.api.terms import terms_of
@@ -41,11 +41,12 @@ def text_requests(
     conversation: str | None = None,
     choices: Choices | None = None,
     grammar: Grammar | None = None,
+    tokens: NamedTokens | None = None,
     shown_ids: frozenset[int] = frozenset(),
 ) -> list[TextRequest]:
     """The `n` or `best_of` requests of one prompt, the text of which is `conversation` if it is one.
 
-    Without `default_max_tokens` the model's default counts.
+    Without `default_max_tokens` the model's default counts. `tokens` are the body's, for one of a batch.
     """
     max_name, max_value = max_tokens
     model = service_of(request).model
@@ -58,6 +59,7 @@ def text_requests(
             body,
             model.openai_defaults,
             tokenizer=generator.tokenizer,
+            tokens=tokens or NamedTokens.of(body, generator.tokenizer.vocab_size),
             max_tokens=_max_tokens(
                 body, generator, prompt_token_ids, max_value, default_max_tokens, prompt_field
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -197,15 +198,16 @@ async def _compiled(
 
     Raises InvalidRequestError where strict ones, or a schema, are refused without them, too.
     """
+    candidates = [use.functions]
     for loosen in (_types_only, _any_arguments):
-        try:
-            return await _compiled_lark(lark_of(use), compile_source, param)
-        except InvalidRequestError:
-            loose = tuple(each if each.strict else loosen(each) for each in use.functions)
-            if loose == use.functions:
-                raise
-            use = replace(use, functions=loose)
-    return await _compiled_lark(lark_of(use), compile_source, param)
+        loose = tuple(each if each.strict else loosen(each) for each in use.functions)
+        if loose != candidates[-1]:
+            candidates.append(loose)
+    *others, last = (replace(use, functions=functions) for functions in candidates)
+    for looser in others:
+        with suppress(InvalidRequestError):
+            return await _compiled_lark(lark_of(looser), compile_source, param)
+    return await _compiled_lark(lark_of(last), compile_source, param)
 
 
 async def _compiled_lark(lark: str, compile_source: CompileSource, param: str) -> Grammar:

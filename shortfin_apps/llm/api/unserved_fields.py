@@ -199,7 +199,13 @@ CALL_INERT = frozenset(
 CHAT_INERT = _OPENAI_INERT - CHAT_REFUSED.keys() - {"parallel_tool_calls"}
 
 # Of Anthropic's `/v1/messages`, to whose fields those of other servers' sampling are added.
-COUNT_TOKENS_REFUSED: Refused = {"context_management": ({}, {"edits": []}), "mcp_servers": ([],)}
+# Claude Code sends the last, by which all thoughts stay in the conversation.
+_NO_EDITS: tuple[object, ...] = (
+    {},
+    {"edits": []},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+)
+COUNT_TOKENS_REFUSED: Refused = {"context_management": _NO_EDITS, "mcp_servers": ([],)}
 COUNT_TOKENS_INERT = frozenset({"cache_control", "speed", "user_profile_id", "workspace_id"})
 MESSAGES_REFUSED: Refused = {
     **_OPENAI,

@@ -14,7 +14,7 @@ from httpx_aiohttp import HttpxAiohttpClient
 
 from shortfin_apps.llm.bench.prose import Tokenize, token_prompt, word_prompt
 from shortfin_apps.llm.client import ConnectionFailedError, LlmClient, ServerError
-from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY
+from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY, checked_timeout
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError, is_library_error
 
 
@@ -100,7 +100,7 @@ def http_client(base_url: str, api_key: str | None = None, *, timeout_s: float) 
     return HttpxAiohttpClient(
         base_url=base_url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-        timeout=httpx.Timeout(timeout_s, pool=None),
+        timeout=httpx.Timeout(checked_timeout(timeout_s), pool=None),
         limits=httpx.Limits(max_connections=0),  # aiohttp's value for no limit
         mounts=LOOPBACK_WITHOUT_PROXY,
     )

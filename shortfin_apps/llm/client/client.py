@@ -87,7 +87,7 @@ class LlmClient:
             base_url=self.base_url,
             headers=bearer(api_key),
             # `pool`: requests beyond `max_concurrency` wait for a connection without a limit.
-            timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s, pool=None),
+            timeout=httpx.Timeout(checked_timeout(timeout_s), connect=connect_timeout_s, pool=None),
             limits=httpx.Limits(max_connections=max_concurrency),
             # A proxy from the environment cannot reach this host's loopback addresses.
             mounts=LOOPBACK_WITHOUT_PROXY,
@@ -338,6 +338,13 @@ def bearer(api_key: str | None) -> dict[str, str]:
     if not (api_key.isascii() and api_key.isprintable()):
         raise InvalidRequestError("the API key must have printable ASCII characters alone", "api_key")
     return {"Authorization": f"Bearer {api_key}"}
+
+
+def checked_timeout(timeout_s: float | None) -> float | None:
+    """The same time. Raises InvalidRequestError for one in which nothing can be sent."""
+    if timeout_s is not None and not timeout_s > 0:  # NaN is not
+        raise InvalidRequestError(f"the timeout must be more than 0 seconds, not {timeout_s:g}", "timeout")
+    return timeout_s
 
 
 def _chunk(data: str) -> Chunk:

@@ -93,17 +93,25 @@ def _message_and_param(body: bytes) -> tuple[str | None, str | None]:
     except orjson.JSONDecodeError:
         return body.decode("utf-8", "replace").strip()[:500] or None, None
     if not isinstance(parsed, dict):
-        return str(parsed)[:500], None
+        return _shown(parsed), None
     # OpenAI's body has `error`; FastAPI's own answers have `detail`; some servers have `message` at the top.
     return _describe(parsed.get("error") or parsed.get("detail") or parsed)
 
 
 def _describe(error: object) -> tuple[str | None, str | None]:
     if not isinstance(error, dict):
-        return (str(error)[:500], None) if error else (None, None)
+        return (_shown(error), None) if error else (None, None)
     message, param = error.get("message"), error.get("param")
-    text = message if isinstance(message, str) else orjson.dumps(error).decode()[:500]
+    text = message if isinstance(message, str) else _shown(error)
     return text, param if isinstance(param, str) else None
+
+
+def _shown(value: object) -> str:
+    """A text as it is, anything else as JSON; cut."""
+    try:
+        return (value if isinstance(value, str) else orjson.dumps(value).decode())[:500]
+    except TypeError:  # it is nested deeper than orjson writes, though it reads that
+        return "an error that is nested too deep to be shown"
 
 
 def _phrase(status: int) -> str:

@@ -40,10 +40,9 @@ def stream_chunks(thread: LoopThread, model: LocalModel, path: str, body: bytes)
 
 
 def chunks_of(piece: bytes) -> Iterator[Chunk]:
-    """The chunks in whole server-sent events. Raises the error in one of them."""
+    """The chunks in whole server-sent events; comments have none. Raises the error in one of them."""
     for event in piece.split(END):
-        data = event.removeprefix(DATA)
-        if data and data != DONE:
+        if event.startswith(DATA) and (data := event.removeprefix(DATA)) != DONE:
             parsed = orjson.loads(data)
             if "error" in parsed:
                 raise streamed_error(parsed["error"])

@@ -260,3 +260,20 @@ async def test_a_conversation_is_converted_outside_of_the_event_loop(
     response = await Harness().post(path, {"messages": MESSAGES, "max_tokens": 5})
     assert response.status_code == 200, response.text
     assert threads == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "status"),
+    [
+        ({"type": "clear_thinking_20251015", "keep": "all"}, 200),  # as Claude Code sends it
+        ({"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}, 400),
+        ({"type": "clear_tool_uses_20250919"}, 400),
+    ],
+)
+async def test_only_edits_that_keep_the_conversation_are_accepted(edit: object, status: int) -> None:
+    harness = Harness()
+    body = {"messages": MESSAGES, "max_tokens": 9, "context_management": {"edits": [edit]}}
+    response = await harness.post(MESSAGES_ROUTE, body)
+    assert response.status_code == status, response.text
+    assert ("context_management" in response.text) == (status == 400)
+    assert "x-ignored-fields" not in response.headers

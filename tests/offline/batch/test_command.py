@@ -99,6 +99,20 @@ def test_concurrency_is_a_positive_number(tmp_path: Path, number: str) -> None:
         main(["batch", lines(tmp_path), "-o", str(tmp_path / "out"), f"--concurrency={number}"])
 
 
+@pytest.mark.parametrize("number", ["-1", "x", "1.5"])
+def test_retries_are_a_number(tmp_path: Path, number: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["batch", lines(tmp_path), "-o", str(tmp_path / "out"), f"--max-retries={number}"])
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
+def test_a_timeout_in_which_nothing_can_be_sent_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: str
+) -> None:
+    assert main(["batch", lines(tmp_path), "-o", str(tmp_path / "out"), f"--timeout={seconds}"]) == 2
+    assert "the timeout must be more than 0 seconds" in capsys.readouterr().err
+
+
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["batch", "--help"])

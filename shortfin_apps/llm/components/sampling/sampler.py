@@ -78,10 +78,10 @@ class Sampler:
         """One of the allowed tokens must never be banned, or there might be no token to go on with."""
         if params.allowed_token_ids is None:
             return
-        left = params.allowed_token_ids - {word[-1] for word in params.bad_words}
+        banned = {word[-1] for word in params.bad_words}
         if params.min_tokens:
-            left -= params.stop_token_ids | self._eos_token_ids
-        if not left:
+            banned |= params.stop_token_ids | self._eos_token_ids
+        if params.allowed_token_ids <= banned:  # without a copy of what may be a whole vocabulary
             raise InvalidRequestError(
                 "`allowed_token_ids`: `bad_words` and `min_tokens` may ban all of them", "allowed_token_ids"
             )

@@ -111,7 +111,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-retries",
-        type=int,
+        type=_count,
         metavar="N",
         help=f"how often a line is sent again when the server is busy or away (default: {MAX_RETRIES})",
     )
@@ -158,7 +158,7 @@ def _with_server(args: argparse.Namespace, answer_all: AnswerAll) -> None:
     sender = ServerSender(
         args.url or DEFAULT_URL,
         args.api_key or own_key(),
-        timeout_s=args.timeout or TIMEOUT_S,
+        timeout_s=TIMEOUT_S if args.timeout is None else args.timeout,
         max_retries=MAX_RETRIES if args.max_retries is None else args.max_retries,
         concurrency=concurrency,
     )
@@ -220,6 +220,12 @@ def _check_no_server_options(args: argparse.Namespace) -> None:
 
 
 def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+    if (count := _count(text)) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return count
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return int(text)

@@ -10,7 +10,7 @@ from typing import Self
 
 import httpx
 
-from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY, bearer, normalised_url
+from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY, bearer, checked_timeout, normalised_url
 from shortfin_apps.llm.client.errors import ConnectionFailedError
 from shortfin_apps.llm.client.retry import RetryPolicy, parse_retry_after
 from shortfin_apps.llm.errors import UnavailableError
@@ -65,7 +65,7 @@ class ServerSender:
         self._http = httpx.AsyncClient(
             base_url=self._url,
             headers={"Content-Type": "application/json"} | bearer(api_key),
-            timeout=httpx.Timeout(timeout_s, pool=None),
+            timeout=httpx.Timeout(checked_timeout(timeout_s), pool=None),
             limits=httpx.Limits(max_connections=concurrency),
             mounts=LOOPBACK_WITHOUT_PROXY,
         )

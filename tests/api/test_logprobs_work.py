@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import orjson
+import pytest
+
+from shortfin_apps.llm.api.logprobs_work import FEW, encoded, made, num_logprobs
+from shortfin_apps.llm.components.frontend.text_workers import TextWorkers
+from shortfin_apps.llm.components.request.messages import TokenLogprobs
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, NATIVE, TOKENIZER, Harness
+from tests.api.scripted_engine import forever
+
+IDS = [5] * 100
+
+
+def test_alternatives_are_counted() -> None:
+    several = TokenLogprobs(-1.0, ((5, -2.0), (6, -3.0)), 3)
+    assert num_logprobs([None, several, TokenLogprobs(-1.0, (), 1)]) == 4
+
+
+async def test_much_work_is_done_in_a_thread() -> None:
+    workers = TextWorkers()
+    try:
+        assert await made(workers, FEW, threading.current_thread) is threading.main_thread()
+        assert await made(workers, FEW + 1, threading.current_thread) is not threading.main_thread()
+    finally:
+        workers.close()
+
+
+def test_a_part_has_no_lone_surrogates() -> None:
+    assert orjson.loads(orjson.dumps({"a": encoded(["\ud83d"])})) == {"a": ["\ufffd"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": IDS, "max_tokens": 1, "prompt_logprobs": 20}),
+        (COMPLETIONS, {"prompt": IDS, "max_tokens": 1, "echo": True, "logprobs": 20}),
+        (COMPLETIONS, {"prompt": [5], "max_tokens": 100, "logprobs": 20}),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 80}], "max_tokens": 1, "prompt_logprobs": 20}),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 80, "logprobs": True, "top_logprobs": 20}),
+        (
+            NATIVE,
+            {"input_ids": IDS, "return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": 0},
+        ),
+    ],
+)
+async def test_many_log_probabilities_of_an_answer_do_not_hold_up_others(
+    monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    text_of, threads = Tokenizer.token_text, set[threading.Thread]()
+
+    def told(self: Tokenizer, token_id: int) -> str:
+        threads.add(threading.current_thread())
+        return text_of(self, token_id)
+
+    monkeypatch.setattr(Tokenizer, "token_text", told)
+    response = await Harness(forever(TOKENIZER, "the ")).post(path, body)
+    assert response.status_code == 200, response.text
+    assert threads
+    assert threading.main_thread() not in threads
