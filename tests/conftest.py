@@ -41,9 +41,13 @@ def pytest_configure() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Has a worker of pytest-xdist send the families of kernels that it saw."""
+    """Has a worker of pytest-xdist send the families of kernels that it saw; others bound the cache."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["kernels"] = kernel_families.noted()
+    elif not session.config.option.collectonly:
+        from tests.compiled_programs import bound_cache  # imports the compiler
+
+        bound_cache()
 
 
 @pytest.hookimpl(optionalhook=True)

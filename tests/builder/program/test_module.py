@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.builder.blocks import Q8_0, BlockType
 from shortfin_apps.llm.builder.model.rope import Llama3Scaling
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
-from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.agreement import STRIDE, Tokens, expect, expect_extend, pages_for, prefill_row
 from tests.builder.compiled_model import GENERIC, NAN_BYTE, OTHERS, TINY, CompiledModel, block_table
+from tests.compiled_programs import compile_program
 
 LLAMA3 = Llama3Scaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
@@ -220,7 +220,7 @@ def test_quantised_weights_agree_with_the_reference(
 
 
 @pytest.mark.parametrize("cpu", ["sapphirerapids", "haswell", "apple-m1"])
-def test_weights_of_several_bits_compile_for_every_kind_of_cpu(tmp_path: Path, cpu: str) -> None:
+def test_weights_of_several_bits_compile_for_every_kind_of_cpu(cpu: str) -> None:
     """In whole tiles, for AMX."""
     options = BuildOptions(
         weights="q4", block_types=FINER, prefill_batch_sizes=(1,), decode_batch_sizes=(2,), top_k=8
@@ -228,7 +228,7 @@ def test_weights_of_several_bits_compile_for_every_kind_of_cpu(tmp_path: Path, c
     target = resolve_target(f"cpu:{cpu}")
     spec = replace(TINY, head_dim=32, num_hidden_layers=4)
     text = ModelModule(spec, options, target).text()
-    compile_text(text, target.flags, tmp_path / "model.vmfb")
+    compile_program(text, target)
 
 
 def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Path) -> None:
