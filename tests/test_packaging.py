@@ -34,6 +34,8 @@ CASES = list(itertools.product(("pip", "uv"), ("wheel", "editable"), ("before", 
 # Run by the interpreter under test: the directory each package would be imported from.
 LOCATE = """
 import importlib.util, json, sys
+
+pytestmark = pytest.mark.slow
 specs = {name: importlib.util.find_spec(f"shortfin_apps.{name}") for name in ("llm", "sd", "flux")}
 json.dump({name: list(spec.submodule_search_locations) for name, spec in specs.items()}, sys.stdout)
 """

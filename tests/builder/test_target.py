@@ -24,6 +24,7 @@ from tests.builder.compiled_model import HYBRID, TINY
 from tests.compiled_programs import compile_program
 from tests.conftest import BuildTiny
 from tests.kernel_families import note_compiled
+from tests.matrices import slow_but, slow_rows_but
 
 AMX, WIDE, NARROW, ARM = "cpu:sapphirerapids", "cpu:znver4", "cpu:haswell", "cpu:neoverse-v1"
 NO_VNNI, AMX_FP16 = "cpu:skylake-avx512", "cpu:graniterapids"
@@ -68,15 +69,19 @@ def check_compiles(device: str, text: str) -> None:
     note_compiled(text, target.architecture)
 
 
-@pytest.mark.parametrize(("device", "weights"), [*CASES, (AMX_FP16, "f16")])
+@pytest.mark.parametrize(
+    ("device", "weights"), slow_rows_but([(NARROW, "f32"), (ARM, "q4")], [*CASES, (AMX_FP16, "f16")])
+)
 def test_compiles_for_another_cpu(device: str, weights: WeightType) -> None:
     check_compiles(device, module(device, weights))
 
 
+@pytest.mark.slow
 def test_compiles_amx_attention_together_with_vector_kernels() -> None:
     check_compiles(AMX, module(AMX, "bf16", UNEVEN))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "weights"),
     [(AMX, "bf16"), (AMX_FP16, "f16"), (WIDE, "q4"), (NARROW, "bf16"), (ARM, "q4")],
@@ -85,11 +90,13 @@ def test_compiles_routed_experts_for_another_cpu(device: str, weights: WeightTyp
     check_compiles(device, module(device, weights, ROUTED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [NARROW, ARM])
 def test_compiles_keys_and_values_in_bytes_for_another_cpu(device: str) -> None:
     check_compiles(device, module(device, "bf16", kv="q8_0"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "weights"), [(AMX, "bf16"), (WIDE, "q4"), (NARROW, "bf16"), (ARM, "q4")])
 def test_compiles_gated_delta_nets_for_another_cpu(device: str, weights: WeightType) -> None:
     check_compiles(device, module(device, weights, HYBRID))
@@ -160,7 +167,7 @@ def test_generic_aarch64_has_a_name_on_any_host() -> None:
     assert not decisive_features(target.features)
 
 
-@pytest.mark.parametrize("cpu", [*X86_NAMES, *ARM_NAMES])
+@pytest.mark.parametrize("cpu", slow_but(["aarch64"], [*X86_NAMES, *ARM_NAMES]))
 def test_every_named_cpu_has_a_program_that_says_what_it_needs(cpu: str, build_tiny: BuildTiny) -> None:
     options = BuildOptions(device=f"cpu:{cpu}", prefill_batch_sizes=(1,), decode_batch_sizes=(1, 4))
     manifest = build_tiny(options).manifest

@@ -18,6 +18,8 @@ from tests.builder.compiled_model import GENERIC, HOST, OTHERS, ROUTED, Compiled
 from tests.builder.golden_families import F32, POSITIONS, PROMPT, GoldenFamily, stored_weights
 from tests.compiled_programs import compile_program
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = BuildOptions(
     weights="f32", kv="f32", prefill_batch_sizes=(1,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=8
 )

@@ -22,6 +22,7 @@ from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.agreement import STRIDE, Tokens, expect, expect_extend, pages_for, prefill_row
 from tests.builder.compiled_model import GENERIC, NAN_BYTE, OTHERS, TINY, CompiledModel, block_table
 from tests.compiled_programs import compile_program
+from tests.matrices import slow_but
 
 LLAMA3 = Llama3Scaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
@@ -36,7 +37,7 @@ OF_GROUPS = (
 DECODES = [("decode_bs1", 1), ("decode_bs2", 2), ("decode_bs4", 4)]
 
 
-@pytest.fixture(params=["f32", "bf16", "int8", "kv-q8_0", *OTHERS, "routed"])
+@pytest.fixture(params=slow_but(["bf16", "windowed"], ["f32", "bf16", "int8", "kv-q8_0", *OTHERS, "routed"]))
 def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> CompiledModel:
     chosen: CompiledModel = models[request.param]
     chosen.fill_cache(NAN_BYTE)
@@ -172,6 +173,7 @@ def test_values_and_indices_are_the_largest_logits(model: CompiledModel) -> None
     np.testing.assert_array_equal(result.values, np.take_along_axis(result.logits, order, axis=1))
 
 
+@pytest.mark.slow
 def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     entries = models["bf16"].program.entries
     assert sorted(entries) == sorted(
@@ -194,6 +196,7 @@ def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     assert [r.shape for r in extend.results] == [(None, 1, 8), (None, 1, 8), (None, 1, 512)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("weights", "finer"), [("q8_0", ()), ("q4", ()), ("q4", FINER), ("q4", OF_GROUPS)])
 def test_quantised_weights_agree_with_the_reference(
     device: Device, tmp_path: Path, weights: WeightType, finer: tuple[tuple[str, BlockType], ...]
@@ -219,6 +222,7 @@ def test_quantised_weights_agree_with_the_reference(
     expect(model, result.logits[0], prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cpu", ["sapphirerapids", "haswell", "apple-m1"])
 def test_weights_of_several_bits_compile_for_every_kind_of_cpu(cpu: str) -> None:
     """In whole tiles, for AMX."""
@@ -300,6 +304,7 @@ ODD_SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ODD_SHAPES)
 def test_other_shapes_agree_with_the_reference(device: Device, tmp_path: Path, shape: str) -> None:
     spec, options = ODD_SHAPES[shape]
