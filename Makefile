@@ -78,16 +78,16 @@ aarch64: $(VENV)/dev.stamp ## run models for aarch64 CPUs under qemu-user on Deb
 border: ## test the runtime border in an environment without shortfin
 	@$(MAKE) --no-print-directory VENV=$(WITHOUT_SHORTFIN) install
 	@$(WITHOUT_SHORTFIN)/bin/python -m pip uninstall --yes --quiet --quiet --disable-pip-version-check shortfin
-	@$(WITHOUT_SHORTFIN)/bin/python -m pytest -rN -m "not emulated" $(IN_TWO) $(BORDER_TESTS)
+	@$(WITHOUT_SHORTFIN)/bin/python -m pytest -m "not (slow or emulated)" $(IN_TWO) $(BORDER_TESTS)
 
-# What compiles programs, and what runs them; `make test` runs the same, and more CPUs, with IREE 3.9.
+# What compiles programs, and what runs them; other targets run the same, and more CPUs, with IREE 3.9.
 NEWEST_TESTS := tests/test_iree_release.py tests/builder/program tests/components/runtime \
   tests/integration/test_same_tokens.py tests/integration/test_service.py
 NEWEST_GPU_TESTS := tests/components/runtime tests/integration/test_hip_tokens.py
 
 newest: newest-install ## test what compiles and runs programs with the newest IREE, without shortfin
-	@$(NEWEST)/bin/python -m pytest -rN -m "not (emulated or by_hand)" -k "not every_kind_of_cpu" $(IN_TWO) $(NEWEST_TESTS)
-	@$(NEWEST)/bin/python -m pytest -rN -m emulated -p no:randomly $(NEWEST_GPU_TESTS)
+	@$(NEWEST)/bin/python -m pytest -m "not (emulated or by_hand)" -k "not every_kind_of_cpu" $(IN_TWO) $(NEWEST_TESTS)
+	@$(NEWEST)/bin/python -m pytest -m emulated -p no:randomly $(NEWEST_GPU_TESTS)
 
 newest-install: ## set up .venv-newest: the newest IREE, without shortfin
 	@$(MAKE) --no-print-directory VENV=$(NEWEST) OVERRIDES=newest.txt install

@@ -66,6 +66,7 @@ def test_a_layer_with_experts_takes_nine_launches() -> None:
     assert "linalg.generic" not in decode
 
 
+@pytest.mark.slow
 def test_a_gated_delta_net_takes_four_launches_and_gated_attention_five() -> None:
     options = BuildOptions(device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(4,))
     text = ModelModule(HYBRID, options, resolve_target(options.device)).text()
