@@ -1,11 +1,13 @@
-"""Programs that tests compile: each is compiled once, for all processes and runs of the tests.
+"""What tests compile: each thing is compiled once, for all processes and runs of the tests.
 
-They lie in the user's build cache, whose entries are named by what made them and may be made by several
-processes at a time. A test session removes those that were not used for longest, beyond MAX_BYTES.
+All lies in the user's cache, where entries are named by what made them and may be made by several processes
+at a time: programs in the build cache, Triton's code objects in Triton's own (TRITON_CACHE_DIR, which
+conftest.py sets), translations of the emulated GPU in its own. A test session removes what is beyond MAX_BYTES.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +34,18 @@ def compile_program(text: str, target: Target) -> Path:
 
 
 def bound_cache(max_bytes: int = MAX_BYTES) -> None:
-    """Removes the programs that were not used for longest; what another process is making stays."""
+    """Removes what was not used, or made, for longest, of each kind; what another process makes stays."""
     programs = [held for held in contents(user_cache()) if held.kind == KIND]
     for held in to_remove(programs, time.time(), None, max_bytes):
         remove(held)
+    for folder in (user_cache() / "triton", user_cache() / "emulated-gpu" / "programs"):
+        _bound_folders(folder, max_bytes)
+
+
+def _bound_folders(folder: Path, max_bytes: int) -> None:
+    """Of the folders in `folder`, keeps those that were changed last."""
+    kept = 0
+    for each in sorted(folder.glob("*/"), key=lambda path: -path.stat().st_mtime):
+        kept += sum(file.stat().st_size for file in each.iterdir())
+        if kept > max_bytes:
+            shutil.rmtree(each)

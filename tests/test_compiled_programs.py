@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,18 @@ def test_a_program_is_compiled_once_and_removed_when_the_cache_is_too_large(
     assert first.exists()
     bound_cache(max_bytes=0)
     assert not first.exists()
+
+
+def test_code_objects_and_translations_are_bounded_by_what_was_made_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path))
+    for kind in ("triton", "emulated-gpu/programs"):
+        for age, name in enumerate(("new", "old", "older")):
+            folder = tmp_path / kind / name
+            folder.mkdir(parents=True)
+            (folder / "code").write_bytes(bytes(100))
+            os.utime(folder, (1000 - age, 1000 - age))
+    bound_cache(max_bytes=250)
+    assert {path.name for path in tmp_path.glob("*/*")} >= {"new", "old"}
+    assert not list(tmp_path.rglob("older"))
