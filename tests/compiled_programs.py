@@ -2,7 +2,7 @@
 
 All lies in the user's cache, where entries are named by what made them and may be made by several processes
 at a time: programs in the build cache, Triton's code objects in Triton's own (TRITON_CACHE_DIR, which
-conftest.py sets), translations of the emulated GPU in its own. A test session removes what is beyond MAX_BYTES.
+conftest.py sets), translations of the emulated GPU in its own. A session removes what is beyond MAX_BYTES.
 """
 
 from __future__ import annotations
