@@ -78,7 +78,7 @@ aarch64: $(VENV)/dev.stamp ## run models for aarch64 CPUs under qemu-user on Deb
 border: ## test the runtime border in an environment without shortfin
 	@$(MAKE) --no-print-directory VENV=$(WITHOUT_SHORTFIN) install
 	@$(WITHOUT_SHORTFIN)/bin/python -m pip uninstall --yes --quiet --quiet --disable-pip-version-check shortfin
-	@$(WITHOUT_SHORTFIN)/bin/python -m pytest -m "not (slow or emulated)" $(IN_TWO) $(BORDER_TESTS)
+	@$(WITHOUT_SHORTFIN)/bin/python -m pytest -m "not emulated" $(IN_TWO) $(BORDER_TESTS)
 
 # What compiles programs, and what runs them; other targets run the same, and more CPUs, with IREE 3.9.
 NEWEST_TESTS := tests/test_iree_release.py tests/builder/program tests/components/runtime \

@@ -25,6 +25,8 @@ import pytest
 from shortfin_apps.llm import __version__
 from tests.runtimes import needs_shortfin
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 NOT_SOURCES = shutil.ignore_patterns(
     ".git", ".*_cache", ".venv*", ".aarch64", ".artifacts", "__pycache__", "dist", ".hyp*"
@@ -34,8 +36,6 @@ CASES = list(itertools.product(("pip", "uv"), ("wheel", "editable"), ("before", 
 # Run by the interpreter under test: the directory each package would be imported from.
 LOCATE = """
 import importlib.util, json, sys
-
-pytestmark = pytest.mark.slow
 specs = {name: importlib.util.find_spec(f"shortfin_apps.{name}") for name in ("llm", "sd", "flux")}
 json.dump({name: list(spec.submodule_search_locations) for name, spec in specs.items()}, sys.stdout)
 """

@@ -69,9 +69,7 @@ def check_compiles(device: str, text: str) -> None:
     note_compiled(text, target.architecture)
 
 
-@pytest.mark.parametrize(
-    ("device", "weights"), slow_rows_but([(NARROW, "f32"), (ARM, "q4")], [*CASES, (AMX_FP16, "f16")])
-)
+@pytest.mark.parametrize(("device", "weights"), slow_rows_but([(ARM, "q4")], [*CASES, (AMX_FP16, "f16")]))
 def test_compiles_for_another_cpu(device: str, weights: WeightType) -> None:
     check_compiles(device, module(device, weights))
 

@@ -37,7 +37,7 @@ OF_GROUPS = (
 DECODES = [("decode_bs1", 1), ("decode_bs2", 2), ("decode_bs4", 4)]
 
 
-@pytest.fixture(params=slow_but(["bf16", "windowed"], ["f32", "bf16", "int8", "kv-q8_0", *OTHERS, "routed"]))
+@pytest.fixture(params=slow_but(["bf16"], ["f32", "bf16", "int8", "kv-q8_0", *OTHERS, "routed"]))
 def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> CompiledModel:
     chosen: CompiledModel = models[request.param]
     chosen.fill_cache(NAN_BYTE)
@@ -235,6 +235,7 @@ def test_weights_of_several_bits_compile_for_every_kind_of_cpu(cpu: str) -> None
     compile_program(text, target)
 
 
+@pytest.mark.slow
 def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Path) -> None:
     """The form for GPUs, compiled for this CPU, on a model with every other shape of a Llama."""
     spec = replace(
