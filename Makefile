@@ -17,7 +17,7 @@ ARTIFACT ?= .artifacts/smollm2-135m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install serve test amd border newest newest-install soak lint format bench clean
+.PHONY: help install serve test check slow amd has-gcc border newest newest-install soak lint format bench clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,37 +28,41 @@ serve: $(VENV)/runtime.stamp ## build SmolLM2-135M in bf16 for this CPU and serv
 	@$(LLM) build $(SOURCE) --weights $(WEIGHTS) -o $(ARTIFACT) >/dev/null
 	@exec $(LLM) serve $(ARTIFACT) --host $(HOST) --port $(PORT)
 
-test: lint ## run every check and test
-	@$(MAKE) --no-print-directory amd
-	@$(BIN)/python -m pytest -m "not (emulated or by_hand)" $(IN_TWO) $(PYTEST_ARGS)
+# ONLY=kvcache runs just the tests whose file or name has that word, slow ones too.
+test: $(VENV)/dev.stamp ## check and test in ten minutes what most changes can break; ONLY=kvcache for some of it
+ifdef ONLY
+	@$(PYTEST) -m "not (emulated or by_hand)" $(IN_TWO) -k "$(ONLY)" $(PYTEST_ARGS)
+else
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint amd-sample
+	@$(PYTEST) -m "not (slow or emulated or by_hand)" $(IN_TWO) $(PYTEST_ARGS)
+endif
 
-# Files of tests are dealt out to two processes, beside which benchmarks would measure nothing.
-IN_TWO := -n 2 --dist loadfile --benchmark-disable
+check: test soak border newest amd slow ## run `make test`, then everything else
 
-# The emulated GPU belongs to a process, so its tests run in several, two at a time.
-AMD_TESTS := amd-isa amd-device amd-model amd-server
-.PHONY: $(AMD_TESTS) amd-smollm2
-amd: $(VENV)/dev.stamp ## run the tests of the AMD path, on emulated GPUs
+# Bytecode is kept even where the environment says not to, as this starts hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+PYTEST = $(BIN)/python -m pytest
+# Tests are dealt out to two processes; beside another one, benchmarks would measure nothing.
+IN_TWO := -n 2 --dist worksteal --benchmark-disable
+
+slow: $(VENV)/dev.stamp ## run the tests that `make test` leaves out, but those of `make amd`
+	@$(PYTEST) -m "slow and not (emulated or by_hand)" $(IN_TWO) $(PYTEST_ARGS)
+
+# The emulated GPU belongs to a process. `make test` runs a prefill, a decode and an extend on it.
+AMD_SAMPLE := 'tests/integration/test_hip_tokens.py::test_tokens_are_those_of_the_cpu[gfx942-chunks-trie]' \
+  'tests/integration/test_hip_tokens.py::test_tokens_are_those_of_the_cpu[gfx942-extend-none]'
+.PHONY: amd-sample amd-smollm2
+amd-sample: $(VENV)/dev.stamp has-gcc
+	@$(PYTEST) -p no:randomly $(AMD_SAMPLE)
+amd: $(VENV)/dev.stamp has-gcc ## run the tests of the AMD path on emulated GPUs, but those of `make test`
+	@$(PYTEST) -m "emulated and not by_hand" -p no:randomly $(IN_TWO) $(AMD_SAMPLE:%=--deselect %) $(PYTEST_ARGS)
+has-gcc:
 	@command -v $${CC:-gcc} >/dev/null || { echo "make: the emulated GPU needs gcc" \
 	  "(on Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going $(AMD_TESTS)
-
-EMULATED = $(BIN)/python -m pytest -m "emulated and not by_hand" -p no:randomly
-SERVER_TESTS := tests/integration/test_hip_faults.py tests/integration/test_hip_service.py \
-  tests/integration/test_hip_planted_damage.py tests/integration/test_hip_receipts.py \
-  tests/integration/test_hip_self_test.py tests/integration/test_flight_recorder.py
-amd-isa:
-	@$(EMULATED) tests/emulated_gpu
-amd-device:
-	@$(EMULATED) tests/components tests/inspection tests/bench tests/builder
-amd-model:
-	@$(EMULATED) tests/integration $(SERVER_TESTS:%=--ignore=%)
-amd-server:
-	@$(EMULATED) $(SERVER_TESTS)
 amd-smollm2: $(VENV)/dev.stamp ## run SmolLM2-135M for gfx942 on an emulated GPU, which takes minutes
-	@$(BIN)/python -m pytest -m by_hand tests/integration/test_hip_smollm2.py
+	@$(PYTEST) -m by_hand tests/integration/test_hip_smollm2.py
 
-# What touches a runtime, and the whole server from the outside; `make test` runs everything.
+# What touches a runtime, and the whole server from the outside.
 BORDER_TESTS := tests/components/runtime tests/compat tests/test_cli.py tests/test_packaging.py \
   tests/api/test_ops.py tests/integration/test_modes.py tests/integration/test_same_tokens.py \
   tests/integration/test_service.py
@@ -74,16 +78,16 @@ aarch64: $(VENV)/dev.stamp ## run models for aarch64 CPUs under qemu-user on Deb
 border: ## test the runtime border in an environment without shortfin
 	@$(MAKE) --no-print-directory VENV=$(WITHOUT_SHORTFIN) install
 	@$(WITHOUT_SHORTFIN)/bin/python -m pip uninstall --yes --quiet --quiet --disable-pip-version-check shortfin
-	@$(WITHOUT_SHORTFIN)/bin/python -m pytest -rN -m "not emulated" $(IN_TWO) $(BORDER_TESTS)
+	@$(WITHOUT_SHORTFIN)/bin/python -m pytest -m "not emulated" $(IN_TWO) $(BORDER_TESTS)
 
-# What compiles programs, and what runs them; `make test` runs the same, and more CPUs, with IREE 3.9.
+# What compiles programs, and what runs them; other targets run the same, and more CPUs, with IREE 3.9.
 NEWEST_TESTS := tests/test_iree_release.py tests/builder/program tests/components/runtime \
   tests/integration/test_same_tokens.py tests/integration/test_service.py
 NEWEST_GPU_TESTS := tests/components/runtime tests/integration/test_hip_tokens.py
 
 newest: newest-install ## test what compiles and runs programs with the newest IREE, without shortfin
-	@$(NEWEST)/bin/python -m pytest -rN -m "not (emulated or by_hand)" -k "not every_kind_of_cpu" $(IN_TWO) $(NEWEST_TESTS)
-	@$(NEWEST)/bin/python -m pytest -rN -m emulated -p no:randomly $(NEWEST_GPU_TESTS)
+	@$(NEWEST)/bin/python -m pytest -m "not (emulated or by_hand)" -k "not every_kind_of_cpu" $(IN_TWO) $(NEWEST_TESTS)
+	@$(NEWEST)/bin/python -m pytest -m emulated -p no:randomly $(NEWEST_GPU_TESTS)
 
 newest-install: ## set up .venv-newest: the newest IREE, without shortfin
 	@$(MAKE) --no-print-directory VENV=$(NEWEST) OVERRIDES=newest.txt install

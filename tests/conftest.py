@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.cache import user_cache
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from tests import hip, kernel_families
 from tests.hip import EmulatedGpus
@@ -38,12 +39,17 @@ def pytest_configure() -> None:
         "unhurried", settings.get_profile("ci" if "CI" in os.environ else "default"), deadline=None
     )
     settings.load_profile("unhurried")
+    os.environ.setdefault("TRITON_CACHE_DIR", str(user_cache() / "triton"))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Has a worker of pytest-xdist send the families of kernels that it saw."""
+    """Has a worker of pytest-xdist send the families of kernels that it saw; others bound the cache."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["kernels"] = kernel_families.noted()
+    elif not session.config.option.collectonly:
+        from tests.compiled_programs import bound_cache  # imports the compiler
+
+        bound_cache()
 
 
 @pytest.hookimpl(optionalhook=True)

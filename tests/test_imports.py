@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -243,10 +244,16 @@ def module_name(file: Path) -> str:
 
 
 FILES = {module_name(file): file for file in sorted((ROOT / "shortfin_apps" / "llm").rglob("*.py"))}
+SOURCES = {module: file.read_text(encoding="utf-8") for module, file in FILES.items()}
 
 
-def imported(source: str) -> Iterator[str]:
+@cache
+def imported(source: str) -> frozenset[str]:
     """Every module that `source` imports anywhere, by absolute name."""
+    return frozenset(_imported(source))
+
+
+def _imported(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -284,7 +291,7 @@ def violations(module: str, source: str) -> list[str]:
         ]
     part = part_of(name)
     sentences = []
-    for found in sorted(set(imported(source))):
+    for found in sorted(imported(source)):
         library = found.partition(".")[0]
         if found.startswith(f"{PACKAGE}."):
             target = found.removeprefix(f"{PACKAGE}.")
@@ -297,9 +304,8 @@ def violations(module: str, source: str) -> list[str]:
     return sentences
 
 
-@pytest.mark.parametrize("module", FILES)
-def test_imports_point_one_way(module: str) -> None:
-    assert violations(module, FILES[module].read_text(encoding="utf-8")) == []
+def test_imports_point_one_way() -> None:
+    assert [each for module, source in SOURCES.items() for each in violations(module, source)] == []
 
 
 def test_rooms_stand_in_one_order() -> None:
@@ -313,8 +319,8 @@ def test_rooms_stand_in_one_order() -> None:
 
 def test_modules_have_no_circle() -> None:
     graph = {
-        module: {found for found in imported(file.read_text(encoding="utf-8")) if found in FILES} - {module}
-        for module, file in FILES.items()
+        module: {found for found in imported(source) if found in FILES} - {module}
+        for module, source in SOURCES.items()
     }
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules of a circle
 
@@ -326,22 +332,20 @@ def test_the_tables_name_what_exists() -> None:
     assert {part for part in named if part not in existing} == set()
 
 
-@pytest.mark.parametrize("part", MAY_IMPORT)
-def test_every_arrow_is_used(part: str) -> None:
-    used = {
-        part_of(found.removeprefix(f"{PACKAGE}."))
-        for module, file in FILES.items()
-        if (name := module.removeprefix(PACKAGE).removeprefix(".")) and part_of(name) == part
-        for found in imported(file.read_text(encoding="utf-8"))
-        if found.startswith(f"{PACKAGE}.")
-    }
-    assert set(MAY_IMPORT[part]) <= used
+def test_every_arrow_is_used() -> None:
+    used: dict[str, set[str]] = {part: set() for part in MAY_IMPORT}
+    for module, source in SOURCES.items():
+        if name := module.removeprefix(PACKAGE).removeprefix("."):
+            inner = (found for found in imported(source) if found.startswith(f"{PACKAGE}."))
+            used[part_of(name)] |= {part_of(found.removeprefix(f"{PACKAGE}.")) for found in inner}
+    unused = {part: set(others) - used[part] for part, others in MAY_IMPORT.items()}
+    assert {part: others for part, others in unused.items() if others} == {}
 
 
-@pytest.mark.parametrize("module", FILES)
-def test_file_is_short_enough_to_read(module: str) -> None:
-    lines = len(FILES[module].read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_LINES, f"{module} has {lines} lines: split what changes for different reasons"
+def test_files_are_short_enough_to_read() -> None:
+    lines = {module: len(source.splitlines()) for module, source in SOURCES.items()}
+    too_long = {module: count for module, count in lines.items() if count > MAX_LINES}
+    assert too_long == {}, "split what changes for different reasons"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_executed_kernels_are_not_listed_as_only_compiled() -> None:
     assert describe([], []) is None
 
 
+@pytest.mark.slow
 def test_the_line_before_the_summary_lists_the_families() -> None:
     arguments = ["-p", "no:cacheprovider", "tests/builder/lowering/cpu/test_top_k.py"]
     run = subprocess.run(

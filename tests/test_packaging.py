@@ -25,6 +25,8 @@ import pytest
 from shortfin_apps.llm import __version__
 from tests.runtimes import needs_shortfin
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 NOT_SOURCES = shutil.ignore_patterns(
     ".git", ".*_cache", ".venv*", ".aarch64", ".artifacts", "__pycache__", "dist", ".hyp*"

@@ -20,6 +20,7 @@ from shortfin_apps.llm.api.anthropic.schema import (
 from shortfin_apps.llm.api.responses.schema import ITEM_TAGS, PART_TAGS, RESPONSES_BODIES, ResponsesBody
 from shortfin_apps.llm.api.schema import ChatBody, ChatMessage, CompletionBody, GenerateBody, SamplingBody
 from tests.api.harness import Harness
+from tests.matrices import slow_but
 
 JSON = {"content-type": "application/json"}
 EXPECTED = {200, 400, 404, 413}
@@ -110,7 +111,7 @@ def check(path: str, response: httpx.Response) -> None:
         assert message
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", slow_but(["/generate", "/v1/chat/completions"], BODIES))
 @settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_json_gets_a_documented_answer(path: str, data: st.DataObject) -> None:

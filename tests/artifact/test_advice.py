@@ -126,6 +126,7 @@ def test_an_invalid_path_is_one_sentence(path: str) -> None:
     assert "\n" not in said(Path(path))
 
 
+@pytest.mark.slow
 def test_the_suggested_commands_work() -> None:
     build, serve = commands(said(Path("random:tiny")))
     assert cli.main(build) == 0

@@ -20,6 +20,8 @@ from shortfin_apps.llm.host_cpu import HostCpu
 from tests.conftest import BuildTiny
 from tests.host_cpus import ARM, V2, V3, V3_FEATURES, V4
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = BuildOptions(
     device="cpu:x86-64-v3,x86-64-v4,znver4", prefill_batch_sizes=(1,), decode_batch_sizes=(1,)
 )

@@ -14,7 +14,6 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
-from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.quantise import quantise_rows
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import Fp8Rows, Int8Panels, WeightLayout, stored_types
@@ -22,6 +21,7 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.host_cpu import missing_features, permit_amx
 from tests.builder.compiled_model import DTYPES, HOST
 from tests.builder.random_blocks import random_blocks
+from tests.compiled_programs import compile_program
 from tests.kernel_families import note_executed
 
 F32 = npt.NDArray[np.float32]
@@ -116,11 +116,12 @@ def store_weight(weight: F32, layout: WeightLayout) -> tuple[list[npt.NDArray[An
 
 
 def load(text: str, folder: Path) -> Any:
-    """The module `text`, compiled for this CPU in `folder`."""
-    compile_text(text, HOST.flags, folder / "kernel.vmfb")
+    """The module `text`, compiled for this CPU and linked in `folder`."""
+    vmfb = compile_program(text, HOST)
+    (folder / "kernel.vmfb").symlink_to(vmfb)
     permit_amx()
     config = iree.Config("local-sync")
-    module = iree.VmModule.copy_buffer(config.vm_instance, (folder / "kernel.vmfb").read_bytes())
+    module = iree.VmModule.copy_buffer(config.vm_instance, vmfb.read_bytes())
     note_executed(text, HOST.architecture)
     return iree.load_vm_module(module, config)
 

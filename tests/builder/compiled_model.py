@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.artifact import file_names
-from shortfin_apps.llm.builder.cache import BuildCache, content_key, user_cache
 from shortfin_apps.llm.builder.model.config import slab_elements
 from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.rope import LinearScaling, YarnScaling
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.quantise import quantise_rows
 from shortfin_apps.llm.builder.target import Target, resolve_target
@@ -36,6 +32,7 @@ from shortfin_apps.llm.builder.weights.layout import (
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from tests.builder.random_blocks import random_blocks
+from tests.compiled_programs import compile_program
 from tests.kernel_families import note_executed
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -162,7 +159,7 @@ class CompiledModel:
         stored, known = store(weights or random_weights(spec), spec, options, target)
         write_parameters(stored, folder / "model.irpa")
         text = ModelModule(spec, options, target).text()
-        vmfb = compile_cached(text, target)
+        vmfb = compile_program(text, target)
         program = device.load_program(vmfb, [folder / "model.irpa"], "module")
         note_executed(text, target.architecture)
         return cls(spec, options, known, device, program)
@@ -213,16 +210,6 @@ class CompiledModel:
         results = self.invoker.submit(entry, [*buffers, self.cache, *self.window_cache]).wait()
         values, indices, logits = (self.device.download(r)[:, 0] for r in results)
         return Result(values, indices, logits)
-
-
-def compile_cached(text: str, target: Target) -> Path:
-    """A VMFB of MLIR `text`, kept in the user's build cache."""
-    key = content_key(text, target.flags, target.cpu, sorted(target.features), version("iree-base-compiler"))
-
-    def make(folder: Path) -> None:
-        compile_text(text, target.flags, folder / file_names.VMFB)
-
-    return BuildCache(user_cache()).get_or_make("test", key, make).directory / file_names.VMFB
 
 
 def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:

@@ -225,6 +225,7 @@ def test_the_cache_lists_and_prunes_them(compiler: FakeCompiler, tmp_path: Path)
     assert model.size == sum(path.stat().st_size for path in model.path.iterdir())
 
 
+@pytest.mark.slow
 def test_int8_is_refused_for_the_cpu_that_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(tmp_path / "cache"))
     options = replace(BuildOptions(), device="cpu:x86-64-v3,nehalem", weights="int8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
 import jinja2
@@ -16,15 +15,16 @@ from shortfin_apps.llm.builder.blocks import MXFP4
 from shortfin_apps.llm.builder.lowering import lowering
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec, WeightType
-from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.errors import BuildError
 from shortfin_apps.llm.host_cpu import HostCpu, decisive_features
 from shortfin_apps.llm.iree_release import OF_SHORTFIN, Release
 from tests.builder.compiled_model import HYBRID, TINY
+from tests.compiled_programs import compile_program
 from tests.conftest import BuildTiny
 from tests.kernel_families import note_compiled
+from tests.matrices import slow_but, slow_rows_but
 
 AMX, WIDE, NARROW, ARM = "cpu:sapphirerapids", "cpu:znver4", "cpu:haswell", "cpu:neoverse-v1"
 NO_VNNI, AMX_FP16 = "cpu:skylake-avx512", "cpu:graniterapids"
@@ -63,38 +63,41 @@ def module(device: str, weights: WeightType, spec: ModelSpec = SPEC, kv: KVType 
     return ModelModule(spec, options, resolve_target(device)).text()
 
 
-def check_compiles(device: str, text: str, folder: Path) -> None:
+def check_compiles(device: str, text: str) -> None:
     target = resolve_target(device)
-    compile_text(text, target.flags, folder / "model.vmfb")
-    assert (folder / "model.vmfb").stat().st_size > 0
+    assert compile_program(text, target).stat().st_size > 0
     note_compiled(text, target.architecture)
 
 
-@pytest.mark.parametrize(("device", "weights"), [*CASES, (AMX_FP16, "f16")])
-def test_compiles_for_another_cpu(device: str, weights: WeightType, tmp_path: Path) -> None:
-    check_compiles(device, module(device, weights), tmp_path)
+@pytest.mark.parametrize(("device", "weights"), slow_rows_but([(ARM, "q4")], [*CASES, (AMX_FP16, "f16")]))
+def test_compiles_for_another_cpu(device: str, weights: WeightType) -> None:
+    check_compiles(device, module(device, weights))
 
 
-def test_compiles_amx_attention_together_with_vector_kernels(tmp_path: Path) -> None:
-    check_compiles(AMX, module(AMX, "bf16", UNEVEN), tmp_path)
+@pytest.mark.slow
+def test_compiles_amx_attention_together_with_vector_kernels() -> None:
+    check_compiles(AMX, module(AMX, "bf16", UNEVEN))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "weights"),
     [(AMX, "bf16"), (AMX_FP16, "f16"), (WIDE, "q4"), (NARROW, "bf16"), (ARM, "q4")],
 )
-def test_compiles_routed_experts_for_another_cpu(device: str, weights: WeightType, tmp_path: Path) -> None:
-    check_compiles(device, module(device, weights, ROUTED), tmp_path)
+def test_compiles_routed_experts_for_another_cpu(device: str, weights: WeightType) -> None:
+    check_compiles(device, module(device, weights, ROUTED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [NARROW, ARM])
-def test_compiles_keys_and_values_in_bytes_for_another_cpu(device: str, tmp_path: Path) -> None:
-    check_compiles(device, module(device, "bf16", kv="q8_0"), tmp_path)
+def test_compiles_keys_and_values_in_bytes_for_another_cpu(device: str) -> None:
+    check_compiles(device, module(device, "bf16", kv="q8_0"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "weights"), [(AMX, "bf16"), (WIDE, "q4"), (NARROW, "bf16"), (ARM, "q4")])
-def test_compiles_gated_delta_nets_for_another_cpu(device: str, weights: WeightType, tmp_path: Path) -> None:
-    check_compiles(device, module(device, weights, HYBRID), tmp_path)
+def test_compiles_gated_delta_nets_for_another_cpu(device: str, weights: WeightType) -> None:
+    check_compiles(device, module(device, weights, HYBRID))
 
 
 def test_these_cases_render_every_template(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +165,7 @@ def test_generic_aarch64_has_a_name_on_any_host() -> None:
     assert not decisive_features(target.features)
 
 
-@pytest.mark.parametrize("cpu", [*X86_NAMES, *ARM_NAMES])
+@pytest.mark.parametrize("cpu", slow_but(["aarch64"], [*X86_NAMES, *ARM_NAMES]))
 def test_every_named_cpu_has_a_program_that_says_what_it_needs(cpu: str, build_tiny: BuildTiny) -> None:
     options = BuildOptions(device=f"cpu:{cpu}", prefill_batch_sizes=(1,), decode_batch_sizes=(1, 4))
     manifest = build_tiny(options).manifest

@@ -23,6 +23,8 @@ from tests.compat.toy_llama import CASES, PIPELINE, stages_of, write_toy_llama
 from tests.integration.generation import assert_same, generate
 from tests.runtimes import RUNTIMES, needs_shortfin
 
+pytestmark = pytest.mark.slow
+
 NUM_STAGES = 2
 
 

@@ -16,6 +16,8 @@ from tests.integration.generation import assert_same, generate, open_engine
 from tests.integration.server_process import PATIENCE_S, Service, start_with, stop
 from tests.runtimes import RUNTIMES, needs_shortfin
 
+pytestmark = pytest.mark.slow
+
 # iree-compile 3.9 computes keys past 64 tokens of a prefill wrongly in the program exported with
 # `--use-extend-attention`, for any CPU: docs/upstream.md.
 MAX_EXTEND_PROMPT = 64

@@ -6,7 +6,7 @@ import hashlib
 import json
 import lzma
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,10 +15,9 @@ import numpy.typing as npt
 import tokenizers
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.builder.cache import BuildCache, content_key, user_cache
-from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.compiled_model import write_parameters
+from tests.compiled_programs import compile_program
 
 FOLDER = Path(__file__).parents[1] / "golden" / "toy_llama"
 GOLDEN: dict[str, Any] = json.loads((FOLDER / "golden.json").read_text())
@@ -82,12 +81,7 @@ def _compile(program: str) -> Path:
     assert digest == GOLDEN["programs"][program]["sha256"]
     target = resolve_target("cpu")
     flags = _with_devices(target.flags, len(stages_of(program)))
-    key = content_key("toy-llama", digest, flags, target.cpu, sorted(target.features))
-
-    def make(folder: Path) -> None:
-        compile_text(text.decode(), flags, folder / "model.vmfb")
-
-    return BuildCache(user_cache()).get_or_make("test", key, make).directory / "model.vmfb"
+    return compile_program(text.decode(), replace(target, flags=flags))
 
 
 def stages_of(program: str) -> Sequence[int]:

@@ -22,6 +22,7 @@ def files_of(artifact: Artifact, **changes: Any) -> DraftFiles:
     return replace(files, **changes)
 
 
+@pytest.mark.slow
 def test_a_draft_model_has_pages_for_all_tokens_of_the_models(
     tiny_artifact: Artifact, build_tiny: BuildTiny
 ) -> None:

@@ -14,9 +14,10 @@ from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.gpu_code.code_object import CodeObject, code_objects_in, read_code_object
 from tests.code_objects import CHIPS, largest_code_object
 from tests.conftest import BuildTiny
+from tests.matrices import slow_but
 
 
-@pytest.fixture(scope="module", params=CHIPS)
+@pytest.fixture(scope="module", params=slow_but(["gfx942"], CHIPS))
 def image(request: pytest.FixtureRequest, build_tiny: BuildTiny) -> bytes:
     return largest_code_object(build_tiny, request.param)
 

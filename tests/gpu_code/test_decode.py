@@ -73,6 +73,7 @@ def test_an_instruction_cut_off_at_the_end_of_the_code_ends_it() -> None:
     assert instruction.shape.mnemonic == "global_load_dword"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", CHIPS)
 def test_decodes_every_word_of_every_kernel(build_tiny: BuildTiny, chip: str) -> None:
     for code_object in map(read_code_object, tiny_code_objects(build_tiny, chip)):
@@ -83,6 +84,7 @@ def test_decodes_every_word_of_every_kernel(build_tiny: BuildTiny, chip: str) ->
             assert [each.address for each in instructions] == [kernel.entry, *ends[:-1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", DISASSEMBLED)
 def test_agrees_with_llvm_on_names_and_lengths(build_tiny: BuildTiny, chip: str, tmp_path: Path) -> None:
     num_compared = 0

@@ -145,6 +145,7 @@ def test_llvm_finds_as_many_waves(chip: str, vgprs: int, lds: int) -> None:
     assert found == [f"{waves_per_simd(made, chip):g}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", CHIPS)
 def test_compiled_kernels_fit_their_chip(build_tiny: BuildTiny, chip: str) -> None:
     objects = [read_code_object(image) for image in tiny_code_objects(build_tiny, chip)]

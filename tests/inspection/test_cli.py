@@ -88,6 +88,7 @@ def several(build_tiny: BuildTiny) -> Path:
     return build_tiny(options).vmfb.parent
 
 
+@pytest.mark.slow
 def test_the_programs_for_several_cpus(several: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = document(capsys, str(several))
     assert set(first) == KEYS

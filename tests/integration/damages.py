@@ -28,7 +28,7 @@ from shortfin_apps.llm.components.invocation.block_tables import BlockTables, Pa
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.self_test_file import SelfTestFile
-from tests.builder.compiled_model import compile_cached
+from tests.compiled_programs import compile_program
 from tests.components.self_test.compiled import Built, module_text
 from tests.integration.damaged_server import RARE, SHARED, Server
 
@@ -127,7 +127,7 @@ def _renew_checksums(path: Path) -> None:
 def _rebuild(directory: Path, text: str) -> None:
     """Puts the program in the artefact, and its hash in the manifest, as a build that made it would have."""
     vmfb = directory / VMFB
-    vmfb.write_bytes(compile_cached(text, resolve_target("cpu")).read_bytes())
+    vmfb.write_bytes(compile_program(text, resolve_target("cpu")).read_bytes())
     manifest = Manifest.load(directory / MANIFEST)
     files = manifest.files | {VMFB: record(vmfb)}
     (directory / MANIFEST).write_bytes(replace(manifest, files=files).to_json())

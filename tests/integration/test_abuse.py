@@ -15,6 +15,8 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
 
+pytestmark = pytest.mark.slow
+
 HEALTHY = {"text": "hello", "sampling_params": {"max_completion_tokens": 4}}
 CONTEXT_EXCEEDED = 100_000
 

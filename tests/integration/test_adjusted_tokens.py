@@ -20,6 +20,8 @@ from tests.conftest import BuildTiny
 from tests.integration.generation import open_engine
 from tests.integration.test_beams import OPTIONS
 
+pytestmark = pytest.mark.slow
+
 MAX_TOKENS = 10
 TOLERANCE = 1e-3
 KINDS: tuple[dict[str, Any], ...] = (

@@ -20,7 +20,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.server.http_server import STOPPING
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 KEY = "root"
 ADMIN = {"Authorization": f"Bearer {KEY}"}

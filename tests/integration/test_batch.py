@@ -19,6 +19,8 @@ from tests.integration.served_tiny import MODEL, serving
 from tests.integration.server_process import llm, start, stop
 from tests.offline.batch.batches import ids_in, line, results_in, write
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 POLL_S = 0.002
 

@@ -34,6 +34,8 @@ from tests.components.frontend.beam_reference import Logits, reference_search
 from tests.conftest import BuildTiny
 from tests.integration.generation import open_engine
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = BuildOptions(
     weights="f32",
     kv="f32",

@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from tests.conftest import BuildTiny
+
+pytestmark = pytest.mark.slow
 
 BENCH = Path(__file__).parents[2] / "bench"
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+import pytest
+
 from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.served_tiny import serving
+
+pytestmark = pytest.mark.slow
 
 PROMPT = "the sea and the wind and the stars above the old harbour wall " * 3
 

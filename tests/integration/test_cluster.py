@@ -21,6 +21,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.server_process import PATIENCE_S, llm
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("smg") is None, reason="smg is not installed (the extra `cluster`)"
     ),

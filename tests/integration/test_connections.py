@@ -13,6 +13,8 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
 
+pytestmark = pytest.mark.slow
+
 NUM_SEQUENCES, NUM_TOKENS = 16, 900
 GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 

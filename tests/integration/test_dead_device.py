@@ -22,6 +22,8 @@ from tests.components.engine_fixture import Rig, make_rig
 from tests.components.fake_device import fake_config
 from tests.components.stepped_engine import SteppedClock
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [3, 1, 4, 1, 5]
 STALL_TIMEOUT_S = 0.05  # of the stepped clock; the watch looks by the wall's
 

@@ -24,6 +24,8 @@ from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.generation import open_engine
 from tests.runtimes import RUNTIMES, needs_shortfin
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (1, 15, 16, 40, 70, 90)
 ARRIVALS = (0, 0, 0, 3, 9, 12)
 KINDS: tuple[dict[str, Any], ...] = (

@@ -19,6 +19,8 @@ from tests.builder.golden_families import F32, GoldenFamily, stored_weights
 from tests.builder.model_files import TINY
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = BuildOptions(
     weights="f32", kv="f32", prefill_batch_sizes=(1, 2), decode_batch_sizes=(1, 4), chunk_sizes=(), top_k=8
 )

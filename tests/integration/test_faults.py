@@ -20,6 +20,8 @@ from shortfin_apps.llm import cli
 from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.server_process import PATIENCE_S, Service, llm, start, stop
 
+pytestmark = pytest.mark.slow
+
 FORGETFUL = 0  # seconds of --shutdown-timeout
 
 

@@ -32,6 +32,8 @@ from tests.integration.generation import generate
 from tests.integration.server_process import PATIENCE_S, Service, llm, start_with, stop
 from tests.integration.test_not_a_number import BAD, spoil
 
+pytestmark = pytest.mark.slow
+
 ADMIN = {"authorization": "Bearer root"}
 
 

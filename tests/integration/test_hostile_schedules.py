@@ -26,6 +26,8 @@ from shortfin_apps.llm.components.runtime.iree_local import LocalBuffer
 from tests.components.stepped_engine import SteppedClock
 from tests.integration.generation import Continuation, generate, open_engine
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(16)
 TOLERANCE = 0.02  # as in test_same_tokens.py, for what was preempted
 LENGTHS = (1, 15, 16, 17, 33, 64, 100, 150)

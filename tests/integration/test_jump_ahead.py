@@ -21,6 +21,8 @@ from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from tests.integration.test_speculation import ARRIVALS, MODES, Answer, answers
 
+pytestmark = pytest.mark.slow
+
 KEYS = ("name_of_the_city", "population_in_millions", "is_the_capital_of_its_country")
 SCHEMA = {
     "type": "object",

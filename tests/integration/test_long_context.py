@@ -14,6 +14,8 @@ from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.long_context import CHECKS, Check, build_long, long_rows
 from tests.runtimes import needs_shortfin
 
+pytestmark = pytest.mark.slow
+
 ON_CHIPS = [pytest.param(chip, marks=[needs_shortfin, pytest.mark.emulated]) for chip in CHIPS]
 
 

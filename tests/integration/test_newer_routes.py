@@ -19,6 +19,8 @@ from tests.integration.served_tiny import MODEL, serving
 from tests.integration.server_process import PATIENCE_S, start, stop
 from tests.integration.test_tools import MESSAGES, WEATHER
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 900
 
 

@@ -25,6 +25,8 @@ from shortfin_apps.llm.errors import InvocationError
 from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.runtimes import needs_shortfin
 
+pytestmark = pytest.mark.slow
+
 PADDING, BAD, INFINITE = 0, 251, 252
 LENGTHS = (1, 17, 40, 70, 130)
 MAX_TOKENS = 12

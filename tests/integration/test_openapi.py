@@ -19,6 +19,8 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.api.harness import Harness
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
 
+pytestmark = pytest.mark.slow
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

@@ -142,6 +142,7 @@ def violations(page: Page) -> list[str]:
 # What there is to see
 
 
+@pytest.mark.slow
 def test_an_idle_server_is_shown(browser: Browser, service: Service) -> None:
     with opened(browser, f"{service.url}/") as page:
         expect(page.locator("#n-running")).to_have_text("0")
@@ -167,6 +168,7 @@ def test_a_prompt_is_streamed_and_what_it_did_is_shown(browser: Browser, service
         expect(page.locator("#pool-details tbody tr")).to_have_count(4)
 
 
+@pytest.mark.slow
 def test_a_wrong_prompt_is_answered_with_the_servers_sentence(browser: Browser, service: Service) -> None:
     with opened(browser, f"{service.url}/", may_fail=True) as page:
         page.locator("#try-prompt").fill("hello " * 5000)
@@ -175,6 +177,7 @@ def test_a_wrong_prompt_is_answered_with_the_servers_sentence(browser: Browser, 
         expect(page.locator("#try-text")).to_have_text("No answer.")
 
 
+@pytest.mark.slow
 def test_a_stop_ends_the_request(browser: Browser) -> None:
     with InThread() as server, opened(browser, server.url) as page:
         page.locator("#try-prompt").press("Control+Enter")
@@ -188,6 +191,7 @@ def test_a_stop_ends_the_request(browser: Browser) -> None:
 # Who may see it
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_and_kept_by_the_tab_alone(browser: Browser, keyed: InThread) -> None:
     with opened(browser, keyed.url, ready=None, may_fail=True) as page:
         give_key(page, "wrong")
@@ -202,6 +206,7 @@ def test_a_key_is_asked_for_and_kept_by_the_tab_alone(browser: Browser, keyed: I
         expect(other.locator("#key-dialog")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_who_declines_to_give_a_key_is_not_asked_again(browser: Browser, keyed: InThread) -> None:
     with opened(browser, keyed.url, ready=None, may_fail=True) as page:
         expect(page.locator("#key-dialog")).to_be_visible()
@@ -210,6 +215,7 @@ def test_who_declines_to_give_a_key_is_not_asked_again(browser: Browser, keyed: 
         expect(page.locator("#key-dialog")).not_to_be_visible()
 
 
+@pytest.mark.slow
 def test_an_admin_key_sees_and_aborts_the_requests_of_all(
     browser: Browser, keyed: InThread, post: Callable[[InThread, str, str], None]
 ) -> None:
@@ -229,6 +235,7 @@ def test_an_admin_key_sees_and_aborts_the_requests_of_all(
         assert keyed.live() == set()
 
 
+@pytest.mark.slow
 def test_another_key_sees_its_own_requests_and_cannot_abort_all(
     browser: Browser, keyed: InThread, post: Callable[[InThread, str, str], None]
 ) -> None:
@@ -247,6 +254,7 @@ def test_another_key_sees_its_own_requests_and_cannot_abort_all(
         assert keyed.live() == {"of-user", "of-other"}
 
 
+@pytest.mark.slow
 def test_focus_stays_in_the_table_when_a_row_ends(
     browser: Browser, keyed: InThread, post: Callable[[InThread, str, str], None]
 ) -> None:
@@ -312,6 +320,7 @@ def scripted(page: Page, url: str, body: str) -> None:
     page.goto(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("viewport", [WIDE, PHONE])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("running", [0, 40])
@@ -331,6 +340,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
         assert violations(page) == []
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_shown_whole(browser: Browser, service: Service) -> None:
     with browser.new_context(viewport=WIDE) as context:
         page = context.new_page()
@@ -341,6 +351,7 @@ def test_a_full_queue_is_shown_whole(browser: Browser, service: Service) -> None
         assert "alarm" in (page.locator("dl > div", has_text="Waiting").get_attribute("class") or "")
 
 
+@pytest.mark.slow
 def test_the_pages_of_a_request_stand_out_when_it_is_pointed_at(browser: Browser, service: Service) -> None:
     with browser.new_context(viewport=WIDE) as context:
         page = context.new_page()
@@ -358,6 +369,7 @@ def test_the_pages_of_a_request_stand_out_when_it_is_pointed_at(browser: Browser
 # Without a mouse, and when something goes wrong
 
 
+@pytest.mark.slow
 def test_every_control_is_reached_with_the_tabulator(browser: Browser, service: Service) -> None:
     with opened(browser, f"{service.url}/") as page:
         page.keyboard.press("Tab")
@@ -372,6 +384,7 @@ def test_every_control_is_reached_with_the_tabulator(browser: Browser, service: 
         assert ordered[:4] == ["key-button", "theme", "requests-region", "try-prompt"]
 
 
+@pytest.mark.slow
 def test_colours_follow_the_system_until_the_button_says_otherwise(
     browser: Browser, service: Service
 ) -> None:
@@ -391,6 +404,7 @@ def test_colours_follow_the_system_until_the_button_says_otherwise(
         assert page.evaluate(paper) == dark
 
 
+@pytest.mark.slow
 def test_a_lost_connection_is_said_and_made_again(browser: Browser, service: Service) -> None:
     with browser.new_context() as context:
         page = context.new_page()
@@ -401,6 +415,7 @@ def test_a_lost_connection_is_said_and_made_again(browser: Browser, service: Ser
         expect(page.locator("#requests tr")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_a_tab_that_is_not_seen_lets_go_of_its_feed(browser: Browser) -> None:
     with InThread() as server, browser.new_context() as context:
         page = context.new_page()

@@ -15,6 +15,8 @@ from tests.conftest import BuildTiny
 from tests.integration import damages
 from tests.integration.damaged_server import Bench, Check, Damage
 
+pytestmark = pytest.mark.slow
+
 # An entry of each kind, and decodes of one row and of several.
 OPTIONS = BuildOptions(
     prefill_batch_sizes=(1,),

@@ -15,6 +15,8 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
 
+pytestmark = pytest.mark.slow
+
 NUM_PAGES, MAX_RUNNING, MAX_QUEUE = 24, 4, 4
 STRIDE = 16
 PLACES = MAX_RUNNING + MAX_QUEUE

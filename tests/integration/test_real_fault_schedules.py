@@ -23,6 +23,8 @@ from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.real_fault_schedule import RealSchedule, Served
 
+pytestmark = pytest.mark.slow
+
 MANY = 1_000  # answers
 CHIP = CHIPS[0]
 

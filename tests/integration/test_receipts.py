@@ -25,6 +25,8 @@ from tests.conftest import BuildTiny
 from tests.integration.served_tiny import serving as serving_here
 from tests.integration.server_process import Service, llm, start, stop
 
+pytestmark = pytest.mark.slow
+
 MODES = ("default", EXTEND)
 NUM_RECEIPTS, NUM_KEPT = 60, 12
 PAGES = 12  # of 16 tokens: a request takes up to 7

@@ -19,6 +19,7 @@ from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
 from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.integration.generation import Continuation, assert_all_same, assert_same, generate, open_engine
+from tests.matrices import slow_but
 from tests.runtimes import RUNTIMES
 
 TOLERANCE = 0.02  # bf16 weights and K/V; sums are f32
@@ -51,7 +52,7 @@ def test_outputs_differ_from_each_other(alone: Sequence[Continuation]) -> None:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
-@pytest.mark.parametrize("chunk_tokens", [None, 16, 32, 48, 128, 512])
+@pytest.mark.parametrize("chunk_tokens", slow_but([None, 48], [None, 16, 32, 48, 128, 512]))
 def test_batched_and_chunked(
     tiny_artifact: Artifact,
     prompts: Sequence[Sequence[int]],
@@ -71,7 +72,7 @@ def test_batched_and_chunked(
     assert cached == (0 if prefix_cache == "none" else sum((n - 1) // 16 * 16 for n in LENGTHS))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 16, 31, 32])
+@pytest.mark.parametrize("size", slow_but([1, 3, 32], [1, 2, 3, 4, 7, 8, 16, 31, 32]))
 def test_in_every_decode_bucket(
     tiny_artifact: Artifact, prompts: Sequence[Sequence[int]], alone: Sequence[Continuation], size: int
 ) -> None:

@@ -15,6 +15,8 @@ from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.server_process import PATIENCE_S, llm, start_with, stop
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def copy(tiny_artifact: Artifact, tmp_path: Path) -> Path:

@@ -18,7 +18,10 @@ from tests.host_cpus import V3, V4
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 from tests.integration.served_tiny import MODEL, serving
 
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the kinds of CPU are of x86-64")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the kinds of CPU are of x86-64"),
+]
 
 TOLERANCE = 0.02  # as in test_same_tokens.py
 MAX_TOKENS = 24

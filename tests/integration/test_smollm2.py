@@ -29,6 +29,7 @@ from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from tests.builder.compiled_model import HOST
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
 from tests.integration.server_process import start, stop
+from tests.matrices import slow_but, slow_rows_but
 from tests.runtimes import RUNTIMES
 
 TOLERANCE = {"f32": 0.02, "bf16": 0.6, "int8": 1.0}
@@ -40,7 +41,7 @@ EXPECTED = [Continuation(tuple(case["token_ids"]), tuple(case["gaps"])) for case
 PROMPTS: list[list[int]] = [case["prompt_ids"] for case in CASES]
 
 
-@pytest.fixture(scope="module", params=["f32", "bf16", "int8"])
+@pytest.fixture(scope="module", params=slow_but(["bf16"], ["f32", "bf16", "int8"]))
 def weights(request: pytest.FixtureRequest) -> WeightType:
     chosen: WeightType = request.param
     if chosen == "int8" and not HOST.has_int8_dot:
@@ -70,7 +71,9 @@ def test_the_tokenizer_agrees(smollm2: Artifact) -> None:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize(("prefix_cache", "chunk_tokens"), [("none", 512), ("trie", 64)])
+@pytest.mark.parametrize(
+    ("prefix_cache", "chunk_tokens"), slow_rows_but([("trie", 64)], [("none", 512), ("trie", 64)])
+)
 def test_greedy_agrees_with_transformers(
     smollm2: Artifact, weights: WeightType, runtime: Runtime, prefix_cache: PrefixCache, chunk_tokens: int
 ) -> None:
@@ -111,6 +114,7 @@ def test_the_first_question_over_http(smollm2: Artifact, weights: WeightType) ->
     assert answer["choices"][0]["message"]["content"] == "The capital of France is Paris."
 
 
+@pytest.mark.slow
 def test_the_modes_agree(smollm2: Artifact, weights: WeightType) -> None:
     """The same prompts at the same steps in both modes; most of the last is found in the cache."""
     crowd = [*PROMPTS[::-1], PROMPTS[-1] + PROMPTS[0]]
@@ -125,6 +129,7 @@ def test_the_modes_agree(smollm2: Artifact, weights: WeightType) -> None:
     assert sum(compared) > len(crowd) * 12 / 2, "near ties ended almost every comparison"
 
 
+@pytest.mark.slow
 def test_same_tokens_alone_and_batched(smollm2: Artifact, weights: WeightType) -> None:
     with open_engine(smollm2, EngineOptions(pages=256)) as engine:
         alone = [generate(engine, [prompt], 24)[0] for prompt in PROMPTS]

@@ -29,6 +29,8 @@ from tests.hip import EmulatedGpus
 from tests.integration.generation import open_engine
 from tests.runtimes import RUNTIMES, needs_shortfin
 
+pytestmark = pytest.mark.slow
+
 CHIP = "gfx1100"  # another takes minutes more
 MODES = [DefaultModeOptions(), ExtendAttentionOptions(token_budget=80)]
 KINDS: tuple[dict[str, Any], ...] = (

@@ -24,6 +24,8 @@ from tests.components.grammar.hostile import NEVER_COMPILED, UNLIMITED
 from tests.integration.json_schemas import SCHEMAS
 from tests.integration.served_tiny import MODEL, serving
 
+pytestmark = pytest.mark.slow
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES: list[Any] = [{"role": "user", "content": "A record, please."}]
 TEMPERATURES = (0.0, 0.7, 1.5)

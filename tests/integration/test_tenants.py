@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import httpx
+import pytest
 
 from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.api.auth import KeyRing
@@ -22,6 +23,8 @@ from tests.api.harness import BASE_URL, MODEL, TOKENIZER
 from tests.components.device_gate import Gate
 from tests.components.engine_fixture import make_rig
 from tests.components.fake_device import fake_config
+
+pytestmark = pytest.mark.slow
 
 NUM_PROMPTS = 60  # of each tenant
 MAX_TOKENS = 8

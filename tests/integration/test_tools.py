@@ -16,6 +16,8 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.dialects import TOOL_DIALECTS
 from tests.integration.served_tiny import MODEL, serving
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 MESSAGES: list[Any] = [{"role": "user", "content": "The weather, please."}]
 WEATHER = {

@@ -12,7 +12,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.otlp_collector import Collector, attributes, collecting
 from tests.integration.server_process import start, stop
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = {"traceparent": f"00-{TRACE}-{PARENT}-01"}

@@ -19,6 +19,8 @@ from shortfin_apps.llm.components.loading import EngineOptions, UseDecodeLoops
 from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 0.05  # bf16 weights, activations and K/V
 MAX_TOKENS = 20
 WINDOW = 37

@@ -97,6 +97,7 @@ def test_an_answer_without_tokens_is_the_same(tiny_artifact: Artifact, receipts:
         assert outcome_of(tiny_artifact, [receipt], name).differences == {}
 
 
+@pytest.mark.slow
 def test_another_model_is_refused_by_what_differs(
     build_tiny: BuildTiny, tiny_artifact: Artifact, receipts: list[Receipt], tmp_path: Path
 ) -> None:

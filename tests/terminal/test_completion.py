@@ -12,6 +12,8 @@ from shortfin_apps.llm.cli import COMMANDS
 from shortfin_apps.llm.components.batching import MODE_CHOICES
 from shortfin_apps.llm.terminal.completion import SHELLS, script
 
+pytestmark = pytest.mark.slow
+
 COMPLETE = """
 source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}

@@ -15,6 +15,8 @@ from bench.gpu.pack import parameters, requirements
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cpu"
 
 

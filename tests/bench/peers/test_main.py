@@ -52,6 +52,7 @@ def test_missing_requirements_are_reported_first(
     assert not (tmp_path / "logs").exists(), "no step was begun"
 
 
+@pytest.mark.slow
 def test_both_batch_modes_in_one_campaign(
     tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

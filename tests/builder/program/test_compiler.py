@@ -53,6 +53,7 @@ def test_only_dispatches_write_the_cache(target: Target, spec: ModelSpec, name: 
     assert cache_commands(text.replace(f"=> consume %{name}", f"=> %{name}")) != []
 
 
+@pytest.mark.slow
 def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
     options = replace(SMALL, device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(2,))
     result = compile_model(TINY, options, tmp_path / "model.vmfb")

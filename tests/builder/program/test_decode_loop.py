@@ -16,6 +16,8 @@ from shortfin_apps.llm.components.sampling.sampler import Sampler
 from tests.builder.compiled_model import NAN_BYTE, CompiledModel, block_table
 from tests.components.engine_fixture import call
 
+pytestmark = pytest.mark.slow
+
 ROWS, K, STEPS = 4, 8, 20
 PROMPTS = (30, 15, 1)  # one row is padding
 HOST = Sampler(frozenset(), num_candidates=K)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.builder.reference.forward import forward
 from tests.builder.compiled_model import NAN_BYTE, OTHERS, TINY, CompiledModel, Result, block_table
 
+pytestmark = pytest.mark.slow
+
 STRIDE = 16
 BUCKET = 64
 TOLERANCE = {"f32": 3e-5, "bf16": 0.1}  # as in test_graph.py

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
-from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.target import Target, resolve_target
@@ -17,6 +16,9 @@ from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.agreement import Tokens
 from tests.builder.compiled_model import GENERIC, HOST, OTHERS, ROUTED, CompiledModel, Result, block_table
 from tests.builder.golden_families import F32, POSITIONS, PROMPT, GoldenFamily, stored_weights
+from tests.compiled_programs import compile_program
+
+pytestmark = pytest.mark.slow
 
 OPTIONS = BuildOptions(
     weights="f32", kv="f32", prefill_batch_sizes=(1,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=8
@@ -104,17 +106,17 @@ def test_all_features_compile_for_every_kind_of_cpu(
     tmp_path: Path, cpu: str, weights: WeightType, name: str
 ) -> None:
     """In whole tiles, for AMX."""
-    compile_for(replace(OTHERS[name], head_dim=32), cpu, weights, tmp_path)
+    compile_for(replace(OTHERS[name], head_dim=32), cpu, weights)
 
 
 @pytest.mark.parametrize(
     ("cpu", "weights"), [("sapphirerapids", "bf16"), ("sapphirerapids", "q4"), ("haswell", "q8_0")]
 )
-def test_experts_compile_for_every_kind_of_cpu(tmp_path: Path, cpu: str, weights: WeightType) -> None:
-    compile_for(ROUTED, cpu, weights, tmp_path)
+def test_experts_compile_for_every_kind_of_cpu(cpu: str, weights: WeightType) -> None:
+    compile_for(ROUTED, cpu, weights)
 
 
-def compile_for(spec: ModelSpec, cpu: str, weights: WeightType, folder: Path) -> None:
+def compile_for(spec: ModelSpec, cpu: str, weights: WeightType) -> None:
     options = replace(OPTIONS, weights=weights, kv="bf16")
     target = resolve_target(f"cpu:{cpu}")
-    compile_text(ModelModule(spec, options, target).text(), target.flags, folder / "model.vmfb")
+    compile_program(ModelModule(spec, options, target).text(), target)

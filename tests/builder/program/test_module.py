@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.builder.blocks import Q8_0, BlockType
 from shortfin_apps.llm.builder.model.rope import Llama3Scaling
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
-from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.agreement import STRIDE, Tokens, expect, expect_extend, pages_for, prefill_row
 from tests.builder.compiled_model import GENERIC, NAN_BYTE, OTHERS, TINY, CompiledModel, block_table
+from tests.compiled_programs import compile_program
+from tests.matrices import slow_but
 
 LLAMA3 = Llama3Scaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
@@ -36,7 +37,7 @@ OF_GROUPS = (
 DECODES = [("decode_bs1", 1), ("decode_bs2", 2), ("decode_bs4", 4)]
 
 
-@pytest.fixture(params=["f32", "bf16", "int8", "kv-q8_0", *OTHERS, "routed"])
+@pytest.fixture(params=slow_but(["bf16"], ["f32", "bf16", "int8", "kv-q8_0", *OTHERS, "routed"]))
 def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> CompiledModel:
     chosen: CompiledModel = models[request.param]
     chosen.fill_cache(NAN_BYTE)
@@ -172,6 +173,7 @@ def test_values_and_indices_are_the_largest_logits(model: CompiledModel) -> None
     np.testing.assert_array_equal(result.values, np.take_along_axis(result.logits, order, axis=1))
 
 
+@pytest.mark.slow
 def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     entries = models["bf16"].program.entries
     assert sorted(entries) == sorted(
@@ -194,6 +196,7 @@ def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     assert [r.shape for r in extend.results] == [(None, 1, 8), (None, 1, 8), (None, 1, 512)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("weights", "finer"), [("q8_0", ()), ("q4", ()), ("q4", FINER), ("q4", OF_GROUPS)])
 def test_quantised_weights_agree_with_the_reference(
     device: Device, tmp_path: Path, weights: WeightType, finer: tuple[tuple[str, BlockType], ...]
@@ -219,8 +222,9 @@ def test_quantised_weights_agree_with_the_reference(
     expect(model, result.logits[0], prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cpu", ["sapphirerapids", "haswell", "apple-m1"])
-def test_weights_of_several_bits_compile_for_every_kind_of_cpu(tmp_path: Path, cpu: str) -> None:
+def test_weights_of_several_bits_compile_for_every_kind_of_cpu(cpu: str) -> None:
     """In whole tiles, for AMX."""
     options = BuildOptions(
         weights="q4", block_types=FINER, prefill_batch_sizes=(1,), decode_batch_sizes=(2,), top_k=8
@@ -228,9 +232,10 @@ def test_weights_of_several_bits_compile_for_every_kind_of_cpu(tmp_path: Path, c
     target = resolve_target(f"cpu:{cpu}")
     spec = replace(TINY, head_dim=32, num_hidden_layers=4)
     text = ModelModule(spec, options, target).text()
-    compile_text(text, target.flags, tmp_path / "model.vmfb")
+    compile_program(text, target)
 
 
+@pytest.mark.slow
 def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Path) -> None:
     """The form for GPUs, compiled for this CPU, on a model with every other shape of a Llama."""
     spec = replace(
@@ -300,6 +305,7 @@ ODD_SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ODD_SHAPES)
 def test_other_shapes_agree_with_the_reference(device: Device, tmp_path: Path, shape: str) -> None:
     spec, options = ODD_SHAPES[shape]

@@ -29,6 +29,9 @@ from tests.builder.compiled_model import (
     Result,
     block_table,
 )
+from tests.builder.conftest import MODELS, CompiledModels, Recipe
+
+pytestmark = pytest.mark.slow
 
 STRIDE = 16
 HISTORIES = np.array([32, 48, 16])  # tokens of each row in the cache; whole pages, so that every slot is read
@@ -41,38 +44,32 @@ NUMBERS = {"nan": 0x7FC00000, "all-bits": 0xFFFFFFFF, "inf": 0x7F800000, "minus-
 Tokens = npt.NDArray[np.int64]
 
 
+OPTIONS = BuildOptions(
+    weights="bf16",
+    kv="bf16",
+    prefill_batch_sizes=(1, 3),
+    decode_batch_sizes=(1, 4),
+    chunk_sizes=(32,),
+    extend_sizes=(64,),
+    top_k=8,
+)
+# The GPUs' form, and vectors without AVX-512, which this CPU runs as well.
+OTHER_FORMS: dict[str, Recipe] = {
+    "generic": (TINY, OPTIONS, GENERIC),
+    "generic-kv-q8_0": (TINY, replace(OPTIONS, kv="q8_0"), GENERIC),
+}
+if GENERIC.architecture == "x86_64":
+    OTHER_FORMS["avx2"] = (TINY, OPTIONS, resolve_target("cpu:x86-64-v3"))
+
+
 @pytest.fixture(scope="module")
-def other_forms(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompiledModel]:
-    """The GPUs' form, and vectors without AVX-512, which this CPU runs as well."""
-    options = BuildOptions(
-        weights="bf16",
-        kv="bf16",
-        prefill_batch_sizes=(1, 3),
-        decode_batch_sizes=(1, 4),
-        chunk_sizes=(32,),
-        extend_sizes=(64,),
-        top_k=8,
-    )
-    targets = {"generic": GENERIC}
-    if GENERIC.architecture == "x86_64":
-        targets["avx2"] = resolve_target("cpu:x86-64-v3")
-    made = {
-        name: CompiledModel.build(TINY, options, device, tmp_path_factory.mktemp(name), target)
-        for name, target in targets.items()
-    }
-    in_bytes = replace(options, kv="q8_0")
-    folder = tmp_path_factory.mktemp("generic-kv-q8_0")
-    return made | {"generic-kv-q8_0": CompiledModel.build(TINY, in_bytes, device, folder, GENERIC)}
+def forms(device: Device, tmp_path_factory: pytest.TempPathFactory) -> CompiledModels:
+    return CompiledModels(MODELS | OTHER_FORMS, device, tmp_path_factory)
 
 
 @pytest.fixture(params=["f32", "bf16", "int8", "kv-q8_0", "generic", "generic-kv-q8_0", "avx2"])
-def rows(
-    request: pytest.FixtureRequest, models: dict[str, CompiledModel], other_forms: dict[str, CompiledModel]
-) -> Rows:
-    everyone = models | other_forms
-    if request.param not in everyone:
-        pytest.skip("this CPU runs no such code")
-    return Rows(everyone[request.param], is_generic=request.param.startswith("generic"))
+def rows(request: pytest.FixtureRequest, forms: CompiledModels) -> Rows:
+    return Rows(forms[request.param], is_generic=request.param.startswith("generic"))
 
 
 class Rows:

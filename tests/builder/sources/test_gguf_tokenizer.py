@@ -19,6 +19,7 @@ from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.errors import BuildError
 from tests.golden.tokenizer_vocabularies import hashes
 from tests.golden.unigram import GOLDEN, NORMALISATIONS, own_unigram_ids, plain_texts
+from tests.matrices import slow_but
 
 CORPUS = ["Hello world, it's 2024 and I'll say hello 12345 times.\n\n  def f(x):\n\treturn x"] * 4
 
@@ -218,7 +219,7 @@ def unigram_keys_of_bytes(**keys: Any) -> dict[str, Any]:
     return sentence_piece_keys(**{"ggml.model": "t5", **keys})
 
 
-@pytest.mark.parametrize("rule", NORMALISATIONS)
+@pytest.mark.parametrize("rule", slow_but(set(NORMALISATIONS) - {"widths"}, NORMALISATIONS))
 def test_unigram_ids_are_sentence_pieces(rule: str) -> None:
     """But where the library loses a mark that follows a character which its map replaces."""
     recorded = json.loads(GOLDEN.read_text(encoding="utf-8"))[rule]

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import random
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -38,6 +40,16 @@ def test_no_schema_is_refused_and_all_are_answered(schema: dict[str, Any]) -> No
             json.loads(text)
 
 
+@pytest.fixture
+def usual_recursion_limit() -> Iterator[None]:
+    """Hypothesis raises it for the whole process."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("usual_recursion_limit")
 def test_a_schema_that_nests_too_deeply_is_refused_for_that() -> None:
     text = '{"items":' * 330 + "{}" + "}" * 330
     with pytest.raises(UnusableGrammar, match="it nests too deeply"):

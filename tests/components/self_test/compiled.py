@@ -28,7 +28,7 @@ from shortfin_apps.llm.components.self_test.locate import Locator
 from shortfin_apps.llm.components.self_test.self_test import SelfTest
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.self_test_file import SelfTestFile
-from tests.builder.compiled_model import compile_cached
+from tests.compiled_programs import compile_program
 
 # An entry of each kind that CPUs have, some with more than one row.
 OPTIONS = BuildOptions(
@@ -103,7 +103,7 @@ def build_model(
         spec=spec,
         options=options,
         config=model_config(spec, options),
-        vmfb=compile_cached(module_text(compiled_spec or spec, options, target), target),
+        vmfb=compile_program(module_text(compiled_spec or spec, options, target), target),
         parameters=parameters,
         file=make_self_test(source, options, target, lambda count: None),
     )

@@ -9,7 +9,7 @@ from shortfin_apps.llm.builder.model.spec import KVType
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.self_test.locate import deviation
-from tests.builder.compiled_model import compile_cached
+from tests.compiled_programs import compile_program
 from tests.components.self_test.compiled import OPTIONS, build_model, module_text, opened, with_vmfb
 
 SMALL = replace(OPTIONS, prefill_batch_sizes=(1,), decode_batch_sizes=(1, 2), chunk_sizes=(), extend_sizes=())
@@ -42,7 +42,7 @@ def test_a_flipped_bit_of_a_weight_is_found_in_its_layer(kv: KVType, tmp_path: P
 def test_an_entry_that_computes_something_else_is_found_by_its_keys(tmp_path: Path) -> None:
     target = resolve_target("cpu")
     right = module_text(SPEC, SMALL, target)
-    vmfb = compile_cached(swapped(right, "decode_bs2"), target)
+    vmfb = compile_program(swapped(right, "decode_bs2"), target)
     with opened(with_vmfb(build_model(tmp_path, SPEC, SMALL), vmfb)) as model:
         outcome = model.self_test.run()
         failures = outcome.failures(same_bits=True)

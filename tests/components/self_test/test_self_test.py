@@ -16,6 +16,7 @@ from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.components.self_test.computed import Computed
 from shortfin_apps.llm.components.self_test.self_test import Outcome
 from tests.components.self_test.compiled import OPTIONS, Built, Opened, build_model, opened
+from tests.matrices import slow_rows_but
 
 BIASED = replace(SPEC, qkv_bias=True, output_bias=True, qk_norm=True, score_scale=0.5, embedding_scale=2.0)
 SCALED = replace(
@@ -71,7 +72,7 @@ def assert_nothing_is_held(model: Opened) -> None:
         assert window.free == window.total
 
 
-@pytest.mark.parametrize(("name", "weights", "kv"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "weights", "kv"), slow_rows_but([CASES[0]], CASES), ids=str)
 def test_a_right_model_passes_with_the_same_bits_of_every_entry(
     name: str, weights: WeightType, kv: KVType, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_right_model_passes_with_the_same_bits_of_every_entry(
     assert again.bits == outcome.bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -12,13 +12,13 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.executable import executable
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.hip import CHIPS, EmulatedGpus
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from tests.builder.kernels.ahead_of_time.row_sums import row_sums
+from tests.compiled_programs import compile_program
 
 COLUMNS = 96
 KERNEL = Kernel(
@@ -66,8 +66,7 @@ EXECUTABLE
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_kernel_runs_between_those_of_iree(chip: str, emulated_gpus: EmulatedGpus, tmp_path: Path) -> None:
     text = executable(KERNEL, compile_kernel(KERNEL, "amdgpu", chip), "amdgpu")
-    vmfb = tmp_path / "model.vmfb"
-    compile_text(PROGRAM.replace("EXECUTABLE", text), resolve_target(f"hip:{chip}").flags, vmfb)
+    vmfb = compile_program(PROGRAM.replace("EXECUTABLE", text), resolve_target(f"hip:{chip}"))
     device = emulated_gpus.open(chip)
     with emulated_gpus.watch(chip):
         program = device.load_program(vmfb, [], "m")

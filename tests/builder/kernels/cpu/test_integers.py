@@ -16,6 +16,8 @@ from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.compiled_model import TINY
 from tests.kernel_families import note_compiled
 
+pytestmark = pytest.mark.slow
+
 SPEC = replace(TINY, head_dim=32, num_hidden_layers=1)
 SMALL = BuildOptions(prefill_batch_sizes=(1,), decode_batch_sizes=(1,), chunk_sizes=(), top_k=4)
 STEPS, COLUMNS = 8, 32  # of four neighbours along K in a block; of a panel

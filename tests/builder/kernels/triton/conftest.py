@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,14 +24,14 @@ def chip(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def launch(chip: str, emulated_gpus: EmulatedGpus, tmp_path: Path) -> Iterator[Launch]:
+def launch(chip: str, emulated_gpus: EmulatedGpus) -> Iterator[Launch]:
     """Compiles and loads a program; what its kernels do wrong fails the test."""
     device = emulated_gpus.open(chip)
 
     def make(inputs: Inputs, body: Body, context: LoweringContext) -> Launched:
         tables = context.rotaries[Rotation.GLOBAL].declarations()
         text = program_text(inputs, body, lambda: [*tables, *context.rendered.texts.values()])
-        return Launched(device, chip, text, inputs, tmp_path)
+        return Launched(device, chip, text, inputs)
 
     with emulated_gpus.watch(chip):
         yield make

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
-from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from tests.builder.compiled_model import ALL_DTYPES, DTYPES
+from tests.compiled_programs import compile_program
 
 Array = npt.NDArray[Any]
 Inputs = Mapping[str, tuple[str, tuple[int | str, ...]]]  # dtype and shape, a str being the name of a size
@@ -52,9 +51,8 @@ def program_text(inputs: Inputs, body: Body, declarations: Callable[[], Sequence
 class Launched:
     """The program `text` on a device of `chip`."""
 
-    def __init__(self, device: Device, chip: str, text: str, inputs: Inputs, folder: Path) -> None:
-        vmfb = folder / "kernels.vmfb"
-        compile_text(text, resolve_target(f"hip:{chip}").flags, vmfb)
+    def __init__(self, device: Device, chip: str, text: str, inputs: Inputs) -> None:
+        vmfb = compile_program(text, resolve_target(f"hip:{chip}"))
         self._device = device
         self._inputs = inputs
         self._program: Program = device.load_program(vmfb, [], "m")

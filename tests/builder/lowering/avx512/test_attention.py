@@ -28,6 +28,7 @@ from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import RowMajor
 from tests.builder.compiled_kernels import ConstantWeights, cpu_or_skip, load
 from tests.builder.compiled_model import PAGES, TINY, block_table
+from tests.matrices import slow_but
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -80,6 +81,9 @@ SHAPES = [
     *(Shape(64, 3, 16, kv="q8_0"), Shape(256, 4, 32, kv="q8_0"), Shape(32, 1, 48, window=37, kv="q8_0")),
     *(Shape(64, 8, 16, window=37, has_sinks=True), Shape(32, 20, 32, kv="q8_0", has_sinks=True)),
 ]
+
+# With a window of its own, and in bytes.
+QUICK = [("avx512", SHAPES[3]), ("avx512", SHAPES[5]), ("avx512", SHAPES[6])]
 
 
 @dataclass(frozen=True)
@@ -191,7 +195,7 @@ def entry(
 
 @pytest.fixture(
     scope="module",
-    params=[(cpu, shape) for cpu in ("amx", "avx512") for shape in SHAPES],
+    params=slow_but(QUICK, [(cpu, shape) for cpu in ("amx", "avx512") for shape in SHAPES]),
     ids=lambda case: f"{case[0]}-{case[1]}",
 )
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:

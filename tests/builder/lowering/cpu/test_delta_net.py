@@ -24,6 +24,8 @@ from tests.builder.hybrid_model import (
     in_chunks,
 )
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-4
 
 

@@ -35,6 +35,7 @@ from tests.builder.compiled_kernels import (
 )
 from tests.builder.compiled_model import GENERIC, HOST, ROUTED
 from tests.builder.emulated_tiles import EMULATED, has_the_rest, load_emulated
+from tests.matrices import slow_but
 
 EXPERTS = RoutedExperts(count=7, per_token=3, features=96)
 SPEC = replace(ROUTED, experts=EXPERTS)
@@ -95,11 +96,14 @@ def _id(form: tuple[str, Target, WeightType]) -> str:
 
 # linalg computes padding too, and its sums depend on the number of rows.
 only_vectors = pytest.mark.parametrize(
-    "experts", [form for form in FORMS if form[0] != "linalg"], ids=_id, indirect=True
+    "experts",
+    slow_but(FORMS[::5], (form for form in FORMS if form[0] != "linalg")),
+    ids=_id,
+    indirect=True,
 )
 
 
-@pytest.fixture(scope="module", params=FORMS, ids=_id)
+@pytest.fixture(scope="module", params=slow_but(FORMS[::5], FORMS), ids=_id)
 def experts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Experts:
     form, target, kind = request.param
     return build(form, target, kind, tmp_path_factory.mktemp("experts"))
@@ -182,6 +186,7 @@ def test_only_the_chosen_experts_are_computed(experts: Experts, rows: int, disti
     np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS[::4], ids=_id)
 def test_experts_may_have_gelu(form: tuple[str, Target, WeightType], tmp_path: Path) -> None:
     experts, given = build(*form, tmp_path, replace(SPEC, activation="gelu")), inputs(9)
@@ -189,6 +194,7 @@ def test_experts_may_have_gelu(form: tuple[str, Target, WeightType], tmp_path: P
     np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [form for form in FORMS if form[2] in ("f32", "bf16", "f16")], ids=_id)
 def test_experts_may_have_biases_and_the_activation_of_gpt_oss(
     form: tuple[str, Target, WeightType], tmp_path: Path
@@ -199,6 +205,7 @@ def test_experts_may_have_biases_and_the_activation_of_gpt_oss(
     np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", OWN_BLOCKS, ids=str)
 @pytest.mark.parametrize("target", [NO_TILES, NARROW], ids=["host", "narrow"])
 def test_experts_may_have_blocks_of_their_own(target: Target, blocks: BlockType, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tests.builder.compiled_kernels import (
     widen,
 )
 from tests.builder.compiled_model import HOST, TINY
+from tests.matrices import slow_but
 
 F32 = npt.NDArray[np.float32]
 
@@ -108,7 +109,7 @@ class Kernels:
         return {name: getattr(self.module, name + suffix)(*a).to_host() for name, a in arguments.items()}
 
 
-@pytest.fixture(scope="module", params=[name for name in CPUS if name != "amx"])
+@pytest.fixture(scope="module", params=slow_but(["avx512", "avx2"], (name for name in CPUS if name != "amx")))
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return Kernels.build(cpu_or_skip(request.param), tmp_path_factory.mktemp("int8"))
 

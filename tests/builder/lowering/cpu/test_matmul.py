@@ -31,6 +31,7 @@ from tests.builder.compiled_kernels import (
 )
 from tests.builder.compiled_model import DTYPES, HOST, TINY
 from tests.builder.random_blocks import BLOCK_TYPES
+from tests.matrices import slow_but
 
 FLOATS = get_args(FloatType)
 WIDENED: list[WeightType] = [kind for kind in get_args(WeightType) if kind not in ("int8", "fp8")]
@@ -116,7 +117,7 @@ CASES: list[tuple[Kind, Target, Sizes]] = [
 
 @pytest.fixture(
     scope="module",
-    params=CASES,
+    params=slow_but(CASES[::9], CASES),
     ids=lambda c: f"{c[0][1] or c[0][0]}-{NAMES[c[1].features]}-{c[2].hidden}",
 )
 def linear(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LinearKernels:

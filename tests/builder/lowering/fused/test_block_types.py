@@ -35,6 +35,7 @@ from tests.builder.compiled_kernels import (
 )
 from tests.builder.compiled_model import DTYPES, HOST, TINY, CompiledModel
 from tests.builder.random_blocks import BLOCK_TYPES, GROUPED
+from tests.matrices import slow_but
 
 INTEGERS = [each for each in BLOCK_TYPES if not each.is_e2m1]  # floats become such of 8 bits
 # Groups of GPTQ may have any multiple of 32.
@@ -55,6 +56,8 @@ CASES: list[tuple[str, BlockType, Activation]] = [
     *((cpu, GROUPED[0], "silu") for cpu in ("avx512-no-vnni", "avx-vnni", "avx2")),
     *((cpu, Q4_1, "gelu") for cpu in ("amx", "avx512", "avx2")),
 ]
+
+QUICK = [("avx512", Q8_0, "silu"), ("avx512", GROUPED[0], "silu"), ("avx2", Q4_1, "gelu")]
 
 
 def sizes(kind: BlockType, activation: Activation) -> ModelSpec:
@@ -159,7 +162,7 @@ class Kernels:
         return past
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.fixture(scope="module", params=slow_but(QUICK, CASES), ids=lambda case: "-".join(map(str, case)))
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     cpu, kind, activation = request.param
     return Kernels.build(kind, cpu_or_skip(cpu), activation, tmp_path_factory.mktemp("blocks"))
@@ -207,6 +210,7 @@ def test_results_have_the_bits_of_vnni(kernels: Kernels, of_vnni: Kernels) -> No
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cpu", ["avx512", "avx512-no-vnni", "avx2"])
 def test_a_model_agrees_with_numpy(cpu: str, device: Device, tmp_path: Path) -> None:
     target, spec = cpu_or_skip(cpu), replace(TINY, head_dim=32)

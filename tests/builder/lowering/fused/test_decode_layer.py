@@ -26,6 +26,7 @@ from tests.builder.crowd import check_in_a_crowd
 from tests.builder.decode_batch import decode_batch
 from tests.builder.lowering.avx512.test_attention import as_type
 from tests.builder.lowering.fused.test_layers import KINDS, SPEC, layer_operations, make_weights
+from tests.matrices import slow_but
 
 WHOLE_TILES = replace(SPEC, head_dim=32, window=50, windowed_layers=(1,), score_cap=20.0, has_sinks=True)
 PAGES = 80
@@ -39,6 +40,7 @@ CASES: list[tuple[str, WeightType, KVType]] = [
     *((cpu, "bf16", "bf16") for cpu in ("avx512-no-bf16", "avx2")),
     *(("avx2", "f32", "bf16"), ("avx2", "q4", "bf16")),
 ]
+QUICK = [("avx512", "bf16", "bf16"), ("avx2", "bf16", "q8_0")]
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def entry(name: str, number: int, spec: ModelSpec, options: BuildOptions, loweri
     return f"func.func @{name}({arguments}) -> ({kinds}) {{\n{lines}\nreturn {returned} : {kinds}\n}}"
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(scope="module", params=slow_but(QUICK, CASES), ids="-".join)
 def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Layers:
     cpu, kind, kv = request.param
     target, options = cpu_or_skip(cpu), BuildOptions(weights=kind, kv=kv)

@@ -32,6 +32,7 @@ from tests.builder.compiled_kernels import (
 from tests.builder.compiled_model import TINY
 from tests.builder.crowd import check_in_a_crowd
 from tests.builder.emulated_tiles import target_and_load
+from tests.matrices import slow_but
 
 # Sizes that cut K into chunks of unequal length and panels into partitions of unequal width.
 SPEC = replace(TINY, hidden_size=352, intermediate_size=1056, vocab_size=160, num_hidden_layers=2)
@@ -115,7 +116,7 @@ class Layers:
 
 @pytest.fixture(
     scope="module",
-    params=CASES,
+    params=slow_but([("avx512", "bf16", {}), ("avx512", "q4", MIXED), ("avx2", "f32", {})], CASES),
     ids=[f"{cpu}-{'mixed' if others else kind}" for cpu, kind, others in CASES],
 )
 def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Layers:
@@ -196,6 +197,7 @@ def test_results_are_batch_invariant(layers: Layers) -> None:
             np.testing.assert_array_equal(part, whole[:rows])
 
 
+@pytest.mark.slow
 def test_f16_in_tiles_saturates_where_others_keep_f32(tmp_path_factory: pytest.TempPathFactory) -> None:
     x, attended = make_inputs(40)
     for cpu, largest in (("emulated-amx", 65504.0), ("avx512-no-bf16", np.inf)):
@@ -210,6 +212,7 @@ def test_f16_in_tiles_saturates_where_others_keep_f32(tmp_path_factory: pytest.T
         assert (np.abs(unbounded - expected).max() > 0.5 * np.abs(expected).max()) == np.isfinite(largest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bf16", "int8", "q8_0"])
 def test_emulated_tiles_are_as_those_of_this_cpu(
     kind: WeightType, tmp_path_factory: pytest.TempPathFactory
@@ -225,6 +228,7 @@ def test_emulated_tiles_are_as_those_of_this_cpu(
         check(found, expected.to_host())
 
 
+@pytest.mark.slow
 def test_int8_gives_the_same_bits_on_vectors(tmp_path_factory: pytest.TempPathFactory) -> None:
     x, attended = make_inputs(600)
     tiles, vectors = (

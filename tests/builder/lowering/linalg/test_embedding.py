@@ -26,6 +26,7 @@ from tests.builder.compiled_kernels import (
 )
 from tests.builder.compiled_model import HOST, TINY
 from tests.builder.random_blocks import BLOCK_TYPES
+from tests.matrices import slow_but
 
 UNEVEN = replace(TINY, hidden_size=96, intermediate_size=112, vocab_size=48)  # half a panel, and half a tile
 # Sizes that fill AMX tiles.
@@ -35,13 +36,14 @@ NAME = "token_embd.weight"
 
 @pytest.mark.parametrize("spec", [UNEVEN, WHOLE], ids=["uneven", "whole"])
 @pytest.mark.parametrize("target", [HOST, NO_TILES, NARROW, SMMLA], ids=lambda target: NAMES[target.features])
-@pytest.mark.parametrize("kind", get_args(WeightType))
+@pytest.mark.parametrize("kind", slow_but(["bf16", "q4"], get_args(WeightType)))
 def test_a_row_is_its_tokens_and_the_last_for_ids_past_it(
     kind: WeightType, target: Target, spec: ModelSpec, tmp_path: Path
 ) -> None:
     check_rows(BuildOptions(weights=kind), target, spec, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in BLOCK_TYPES if kind.bits == 8], ids=str)
 @pytest.mark.parametrize(
     ("target", "spec"),

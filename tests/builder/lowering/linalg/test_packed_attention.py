@@ -89,6 +89,7 @@ def extend_dispatches(spec: ModelSpec, device: str, folder: Path) -> list[str]:
     return [path.read_text(encoding="utf-8") for path in folder.glob("*extend$async*.mlir")]
 
 
+@pytest.mark.slow
 @of_shortfins_release
 @pytest.mark.parametrize("spec", [ONE_LAYER, LARGE_HEADS], ids=["tiny", "heads-of-128"])
 @pytest.mark.parametrize("device", ["hip:gfx942", "hip:gfx1100"])

@@ -49,6 +49,7 @@ def test_weights_are_loaded_ahead_by_whole_words_where_tiles_do_not_divide_them(
         assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("tokens", [1, 32, 128])
 def test_floats_of_4_bits_spill_no_registers(chip: str, tokens: int) -> None:

@@ -28,6 +28,7 @@ def functions() -> dict[str, str]:
     return {part[: part.index("$")]: part for part in text.split("util.func public @")[1:]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entry", "in_layer", "others"),
     [
@@ -50,6 +51,7 @@ def test_launches_beside_those_of_layers(
     assert launched.total() == in_layer * LAYERS + len(others) + head + top_k
 
 
+@pytest.mark.slow
 def test_a_layer_with_experts_takes_nine_launches() -> None:
     options = BuildOptions(device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(4,))
     assert ROUTED.experts
@@ -66,6 +68,7 @@ def test_a_layer_with_experts_takes_nine_launches() -> None:
     assert "linalg.generic" not in decode
 
 
+@pytest.mark.slow
 def test_a_gated_delta_net_takes_four_launches_and_gated_attention_five() -> None:
     options = BuildOptions(device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(4,))
     text = ModelModule(HYBRID, options, resolve_target(options.device)).text()

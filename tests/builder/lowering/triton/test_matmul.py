@@ -117,6 +117,7 @@ def test_one_name_is_one_kernel_where_tiles_are_widened(target: Target, head_dim
         assert by_name.setdefault(kernel.name, kernel) == kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [16, 512])
 @pytest.mark.parametrize("chip", CHIPS)
 def test_norms_of_heads_spill_no_registers(chip: str, tokens: int) -> None:
@@ -125,6 +126,7 @@ def test_norms_of_heads_spill_no_registers(chip: str, tokens: int) -> None:
     expect_no_spills(kernels.project_qkv((1920, 576), tokens, SLAB), chip)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chip", "layout", "tokens"),
     [

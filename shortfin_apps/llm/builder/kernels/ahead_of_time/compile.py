@@ -1,15 +1,20 @@
 """Compiles Triton kernels ahead of time: to machine code for AMD GPUs, to PTX for NVIDIA's.
 
-Only a build needs Triton.
+Only a build needs Triton. Code is kept between builds where TRITON_CACHE_DIR, Triton's own variable, names a
+folder for it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time import llvm_ir, ptx
@@ -52,13 +57,14 @@ def _for_amd(kernel: Kernel, chip: str) -> CodeObject:
     lanes = 32 if chip.startswith("gfx1") else 64
     # One kind of matrix instruction, so that tiles of all sizes add in the same order.
     options = {"matrix_instr_nonkdim": 16}
-    with _edited(lambda ir, shared: llvm_ir.for_iree(ir, kernel.name, _num_operands(kernel), shared)):
+    edit = f"{kernel.name} {_num_operands(kernel)} {_version_of_edit()}"
+    with _edited(lambda ir, shared: llvm_ir.for_iree(ir, kernel.name, _num_operands(kernel), shared), edit):
         compiled = _compile(kernel, ("hip", chip, lanes), options)
     return CodeObject(compiled.asm["hsaco"], kernel.tuning.num_waves * lanes)
 
 
 def _for_nvidia(kernel: Kernel, chip: str) -> CodeObject:
-    with _without_cache():
+    with _chosen_cache():
         compiled = _compile(
             kernel, ("cuda", int(re.sub(r"\D", "", chip)), _WARP), {"ptx_version": _PTX_VERSION}
         )
@@ -119,29 +125,37 @@ def _signature(kernel: Kernel) -> tuple[Signature, Constants, Attributes]:
     return {name: operands.get(name, "constexpr") for name in names}, constants, attributes
 
 
+@cache
+def _version_of_edit() -> str:
+    return hashlib.sha256(Path(llvm_ir.__file__).read_bytes()).hexdigest()
+
+
 @contextmanager
-def _edited(edit: Callable[[str, int], str]) -> Iterator[None]:
-    """Triton's stage that makes LLVM IR is followed by an edit, of which its cache does not know."""
+def _edited(edit: Callable[[str, int], str], key: str) -> Iterator[None]:
+    """Triton's stage that makes LLVM IR is followed by an edit, which `key` tells from others."""
     from triton import knobs
 
     def inspect(*arguments: Any) -> tuple[str, str] | None:
         if not arguments:  # asked for what it adds to the key of Triton's cache
-            return "", ""
+            return key, hashlib.sha256(key.encode()).hexdigest()
         stages: dict[str, Any] = arguments[1]
         make = stages["llir"]
         stages["llir"] = lambda source, metadata: edit(make(source, metadata), metadata["shared"])
         return None
 
-    with _without_cache(), knobs.runtime.scope():
+    with _chosen_cache(), knobs.runtime.scope():
         knobs.runtime.add_stages_inspection_hook = inspect
         yield
 
 
 @contextmanager
-def _without_cache() -> Iterator[None]:
-    """Triton's cache is neither read nor left behind."""
+def _chosen_cache() -> Iterator[None]:
+    """Triton's cache is read and written where the user chose a folder; else nothing is left behind."""
     from triton import knobs
 
+    if os.environ.get("TRITON_CACHE_DIR"):
+        yield
+        return
     with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
         knobs.cache.dir = folder
         yield
