@@ -8,9 +8,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import orjson
 
-from shortfin_apps.llm.lone_surrogates import json_of
 from shortfin_apps.llm.components.frontend.text_workers import TextWorkers
 from shortfin_apps.llm.components.request.messages import TokenLogprobs
+from shortfin_apps.llm.lone_surrogates import json_of
 
 FEW = 1000  # which take some milliseconds
 
