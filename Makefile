@@ -33,7 +33,6 @@ test: $(VENV)/dev.stamp ## check and test in ten minutes what most changes can b
 ifdef ONLY
 	@$(PYTEST) -m "not (emulated or by_hand)" $(IN_TWO) -k "$(ONLY)" $(PYTEST_ARGS)
 else
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint amd-sample
 	@$(PYTEST) -m "not (slow or emulated or by_hand)" $(IN_TWO) $(PYTEST_ARGS)
 endif
 
@@ -48,17 +47,12 @@ IN_TWO := -n 2 --dist worksteal --benchmark-disable
 slow: $(VENV)/dev.stamp ## run the tests that `make test` leaves out, but those of `make amd`
 	@$(PYTEST) -m "slow and not (emulated or by_hand)" $(IN_TWO) $(PYTEST_ARGS)
 
-# The emulated GPU belongs to a process. `make test` runs a prefill, a decode and an extend on it.
-AMD_SAMPLE := 'tests/integration/test_hip_tokens.py::test_tokens_are_those_of_the_cpu[gfx942-chunks-trie]' \
-  'tests/integration/test_hip_tokens.py::test_tokens_are_those_of_the_cpu[gfx942-extend-none]'
-.PHONY: amd-sample amd-smollm2
-amd-sample: $(VENV)/dev.stamp has-gcc
-	@$(PYTEST) -p no:randomly $(AMD_SAMPLE)
-amd: $(VENV)/dev.stamp has-gcc ## run the tests of the AMD path on emulated GPUs, but those of `make test`
-	@$(PYTEST) -m "emulated and not by_hand" -p no:randomly $(IN_TWO) $(AMD_SAMPLE:%=--deselect %) $(PYTEST_ARGS)
+amd: $(VENV)/dev.stamp has-gcc ## run the tests of the AMD path on emulated GPUs
+	@$(PYTEST) -m "emulated and not by_hand" -p no:randomly $(IN_TWO) $(PYTEST_ARGS)
 has-gcc:
 	@command -v $${CC:-gcc} >/dev/null || { echo "make: the emulated GPU needs gcc" \
 	  "(on Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
+.PHONY: amd-smollm2
 amd-smollm2: $(VENV)/dev.stamp ## run SmolLM2-135M for gfx942 on an emulated GPU, which takes minutes
 	@$(PYTEST) -m by_hand tests/integration/test_hip_smollm2.py
 

@@ -21,6 +21,11 @@ from tests import hip, kernel_families
 from tests.hip import EmulatedGpus
 
 TINY_OPTIONS = BuildOptions()
+LONGEST = (
+    "tests/test_checks.py",
+    "tests/integration/test_hip_sample.py",
+    "tests/integration/test_smollm2.py",
+)
 
 BuildTiny = Callable[[BuildOptions], Artifact]
 
@@ -50,6 +55,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         from tests.compiled_programs import bound_cache  # imports the compiler
 
         bound_cache()
+
+
+@pytest.hookimpl(trylast=True)  # after they were shuffled
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with what takes longest, so that no process is left with it at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -104,6 +104,7 @@ def test_the_programs_for_several_cpus(several: Path, capsys: pytest.CaptureFixt
         assert {group["type"] for group in doc["parameters"]} == {"bf16", "f32"}
 
 
+@pytest.mark.slow
 def test_the_tables_list_the_programs(several: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(several), "--cpu", "x86-64-v4"]) == 0
     out = capsys.readouterr().out

@@ -87,6 +87,7 @@ def test_launches_are_those_that_a_gpu_counts(
         gpu.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", ["gfx942", "gfx1100"])
 def test_launches_are_of_the_entries_own_kernels(build_tiny: BuildTiny, chip: str) -> None:
     """IREE names a kernel by the entry that it was made for; equal ones of other entries are dropped."""

@@ -82,6 +82,7 @@ def test_a_gated_delta_net_takes_four_launches_and_gated_attention_five() -> Non
     assert names[: 2 + len(layers)] == ["prepare", "embed", *layers]
 
 
+@pytest.mark.slow
 def test_sampling_takes_two_launches(functions: dict[str, str]) -> None:
     decode, loop, sample = (
         Counter(re.findall(r"flow\.dispatch @(\w+)::", functions[f"{family}_bs4"]))
@@ -91,6 +92,7 @@ def test_sampling_takes_two_launches(functions: dict[str, str]) -> None:
     assert sample == Counter(["weigh_parts", "draw_rows"])
 
 
+@pytest.mark.slow
 def test_adjusting_rows_takes_two_launches_and_a_search_for_the_best(functions: dict[str, str]) -> None:
     launched = re.findall(r"flow\.dispatch @(\w+)::", functions["adjusted_sample_bs4"])
     best = ["best_of_chunks", "best_of_row"]

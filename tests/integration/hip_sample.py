@@ -1,0 +1,47 @@
+"""Prefills and decodes of `random:tiny` on an emulated gfx942, against the CPU's tokens.
+
+    python -m tests.integration.hip_sample FOLDER
+
+The emulated GPU belongs to a process, so test_hip_sample.py runs this in one of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.builder import build
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.components.loading import EngineOptions
+from tests.hip import EmulatedGpus
+from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
+
+CHIP = "gfx942"
+TOLERANCE = 0.1  # both are rounded to bf16, at other places
+MAX_TOKENS = 6
+PROMPTS = [[(7 * index + 3 * length) % 250 for index in range(length)] for length in (1, 16, 63, 130)]
+SIZES = BuildOptions(prefill_batch_sizes=(2,), decode_batch_sizes=(4,))
+
+
+def tokens_of(artifact: Artifact, options: EngineOptions) -> list[Continuation]:
+    with open_engine(artifact, options) as engine:
+        return generate(engine, PROMPTS, MAX_TOKENS)
+
+
+def main(folder: Path) -> None:
+    expected = tokens_of(build("random:tiny", folder / "cpu", SIZES, QuietProgress()), EngineOptions())
+    for_gpu = BuildOptions(
+        device=f"hip:{CHIP}",
+        prefill_batch_sizes=SIZES.prefill_batch_sizes,
+        decode_batch_sizes=SIZES.decode_batch_sizes,
+    )
+    artifact = build("random:tiny", folder / "gpu", for_gpu, QuietProgress())
+    with EmulatedGpus().watch(CHIP):
+        got = tokens_of(artifact, EngineOptions(device="hip"))
+    assert_all_same(expected, got, TOLERANCE, MAX_TOKENS)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
