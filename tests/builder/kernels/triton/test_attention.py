@@ -22,6 +22,8 @@ from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs, rounded
+from tests.hip import CHIPS
+from tests.matrices import every_pair
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -36,7 +38,7 @@ F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 LAYER = 1
 SINKS = np.array([-200.0, 0.5, 3.0, 200.0], np.float32)  # of no weight to all of it
-TOLERANCES: dict[str, float] = {"f32": 1e-4, "f16": 2e-2, "bf16": 5e-2}
+TOLERANCES: dict[FloatType, float] = {"f32": 1e-4, "f16": 2e-2, "bf16": 5e-2}
 SPECS = {
     "shared": TINY,
     "smollm2": replace(TINY, num_attention_heads=9, num_key_value_heads=3, head_dim=64),
@@ -193,22 +195,16 @@ def check(spec: ModelSpec, dtype: FloatType, chip: str, launch: Launch, batches:
             assert np.isfinite(out).all()
 
 
-EACH_KIND = pytest.mark.parametrize(
-    ("spec", "dtype"),
-    [
-        pytest.param(SPECS[name], dtype, id=f"{name}-{dtype}")
-        for name, dtype in [
-            *(("shared", dtype) for dtype in TOLERANCES),
-            ("smollm2", "bf16"),
-            ("not-a-power-of-two", "f32"),
-            ("not-a-power-of-two", "bf16"),
-            ("many-share", "f16"),
-            ("window", "f32"),
-            ("sinks", "f32"),
-            ("wide-window", "bf16"),
-        ]
-    ],
-)
+KINDS: list[tuple[str, FloatType]] = [
+    *(("shared", dtype) for dtype in TOLERANCES),
+    ("smollm2", "bf16"),
+    ("not-a-power-of-two", "f32"),
+    ("not-a-power-of-two", "bf16"),
+    ("many-share", "f16"),
+    ("window", "f32"),
+    ("sinks", "f32"),
+    ("wide-window", "bf16"),
+]
 
 
 PACKED = [
@@ -231,10 +227,17 @@ DECODES = [
 ]
 
 
-@EACH_KIND
-@pytest.mark.parametrize("rows", [PACKED, PREFILLS, DECODES], ids=["packed", "prefills", "decodes"])
-def test_attention(rows: list[Rows], spec: ModelSpec, dtype: FloatType, chip: str, launch: Launch) -> None:
-    check(spec, dtype, chip, launch, rows)
+ALL_ROWS = {"packed": PACKED, "prefills": PREFILLS, "decodes": DECODES}
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "chip"),
+    every_pair(list(ALL_ROWS), KINDS, CHIPS),
+    ids=lambda each: "-".join(each) if isinstance(each, tuple) else each,
+)
+def test_attention(rows: str, kind: tuple[str, FloatType], chip: str, launch: Launch) -> None:
+    name, dtype = kind
+    check(SPECS[name], dtype, chip, launch, ALL_ROWS[rows])
 
 
 @pytest.mark.parametrize("rows", [PACKED[2], DECODES[3]], ids=["packed", "decode"])

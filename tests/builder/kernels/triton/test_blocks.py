@@ -22,6 +22,8 @@ from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs, rounded
 from tests.builder.random_blocks import GROUPED, random_blocks
+from tests.hip import CHIPS
+from tests.matrices import every_pair
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -35,9 +37,10 @@ SPEC = replace(TINY, hidden_size=96, intermediate_size=160, vocab_size=70)
 STRIDE, LAYER, PAGES = 16, 1, 90
 OPTIONS = BuildOptions(weights="q8_0", kv="f32", block_seq_stride=STRIDE)
 TOLERANCE = 8e-2
-EACH_KIND = pytest.mark.parametrize("kind", [Q8_0, Q4_1], ids=str)
+KINDS = [Q8_0, Q4_1]
 # Numbers of tokens that are known when a kernel is compiled, or not.
-EACH_TILE = pytest.mark.parametrize("tokens", [1, 16, 30, 50, "tokens"])
+TILED = [1, 16, 30, 50, "tokens"]
+EVERY_PAIR = pytest.mark.parametrize(("tokens", "kind", "chip"), every_pair(TILED, KINDS, CHIPS), ids=str)
 
 
 class Given:
@@ -92,8 +95,7 @@ def lower(e: Emitter, kernels: TritonLayers, run: Sequence[Operation], values: V
     Lowering(by_kind, RenderedKernels(), kernels).lower(e, run, values, [])
 
 
-@EACH_KIND
-@EACH_TILE
+@EVERY_PAIR
 def test_a_weight_is_rounded_once(kind: BlockType, tokens: int | str, chip: str, launch: Launch) -> None:
     """A row of x that is zero but for a one shows a column of the weight."""
     weight = blocks(72, SPEC.hidden_size, kind)
@@ -145,8 +147,7 @@ def test_other_types_of_blocks(
             np.testing.assert_allclose(found, weight.dequantise()[ids], rtol=1e-6, atol=1e-6)
 
 
-@EACH_KIND
-@EACH_TILE
+@EVERY_PAIR
 def test_a_feed_forward(kind: BlockType, tokens: int | str, chip: str, launch: Launch) -> None:
     """Embedding with norm, gated pair, projection with residual and norm, and head."""
     hidden, ffn, vocab = SPEC.hidden_size, SPEC.intermediate_size, SPEC.vocab_size
@@ -184,7 +185,7 @@ def normed(x: F32, weight: F32) -> F32:
     return result
 
 
-@EACH_KIND
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("tokens", [1, "tokens"])
 def test_keys_and_values(kind: BlockType, tokens: int | str, chip: str, launch: Launch) -> None:
     """They are found in the cache of a token each, with their tokens' rotations."""
