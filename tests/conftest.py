@@ -64,11 +64,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
-def pytest_collection_finish() -> None:
-    """Imported modules and collected tests stay to the end, so no search for garbage looks at them again.
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Prepares the process for the tests that it will run.
 
-    With them such searches are so long that Python makes few, and memory of devices that were closed stays.
+    The emulated GPU is that of hip.SETTINGS, whichever test loads it first. Imported modules and collected
+    tests stay to the end, so no search for garbage looks at them again: with them such searches are so long
+    that Python makes few, and memory of devices that were closed stays.
     """
+    if any(item.get_closest_marker("emulated") for item in session.items):
+        os.environ.update(hip.SETTINGS.environment())
     gc.collect()
     gc.freeze()
 
