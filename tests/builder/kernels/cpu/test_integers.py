@@ -53,8 +53,7 @@ def per_matmul(found: dict[str, Counter[str]], instruction: str) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("weights", ["q8_0", "q4"])
-@pytest.mark.parametrize("cpu", ["neoverse-n1", "apple-m1"])
+@pytest.mark.parametrize(("cpu", "weights"), [("neoverse-n1", "q8_0"), ("apple-m1", "q4")])
 def test_neon_multiplies_blocks_with_sdot(cpu: str, weights: WeightType, tmp_path: Path) -> None:
     found = instructions(f"cpu:{cpu}", weights, tmp_path)
     # For tiles of two rows and of one, with four columns each.
@@ -72,8 +71,9 @@ def test_neon_multiplies_bytes_with_sdot(tmp_path: Path) -> None:
     assert not any(per_matmul(found, "smmla"))
 
 
-@pytest.mark.parametrize("weights", ["q8_0", "q4"])
-@pytest.mark.parametrize("cpu", ["neoverse-v1", "neoverse-v2", "apple-m2"])
+@pytest.mark.parametrize(
+    ("cpu", "weights"), [("neoverse-v1", "q8_0"), ("neoverse-v2", "q4"), ("apple-m2", "q8_0")]
+)
 def test_neon_multiplies_blocks_of_two_rows_with_smmla(cpu: str, weights: WeightType, tmp_path: Path) -> None:
     found = instructions(f"cpu:{cpu}", weights, tmp_path)
     # Half as many products as by SDOT for tiles of two rows, and as many for one.
