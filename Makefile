@@ -17,7 +17,7 @@ ARTIFACT ?= .artifacts/smollm2-135m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install serve test check slow amd has-gcc border newest newest-install soak lint format bench clean
+.PHONY: help install serve test check slow amd amd-smollm2 has-gcc border newest newest-install soak lint format bench clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,7 +52,6 @@ amd: $(VENV)/dev.stamp has-gcc ## run the tests of the AMD path on emulated GPUs
 has-gcc:
 	@command -v $${CC:-gcc} >/dev/null || { echo "make: the emulated GPU needs gcc" \
 	  "(on Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
-.PHONY: amd-smollm2
 amd-smollm2: $(VENV)/dev.stamp ## run SmolLM2-135M for gfx942 on an emulated GPU, which takes minutes
 	@$(PYTEST) -m by_hand tests/integration/test_hip_smollm2.py
 
@@ -91,10 +90,7 @@ soak: $(VENV)/runtime.stamp ## press a server for a minute with clients that lea
 	@$(BIN)/python bench/soak.py .artifacts/random-tiny --minutes 1
 
 lint: $(VENV)/dev.stamp ## check format, style, spelling and types
-	@$(BIN)/python -m ruff format --check
-	@$(BIN)/python -m ruff check
-	@$(BIN)/python -m codespell_lib docs bench *.md
-	@$(BIN)/python -m mypy
+	@$(PYTEST) tests/test_checks.py
 
 format: $(VENV)/dev.stamp ## rewrite the sources in the house style
 	@$(BIN)/python -m ruff check --fix

@@ -1,4 +1,4 @@
-"""Format, style, spelling and types, which `make lint` checks as well."""
+"""Format, style, spelling and types: all of `make lint`."""
 
 from __future__ import annotations
 
