@@ -8,6 +8,7 @@ The emulated GPU belongs to a process, so test_hip_sample.py runs this in one of
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from shortfin_apps.llm.artifact.artifact import Artifact
@@ -32,11 +33,7 @@ def tokens_of(artifact: Artifact, options: EngineOptions) -> list[Continuation]:
 
 def main(folder: Path) -> None:
     expected = tokens_of(build("random:tiny", folder / "cpu", SIZES, QuietProgress()), EngineOptions())
-    for_gpu = BuildOptions(
-        device=f"hip:{CHIP}",
-        prefill_batch_sizes=SIZES.prefill_batch_sizes,
-        decode_batch_sizes=SIZES.decode_batch_sizes,
-    )
+    for_gpu = replace(SIZES, device=f"hip:{CHIP}")
     artifact = build("random:tiny", folder / "gpu", for_gpu, QuietProgress())
     with EmulatedGpus().watch(CHIP):
         got = tokens_of(artifact, EngineOptions(device="hip"))
