@@ -1,5 +1,6 @@
-// Runs `EMULATED_GPU_PYTHON -P -m emulated_gpu.translate` once for each code object (-P: nothing
-// is imported from the working folder).
+// Has `EMULATED_GPU_PYTHON -P -m emulated_gpu.translate --serve` translate code objects (-P: nothing is imported
+// from the working folder). Loading its tables takes ten times as long as a translation, so each process
+// starts one and keeps it; it ends when the socket to it closes.
 //
 // Programs are kept in EMULATED_GPU_CACHE, named after the code object's hash; library.py gives each version
 // of the translator a folder of its own. Several processes and threads may want the same one: the first to
@@ -9,12 +10,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -63,20 +66,66 @@ static char **environment_with_path(char **variable) {
   return copy;
 }
 
-// The exit status, or -1 where no process was started.
-static int run_translator(const char *python, const paths_t *p) {
-  char *const arguments[] = {(char *)python, "-P", "-m", "emulated_gpu.translate", (char *)p->code_object,
-                             (char *)p->partial, NULL};
+static pthread_mutex_t lock_of_translator = PTHREAD_MUTEX_INITIALIZER;
+static struct { pid_t owner, child; int socket; } translator = {.socket = -1};
+
+static void stop_translator(void) {
+  if (translator.socket < 0) return;
+  close(translator.socket);
+  translator.socket = -1;
+  if (translator.owner == getpid())
+    while (waitpid(translator.child, NULL, 0) < 0 && errno == EINTR) {}
+}
+
+static bool start_translator(const char *python) {
+  char *const arguments[] = {(char *)python, "-P", "-m", "emulated_gpu.translate", "--serve", NULL};
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) return false;
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  for (int standard = STDIN_FILENO; standard <= STDOUT_FILENO; standard++)
+    posix_spawn_file_actions_adddup2(&actions, ends[1], standard);
   char *variable;
   char **environment = environment_with_path(&variable);
   pid_t child;
-  int status = -1;
-  errno = posix_spawnp(&child, python, NULL, NULL, arguments, environment);
-  if (!errno)
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+  const bool is_started = !posix_spawnp(&child, python, &actions, NULL, arguments, environment);
+  posix_spawn_file_actions_destroy(&actions);
   free(environment);
   free(variable);
-  return status;
+  close(ends[1]);
+  if (!is_started) {
+    close(ends[0]);
+    return false;
+  }
+  translator.owner = getpid();
+  translator.child = child;
+  translator.socket = ends[0];
+  return true;
+}
+
+// Sends the two paths, a line each; the answer is a line with 0 for success.
+static bool ask_translator(const paths_t *p) {
+  char request[2 * PATH_MAX + 2], answer[2];
+  const size_t bytes = snprintf(request, sizeof request, "%s\n%s\n", p->code_object, p->partial);
+  for (size_t sent = 0; sent < bytes;) {
+    const ssize_t now = send(translator.socket, request + sent, bytes - sent, MSG_NOSIGNAL);
+    if (now < 0 && errno != EINTR) return false;
+    if (now > 0) sent += now;
+  }
+  ssize_t received;
+  do received = recv(translator.socket, answer, sizeof answer, MSG_WAITALL);
+  while (received < 0 && errno == EINTR);
+  return received == sizeof answer && answer[0] == '0';
+}
+
+// One that does not answer 0 is not asked again. A fork has its parent's socket, and starts its own.
+static bool run_translator(const char *python, const paths_t *p) {
+  pthread_mutex_lock(&lock_of_translator);
+  if (translator.owner != getpid()) stop_translator();
+  const bool is_translated = (translator.socket >= 0 || start_translator(python)) && ask_translator(p);
+  if (!is_translated) stop_translator();
+  pthread_mutex_unlock(&lock_of_translator);
+  return is_translated;
 }
 
 static bool translate(const void *code_object, size_t bytes, const paths_t *p, char *error,
@@ -86,9 +135,8 @@ static bool translate(const void *code_object, size_t bytes, const paths_t *p, c
     snprintf(error, error_size, "cannot write %s: %s", p->code_object, strerror(errno));
     return false;
   }
-  const int status = run_translator(python ? python : "python3", p);
-  if (status || rename(p->partial, p->program)) {
-    snprintf(error, error_size, "the translator failed on %s (status %d)", p->code_object, status);
+  if (!run_translator(python ? python : "python3", p) || rename(p->partial, p->program)) {
+    snprintf(error, error_size, "the translator failed on %s", p->code_object);
     return false;
   }
   unlink(p->code_object);  // kept where it failed, to look at

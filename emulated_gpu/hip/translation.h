@@ -1,4 +1,4 @@
-// From a code object to a program file, by emulated_gpu/translate in a process of its own.
+// From a code object to a program file, by emulated_gpu/translate in another process.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

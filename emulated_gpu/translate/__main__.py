@@ -1,10 +1,18 @@
-"""`python -m emulated_gpu.translate CODE_OBJECT PROGRAM` translates a code object to a program file."""
+"""`python -m emulated_gpu.translate CODE_OBJECT PROGRAM` translates a code object to a program file.
+
+With `--serve`, it does so for every pair of lines of its standard input that name the two files.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
+import traceback
 from collections import Counter
 from pathlib import Path
+from typing import BinaryIO
 
 from emulated_gpu.translate.kernel import translate
 from emulated_gpu.translate.program import KernelProgram, pack
@@ -16,13 +24,41 @@ def inventory(kernels: list[KernelProgram]) -> Counter[str]:
     return Counter(record.operation for each in kernels for record in each.records)
 
 
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answers each request with a line, 0 or 1 where it failed, until there are no more.
+
+    A request is two lines, the paths of the code object and of the program file to write.
+    """
+    while code_object := requests.readline():
+        program = requests.readline()
+        try:
+            kernels = translate(read_code_object(_path(code_object).read_bytes()))
+            _path(program).write_bytes(pack(kernels))
+            answers.write(b"0\n")
+        except Exception:
+            traceback.print_exc()
+            answers.write(b"1\n")
+        answers.flush()
+
+
+def _path(line: bytes) -> Path:
+    return Path(os.fsdecode(line.rstrip(b"\n")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m emulated_gpu.translate", description=__doc__)
-    parser.add_argument("code_object", type=Path)
+    parser.add_argument("code_object", type=Path, nargs="?")
     parser.add_argument("program", type=Path, nargs="?", help="the program file to write")
+    parser.add_argument("--serve", action="store_true", help="translate what standard input names")
     parser.add_argument("--inventory", action="store_true", help="print the operations, most frequent first")
     parser.add_argument("--missing", action="store_true", help="print only what could not be translated")
     arguments = parser.parse_args()
+    if arguments.serve:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+        return
+    if arguments.code_object is None:
+        parser.error("which code object?")
     kernels = translate(read_code_object(arguments.code_object.read_bytes()))
     if arguments.program is not None:
         arguments.program.write_bytes(pack(kernels))

@@ -136,6 +136,42 @@ def test_a_translator_that_fails_makes_the_load_fail_and_keeps_the_code_object(t
     assert kept.read_bytes() == image.read_bytes()
 
 
+KEEPS_ONE_TRANSLATOR = """
+import ctypes, os, signal, sys
+gpu = ctypes.CDLL(os.environ["IREE_HIP_DYLIB_PATH"] + "/libamdhip64.so")
+module = ctypes.c_void_p()
+
+def load(path):
+    return gpu.hipModuleLoadData(ctypes.byref(module), open(path, "rb").read())
+
+def translators():
+    with open(f"/proc/self/task/{os.getpid()}/children") as children:
+        return [int(each) for each in children.read().split()]
+
+first, second, third, fourth = sys.argv[1:]
+assert load(first) == load(second) == 0
+(translator,) = translators()
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+else:
+    assert load(third) == 0  # with another one
+    os._exit(translators() == [translator])
+assert translators() == [translator]
+os.kill(translator, signal.SIGKILL)
+assert load(fourth) != 0 and load(fourth) == 0
+assert translators() != [translator]
+"""
+
+
+def test_a_process_keeps_one_translator_and_starts_another_when_that_ends(tmp_path: Path) -> None:
+    for name in "abcd":
+        (tmp_path / name).write_bytes(code_object("gfx942", [KernelSource(name, [END])]))
+    images = [tmp_path / name for name in "abcd"]
+    cache = str(tmp_path / "programs")
+    result = run(KEEPS_ONE_TRANSLATOR, EmulatedGpu(), *images, EMULATED_GPU_CACHE=cache)
+    assert (result.returncode, result.stderr.count("Traceback")) == (0, 0), result.stderr
+
+
 def test_programs_are_kept_by_the_translator_s_version() -> None:
     assert program_cache() == program_cache()
     assert program_cache().parent.name == "programs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from emulated_gpu.translate import pack, translate
+from emulated_gpu.translate.__main__ import serve
 from shortfin_apps.llm.gpu_code.code_object import read_code_object
 from tests.code_objects import largest_code_object
 from tests.conftest import BuildTiny
@@ -30,6 +32,21 @@ def test_writes_the_program(code_object: Path, tmp_path: Path) -> None:
     assert run(code_object, tmp_path / "program") == ""
     expected = pack(translate(read_code_object(code_object.read_bytes())))
     assert (tmp_path / "program").read_bytes() == expected
+
+
+def test_serves_requests_also_after_one_that_failed(
+    code_object: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_bytes(b"no code object")
+    programs = [tmp_path / name for name in "abc"]
+    pairs = zip((code_object, wrong, code_object), programs, strict=True)
+    answers = io.BytesIO()
+    serve(io.BytesIO("".join(f"{each}\n{program}\n" for each, program in pairs).encode()), answers)
+    assert answers.getvalue() == b"0\n1\n0\n"
+    assert [path.exists() for path in programs] == [True, False, True]
+    assert programs[0].read_bytes() == programs[2].read_bytes()
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_counts_operations(code_object: Path) -> None:
