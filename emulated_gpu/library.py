@@ -22,7 +22,7 @@ from emulated_gpu.errors import EmulatedGpuError
 SOURCES = Path(__file__).parent
 ROOT = SOURCES.parent
 LIBRARY = "libamdhip64.so"  # the name that IREE looks for in the folder IREE_HIP_DYLIB_PATH
-FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"]
+FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # It starts threads, so it must never be unloaded.
 LINK_FLAGS = ["-shared", "-Wl,-z,nodelete", "-Wl,-z,defs", "-lm", "-lpthread"]
