@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.agreement import Tokens
-from tests.builder.compiled_model import GENERIC, HOST, OTHERS, ROUTED, CompiledModel, Result, block_table
+from tests.builder.compiled_model import GENERIC, HOST, OTHERS, CompiledModel, Result, block_table
 from tests.builder.golden_families import F32, POSITIONS, PROMPT, GoldenFamily, stored_weights
 from tests.compiled_programs import compile_program
 
@@ -93,30 +94,18 @@ def compute(model: CompiledModel, prompt: Tokens) -> list[F32]:
     return [decoded.logits[0], prefilled.logits[0], extended.logits[0]]
 
 
-@pytest.mark.parametrize("name", OTHERS)
+KINDS_OF_CPU: list[tuple[str, WeightType]] = [
+    *(("sapphirerapids", "bf16"), ("sapphirerapids", "q4"), ("sapphirerapids", "int8"), ("znver4", "int8")),
+    *(("znver4", "q4"), ("cascadelake", "q8_0"), ("alderlake", "q4"), ("haswell", "q8_0")),
+]
+
+
 @pytest.mark.parametrize(
-    ("cpu", "weights"),
-    [
-        *(("sapphirerapids", weights) for weights in ("bf16", "q4", "int8")),
-        *(("znver4", "int8"), ("znver4", "q4"), ("cascadelake", "q8_0")),
-        *(("alderlake", "q4"), ("haswell", "q8_0")),
-    ],
+    ("cpu", "weights", "name"),
+    [(*kind, name) for kind, name in zip(KINDS_OF_CPU, cycle(OTHERS), strict=False)],
 )
-def test_all_features_compile_for_every_kind_of_cpu(
-    tmp_path: Path, cpu: str, weights: WeightType, name: str
-) -> None:
+def test_all_features_compile_for_every_kind_of_cpu(cpu: str, weights: WeightType, name: str) -> None:
     """In whole tiles, for AMX."""
-    compile_for(replace(OTHERS[name], head_dim=32), cpu, weights)
-
-
-@pytest.mark.parametrize(
-    ("cpu", "weights"), [("sapphirerapids", "bf16"), ("sapphirerapids", "q4"), ("haswell", "q8_0")]
-)
-def test_experts_compile_for_every_kind_of_cpu(cpu: str, weights: WeightType) -> None:
-    compile_for(ROUTED, cpu, weights)
-
-
-def compile_for(spec: ModelSpec, cpu: str, weights: WeightType) -> None:
-    options = replace(OPTIONS, weights=weights, kv="bf16")
+    spec = replace(OTHERS[name], head_dim=32)
     target = resolve_target(f"cpu:{cpu}")
-    compile_program(ModelModule(spec, options, target).text(), target)
+    compile_program(ModelModule(spec, replace(OPTIONS, weights=weights, kv="bf16"), target).text(), target)

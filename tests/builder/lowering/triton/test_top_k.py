@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.lowering.triton.top_k import top_k_kernels
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [272, 49152, 128256])
+@pytest.mark.parametrize("size", [272, 128256])
 @pytest.mark.parametrize("chip", CHIPS)
 def test_no_registers_are_spilled(chip: str, size: int) -> None:
     for kernel in top_k_kernels(size, 64, "amdgpu"):
