@@ -7,6 +7,7 @@ import resource
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,22 @@ def test_close_waits_for_invocations_in_flight(runtime: Runtime, artefacts: Path
     device.close()
     pending.wait()
     device.close()
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_closed_device_needs_no_search_for_garbage(runtime: Runtime, artefacts: Path) -> None:
+    """With it go the buffers of its driver."""
+    device = open_device("cpu", runtime)
+    program = device.load_program(artefacts / "fenced.vmfb", [artefacts / "model.irpa"], "m")
+    (result,) = program.submit("double_i64", [device.upload(np.ones((1, 2), np.int64))]).wait()
+    gc.disable()
+    try:
+        device.close()
+        freed = weakref.ref(device)
+        del device, program, result
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_an_entry_whose_memory_is_its_callers_says_how_much_it_needs(device: Device, folder: Path) -> None:
