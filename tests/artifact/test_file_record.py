@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shortfin_apps.llm.artifact import file_record
 from shortfin_apps.llm.artifact.file_record import BLOCK_BYTES, FileRecord, record, wrong_files, wrong_sizes
 
 
@@ -58,3 +62,43 @@ def test_an_interrupt_ends_the_reading(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         wrong_files(tmp_path, files, interrupt)
     assert len(read) == 1
+
+
+@pytest.mark.timeout(60)
+def test_an_interrupt_ends_the_reading_of_the_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = threading.Event()
+
+    class Stop(threading.Event):
+        def set(self) -> None:
+            super().set()
+            stopped.set()
+
+    def advance(count: int) -> None:
+        read.append(count)
+        if len(read) == 2:  # both files have begun
+            begun.set()
+        begun.wait()
+        if threading.current_thread() not in first:
+            stopped.wait(5)
+            return
+        raise KeyboardInterrupt
+
+    def read_first(*arguments: Any) -> str | None:
+        if arguments[0] == tmp_path / "a":
+            first.append(threading.current_thread())
+        return read_content(*arguments)
+
+    first: list[threading.Thread] = []
+    read_content = file_record._wrong_content
+    monkeypatch.setattr(file_record, "_wrong_content", read_first)
+    monkeypatch.setattr(file_record, "Event", Stop)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    begun = threading.Event()
+    read: list[int] = []
+    for name in "ab":
+        (tmp_path / name).write_bytes(bytes(8 * BLOCK_BYTES))
+    with pytest.raises(KeyboardInterrupt):
+        wrong_files(tmp_path, {name: record(tmp_path / name) for name in "ab"}, advance)
+    assert len(read) == 2
