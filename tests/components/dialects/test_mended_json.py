@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.dialects.mended_json import MAX_DEPTH, MendedJson, mended
+from shortfin_apps.llm.components.dialects.mended_json import MAX_DEPTH, MendedJson, begins_member, mended
 
 # Texts behind `{`, and what is written of them with it.
 CASES = {
@@ -90,3 +90,8 @@ def test_every_text_becomes_an_object_that_parses(text: str, size: int) -> None:
 def test_only_an_array_or_object_alone_is_mended() -> None:
     assert mended("[1, None]") == "[1, null]"
     assert [mended(text) for text in ("", "1", "{} x", "[1", "{{}}")] == [None] * 5
+
+
+def test_a_member_begins_with_a_quote_or_a_word() -> None:
+    assert all(map(begins_member, "\"'}a_1"))
+    assert not any(map(begins_member, " \n{[:,<"))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from shortfin_apps.llm.components.dialects.json_types import MAX_DEPTH
 from shortfin_apps.llm.components.dialects.lark import Lark
 from shortfin_apps.llm.components.dialects.raw_text import FORMATS, _alternatives, fitting_text
 from shortfin_apps.llm.errors import InvalidRequestError
@@ -13,6 +14,13 @@ from tests.components.dialects.test_lark import compiled, tokenizer_with
 END = "\n<end>\n"
 ROOT = {"$defs": {"short": {"type": "string", "maxLength": 2}, "loop": {"$ref": "#/$defs/loop"}}}
 ROOT["$defs"]["many"] = {"allOf": [{"$ref": "#/$defs/many"}] * 9}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A length inside `allOf` as often as `depth`."""
+    return {"allOf": [nested(depth - 1)]} if depth else {"maxLength": 1}
+
+
 # Of each schema: texts that fit, and others.
 CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "length": ({"minLength": 1, "maxLength": 3}, ["a", "\nü\n"], ["", "abcd"]),
@@ -26,6 +34,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "not": ({"not": {"enum": ["x", 3]}}, ["", "xx"], ["x"]),
     "not of another type": ({"not": {"type": "integer"}}, ["3"], []),
     "all": ({"allOf": [{"$ref": "#/$defs/short"}, {"pattern": "a"}]}, ["a", "xa"], ["x", "aaa"]),
+    "as deep as may be": (nested(MAX_DEPTH), ["a"], ["aa"]),
     "any": ({"anyOf": [{"const": "a"}, {"minLength": 3}]}, ["a", "bcd"], ["b"]),
     "one": ({"oneOf": [{"maxLength": 3}, {"minLength": 2}]}, ["a", "abcd"], ["ab"]),
     "date": ({"format": "date"}, ["2024-02-29"], ["2024-02-30", "x2024-01-01"]),
