@@ -53,6 +53,18 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def test_who_leaves_waits_no_more() -> None:
+    jobs = Jobs(1)
+    await jobs.add("a0", "b0", "b1", "c0")
+    await jobs.cancel("b0")
+    await jobs.cancel("c0")
+    assert {tenant: len(turns) for tenant, turns in jobs.turns._waiting.items()} == {"b": 1}
+    await jobs.end("a0")
+    assert jobs.started == ["a0", "b1"]
+    await jobs.end("b1")
+    assert jobs.is_empty()
+
+
 async def test_one_tenant_leaves_places_to_others() -> None:
     jobs = Jobs(4)
     await jobs.add(*(f"a{i}" for i in range(24)))
