@@ -122,11 +122,12 @@ def drawn(folders: Sequence[str], count: int, seed: int) -> list[Mutant]:
 
 
 def tests_for(path: Path) -> list[list[str]]:
-    """What to run in turn: the mirrored file, its folder, and all."""
+    """What to run in turn: the mirrored file, the folder where it is or would be, and all."""
     inner = path.relative_to(PACKAGE)
-    mirrored, folder = Path("tests", inner.parent, f"test_{inner.name}"), Path("tests", inner.parent)
-    existing = [str(each) for each in (mirrored, folder) if (ROOT / each).exists()]
-    return [*([each] for each in existing), []]
+    folder = next(Path("tests", each) for each in inner.parents if (ROOT / "tests" / each).exists())
+    mirrored = Path("tests", inner.parent, f"test_{inner.name}")
+    files = [[str(mirrored)]] if (ROOT / mirrored).exists() else []
+    return [*files, [str(folder)], []]
 
 
 def is_noticed(mutant: Mutant, timeout_s: int) -> str | None:

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from shortfin_apps.llm.api.admin import LogLevelBody
 from shortfin_apps.llm.api.anthropic.schema import MESSAGES_BODIES
 from shortfin_apps.llm.api.responses.schema import RESPONSES_BODIES
-from shortfin_apps.llm.api.schema import BODIES, MAX_ABORTED, Body
+from shortfin_apps.llm.api.schema import BODIES, MAX_ABORTED, Body, ToolCall
 from tests.api.harness import CHAT, COMPLETIONS, TOKENIZER, Harness
 
 
@@ -28,6 +28,13 @@ async def test_every_type_of_prompt(
         p for p in prompt_token_ids for _ in range(2)
     ]
     assert response.json()["usage"]["prompt_tokens"] == sum(map(len, prompt_token_ids))
+
+
+@pytest.mark.parametrize("named", [{}, {"id": "call_1"}])
+def test_a_template_sees_the_id_of_a_call_that_has_one(named: dict[str, str]) -> None:
+    call = ToolCall.model_validate({**named, "function": {"name": "f", "arguments": '{"a": 1}'}})
+    function = {"name": "f", "arguments": {"a": 1}}
+    assert call.for_template() == {**named, "type": "function", "function": function}
 
 
 async def test_text_parts_are_joined(harness: Harness) -> None:

@@ -76,6 +76,7 @@ CASES: list[tuple[dict[str, Any], str, str | None, str]] = [
     ({"$ref": "#/$defs/no"}, "5", None, r"\$ref"),
     ({"$ref": "http://x/y"}, "5", None, r"\$ref"),
     ({"type": "array", "items": {"type": "any"}, "maxItems": 1}, "[5]", "[5, 5]", "items.type"),
+    ({"type": "array", "items": [5]}, "[5]", '"a"', "items"),
     ({"type": "string", "enum": [1, 2]}, '"ab"', "1", "enum"),
     ({"minimum": 5, "maximum": 4, "type": "integer"}, "7", '"a"', "minimum"),
     ({"type": "integer", "minimum": float("inf")}, "7", '"a"', "minimum"),
