@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import re
 import subprocess
@@ -86,6 +87,21 @@ def test_an_error_and_a_warning_control_no_terminal(
     assert logging.lastResort is not None
     record = logging.makeLogRecord({"msg": "%s", "args": ("\x1b[2J",), "levelno": logging.WARNING})
     assert logging.lastResort.format(record) == "␛[2J"
+
+
+def test_a_file_that_a_command_cannot_look_at_is_one_sentence(
+    serve: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve.outcome = PermissionError(errno.EACCES, "Permission denied", "secret/x\x1b")
+    assert main(["serve", "x"]) == 2
+    refusal = "error: secret/x␛: cannot be used (Permission denied); check its path and who may read it\n"
+    assert capsys.readouterr().err == refusal
+
+
+def test_a_fault_that_names_no_file_keeps_its_traceback(serve: Scripted) -> None:
+    serve.outcome = OSError(errno.EMFILE, "Too many open files")
+    with pytest.raises(OSError, match="Too many open files"):
+        main(["serve", "x"])
 
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol, cast
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.address_space import MIN_SERVER_BYTES, check_total
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.errors import LlmError, file_problem
 from shortfin_apps.llm.standard_streams import open_closed_streams
 from shortfin_apps.llm.visible import visible
 
@@ -132,6 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_stdout()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        print(visible(f"error: {file_problem(error)}"), file=sys.stderr)
+        return EXIT_ERROR
 
 
 def _run(argv: list[str]) -> int:

@@ -88,3 +88,13 @@ def is_library_error(error: BaseException) -> bool:
     The latter has no public name.
     """
     return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+def file_problem(error: OSError) -> str:
+    """A sentence about the file that `error` names; raises `error` if it names none.
+
+    For a file that nobody expected to fail, as one in a directory that this user may not search.
+    """
+    if error.filename is None:
+        raise error
+    return f"{error.filename}: cannot be used ({error.strerror}); check its path and who may read it"

@@ -25,6 +25,20 @@ def test_a_missing_artefact_is_one_sentence_and_exit_2(
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("entry", [command.main, lambda argv: cli.main(["serve", *argv])])
+def test_a_path_that_cannot_be_looked_at_is_one_sentence_and_exit_2(
+    entry: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a directory that this user may not search, which root may."""
+    flags = ("--vmfb", "--tokenizer-json", "--model-config-json", "--parameters")
+    assert entry([word for flag in flags for word in (flag, "a" * 300)]) == 2
+    err = capsys.readouterr().err
+    assert (
+        err
+        == f"error: {'a' * 300}: cannot be used (File name too long); check its path and who may read it\n"
+    )
+
+
 def test_ctrl_c_before_the_server_runs_is_an_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(config: object) -> None:
         raise KeyboardInterrupt

@@ -104,6 +104,19 @@ def test_each_ignored_upstream_setting_is_noted(tmp_path: Path) -> None:
     assert [note.split("`")[1] for note in notes_of("DIR", "--config", str(path))] == ["decode_config"]
 
 
+@pytest.mark.parametrize(
+    "value", [f"[{SECRET}", f'"{SECRET}\\q"', f"{SECRET}: x", f"!{SECRET}", f"*{SECRET}"]
+)
+def test_a_file_with_a_fault_in_its_keys_is_refused_without_showing_them(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(f"port: 1\napi_key: {value}\nthreads: 1\n")
+    with pytest.raises(
+        ServerConfigError, match=r"not readable as YAML \(.*, line [23], column \d+\)$"
+    ) as refusal:
+        parse("DIR", "--config", str(path))
+    assert SECRET not in str(refusal.value)
+
+
 def test_secrets_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SECRETS:
         monkeypatch.setenv(f"SHORTFIN_LLM_{name.upper()}", SECRET)

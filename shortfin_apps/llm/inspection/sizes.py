@@ -10,6 +10,7 @@ from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.components.runtime.parameters import parameter_bytes
 from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.inspection.subject import Subject
 
 
@@ -53,15 +54,22 @@ def cache_sizes(config: ModelConfig) -> CacheSizes:
 
 def parameter_groups(subject: Subject) -> tuple[ParameterGroup, ...]:
     """The parameters by type, the type with the most bytes first. Raises ArtifactError."""
-    types = {} if subject.manifest is None else _types(subject.manifest)
+    found = parameter_bytes(subject.parameters)
+    types = {} if subject.manifest is None else _types(subject.manifest, len(found))
     sizes: defaultdict[str | None, list[int]] = defaultdict(list)
-    for name, size in parameter_bytes(subject.parameters).items():
+    for name, size in found.items():
         sizes[types.get(name)].append(size)
     groups = [ParameterGroup(kind, len(each), sum(each)) for kind, each in sizes.items()]
     return tuple(sorted(groups, key=lambda group: -group.bytes))
 
 
-def _types(manifest: Manifest) -> dict[str, str]:
+def _types(manifest: Manifest, num_parameters: int) -> dict[str, str]:
+    layers = manifest.spec.num_hidden_layers
+    if layers > num_parameters:  # before naming those of so many
+        raise ArtifactError(
+            f"the manifest's model has {layers} layers, but the parameters are {num_parameters}; rebuild "
+            "with `shortfin-llm build`"
+        )
     record = manifest.target
     features = frozenset(record.features)
     target = Target(record.device, manifest.compile_flags, record.architecture, record.cpu, features)

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.errors import LlmError, file_problem
 from shortfin_apps.llm.server import flags as server_flags
 from shortfin_apps.llm.server import logs as server_logging
 from shortfin_apps.llm.server.building import BuildFailed, built
@@ -63,6 +63,9 @@ def main(argv: Sequence[str] | None = None, listener: socket.socket | None = Non
         return run(parser.parse_args(argv), listener)
     except LlmError as error:
         print(visible(f"error: {error}"), file=sys.stderr)
+        return EXIT_REFUSED
+    except OSError as error:
+        print(visible(f"error: {file_problem(error)}"), file=sys.stderr)
         return EXIT_REFUSED
     except KeyboardInterrupt:  # before there is a server that it could stop
         return EXIT_INTERRUPTED

@@ -73,7 +73,8 @@ def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # a wrong date is a ValueError
-        raise ServerConfigError(f"{path}: not readable as YAML ({error})") from error
+        problem = _yaml_problem(error) if isinstance(error, yaml.MarkedYAMLError) else error
+        raise ServerConfigError(f"{path}: not readable as YAML ({problem})") from None
     if not isinstance(raw, dict):
         raise ServerConfigError(f"{path}: must hold settings by name")
     if any(str(key).replace("-", "_") in SECRETS for key in raw):
@@ -88,6 +89,14 @@ def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
         else:
             values[OTHER_NAMES.get(name, name)] = value
     return values
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong, and where: without the text there, which may be a key."""
+    is_syntax = isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError)
+    problem = error.problem if is_syntax else "an alias, a tag or a key that cannot be used"
+    mark = error.problem_mark
+    return f"{problem}, line {mark.line + 1}, column {mark.column + 1}" if mark else f"{problem}"
 
 
 def _note_exposed(path: Path, note: Note) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quants
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, ReaderTensor, dequantize, quants
 
 from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
@@ -39,7 +40,7 @@ def test_each_expert_is_a_matrix_of_its_own(tmp_path: Path, kind: str) -> None:
     writer.write_tensors_to_file()
     writer.close()
     whole, _ = tensors = GGUFReader(tmp_path / "experts.gguf").tensors
-    *experts, norm = each_matrix(tensors)
+    *experts, norm = each_matrix("x", tensors)
     assert norm.name == "blk.4.ffn_norm.weight"
     assert [each.name for each in experts] == [f"blk.4.ffn_up.{n}.weight" for n in range(EXPERTS)]
     stored = dequantize(whole.data, quantised)
@@ -48,6 +49,17 @@ def test_each_expert_is_a_matrix_of_its_own(tmp_path: Path, kind: str) -> None:
         np.testing.assert_array_equal(dequantize(each.data, quantised), stored[number])
         if (blocks := read_blocks(each)) is not None:
             np.testing.assert_allclose(blocks.dequantise(), stored[number], rtol=1e-6)
+
+
+def test_empty_experts_of_any_number_are_refused_before_they_are_named() -> None:
+    """Their shape takes 28 bytes of the file."""
+    stack = SimpleNamespace(
+        name="blk.0.ffn_up_exps.weight", shape=np.array([0, 0, 1 << 40]), data=np.empty((1 << 40, 0, 0))
+    )
+    with pytest.raises(
+        BuildError, match="x: its tensors hold 1,099,511,627,776 experts, but at most 262,144"
+    ):
+        next(each_matrix("x", [cast("ReaderTensor", stack)]))
 
 
 # Of the golden model's sizes, to whole blocks.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
-from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, TokenType, rebuild_tokenizer
 from shortfin_apps.llm.builder.sources.random_tiny import byte_tokenizer
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.errors import BuildError
@@ -292,6 +292,28 @@ def lone_pieces(pieces: list[str], **keys: Any) -> dict[str, Any]:
 def test_refuses_a_vocabulary_whose_work_would_have_no_bound(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(BuildError, match=f"x.gguf: {message}"):
         rebuild_tokenizer("x.gguf", GgufVocabulary.model_validate(keys))
+
+
+class Counted(str):
+    """A text that counts how often it is compared."""
+
+    __slots__ = ()
+    comparisons = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return str.__eq__(self, other)
+
+
+def test_tokens_are_added_in_proportion_to_their_number() -> None:
+    """None is looked for among all the special ones: files may have a million of either."""
+    count = 200
+    tokens: list[str] = [Counted(f"<{n}>") for n in range(2 * count)]
+    kinds = [TokenType.CONTROL.value] * count + [TokenType.USER_DEFINED.value] * count
+    Counted.comparisons = 0
+    rebuild_tokenizer("x", GgufVocabulary.model_construct(model="gpt2", tokens=tokens, token_type=kinds))
+    assert Counted.comparisons < 10 * count
 
 
 @given(pieces=st.lists(st.text("abc", min_size=1, max_size=8), min_size=1, max_size=40, unique=True))

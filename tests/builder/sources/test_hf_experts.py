@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from shortfin_apps.llm.builder.blocks import E2M1, MXFP4
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+from shortfin_apps.llm.builder.sources.hf_experts import StackedExperts
 from shortfin_apps.llm.builder.weights.own_types import with_own_types
 from shortfin_apps.llm.errors import BuildError
 from tests.builder.golden_families import GoldenFamily, stored_weights
@@ -105,6 +107,28 @@ def test_a_projection_without_scales_is_refused(directory: Path) -> None:
     name = STACK.format("gate_up", "_scales")
     with pytest.raises(BuildError, match=r"layer 1 lacks `mlp\.experts\.gate_up_proj`"):
         HfDirectorySource(written(directory, lambda tensors: tensors.pop(name)))
+
+
+@pytest.mark.parametrize("shape", [(), (EXPERTS,), (EXPERTS, 1, 1, 1, 1)])
+@pytest.mark.parametrize("ending", ["_blocks", "_scales", "_bias"])
+def test_a_projection_of_other_dimensions_is_refused(
+    directory: Path, ending: str, shape: tuple[int, ...]
+) -> None:
+    name = STACK.format("down", ending)
+    with pytest.raises(BuildError, match=rf"tensor `{name}` has shape \(.*\), not [234] dimensions"):
+        HfDirectorySource(
+            written(directory, lambda tensors: tensors.update({name: np.zeros(shape, np.uint8)}))
+        )
+
+
+def test_empty_experts_of_any_number_are_refused_before_they_are_named() -> None:
+    """Their shape takes a few bytes of the file's header."""
+    path, name = Path("model.safetensors"), STACK.format("down", "")
+    stored = SimpleNamespace(get_slice=lambda _: SimpleNamespace(get_shape=lambda: [1 << 40, 0, 0]))
+    with pytest.raises(
+        BuildError, match="x: its tensors hold 1,099,511,627,776 experts, but at most 262,144"
+    ):
+        StackedExperts("x", {name: (path, name)}, {path: stored})
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,19 @@ def test_input_output_and_errors_are_different_files(batch: BatchInput, out: Pat
     assert batch.path.stat().st_size > 0
 
 
+@pytest.mark.parametrize("suffix", [".state.json", ".state.json.new"])
+def test_neither_input_nor_errors_are_the_files_of_the_state(out: Path, suffix: str) -> None:
+    """The state would take the input's place, or the file of errors would be no more."""
+    state = out.with_name(out.name + suffix)
+    batch = opened(state, ["a"])
+    content = state.read_bytes()
+    with pytest.raises(BatchFileError, match=rf"{state.name} is named twice"):
+        BatchOutput.open(out, None, batch, restart=False)
+    assert state.read_bytes() == content
+    with pytest.raises(BatchFileError, match=rf"{state.name} is named twice"):
+        BatchOutput.open(out, state, opened(out.with_name("in.jsonl"), ["a"]), restart=False)
+
+
 def test_a_loop_of_links_is_one_sentence(batch: BatchInput, out: Path, tmp_path: Path) -> None:
     out.symlink_to(out)
     with pytest.raises(BatchFileError, match=r"cannot write .*out.jsonl: Too many levels of symbolic links"):

@@ -8,6 +8,7 @@ from typing import Protocol
 from shortfin_apps.llm.builder.model import llama
 from shortfin_apps.llm.builder.model.operations import ModelTensor, Operation
 from shortfin_apps.llm.builder.model.spec import ModelSpec
+from shortfin_apps.llm.errors import BuildError
 
 
 class Family(Protocol):
@@ -32,20 +33,30 @@ SUPPORTED = (  # for users
 )
 
 
+def family_of(spec: ModelSpec) -> Family:
+    """Raises BuildError for one that this version does not know; an artefact of another may name it."""
+    if spec.architecture not in FAMILIES:
+        raise BuildError(
+            f"architecture `{spec.architecture}` is not known to this version of shortfin-llm, which knows "
+            f"{', '.join(FAMILIES)}"
+        )
+    return FAMILIES[spec.architecture]
+
+
 def operations(spec: ModelSpec) -> list[Operation]:
     """The model, from the value `tokens` to the value `logits`."""
-    return list(FAMILIES[spec.architecture].operations(spec))
+    return list(family_of(spec).operations(spec))
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """The tensors that a source must have: GGUF's name -> shape."""
-    return {tensor.name: tensor.shape for tensor in FAMILIES[spec.architecture].tensors(spec)}
+    return {tensor.name: tensor.shape for tensor in family_of(spec).tensors(spec)}
 
 
 def weight_parts(spec: ModelSpec) -> dict[str, list[ModelTensor]]:
     """The stored weights, in the order in which an invocation reads them: name -> tensors stacked on rows."""
     parts: dict[str, list[ModelTensor]] = {}
-    for tensor in FAMILIES[spec.architecture].tensors(spec):
+    for tensor in family_of(spec).tensors(spec):
         parts.setdefault(tensor.weight, []).append(tensor)
     return parts
 

@@ -184,7 +184,8 @@ def _check_delta_net(where: str, spec: ModelSpec) -> None:
 
 def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:
     """Raises BuildError unless `found` is exactly what `tensor_shapes(spec)` asks for."""
-    layers, experts = spec.num_hidden_layers, spec.experts.count if spec.experts else 0
+    layers = spec.num_hidden_layers
+    experts = sum(each.count for each in map(spec.experts_of, range(layers)) if each is not None)
     if layers + experts > len(found):  # before naming the tensors of so many
         beside = f" and {experts} experts" if experts else ""
         raise BuildError(f"{where}: {len(found)} tensors are too few for {layers} layers{beside}")

@@ -7,20 +7,26 @@ from collections.abc import Iterable, Iterator
 
 from gguf import ReaderTensor
 
+from shortfin_apps.llm.builder.sources.metadata_limits import MAX_EXPERTS, check_at_most
+
 _STACKED = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.(weight|bias)")
 _RANKS = {"weight": 3, "bias": 2}
 
 
-def each_matrix(tensors: Iterable[ReaderTensor]) -> Iterator[ReaderTensor]:
+def each_matrix(where: str, tensors: Iterable[ReaderTensor]) -> Iterator[ReaderTensor]:
     """The tensors, and in place of one with a layer's experts one of each, over the same memory.
 
-    They have the names of older files, `blk.LAYER.ffn_gate.EXPERT.weight`.
+    They have the names of older files, `blk.LAYER.ffn_gate.EXPERT.weight`. Raises BuildError for more experts
+    than any model has; `where` names the file.
     """
+    num_experts = 0
     for tensor in tensors:
         stacked = _STACKED.fullmatch(tensor.name)
         if stacked is None or len(tensor.shape) != _RANKS[stacked[2]]:
             yield tensor
             continue
+        num_experts += len(tensor.data)  # any number, if each of them is empty
+        check_at_most(where, "its tensors hold {} experts", num_experts, MAX_EXPERTS)
         for expert, data in enumerate(tensor.data):
             yield tensor._replace(
                 name=f"{stacked[1]}.{expert}.{stacked[2]}",

@@ -226,7 +226,7 @@ class GgufSource(ModelSource):
         self._family = GGUF_FAMILIES[self._architecture]
         _check_parts(paths, readers)
         stored = (tensor for reader in readers for tensor in reader.tensors)
-        tensors = each_matrix(stored) if self._family.has_experts else stored
+        tensors = each_matrix(self._where, stored) if self._family.has_experts else stored
         self._tensors = {self._own_name(tensor.name): tensor for tensor in tensors}
         with computing_spec(self._where):
             self.spec = self._read_spec(whole_stem(path.stem))

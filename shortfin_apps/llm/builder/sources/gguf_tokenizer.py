@@ -279,7 +279,7 @@ def _pairs(piece: str, vocab: dict[str, int], lengths: set[int]) -> Iterator[tup
 
 
 def _add_special_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> None:
-    special = [*vocabulary.control, *vocabulary.of_type(TokenType.UNKNOWN)]
+    special = dict.fromkeys([*vocabulary.control, *vocabulary.of_type(TokenType.UNKNOWN)])
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     plain = [t for t in vocabulary.of_type(TokenType.USER_DEFINED) if t not in special]
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])

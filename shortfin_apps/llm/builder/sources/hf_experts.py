@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from shortfin_apps.llm.builder.blocks import BLOCK, MXFP4, Blocks, BlockType
 from shortfin_apps.llm.builder.sources.base import Array, Quantisation, as_float
 from shortfin_apps.llm.builder.sources.hf_matrices import Place
+from shortfin_apps.llm.builder.sources.metadata_limits import MAX_EXPERTS, check_at_most
 from shortfin_apps.llm.builder.sources.mxfp4 import mxfp4_blocks
 from shortfin_apps.llm.errors import BuildError
 
@@ -31,6 +32,7 @@ _OUTPUTS = {
     "gate_up": {"gate": slice(0, None, 2), "up": slice(1, None, 2)},
     "down": {"down": slice(None)},
 }
+_RANKS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,14 @@ class _Part:
 class StackedExperts:
     """Those of `tensors`, which holds all others afterwards; `files` are opened by safetensors.
 
-    Raises BuildError for a projection that lacks a tensor.
+    Raises BuildError for a projection that lacks a tensor or has one of another rank, and for more experts
+    than any model has.
     """
 
     def __init__(self, where: str, tensors: dict[str, Place], files: Mapping[Path, Any]) -> None:
         self._where = where
         self._files = files
+        self._num_experts = 0
         stacks: dict[tuple[str, str], dict[str, Place]] = {}
         for name in list(tensors):
             if match := _STACK.fullmatch(name):
@@ -105,7 +109,14 @@ class StackedExperts:
         """Those that one projection of a layer has, by GGUF's names."""
         if "" not in stack and not {"_blocks", "_scales"} <= stack.keys():
             raise BuildError(f"{self._where}: layer {layer} lacks `mlp.experts.{projection}_proj`")
+        for ending, (path, name) in stack.items():
+            if len(shape := self._stored_shape((path, name))) != _RANKS[ending]:
+                raise BuildError(
+                    f"{path}: tensor `{name}` has shape {shape}, not {_RANKS[ending]} dimensions"
+                )
         count = min(self._stored_shape(place)[0] for place in stack.values())
+        self._num_experts += count  # any number, if each of them is empty
+        check_at_most(self._where, "its tensors hold {} experts", self._num_experts, MAX_EXPERTS)
         return {
             f"blk.{layer}.ffn_{kind}.{expert}.{suffix}": _Part(stack, expert, outputs, suffix == "bias")
             for expert in range(count)

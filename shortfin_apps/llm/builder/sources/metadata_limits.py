@@ -15,6 +15,7 @@ MAX_KEYS = 1 << 16  # of a GGUF file
 MAX_ITEMS = 1 << 22  # of a GGUF file's arrays together; a vocabulary has 0.5 to 1.5 million
 MAX_TEXT_BYTES = 1 << 26  # of one text in a GGUF file, which may hold a tokenizer.json
 MAX_TENSORS = 1 << 20
+MAX_EXPERTS = 1 << 18  # in all tensors that hold those of a layer together; published models have 0.1 million
 MAX_NAME_CHARS = 512  # of a tensor
 MAX_DIMENSIONS = 8
 MAX_LAYERS = 4096

@@ -13,7 +13,14 @@ from shortfin_apps.llm.offline.batch.errors import BatchFileError
 from shortfin_apps.llm.offline.batch.requests import BatchInput
 from shortfin_apps.llm.offline.batch.result_file import ResultFile
 from shortfin_apps.llm.offline.batch.results import Finished, Result
-from shortfin_apps.llm.offline.batch.state import BatchState, read_state, state_path, write_state
+from shortfin_apps.llm.offline.batch.state import (
+    SUFFIX,
+    BatchState,
+    files_beside,
+    read_state,
+    state_path,
+    write_state,
+)
 
 SYNC_AT = 128  # lines; as many may be written while those are synced
 SYNC_S = 1.0
@@ -39,7 +46,7 @@ class BatchOutput:
 
         Raises BatchFileError for files that another run writes, or that belong to another input.
         """
-        _check_different([batch.path, path, *([errors] if errors else ())])
+        _check_different([batch.path, path, *([errors] if errors else ())], files_beside(path))
         state = BatchState(batch.sha256, None if errors is None else _seen_from(path, errors))
         with ExitStack() as opened:
             files = []
@@ -90,11 +97,14 @@ class BatchOutput:
         return [self._results, *([self._errors] if self._errors else ())]
 
 
-def _check_different(paths: Iterable[Path]) -> None:
-    seen: set[Path] = set()
+def _check_different(paths: Iterable[Path], replaced: Iterable[Path]) -> None:
+    """Raises BatchFileError for a file that is named twice, or is one of those that will be `replaced`."""
+    seen = {_resolved(path.parent) / path.name for path in replaced}
     for path in paths:
         if (resolved := _resolved(path)) in seen:
-            raise BatchFileError(f"{path} is named twice; input, output and errors must be different files")
+            raise BatchFileError(
+                f"{path} is named twice; input, output, errors and {SUFFIX} of the output must be different"
+            )
         seen.add(resolved)
 
 

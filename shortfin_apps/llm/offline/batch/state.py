@@ -29,6 +29,15 @@ def state_path(output: Path) -> Path:
     return output.with_name(output.name + SUFFIX)
 
 
+def files_beside(output: Path) -> tuple[Path, Path]:
+    """The files that `write_state` replaces."""
+    return state_path(output), _new_path(output)
+
+
+def _new_path(output: Path) -> Path:
+    return output.with_name(output.name + SUFFIX + ".new")
+
+
 def read_state(output: Path) -> BatchState | None:
     """None if there is none, or it is not readable as one."""
     path = state_path(output)
@@ -40,8 +49,7 @@ def read_state(output: Path) -> BatchState | None:
 
 def write_state(output: Path, state: BatchState) -> None:
     """Replaces it in one step, and returns when it is on the disk. Raises BatchFileError."""
-    path = state_path(output)
-    new = path.with_name(path.name + ".new")
+    path, new = files_beside(output)
     try:
         new.unlink(missing_ok=True)  # left by a crash, or a link that would have another file overwritten
         with os.fdopen(os.open(new, _NEW_FILE, 0o666), "wb") as file:
