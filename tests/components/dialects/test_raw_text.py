@@ -14,6 +14,8 @@ from tests.components.dialects.test_lark import compiled, tokenizer_with
 END = "\n<end>\n"
 ROOT = {"$defs": {"short": {"type": "string", "maxLength": 2}, "loop": {"$ref": "#/$defs/loop"}}}
 ROOT["$defs"]["many"] = {"allOf": [{"$ref": "#/$defs/many"}] * 9}
+ROOT["$defs"] |= {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(MAX_DEPTH - 1)}
+ROOT["$defs"][str(MAX_DEPTH - 1)] = {"maxLength": 1}
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -35,6 +37,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "not of another type": ({"not": {"type": "integer"}}, ["3"], []),
     "all": ({"allOf": [{"$ref": "#/$defs/short"}, {"pattern": "a"}]}, ["a", "xa"], ["x", "aaa"]),
     "as deep as may be": (nested(MAX_DEPTH), ["a"], ["aa"]),
+    "as many references as may be": ({"$ref": "#/$defs/0"}, ["a"], ["aa"]),
     "any": ({"anyOf": [{"const": "a"}, {"minLength": 3}]}, ["a", "bcd"], ["b"]),
     "one": ({"oneOf": [{"maxLength": 3}, {"minLength": 2}]}, ["a", "abcd"], ["ab"]),
     "date": ({"format": "date"}, ["2024-02-29"], ["2024-02-30", "x2024-01-01"]),
