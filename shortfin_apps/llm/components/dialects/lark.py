@@ -12,6 +12,7 @@ from shortfin_apps.llm.errors import InvalidRequestError
 ANY_TEXT = r"/(.|\n)*/"
 SPACE = r"/[ \n]{0,4}/"
 MAX_SOURCE_CHARS = 1 << 17  # more than the grammar compiler accepts; building stops there
+MAX_READ_CHARS = 1 << 19  # of schemas, which takes some tenths of a second
 JSON_SPACE = r"[ \n\t]{0,8}"  # bounded, lest a weak model go on with it until its tokens are used up
 
 
@@ -24,6 +25,7 @@ class Lark:
         self._special = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._rules: list[str] = []
         self._chars_left = MAX_SOURCE_CHARS
+        self._unread_chars = MAX_READ_CHARS
 
     def is_special(self, name: str) -> bool:
         return name in self._special_ids
@@ -54,6 +56,16 @@ class Lark:
         """
         own = {"x-guidance": {"lenient": not strict, "whitespace_pattern": JSON_SPACE}, "x-owner": owner}
         return self.rule("%json " + json.dumps({**schema, **own}))
+
+    def read(self, num_chars: int) -> None:
+        """Counts what is read of schemas. Raises InvalidRequestError where it is too much in sum."""
+        self._unread_chars -= num_chars
+        if self._unread_chars < 0:
+            raise InvalidRequestError(
+                f"the schemas have more than {MAX_READ_CHARS:,} characters, each part counted as often as it"
+                " is referred to: give fewer or smaller ones",
+                "tools",
+            )
 
     def rule(self, expression: str) -> str:
         """A name for an expression."""
