@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from shortfin_apps.llm.errors import InvalidRequestError
 
 ANY_TEXT = r"/(.|\n)*/"
@@ -54,8 +56,13 @@ class Lark:
 
         Unless strict, what a grammar cannot keep is left out. A refusal names the schema's `owner`.
         """
+        self._check(len(orjson.dumps(schema)))  # which takes a tenth of the time of `json`, or less
         own = {"x-guidance": {"lenient": not strict, "whitespace_pattern": JSON_SPACE}, "x-owner": owner}
         return self.rule("%json " + json.dumps({**schema, **own}))
+
+    def read_schema(self, schema: Mapping[str, Any]) -> None:
+        """As `read`, of a whole schema."""
+        self.read(len(orjson.dumps(schema)))
 
     def read(self, num_chars: int) -> None:
         """Counts what is read of schemas. Raises InvalidRequestError where it is too much in sum."""
@@ -88,11 +95,14 @@ class Lark:
 
     def _add_rule(self, name: str, attributes: str, expression: str) -> str:
         """Raises InvalidRequestError for a grammar that is too long, before the rest of it is built."""
+        self._check(len(expression))
         self._chars_left -= len(expression)
-        if self._chars_left < 0:
-            raise too_long()
         self._rules.append(f"{name}{attributes}: {expression}")
         return name
+
+    def _check(self, num_chars: int) -> None:
+        if num_chars > self._chars_left:
+            raise too_long()
 
 
 def too_long() -> InvalidRequestError:

@@ -207,7 +207,7 @@ def _rest(lark: Lark, functions: Sequence[Function]) -> str:
 
 
 def _call_expression(lark: Lark, function: Function) -> str:
-    lark.read(len(json.dumps(function.parameters)))
+    lark.read_schema(function.parameters)
     properties, required = dict(properties_of(function.parameters)), required_of(function.parameters)
     properties |= {name: {} for name in sorted(required - properties.keys())}
     if function.strict:
