@@ -24,7 +24,7 @@ from shortfin_apps.llm.api.answers import (
 from shortfin_apps.llm.api.best_of import Choices, choices_of
 from shortfin_apps.llm.api.chat import chat_turn
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
-from shortfin_apps.llm.api.logprobs_work import encoded, made, num_logprobs
+from shortfin_apps.llm.api.logprobs_work import encoded, made, num_logprobs, work_of
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.openai_events import ChunkEvents
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Extras, Shape, usage
@@ -249,7 +249,7 @@ async def _whole(
     fields = await made(workers, shared, _encoded_head, shape, scores)
     choices = []
     for index, answer in enumerate(answers):
-        count = num_logprobs(answer.logprobs) + (num_logprobs(scores[index]) if scores else 0)
+        count = work_of(answer) + (num_logprobs(scores[index]) if scores else 0)
         choices.append(await made(workers, count, _encoded_choice, shape, index, answer))
     head = {name: encoded(value) for name, value in (head | {"object": shape.object_name}).items()}
     return {**head, **fields, "choices": choices}
