@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import hmac
+from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
 
 from shortfin_apps.llm.api.auth import ANONYMOUS, OPEN_PATHS, KeyRing
-from tests.api.harness import BASE_URL, Harness
+from shortfin_apps.llm.components.frontend.text_workers import TextWorkers, current_tenant
+from tests.api.harness import BASE_URL, CHAT, MESSAGES, Harness
 
 KEYS = KeyRing(["first", "second"], ["root"], ["gate"])
 GENERATE = {"text": "a"}
@@ -208,3 +210,22 @@ async def test_authorization_comes_before_the_other_header(header: str, other: s
     headers = {**bearer(header), "X-Api-Key": other}
     response = await Harness(keys=KEYS).client.post("/generate", json=GENERATE, headers=headers)
     assert response.status_code == status
+
+
+async def test_texts_are_worked_on_in_the_name_of_the_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, tenants = TextWorkers.run, list[str]()
+
+    async def noted(self: TextWorkers, *args: Any, **kwargs: Any) -> object:
+        tenants.append(current_tenant.get())
+        return await run(self, *args, **kwargs)
+
+    monkeypatch.setattr(TextWorkers, "run", noted)
+    harness = Harness(keys=KEYS)
+    for headers in (bearer("first"), {**bearer("gate"), "x-tenant": "t"}):
+        response = await harness.client.post(CHAT, json={"messages": MESSAGES}, headers=headers)
+        assert response.status_code == 200, response.text
+    caller = KEYS.caller("first")
+    assert caller is not None
+    assert tenants == [caller.tenant, "t"]
+    assert (await Harness().post(CHAT, {"messages": MESSAGES})).status_code == 200
+    assert tenants[2:] == [""]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvocationError
 from tests.api.harness import (
     BASE_URL,
@@ -120,6 +122,22 @@ async def test_echo_returns_the_prompt_unchanged(
     answer = (await harness.post(COMPLETIONS, body)).json()
     assert [c["text"] for c in answer["choices"]] == [f"{text}the" for text in echoed for _ in range(2)]
     assert answer["usage"]["prompt_tokens"] == num_tokens
+
+
+async def test_prompts_of_token_ids_are_decoded_in_a_thread(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, threads = Tokenizer.decode, list[threading.Thread]()
+
+    def noted(tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        if len(token_ids) == 99:
+            threads.append(threading.current_thread())
+        return decode(tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "decode", noted)
+    await harness.post(COMPLETIONS, {"prompt": [[1] * 99] * 2, "echo": True, "max_tokens": 0})
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 async def test_echo_keeps_the_space_before_a_sentencepiece_prompts_continuation(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shortfin_apps.llm.api import structured_output, tools
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.components.grammar import source
 from shortfin_apps.llm.components.grammar.source import GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
 from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
@@ -138,6 +140,28 @@ async def test_a_schema_is_bounded_before_it_is_parsed(
     response = await harness.post(CHAT, {"messages": MESSAGES, **fields})
     assert response.status_code == 400
     assert "at most 65,536 characters" in response.text
+
+
+async def test_a_schema_is_bounded_before_it_is_written(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dumps(value: Any) -> str:
+        assert len(str(value)) < 70_000, "writes it"
+        return json.dumps(value)
+
+    monkeypatch.setattr(source, "json", SimpleNamespace(dumps=dumps))
+    schema = {"enum": [1.5] * 20_000}
+    asking: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+        {"response_format": {"type": "json_object", "schema": schema}},
+        {"structured_outputs": {"json": schema}},
+        {"guided_json": schema},
+        {"json_schema": schema},
+    ]
+    for fields in asking:
+        response = await harness.post(COMPLETIONS, {"prompt": "a", **fields})
+        assert response.status_code == 400
+        assert "at most 65,536 characters" in response.text
 
 
 @pytest.mark.parametrize("choices", [["x"] * 50_000, ["x" * 70_000]], ids=["many", "long"])

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.errors import ForbiddenError, UnauthorizedError, error_response
+from shortfin_apps.llm.components.frontend.text_workers import current_tenant
 from shortfin_apps.llm.errors import InvalidRequestError
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/live"})  # for load balancers, which have no key
@@ -139,6 +140,7 @@ class AuthMiddleware:
                 await error_response(Request(scope), error)(scope, receive, send)
                 return
         scope["state"]["caller"] = caller or ANONYMOUS
+        current_tenant.set((caller or ANONYMOUS).tenant)
         if caller is not None:
             access_of(Request(scope)).tenant = caller.digest or None
         await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Makes the parts of an answer that have log-probabilities, of which there may be millions."""
+"""Makes the parts of an answer that take long: millions of log-probabilities, and long calls of tools."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import orjson
 
+from shortfin_apps.llm.components.frontend.text_stream import TextDelta
 from shortfin_apps.llm.components.frontend.text_workers import TextWorkers
 from shortfin_apps.llm.components.request.messages import TokenLogprobs
 from shortfin_apps.llm.lone_surrogates import json_of
 
 FEW = 1000  # which take some milliseconds
+CHARS_EACH = 10  # of a text, to be parsed in the time of a log-probability: up to 3 us a character
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,10 +25,15 @@ def num_logprobs(tokens: Sequence[TokenLogprobs | None]) -> int:
     return sum(1 + len(each.top) for each in tokens if each is not None)
 
 
+def work_of(answer: TextDelta) -> int:
+    """The log-probabilities that take as long as the answer, with those that it has."""
+    return num_logprobs(answer.logprobs) + len(answer.text) // CHARS_EACH
+
+
 async def made(
     workers: TextWorkers, count: int, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """What `make` makes of `count` log-probabilities: in a thread if they are many."""
+    """What `make` makes of `count` log-probabilities, or as much work: in a thread if they are many."""
     if count > FEW:
         return await workers.run(count, make, *args, **kwargs)
     await asyncio.sleep(0)  # lets other requests run while many answers are formatted

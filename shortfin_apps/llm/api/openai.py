@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,7 +24,7 @@ from shortfin_apps.llm.api.answers import (
 from shortfin_apps.llm.api.best_of import Choices, choices_of
 from shortfin_apps.llm.api.chat import chat_turn
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
-from shortfin_apps.llm.api.logprobs_work import encoded, made, num_logprobs
+from shortfin_apps.llm.api.logprobs_work import encoded, made, num_logprobs, work_of
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.openai_events import ChunkEvents
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Extras, Shape, usage
@@ -47,7 +48,6 @@ from shortfin_apps.llm.components.frontend.text_stream import (
     gather,
 )
 from shortfin_apps.llm.components.frontend.text_workers import TextWorkers
-from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
@@ -82,7 +82,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
             grammar=grammar,
             tokens=tokens,
         )
-    echoes = _echoes(batch, choices.returned, model.generator.tokenizer) if body.echo else None
+    echoes = await _echoes(batch, choices.returned, model.generator) if body.echo else None
     extras = _extras(body, body.logprobs if body.echo else None)
     returned = choices.of_returned(requests)
     shape = CompletionShape(model.generator.tokenizer, returned, echoes, extras)
@@ -155,9 +155,10 @@ async def _prompt_ids(
     return prompts
 
 
-def _echoes(batch: Sequence[Any], n: int, tokenizer: Tokenizer) -> list[str]:
+async def _echoes(batch: Sequence[Any], n: int, generator: TextGenerator) -> list[str]:
     """The prompt text of each choice; that of token ids includes special tokens."""
-    texts = [p if isinstance(p, str) else tokenizer.decode(p, skip_special_tokens=False) for p in batch]
+    decode = partial(generator.tokenizer.decode, skip_special_tokens=False)
+    texts = [p if isinstance(p, str) else await generator.workers.run(len(p), decode, p) for p in batch]
     return [text for text in texts for _ in range(n)]
 
 
@@ -248,7 +249,7 @@ async def _whole(
     fields = await made(workers, shared, _encoded_head, shape, scores)
     choices = []
     for index, answer in enumerate(answers):
-        count = num_logprobs(answer.logprobs) + (num_logprobs(scores[index]) if scores else 0)
+        count = work_of(answer) + (num_logprobs(scores[index]) if scores else 0)
         choices.append(await made(workers, count, _encoded_choice, shape, index, answer))
     head = {name: encoded(value) for name, value in (head | {"object": shape.object_name}).items()}
     return {**head, **fields, "choices": choices}

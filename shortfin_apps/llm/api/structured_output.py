@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 
 from shortfin_apps.llm.api.schema import SamplingFields, StructuredOutputs
@@ -75,7 +76,7 @@ def _sources(body: SamplingFields, prefix: str) -> Iterator[Named]:
         yield from _of_structured_outputs(body.structured_outputs, prefix + "structured_outputs")
     for name, make in _FIELDS.items():
         if (value := getattr(body, name)) not in (None, ""):
-            yield prefix + name, make(value)
+            yield prefix + name, make(value, prefix + name)
 
 
 def _of_response_format(given: Mapping[str, Any], param: str) -> Iterator[Named]:
@@ -101,21 +102,29 @@ def _of_response_format(given: Mapping[str, Any], param: str) -> Iterator[Named]
 def _schema(schema: object, param: str) -> GrammarSource:
     if not isinstance(schema, dict):
         raise InvalidRequestError(f"`{param}` must be a JSON schema, an object", param)
-    return schema_source(schema)
+    return _schema_or_text(schema, param)
+
+
+def _schema_or_text(schema: dict[str, Any] | str, param: str, *, is_compact: bool = False) -> GrammarSource:
+    """A long schema is refused before it is written as a source, which takes long for millions of numbers."""
+    if isinstance(schema, dict):
+        check_size(schema_source(orjson.dumps(schema).decode()), param)
+    return schema_source(schema, is_compact=is_compact)
 
 
 def _of_structured_outputs(given: StructuredOutputs, param: str) -> Iterator[Named]:
     is_compact = bool(given.disable_any_whitespace)
     if given.json_value is not None:
-        yield f"{param}.json", schema_source(given.json_value, is_compact=is_compact)
+        source = _schema_or_text(given.json_value, f"{param}.json", is_compact=is_compact)
+        yield f"{param}.json", source
     if given.json_object:
         yield f"{param}.json_object", schema_source({"type": "object"}, is_compact=is_compact)
     if given.regex is not None:
-        yield f"{param}.regex", _regex(given.regex)
+        yield f"{param}.regex", _regex(given.regex, f"{param}.regex")
     if given.choice is not None:
         yield f"{param}.choice", _choice(given.choice, f"{param}.choice")
     if given.grammar is not None:
-        yield f"{param}.grammar", _ebnf(given.grammar)
+        yield f"{param}.grammar", _ebnf(given.grammar, f"{param}.grammar")
 
 
 def _choice(choices: list[str], param: str) -> GrammarSource:
@@ -130,20 +139,20 @@ def _choice(choices: list[str], param: str) -> GrammarSource:
     return choice_source(choices)
 
 
-def _regex(text: str) -> GrammarSource:
+def _regex(text: str, param: str) -> GrammarSource:
     return GrammarSource(GrammarKind.REGEX, text)
 
 
-def _ebnf(text: str) -> GrammarSource:
+def _ebnf(text: str, param: str) -> GrammarSource:
     return GrammarSource(GrammarKind.EBNF, text)
 
 
-_FIELDS: Mapping[str, Callable[[Any], GrammarSource]] = {
-    "guided_json": schema_source,
+_FIELDS: Mapping[str, Callable[[Any, str], GrammarSource]] = {
+    "guided_json": _schema_or_text,
     "guided_regex": _regex,
-    "guided_choice": lambda choices: _choice(choices, "guided_choice"),
+    "guided_choice": _choice,
     "guided_grammar": _ebnf,
-    "json_schema": schema_source,
+    "json_schema": _schema_or_text,
     "regex": _regex,
     "ebnf": _ebnf,
     "grammar": _ebnf,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import pytest
 
@@ -104,3 +105,33 @@ def test_a_part_alone_has_the_definitions_that_it_reaches() -> None:
         "$defs": {name: POINTED["$defs"][name] for name in ("x y", "used")},
     }
     assert part_alone({"type": "null"}, POINTED) == {"type": "null"}
+
+
+class Counted(list[Any]):
+    """Counts how often it is looked through."""
+
+    num_looks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.num_looks += 1
+        return super().__iter__()
+
+
+class Unlisted(dict[str, Any]):
+    """May only be asked for one member at a time."""
+
+    def items(self) -> NoReturn:
+        raise AssertionError("looked through")
+
+
+def test_a_part_alone_is_found_without_looking_through_all_definitions() -> None:
+    part = part_alone({"$ref": "#/$defs/b"}, {"$defs": Unlisted(a={}, b={"type": "null"})})
+    assert part == {"$ref": "#/$defs/b", "$defs": {"b": {"type": "null"}}}
+
+
+def test_a_part_alone_is_looked_through_once_however_often_it_is_referred_to() -> None:
+    values = Counted([1])
+    names = ["b", "%62", "b/enum", "%62/enum"]
+    schema = {"allOf": [{"$ref": f"#/$defs/{name}"} for name in names]}
+    assert part_alone(schema, {"$defs": {"b": {"enum": values}}})["$defs"] == {"b": {"enum": values}}
+    assert values.num_looks == 1

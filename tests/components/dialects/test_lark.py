@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken
 
 from shortfin_apps.llm.components.dialects import REASONING_DIALECTS, TOOL_DIALECTS
+from shortfin_apps.llm.components.dialects import lark as lark_module
 from shortfin_apps.llm.components.dialects.dialect import Dialect, Function
 from shortfin_apps.llm.components.dialects.lark import Lark
 from shortfin_apps.llm.components.dialects.output_parser import whole
@@ -369,6 +371,18 @@ def test_a_grammar_is_bounded_while_it_is_built(strict: bool, monkeypatch: pytes
     with pytest.raises(InvalidRequestError, match="the grammar has more than"):
         TOOL_DIALECTS["qwen3-coder"].calls(Lark({}), [function], 1)
     assert sum(map(len, built)) < 200_000
+
+
+@pytest.mark.parametrize("dialect", TOOL_DIALECTS)
+def test_a_schema_is_bounded_before_it_is_written(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dumps(value: Any, **options: Any) -> str:
+        assert len(str(value)) < 131_072, "writes it"
+        return json.dumps(value, **options)
+
+    monkeypatch.setattr(lark_module, "json", SimpleNamespace(dumps=dumps))
+    function = Function("f", {"properties": {"a": {"type": "array", "enum": [1.5] * 90_000}}})
+    with pytest.raises(InvalidRequestError, match="the grammar has more than"):
+        TOOL_DIALECTS[dialect].calls(Lark({}), [function], 1)
 
 
 @pytest.mark.parametrize("name", ["a>b", "a<b", "a\n", " a "])

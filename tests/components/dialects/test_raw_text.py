@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.components.dialects.json_types import MAX_DEPTH
+from shortfin_apps.llm.components.dialects.json_types import MAX_DEPTH, SchemaTypes
 from shortfin_apps.llm.components.dialects.lark import Lark
 from shortfin_apps.llm.components.dialects.raw_text import FORMATS, _alternatives, fitting_text
 from shortfin_apps.llm.errors import InvalidRequestError
@@ -54,6 +54,10 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 }
 
 
+def text_of(schema: Any, root: dict[str, Any] = ROOT, *, strict: bool = True) -> str | None:
+    return fitting_text(Lark({}), schema, SchemaTypes(root), strict=strict)
+
+
 def test_every_format_is_tried() -> None:
     assert FORMATS.keys() <= {schema.get("format") for schema, _, _ in CASES.values()}
 
@@ -62,7 +66,7 @@ def test_every_format_is_tried() -> None:
 async def test_texts_fit_the_keywords_of_strict_schemas(
     schema: dict[str, Any], fitting: list[str], others: list[str]
 ) -> None:
-    text = fitting_text({"type": "string"} | schema, ROOT, strict=True)
+    text = text_of({"type": "string"} | schema)
     tokenizer, lark = tokenizer_with(frozenset(), special=False), Lark({})
     grammar = await compiled(tokenizer, lark.source(lark.through(END, lark.terminal(text or "/(?s:.*)/"))))
     for each in fitting:
@@ -87,13 +91,13 @@ async def test_texts_fit_the_keywords_of_strict_schemas(
 )
 def test_keywords_that_cannot_be_kept_are_refused_strictly_alone(schema: Any, keyword: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"`{keyword}` of a strict function"):
-        fitting_text(schema, ROOT, strict=True)
-    assert fitting_text(schema, ROOT, strict=False) in (None, "((/(?s:.*)/))")
+        text_of(schema)
+    assert text_of(schema, strict=False) in (None, "((/(?s:.*)/))")
 
 
 def test_texts_of_any_kind_need_no_terminal() -> None:
-    assert fitting_text({"type": "string", "description": "any"}, {}, strict=True) is None
-    assert fitting_text(True, {}, strict=True) is None
+    assert text_of({"type": "string", "description": "any"}) is None
+    assert text_of(True) is None
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,23 @@ def test_texts_of_any_kind_need_no_terminal() -> None:
 def test_a_text_is_bounded_before_it_is_multiplied(options: Any) -> None:
     root = {"$defs": {"long": {"const": "a" * 20_000}}}
     with pytest.raises(InvalidRequestError, match="more than 131,072 characters"):
-        fitting_text({"type": "string", "oneOf": options}, root, strict=True)
+        text_of({"type": "string", "oneOf": options}, root)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {"enum": ["a", *range(9_000)]},
+        {"allOf": [{}] * 190 + [False]},
+        {"anyOf": [{"$ref": "#/" + "x" * 9_000}, {"const": "a"}]},
+    ],
+)
+def test_what_many_parameters_refer_to_is_read_a_bounded_number_of_times(shared: Any, strict: bool) -> None:
+    lark, types = Lark({}), SchemaTypes({"$defs": {"shared": shared}, "x" * 9_000: {}})
+    parameter = {"type": "string", "$ref": "#/$defs/shared"}
+    with pytest.raises(InvalidRequestError, match="counted as often as it is referred to"):
+        [fitting_text(lark, parameter, types, strict=strict) for _ in range(500)]
 
 
 @pytest.mark.parametrize(

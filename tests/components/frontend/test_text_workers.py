@@ -7,9 +7,12 @@ import pytest
 
 from shortfin_apps.llm.components.frontend.text_workers import (
     LONG_CHARS,
+    LONG_PLACES,
     LONG_THREADS,
+    SHORT_PLACES,
     SHORT_THREADS,
     TextWorkers,
+    current_tenant,
 )
 
 PATIENCE_S = 30
@@ -49,6 +52,25 @@ async def test_short_texts_do_not_wait_for_long_ones() -> None:
     finally:
         gate.set()
         await asyncio.gather(*long)
+
+
+@pytest.mark.parametrize(("num_chars", "places"), [(1, SHORT_PLACES), (LONG_CHARS, LONG_PLACES)])
+async def test_tenants_take_turns(num_chars: int, places: int) -> None:
+    workers, gate, order = TextWorkers(), threading.Event(), list[str]()
+
+    def work(tenant: str) -> None:
+        assert gate.wait(PATIENCE_S)
+        order.append(tenant)
+
+    async def ask(tenant: str) -> None:
+        current_tenant.set(tenant)
+        await workers.run(num_chars, work, tenant)
+
+    tasks = [asyncio.create_task(ask(tenant)) for tenant in ["a"] * 20 + ["b"]]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+    assert order.index("b") <= places // 2 + 1
 
 
 async def test_errors_are_raised_to_the_caller() -> None:

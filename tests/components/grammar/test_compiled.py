@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance.gbnf_to_lark import is_lark_syntax
 
-from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
+from shortfin_apps.llm.components.grammar.compiled import _IS_LARK, CompiledGrammar, _lark_of
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.errors import ConstraintError
 from tests.components.text.tiny_tokenizers import byte_level_backend
@@ -99,6 +100,22 @@ def test_automata_that_are_full_are_worn_out_and_other_failures_leave_them() -> 
         with pytest.raises(ConstraintError, match=r"[Tt]oo many"):
             [matcher.allowed([A] * index) for index in range(200)]
         assert grammar.is_worn_out is named.is_worn_out is worn_out
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("end", ['a: "a"\nstart: a', " \t start : ", '\u2028%llguidance {}\nstart: "a"'])
+def test_lark_is_told_from_gbnf_in_linear_time(end: str) -> None:
+    text = "\n" * 1_000_000 + end
+    assert _lark_of(text) == text
+
+
+@given(
+    st.lists(st.sampled_from(["start", ":", "%llguidance", "x", " ", "\t", "\r", "\n", "\u2028"])).map(
+        "".join
+    )
+)
+def test_lark_is_told_from_gbnf_as_the_library_does(text: str) -> None:
+    assert (_IS_LARK.search(text) is not None) == is_lark_syntax(text)
 
 
 def test_a_grammar_that_costs_too_much_has_a_problem() -> None:

@@ -18,6 +18,7 @@ from shortfin_apps.llm.api.anthropic.shapes import ID_PREFIX, message, stop_of, 
 from shortfin_apps.llm.api.blocks import BlockReader
 from shortfin_apps.llm.api.chat import ChatTurn, answer_of, chat_prompt, chat_turn, submitted
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.api.logprobs_work import made, work_of
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.receipts import receipt_field
 from shortfin_apps.llm.api.sampling import params_named
@@ -47,7 +48,9 @@ async def messages(body: MessagesBody, request: Request) -> Response:
     head = {"id": ID_PREFIX + request_id_of(request), "model": service.name}
     if body.stream:
         return EventStream(request, MessageEvents(head, turn), await submitted(turn, request))
-    return JsonResponse(_whole(head, turn, await answer_of(turn, request)))
+    answer = await answer_of(turn, request)
+    workers = service.model.generator.workers
+    return JsonResponse(await made(workers, work_of(answer), _whole, head, turn, answer))
 
 
 @router.post("/messages/count_tokens", responses={200: {"model": TokenCountAnswer}})

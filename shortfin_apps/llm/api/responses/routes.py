@@ -17,6 +17,7 @@ from shortfin_apps.llm.api.chat import ChatTurn, answer_of, chat_turn, submitted
 from shortfin_apps.llm.api.errors import ResponseNotFoundError
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.api.logprobs_work import made, work_of
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.responses import answers
 from shortfin_apps.llm.api.responses.answer import ResponseAnswer
@@ -57,7 +58,8 @@ async def create(body: ResponsesBody, request: Request) -> Response:
     keep = partial(_keep, request, items) if is_stored else _forget
     if body.stream:
         return EventStream(request, ResponseEvents(answer, keep), await submitted(turn, request))
-    answer.add(await answer_of(turn, request))
+    whole = await answer_of(turn, request)
+    await made(service.model.generator.workers, work_of(whole), answer.add, whole)
     response = answer.response()
     keep(response)
     return JsonResponse(response)

@@ -5,7 +5,7 @@ Each part of a schema is read once, since references may multiply.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,7 +21,7 @@ class SchemaTypes:
     """The types that parts of the schema `root` allow."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
+        self.root = root
         self._known: dict[int, Set[str] | None] = {}  # by the part's id; None: it does not say
 
     def of(self, schema: object) -> Set[str]:
@@ -49,7 +49,7 @@ class SchemaTypes:
         if isinstance(values := schema.get("enum"), list):
             yield set[str]().union(*map(types_of_value, values))
         if "$ref" in schema:
-            target = resolved(schema["$ref"], self._root)
+            target = resolved(schema["$ref"], self.root)
             yield _TYPES if target is None else self._types(target, depth)
         for key in ("anyOf", "oneOf"):
             if options := list_of(schema, key):
@@ -95,38 +95,43 @@ def _names_in(reference: str) -> list[str]:
 
 def part_alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
     """A part of `root` as a schema of its own, with what references are to."""
-    references = set(_references(schema, root))
+    references = list(_references(schema, root))
     if all(reference.startswith(_DEFINITION_PATHS) for reference in references):
-        return {**_definitions(root, {tuple(_names_in(each)[:2]) for each in references}), **schema}
+        return {
+            **_definitions(root, dict.fromkeys(tuple(_names_in(each)[:2]) for each in references)),
+            **schema,
+        }
     moved: dict[str, Any] = _with_moved_references(schema)
     return {**moved, "$defs": {_WHOLE: _with_moved_references(root)}}
 
 
-def _definitions(root: Mapping[str, Any], paths: Set[tuple[str, ...]]) -> dict[str, dict[str, Any]]:
+def _definitions(root: Mapping[str, Any], paths: Iterable[Sequence[str]]) -> dict[str, dict[str, Any]]:
     """The definitions of `root` at these paths, as ("$defs", "name")."""
-    tables = {key: root[key] for key in ("$defs", "definitions") if isinstance(root.get(key), Mapping)}
-    used = {
-        key: {name: each for name, each in table.items() if (key, name) in paths}
-        for key, table in tables.items()
-    }
-    return {key: table for key, table in used.items() if table}
+    used: dict[str, dict[str, Any]] = {}
+    for key, name in paths:
+        if isinstance(table := root.get(key), Mapping) and name in table:
+            used.setdefault(key, {})[name] = table[name]
+    return used
 
 
 def _references(schema: object, root: Mapping[str, Any]) -> Iterator[str]:
-    """Those to parts of `root` in `schema`, and in what they refer to."""
-    left, seen = [schema], set[str]()
+    """Those to parts of `root` in `schema`, and in what they refer to. Looks at each part once."""
+    left, seen = [schema], set[str | int]()  # references, and ids of parts
     while left:
         part = left.pop()
+        if not isinstance(part, list | Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
         if isinstance(part, list):
             left += part
-        elif isinstance(part, Mapping):
-            left += part.values()
-            reference = part.get("$ref")
-            if isinstance(reference, str) and reference not in seen:
-                seen.add(reference)
-                if reference.startswith("#"):
-                    yield reference
-                    left.append(resolved(reference, root))
+            continue
+        left += part.values()
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            if reference.startswith("#"):
+                yield reference
+                left.append(resolved(reference, root))
 
 
 def _with_moved_references(schema: Any) -> Any:

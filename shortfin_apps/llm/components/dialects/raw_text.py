@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from shortfin_apps.llm.components.dialects.json_types import MAX_DEPTH, SchemaTypes, list_of, resolved
-from shortfin_apps.llm.components.dialects.lark import MAX_SOURCE_CHARS, one_of, too_long
+from shortfin_apps.llm.components.dialects.lark import MAX_SOURCE_CHARS, Lark, one_of, too_long
 from shortfin_apps.llm.errors import InvalidRequestError
 
 ANY = "/(?s:.*)/"
 MAX_PARTS = 200  # of a schema, each as often as it is referred to
+PART_CHARS = 8  # of a schema that take as long to read as a part
 NO_BOUND = 1 << 31  # no answer has as many characters
 _UNKEPT = ("if", "then", "else", "$dynamicRef", "$recursiveRef")
 _MONTH_AND_DAY = (
@@ -50,22 +51,22 @@ FORMATS: Mapping[str, str] = {
 }
 
 
-def fitting_text(schema: object, root: Mapping[str, Any], *, strict: bool) -> str | None:
-    """A Lark expression of the texts that fit `schema`, which is part of `root`; None if all do.
+def fitting_text(lark: Lark, schema: object, types: SchemaTypes, *, strict: bool) -> str | None:
+    """A Lark expression of the texts that fit `schema`, a part of the root of `types`; None if all do.
 
     If strict, raises InvalidRequestError for a keyword that cannot be kept. Else `pattern`, `not` and such
-    keywords are ignored.
+    keywords are ignored. Raises it for a schema that is too long to be read, too.
     """
-    return " & ".join(_Texts(root, strict=strict).parts(schema, 0)) or None
+    return " & ".join(_Texts(lark, types, strict=strict).parts(schema, 0)) or None
 
 
 class _Texts:
-    """Writes expressions of texts that fit parts of the schema `root`."""
+    """Writes expressions of texts that fit parts of a schema, the root of `types`."""
 
-    def __init__(self, root: Mapping[str, Any], *, strict: bool) -> None:
-        self._root = root
+    def __init__(self, lark: Lark, types: SchemaTypes, *, strict: bool) -> None:
+        self._lark = lark
         self._strict = strict
-        self._types = SchemaTypes(root)
+        self._types = types
         self._num_left = MAX_PARTS
         self._chars_left = MAX_SOURCE_CHARS
 
@@ -81,6 +82,7 @@ class _Texts:
             raise too_long()
 
     def _parts(self, schema: object, depth: int) -> Iterator[str]:
+        self._lark.read(PART_CHARS)
         if not isinstance(schema, Mapping):
             return
         self._num_left -= 1
@@ -88,10 +90,10 @@ class _Texts:
             if self._strict:
                 raise refused("$ref", "refers to itself, or to too many parts")
             return
-        yield from _values(schema)
+        yield from self._values(schema)
         yield from _lengths(schema, strict=self._strict)
-        if (form := FORMATS.get(str(schema.get("format")))) is not None:
-            yield f"/{_escaped_slashes(form)}/"
+        if isinstance(form := schema.get("format"), str) and form in FORMATS:
+            yield f"/{_escaped_slashes(FORMATS[form])}/"
         if "$ref" in schema:
             yield from self.parts(self._target(schema["$ref"]), depth + 1)
         for part in list_of(schema, "allOf"):
@@ -105,6 +107,7 @@ class _Texts:
 
     def _strictly(self, schema: Mapping[str, Any], depth: int) -> Iterator[str]:
         if "pattern" in schema:
+            self._lark.read(len(str(schema["pattern"])))
             yield searched(schema["pattern"])
         if "not" in schema and "string" in self._types_or_all(schema["not"]):
             yield f"({ANY} & ~{self._all(schema['not'], depth)})"
@@ -132,8 +135,20 @@ class _Texts:
     def _types_or_all(self, schema: object) -> Set[str]:
         return {"string"} if isinstance(schema, bool) else self._types.of(schema)
 
+    def _values(self, schema: Mapping[str, Any]) -> Iterator[str]:
+        if "const" in schema:
+            yield self._one_text([schema["const"]])
+        if isinstance(values := schema.get("enum"), list):
+            yield self._one_text(values)
+
+    def _one_text(self, values: Sequence[object]) -> str:
+        texts = [value for value in values if isinstance(value, str)]
+        self._lark.read(len(values) + sum(map(len, texts)))
+        return one_of([json.dumps(text, ensure_ascii=False) for text in texts] or [f"({ANY} & ~{ANY})"])
+
     def _target(self, reference: object) -> object:
-        target = resolved(reference, self._root)
+        self._lark.read(len(str(reference)))
+        target = resolved(reference, self._types.root)
         if target is None and self._strict:
             raise refused("$ref", f"refers to {json.dumps(reference)}, which is not there")
         return target
@@ -176,18 +191,6 @@ def _escaped_slashes(pattern: str) -> str:
         result.append("\\/" if char == "/" and not is_escaped else "\\n" if char == "\n" else char)
         is_escaped = char == "\\" and not is_escaped
     return "".join(result)
-
-
-def _values(schema: Mapping[str, Any]) -> Iterator[str]:
-    if "const" in schema:
-        yield _one_text([schema["const"]])
-    if isinstance(values := schema.get("enum"), list):
-        yield _one_text(values)
-
-
-def _one_text(values: Sequence[object]) -> str:
-    texts = [json.dumps(value, ensure_ascii=False) for value in values if isinstance(value, str)]
-    return one_of(texts or [f"({ANY} & ~{ANY})"])
 
 
 def _lengths(schema: Mapping[str, Any], *, strict: bool) -> Iterator[str]:

@@ -5,30 +5,50 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import partial
 from typing import ParamSpec, TypeVar
+
+from shortfin_apps.llm.components.grammar.fair_turns import FairTurns
 
 SHORT_THREADS = 2
 LONG_THREADS = 1
 LONG_CHARS = 65_536  # such texts have their own thread, so that short ones do not wait for them
+# Work of one tenant in the threads, or next in turn: half of the places, so that no thread waits for work.
+SHORT_PLACES = 4 * SHORT_THREADS
+LONG_PLACES = 2 * LONG_THREADS
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+current_tenant: ContextVar[str] = ContextVar("current_tenant", default="")
+"""Who has the current task work on texts."""
+
 
 class TextWorkers:
-    """A few threads for tokenising and chat templates; further work waits in order."""
+    """A few threads for tokenising and chat templates; further work waits, and tenants take turns.
+
+    For one event loop.
+    """
 
     def __init__(self) -> None:
-        self._short = ThreadPoolExecutor(SHORT_THREADS, thread_name_prefix="text")
-        self._long = ThreadPoolExecutor(LONG_THREADS, thread_name_prefix="long text")
+        self._short = _Threads(SHORT_THREADS, SHORT_PLACES, "text")
+        self._long = _Threads(LONG_THREADS, LONG_PLACES, "long text")
 
     async def run(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `work` on a text of about `num_chars` in a thread; returns its result or raises its error."""
-        pool = self._short if num_chars < LONG_CHARS else self._long
-        return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *args, **kwargs))
+        threads = self._short if num_chars < LONG_CHARS else self._long
+        async with threads.turns.place(current_tenant.get(), None):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(threads.pool, partial(work, *args, **kwargs))
 
     def close(self) -> None:
         """Ends the threads, after the work under way."""
-        self._short.shutdown()
-        self._long.shutdown()
+        self._short.pool.shutdown()
+        self._long.pool.shutdown()
+
+
+class _Threads:
+    def __init__(self, num_threads: int, num_places: int, name: str) -> None:
+        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self.turns = FairTurns(num_places)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import takewhile
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from shortfin_apps.llm.components.grammar.json_schema import Check, Schema
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource, schema_source
@@ -20,6 +22,9 @@ STACK_BYTES = (
 # At most so much white space in a row, lest a weak model go on with it until its tokens are used up.
 WHITE_SPACE = r"[ \n\t]{1,32}"
 
+# As the library tells Lark from GBNF, but in linear time: its own expression is quadratic in blank lines, and
+# nothing else runs meanwhile.
+_IS_LARK = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
 _SHORT_REASONS = {"NoExtensionBias": "nothing matches it", "": "no reason is given"}
 
 
@@ -197,9 +202,19 @@ def _grammar_of(source: GrammarSource) -> str:
         case GrammarKind.REGEX:
             return grammar_from("regex", source.text)
         case GrammarKind.EBNF:
-            return grammar_from("ebnf", source.text)
+            return grammar_from("lark", _lark_of(source.text))
         case GrammarKind.LARK:
             return grammar_from("lark", source.text)
+
+
+def _lark_of(text: str) -> str:
+    """The Lark of a grammar that may be GBNF. Raises ValueError."""
+    if _IS_LARK.search(text):
+        return text
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # the library's parser raises what comes
+        raise ValueError(f"Failed to convert the grammar from GBNF to Lark: {error}") from error
 
 
 def _json_grammar(source: GrammarSource, lenient: bool = False) -> str:

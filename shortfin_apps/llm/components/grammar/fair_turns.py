@@ -22,8 +22,8 @@ class FairTurns:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next tenant first
 
     @asynccontextmanager
-    async def place(self, tenant: str, timeout_s: float) -> AsyncIterator[None]:
-        """Holds a place during a block. Raises TimeoutError if there is none for `timeout_s`."""
+    async def place(self, tenant: str, timeout_s: float | None) -> AsyncIterator[None]:
+        """Holds a place during a block. Raises TimeoutError if there is none for `timeout_s`, if given."""
         async with asyncio.timeout(timeout_s):
             await self._take(tenant)
         try:

@@ -207,6 +207,7 @@ def _rest(lark: Lark, functions: Sequence[Function]) -> str:
 
 
 def _call_expression(lark: Lark, function: Function) -> str:
+    lark.read_schema(function.parameters)
     properties, required = dict(properties_of(function.parameters)), required_of(function.parameters)
     properties |= {name: {} for name in sorted(required - properties.keys())}
     if function.strict:
@@ -260,7 +261,7 @@ def _parameter_expression(
 ) -> str:
     begin, end = lark.literal(f"{PARAMETER}{key}>\n"), f"\n{PARAMETER_END}\n"
     if types.of(schema) == {"string"}:
-        text = fitting_text(schema, function.parameters, strict=function.strict)
+        text = fitting_text(lark, schema, types, strict=function.strict)
         return f"{begin} {lark.through(end, ANY_TEXT if text is None else lark.terminal(text))}"
     of_value = part_alone(schema, function.parameters) if isinstance(schema, Mapping) else {}
     return f"{begin} {lark.json(of_value, strict=function.strict, owner=function.owner)} {lark.literal(end)}"
