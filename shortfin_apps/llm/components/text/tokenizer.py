@@ -14,7 +14,7 @@ import tokenizers
 from shortfin_apps.llm.components.text.chat_template import pick_template
 from shortfin_apps.llm.components.text.content_escape import ContentEscape
 from shortfin_apps.llm.components.text.message_roles import MessageRoles
-from shortfin_apps.llm.components.text.rendering import BoundedTemplate
+from shortfin_apps.llm.components.text.rendering import BoundedTemplate, TemplateLimitError
 from shortfin_apps.llm.components.text.token_length import TokenLength
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError, is_library_error
 from shortfin_apps.llm.lone_surrogates import encodable
@@ -256,6 +256,8 @@ class Tokenizer:
         for adapted in roles.adapted(messages):
             try:
                 return self._rendered(template, adapted, add_generation_prompt, variables)
+            except TemplateLimitError:  # which other messages would hit, too
+                raise
             except InvalidRequestError as error:
                 refusal = error
         assert refusal is not None
