@@ -309,6 +309,18 @@ def test_tojson_has_the_arguments_of_transformers(arguments: str, expected: str)
     assert tokenizer.apply_chat_template(MESSAGES) == expected
 
 
+def test_templates_see_the_named_tokens_as_in_transformers(tmp_path: Path) -> None:
+    byte_level_backend().save(str(tmp_path / "tokenizer.json"))
+    settings = {
+        "chat_template": "{{ bos_token }}{{ cls_token }}{{ sep_token }}{{ pad_token is defined }}",
+        "sep_token": {"content": "<sep>"},
+        "pad_token": None,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "special_tokens_map.json").write_text('{"cls_token": "<cls>", "sep_token": "other"}')
+    assert Tokenizer.load(tmp_path / "tokenizer.json").apply_chat_template(MESSAGES) == "<cls><sep>False"
+
+
 def test_load_reads_named_templates_and_the_map_of_special_tokens(tmp_path: Path) -> None:
     byte_level_backend().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": EOS}}))

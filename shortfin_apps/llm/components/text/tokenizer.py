@@ -22,6 +22,8 @@ from shortfin_apps.llm.lone_surrogates import encodable
 LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
 REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
 NOT_GIVEN = {"tools": None, "documents": None}  # what transformers gives to templates
+# Of `tokenizer_config.json` and `special_tokens_map.json`; templates are given them, as by transformers.
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # With which the template for tools is tried.
 TRIAL_TOOL: Mapping[str, Any] = {
@@ -52,6 +54,9 @@ class Tokenizer:
         self._backend = backend
         self.bos_token = _token_text(settings.get("bos_token"))
         self.eos_token = _token_text(settings.get("eos_token"))
+        self._token_names = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
+        texts = ((name, _token_text(settings.get(name))) for name in NAMED_TOKENS)
+        self._token_names |= {name: text for name, text in texts if text is not None}
         self.eos_token_ids = self._find_eos(generation.get("eos_token_id"))
         source = pick_template(settings.get("chat_template"))
         self.tool_template_source = pick_template(settings.get("chat_template"), "tool_use")
@@ -88,7 +93,7 @@ class Tokenizer:
             settings["chat_template"] = template
         settings = _with_templates_of(path.parent, settings)
         named = read_json_object(path.with_name("special_tokens_map.json"))
-        for name in ("bos_token", "eos_token"):
+        for name in NAMED_TOKENS:
             if settings.get(name) is None:
                 settings[name] = named.get(name)
         generation = read_json_object(path.with_name("generation_config.json"))
@@ -277,10 +282,6 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             variables={**self._token_names, **variables},
         )
-
-    @property
-    def _token_names(self) -> dict[str, str]:
-        return {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
 
     def _trial(
         self, template: BoundedTemplate | None, tools: Sequence[Mapping[str, Any]] | None
