@@ -82,6 +82,12 @@ IN_LAST_USER = (  # Mistral 7B v0.3
         "[{{ m.role }}]", "[{{ m.role }}]{{ system + '\\n\\n' if loop.last and m.role == 'user' and system }}"
     )
 )
+FIRST_CALL = (  # gpt-oss
+    "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}"
+    "{{ raise_exception('Cannot pass both content and thinking') }}{% endif %}"
+    "[{{ m.role }}]{{ m.thinking }}{{ m.content }}{{ m.tool_calls[0].function.name if m.tool_calls }}"
+    "{% endfor %}"
+)
 ONE_CALL = (  # Llama 3
     "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length != 1 %}"
     "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
@@ -191,7 +197,8 @@ def test_a_template_that_wants_turns_has_them(template: str, given: str, shown: 
     assert rendered(template, given) == shown
 
 
-def test_an_answer_with_several_calls_can_be_sent_back_to_a_template_of_one() -> None:
+@pytest.mark.parametrize("template", [ONE_CALL, FIRST_CALL])
+def test_an_answer_with_several_calls_can_be_sent_back_to_a_template_of_one(template: str) -> None:
     calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "u"},
@@ -200,8 +207,15 @@ def test_an_answer_with_several_calls_can_be_sent_back_to_a_template_of_one() ->
         {"role": "tool", "tool_call_id": "f", "content": "of f"},
         {"role": "tool", "tool_call_id": "h", "content": "of h"},
     ]
-    text = tokenizer_of(ONE_CALL).apply_chat_template(messages, add_generation_prompt=False)
+    text = tokenizer_of(template).apply_chat_template(messages, add_generation_prompt=False)
     assert text == "[user]u[assistant]af[tool]of f[assistant]g[tool]of g[tool]of h"
+
+
+def test_text_beside_a_thought_and_a_call_can_be_sent_back() -> None:
+    answer = {"role": "assistant", "content": "text", "thinking": "hm", "reasoning": "hm", **CALLED}
+    messages = [*messages_of("[user]u"), answer, *messages_of("[tool]r")]
+    text = tokenizer_of(FIRST_CALL).apply_chat_template(messages, add_generation_prompt=False)
+    assert text == "[user]u[assistant]hm\n\ntextf[tool]r"
 
 
 def test_a_rendering_that_hit_a_limit_is_not_tried_again() -> None:
@@ -287,7 +301,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, template: str, *conversations:
             ["[system]s[user]u[calls]c[tool]r[system]t"],
             ["drops calls of tools", "has one system message", "refused"],
         ),
-        (ALTERNATES, ["[user]u[user]v"], ["refused messages of a user in a row"]),
+        (ALTERNATES, ["[user]u[user]v"], ["refused messages of a user in a row: these"]),
         (
             ALTERNATES,
             ["[user]u[calls]c[tool]r[user]v"],

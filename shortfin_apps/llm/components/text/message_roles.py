@@ -11,7 +11,8 @@ template does with these is found out by rendering short trial messages, once fo
 - So is one of a conversation without user messages, or that ends with the result of a call, unless the
   template renders it there.
 - A message of another role that the template drops is refused; dropped calls and results of tools are logged.
-- If the template raises, messages are brought into the order that strict ones take (`strict_turns.py`).
+- Several calls in a message become several messages, unless the template shows all of them.
+- If the template raises, messages are brought into the form that strict ones take (`strict_turns.py`).
 
 The log says once which of these were done.
 """
@@ -29,9 +30,12 @@ from shortfin_apps.llm.components.text.strict_turns import (
     TOOL,
     USER,
     Message,
+    has_several_calls,
     in_results,
-    in_turns,
     joined,
+    with_one_call_each,
+    with_text_in_thoughts,
+    with_users_joined,
 )
 from shortfin_apps.llm.errors import InvalidRequestError
 
@@ -65,26 +69,29 @@ class MessageRoles:
         if DEVELOPER in roles and not self._knows_developer:
             self._log("does not know the role `developer`: such messages become system messages")
             messages = [{**m, "role": SYSTEM} if m.get("role") == DEVELOPER else m for m in messages]
+        if any(map(has_several_calls, messages)) and not self._shows_several_calls:
+            self._log("takes one call in a message: each of several becomes a message, with its result")
+            messages = with_one_call_each(messages)
         if self._fit(messages):
             yield from self._in_turns(messages)
         else:
             yield from self._in_turns(self._in_place(messages))
             messages = self._gathered(messages)
             yield from self._in_turns(messages)
-        turns = in_turns(messages)
+        turns = with_users_joined(messages)
         if (within := in_results(turns)) != turns:
             self._log("refused a user message right after the result of a call: it becomes a part of that")
             yield within if self._fit(within) else self._in_place(within)
 
     def _in_turns(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-        """The messages, and these in turns if that differs."""
+        """The messages, and what strict templates take instead."""
         yield messages
-        if (turns := in_turns(messages)) != list(messages):
-            self._log(
-                "refused messages of a user in a row, or several calls in one message: the former become one"
-                " message, the latter several"
-            )
+        if (turns := with_users_joined(messages)) != list(messages):
+            self._log("refused messages of a user in a row: these become one")
             yield turns
+        if (thoughts := with_text_in_thoughts(messages)) != list(messages):
+            self._log("refused text beside a thought and calls: it becomes a part of the thought")
+            yield thoughts
 
     def _check(self, roles: set[str]) -> None:
         others = sorted(roles - KNOWN)
@@ -150,10 +157,17 @@ class MessageRoles:
     def _dropped_of_calls(self) -> list[str]:
         """What the template shows nothing of, if it renders calls and their results at all."""
         name, result = _MARKS[:2]
-        if (text := self._tried([_message(USER), *_called(name, result)])) is None:
+        if (text := self._tried([_message(USER), *_called((name, result))])) is None:
             return []
         parts = {"calls of tools in messages": name, "results of tools (messages of the role `tool`)": result}
         return [part for part, mark in parts.items() if mark not in text]
+
+    @cached_property
+    def _shows_several_calls(self) -> bool:
+        """Also true if the template renders no calls."""
+        one, other, *_ = _MARKS
+        text = self._tried([_message(USER), *_called((one, _FILL), (other, _FILL))])
+        return text is not None and (one not in text or other in text)
 
     def _drops(self, role: str) -> bool:
         """Whether the template neither renders such messages nor raises."""
@@ -176,7 +190,7 @@ class MessageRoles:
 
     def _try_before_result(self, role: str) -> bool:
         """Also true if the template renders no calls."""
-        text = self._tried([*_first(role), *_called(_FILL, _FILL)])
+        text = self._tried([*_first(role), *_called((_FILL, _FILL))])
         return text is None or _MARKS[0] in text
 
     def _try_anywhere(self, role: str) -> bool:
@@ -221,8 +235,14 @@ def _first(role: str) -> list[Message]:
     return [_message(role, _MARKS[0]), _message(USER)]
 
 
-def _called(name: str, result: str) -> list[Message]:
-    """A call and its result."""
-    call = {"id": "abcdefghi", "type": "function", "function": {"name": name, "arguments": {}}}
-    called = {"role": ASSISTANT, "content": "", "tool_calls": [call]}
-    return [called, {"role": TOOL, "tool_call_id": call["id"], "content": result}]
+def _called(*named: tuple[str, str]) -> list[Message]:
+    """Calls of functions of these names, and their results."""
+    calls = [
+        {"id": f"abcdefgh{place}", "type": "function", "function": {"name": name, "arguments": {}}}
+        for place, (name, _) in enumerate(named)
+    ]
+    results = [
+        {"role": TOOL, "tool_call_id": call["id"], "content": result}
+        for call, (_, result) in zip(calls, named, strict=True)
+    ]
+    return [{"role": ASSISTANT, "content": "", "tool_calls": calls}, *results]
