@@ -309,6 +309,16 @@ def test_tojson_has_the_arguments_of_transformers(arguments: str, expected: str)
     assert tokenizer.apply_chat_template(MESSAGES) == expected
 
 
+def test_a_function_may_say_nothing_of_itself() -> None:
+    """As of gpt-oss, whose template raises for one without a description."""
+    template = "{% for t in tools %}{{ '// ' + t.function.description }}{{ t.function | length }}{% endfor %}"
+    tools = [{"type": "function", "function": {"name": "f"}}, {"function": {"name": "g", "description": "d"}}]
+    raises = Tokenizer(byte_level_backend(), {"chat_template": template})
+    assert raises.apply_chat_template(MESSAGES, tools=tools) == "// 3// d3"
+    takes = Tokenizer(byte_level_backend(), {"chat_template": "{{ tools }}"})
+    assert takes.apply_chat_template(MESSAGES, tools=tools) == str(tools)
+
+
 def test_templates_see_the_named_tokens_as_in_transformers(tmp_path: Path) -> None:
     byte_level_backend().save(str(tmp_path / "tokenizer.json"))
     settings = {

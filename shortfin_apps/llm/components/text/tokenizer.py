@@ -30,6 +30,8 @@ TRIAL_TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
 }
+BARE_TOOL: Mapping[str, Any] = {"type": "function", "function": {"name": "f"}}
+NOTHING_SAID: Mapping[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
 
 
 class Tokenizer:
@@ -256,7 +258,7 @@ class Tokenizer:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions or /generate", "messages"
             )
-        variables = {**NOT_GIVEN, **(variables or {}), **({"tools": list(tools)} if tools else {})}
+        variables = {**NOT_GIVEN, **(variables or {}), **({"tools": self._told(tools)} if tools else {})}
         refusal: InvalidRequestError | None = None
         for adapted in roles.adapted(messages):
             try:
@@ -267,6 +269,24 @@ class Tokenizer:
                 refusal = error
         assert refusal is not None
         raise refusal
+
+    def _told(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """With what a function does not say as empty, if the template raises for one that says nothing."""
+        functions = [tool.get("function") or {} for tool in tools]
+        if all(function.keys() >= NOTHING_SAID.keys() for function in functions) or self._takes_bare_tools:
+            return list(tools)
+        whole = ({**NOTHING_SAID, **function} for function in functions)
+        return [{**tool, "function": function} for tool, function in zip(tools, whole, strict=True)]
+
+    @cached_property
+    def _takes_bare_tools(self) -> bool:
+        try:
+            self._trial(self._tool_template, [BARE_TOOL])([{"role": "user", "content": "hi"}])
+        except TemplateLimitError:
+            raise
+        except InvalidRequestError:
+            return False
+        return True
 
     def _rendered(
         self,
