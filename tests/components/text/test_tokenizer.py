@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 import pytest
 import tokenizers
@@ -312,7 +312,10 @@ def test_tojson_has_the_arguments_of_transformers(arguments: str, expected: str)
 def test_a_function_may_say_nothing_of_itself() -> None:
     """As of gpt-oss, whose template raises for one without a description."""
     template = "{% for t in tools %}{{ '// ' + t.function.description }}{{ t.function | length }}{% endfor %}"
-    tools = [{"type": "function", "function": {"name": "f"}}, {"function": {"name": "g", "description": "d"}}]
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": "f"}},
+        {"function": {"name": "g", "description": "d"}},
+    ]
     raises = Tokenizer(byte_level_backend(), {"chat_template": template})
     assert raises.apply_chat_template(MESSAGES, tools=tools) == "// 3// d3"
     takes = Tokenizer(byte_level_backend(), {"chat_template": "{{ tools }}"})
