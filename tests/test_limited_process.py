@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import socket
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +35,38 @@ def test_closing_ends_the_process() -> None:
     process = LimitedProcess("shortfin_apps.llm.components.text.template_process", [1.0, 1.0])
     process.close()
     assert process.is_over
+
+
+def test_data_that_arrives_during_the_work_does_not_end_it() -> None:
+    """The kernel signals data after it has handed it out: a busy machine has a worker begin before that."""
+    process = LimitedProcess("shortfin_apps.llm.components.text.template_process", [10.0, 20.0])
+    with process.new_worker() as worker, worker.makefile("rb") as answers:
+        worker.sendall(b'"{% for i in range(300) %}{% for j in range(1000) %}{% endfor %}{% endfor %}x"\n')
+        assert [answers.readline() for _ in range(2)] == [b"null\n", b'["", null]\n']
+        worker.sendall(b"[[], false, {}]\n")
+        assert answers.readline() == b"null\n"  # it works
+        worker.sendall(b"null\n")
+        assert [answers.readline() for _ in range(3)] == [b'["x", null]\n', b"null\n", b'["", null]\n']
+    process.close()
+
+
+@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "working"])
+def test_a_worker_ends_when_its_connection_is_closed(is_idle: bool) -> None:
+    process = LimitedProcess("shortfin_apps.llm.components.text.template_process", [60.0, 60.0])
+    worker = process.new_worker()
+    answers = worker.makefile("rb")
+    worker.sendall(b'"{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"\n')
+    assert [answers.readline() for _ in range(2)] == [b"null\n", b'["", null]\n']
+    if not is_idle:
+        worker.sendall(b"[[], false, {}]\n")
+        assert answers.readline() == b"null\n"
+    [pid] = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children").read_text().split()
+    ending = os.pidfd_open(int(pid))
+    answers.close()
+    worker.close()
+    assert select.select([ending], [], [], 30)[0]  # before its limits
+    os.close(ending)
+    process.close()
 
 
 LIMITS = Limits(cpu_s=1.0, wall_s=0.01)

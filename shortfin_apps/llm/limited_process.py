@@ -5,13 +5,15 @@ the server starts this process, which imports the library once and forks workers
 when a piece of work has used up its time or memory, or when the server hangs up on it, also by dying.
 
 The process has a socket of the server's: with each byte on it comes one end of a connection, for a new
-worker. Over it the server sends a piece of work as a line of JSON, and the worker answers with two lines:
+worker, and of a lifeline. Over the connection the server sends a piece of work as a line of JSON, and the
+worker answers with two lines:
 
     null        it has begun: if the connection ends before the next line, a limit was hit
     result      as JSON
 
-and waits for the next. The process ends when the server closes its socket, a worker when its connection is
-closed.
+and waits for the next. The process ends when the server closes its socket, a worker when its connection and
+its lifeline are closed. Nothing is sent over a lifeline, as the kernel's signal that it was closed is that of
+data, too: it may still signal the data of a line while the worker already works on it.
 """
 
 from __future__ import annotations
@@ -99,14 +101,43 @@ class LimitedProcess:
 
     def new_worker(self) -> socket.socket:
         """A connection to a new worker. Raises OSError if the process has ended, or many wait for it."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = _Connection.pair()
         try:
             with theirs:
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+                socket.send_fds(self._control, [b"+"], theirs.filenos())
         except OSError:
             ours.close()
             raise
         return ours
+
+
+class _Connection(socket.socket):
+    """One end of a connection to a worker, and of its lifeline."""
+
+    def __init__(self, fileno: int, lifeline: socket.socket) -> None:
+        super().__init__(fileno=fileno)
+        self.lifeline = lifeline
+
+    @classmethod
+    def pair(cls) -> tuple[_Connection, _Connection]:
+        """Both ends. Raises OSError where there are no more files."""
+        connections = socket.socketpair()
+        try:
+            lifelines = socket.socketpair()
+        except OSError:
+            for each in connections:
+                each.close()
+            raise
+        ours, theirs = (cls(c.detach(), line) for c, line in zip(connections, lifelines, strict=True))
+        return ours, theirs
+
+    def filenos(self) -> list[int]:
+        return [self.fileno(), self.lifeline.fileno()]
+
+    def close(self) -> None:
+        """The lifeline last: a worker that begins a line then finds out by either."""
+        super().close()
+        self.lifeline.close()
 
 
 class Workers:
@@ -219,14 +250,15 @@ def serve(control_fd: int, limits: Limits, begin: Callable[[], Work], stack_byte
                     _live(connection, limits, begin, stack_bytes)
 
 
-def _next_connection(control: socket.socket) -> socket.socket | None:
-    message, fds, _, _ = socket.recv_fds(control, 1, 1)
-    return socket.socket(fileno=fds[0]) if message else None
+def _next_connection(control: socket.socket) -> _Connection | None:
+    message, fds, _, _ = socket.recv_fds(control, 1, 2)
+    return _Connection(fds[0], socket.socket(fileno=fds[1])) if message else None
 
 
-def _live(connection: socket.socket, limits: Limits, begin: Callable[[], Work], stack_bytes: int) -> None:
+def _live(connection: _Connection, limits: Limits, begin: Callable[[], Work], stack_bytes: int) -> None:
     """The life of a worker, which never returns."""
     try:
+        _end_when_closed(connection.lifeline)
         _limit_memory(stack_bytes + limits.memory_bytes)
         threading.stack_size(stack_bytes)
         worker = threading.Thread(target=_work_on_each, args=(connection, limits, begin()))
@@ -239,10 +271,8 @@ def _live(connection: socket.socket, limits: Limits, begin: Callable[[], Work], 
 def _work_on_each(connection: socket.socket, limits: Limits, work: Work) -> None:
     for line in connection.makefile("rb", buffering=LINE_BUFFER_BYTES):
         _limit_time(limits.cpu_s, limits.wall_s)
-        _end_when_closed(connection, True)
         connection.sendall(BEGUN)
         result = work(line)
-        _end_when_closed(connection, False)
         _limit_time(0, 0)
         connection.sendall(json.dumps(result).encode() + b"\n")
 
@@ -261,11 +291,10 @@ def _limit_memory(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
 
 
-def _end_when_closed(connection: socket.socket, on: bool) -> None:
-    """Has the kernel send SIGIO, which ends this process, when the other side closes `connection`."""
-    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
-    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
-    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
+def _end_when_closed(lifeline: socket.socket) -> None:
+    """Has the kernel send SIGIO, which ends this process, when the other side closes its end."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:

@@ -174,6 +174,8 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "x", "is_error":
 FAILED = {"role": "user", "content": [RESULT]}
 CALL = {"id": "1", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
+VARIABLES = {"chat_template_kwargs": {"enable_thinking": False, "m": "", "documents": None}}
+
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
@@ -185,6 +187,9 @@ CALL = {"id": "1", "index": 0, "type": "function", "function": {"name": "f", "ar
         (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages.tool_calls.index"),
         (CHAT, {"messages": [*MESSAGES, {**ANSWERED, "tool_call_id": "1"}]}, None),
         ("/tokenize", {"messages": [ASKED]}, "messages.flavour"),
+        ("/tokenize", {"messages": MESSAGES, **VARIABLES}, "chat_template_kwargs.enable_thinking"),
+        (CHAT, {"messages": MESSAGES, **VARIABLES}, "chat_template_kwargs.enable_thinking"),
+        (RESPONSES, {"input": MESSAGES, **VARIABLES}, "chat_template_kwargs.enable_thinking"),
         (RESPONSES, {"input": [*MESSAGES, THOUGHT_ITEM, *MESSAGES]}, "input.reasoning_content"),
         (MESSAGES_ROUTE, {"messages": [FAILED], "max_tokens": 9}, "messages.is_error"),
     ],

@@ -450,6 +450,21 @@ async def test_a_schema_that_costs_too_much_is_reduced(
     assert not others or not lets_through(grammar, TOKENIZER, text + others, to_the_end=False)
 
 
+async def test_texts_of_a_schema_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients describe each argument of many functions."""
+    monkeypatch.setitem(MAX_CHARS, GrammarKind.LARK, 600)
+    harness = harness_of(CALL)
+    argument = {"type": "string", "enum": ["x"], "description": "d" * 600, "title": "t", "default": "x"}
+    parameters = {"type": "object", "properties": {"description": argument}, "required": ["description"]}
+    function = {"name": "f", "parameters": parameters, "strict": True}
+    await message_of(harness, tools=[{"type": "function", "function": function}], tool_choice="required")
+    grammar = harness.engine.calls[-1].params.output_grammar
+    assert grammar is not None
+    call = '<tool_call>\n{"name": "f", "arguments": {"description": "%s"}}\n</tool_call>'
+    assert lets_through(grammar, TOKENIZER, call % "x")
+    assert not lets_through(grammar, TOKENIZER, call % "y", to_the_end=False)
+
+
 @pytest.mark.parametrize("rest", [{}, {"type": "object"}])  # the second is no more than names and types
 async def test_a_function_of_too_many_arguments_takes_any(
     rest: dict[str, Any], monkeypatch: pytest.MonkeyPatch

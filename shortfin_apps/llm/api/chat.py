@@ -60,7 +60,7 @@ class ChatTurn:
 async def chat_prompt(body: ChatBody, request: Request, *, messages_field: str = "messages") -> ChatPrompt:
     """Raises InvalidRequestError for a conversation that the chat template refuses, or too long a one."""
     service = service_of(request)
-    note_unread(body.messages, request, messages_field)
+    note_unread(body.messages, body.chat_template_kwargs, request, messages_field)
     model = service.model
     use = tool_use(body, model.dialect)
     text = await conversation_text(

@@ -7,7 +7,7 @@ answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,8 @@ from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.lone_surrogates import json_of, without_lone_surrogates
 
 logger = logging.getLogger(__name__)
+
+OWN_VARIABLES = frozenset({"messages", "add_generation_prompt"})  # which are fields of the body
 
 
 class JsonResponse(Response):
@@ -83,14 +85,25 @@ def check_fields(body: Body, request: Request) -> None:
     request.state.ignored_fields = service_of(request).field_check.ignored(body)
 
 
-def note_unread(messages: Sequence[ChatMessage], request: Request, field: str = "messages") -> None:
-    """Records fields of messages that the chat template does not read. `field` is the body's with messages.
+def note_unread(
+    messages: Sequence[ChatMessage],
+    variables: Mapping[str, Any] | None,
+    request: Request,
+    field: str = "messages",
+) -> None:
+    """Records fields of messages, and `chat_template_kwargs`, that the chat template does not read.
 
-    They are not refused by `--strict-fields`: the same client may talk to a model whose template reads them.
+    `field` is the body's with messages. `--strict-fields` does not refuse them: the same client may talk to a
+    model whose template reads them.
     """
     service = service_of(request)
     words = service.model.generator.tokenizer.template_words
     unread = {f"{field}.{name}": None for message in messages for name in message.unread_by(words)}
+    unread |= {
+        f"chat_template_kwargs.{name}": None
+        for name, value in (variables or {}).items()
+        if value is not None and (name not in words or name in OWN_VARIABLES)
+    }
     service.field_check.log(list(unread))
     known = getattr(request.state, "ignored_fields", [])
     request.state.ignored_fields = list(dict.fromkeys([*known, *unread]))

@@ -75,7 +75,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     text = body.prompt or ""
     service.limits.check_chars(len(text), "prompt")
     if body.messages is not None:
-        note_unread(body.messages, request)
+        note_unread(body.messages, body.chat_template_kwargs, request)
         text = await conversation_text(
             service,
             body.messages,

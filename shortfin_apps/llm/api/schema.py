@@ -33,12 +33,12 @@ from shortfin_apps.llm.api.unserved_fields import (
     TOKENIZE_REFUSED,
     Refused,
 )
+from shortfin_apps.llm.components.text.strict_turns import THOUGHT_NAMES
 from shortfin_apps.llm.errors import InvalidRequestError
 
 MAX_TOOLS = 128  # OpenAI's
 MAX_ABORTED = 20_000  # ids of one `POST /abort`
 
-THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # in chat templates; the last is gpt-oss's
 LINKS = frozenset({"tool_call_id"})  # fields of messages that most templates need not read, as order says it
 
 NOT_SERVED = "not_served"  # the type of pydantic's errors for what an entry of a list may not be

@@ -14,6 +14,7 @@ from shortfin_apps.llm.api.structured_output import CompileSource, Named, named_
 from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT, Dialect, Function
 from shortfin_apps.llm.components.dialects.lark import Lark, one_of
 from shortfin_apps.llm.components.dialects.output_parser import OutputParser
+from shortfin_apps.llm.components.grammar.json_schema import without_annotations
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.errors import InvalidRequestError
@@ -198,9 +199,12 @@ async def _compiled(
 
     Raises InvalidRequestError where strict ones, or a schema, are refused without them, too.
     """
-    candidates = [use.functions]
+    functions = tuple(
+        replace(each, parameters=without_annotations(each.parameters)) for each in use.functions
+    )
+    candidates = [functions]
     for loosen in (_types_only, _any_arguments):
-        loose = tuple(each if each.strict else loosen(each) for each in use.functions)
+        loose = tuple(each if each.strict else loosen(each) for each in functions)
         if loose != candidates[-1]:
             candidates.append(loose)
     *others, last = (replace(use, functions=functions) for functions in candidates)

@@ -348,6 +348,17 @@ def test_an_end_of_a_turn_ends_answers_whatever_its_type(kind: int) -> None:
     assert tokenizer.encode("a<|im_end|>").ids[-1] == end
 
 
+def test_tokens_that_a_gguf_file_names_are_kept() -> None:
+    keys = sentence_piece_keys(**{"ggml.seperator_token_id": 2, "ggml.cls_token_id": 1})
+    config = rebuild(keys)[1].config
+    assert [config.get(f"{name}_token") for name in ("unk", "sep", "cls", "mask")] == [
+        "<unk>",
+        "</s>",
+        "<s>",
+        None,
+    ]
+
+
 def test_named_templates_of_a_gguf_file_are_kept() -> None:
     keys = sentence_piece_keys(**{"chat_template": "plain", "chat_template.tool_use": "tools"})
     assert rebuild(keys)[1].config["chat_template"] == [

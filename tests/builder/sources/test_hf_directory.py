@@ -368,10 +368,10 @@ def test_an_end_token_that_only_the_map_of_special_tokens_names_is_kept(tmp_path
     (directory / "tokenizer_config.json").write_text(
         '{"eos_token": null, "bos_token": "b"}', encoding="utf-8"
     )
-    named = {"eos_token": {"content": "e"}, "bos_token": "other"}
+    named = {"eos_token": {"content": "e"}, "bos_token": "other", "sep_token": "s"}
     (directory / "special_tokens_map.json").write_text(json.dumps(named), encoding="utf-8")
     config = HfDirectorySource(directory).tokenizer_files().config
-    assert config == {"eos_token": {"content": "e"}, "bos_token": "b"}
+    assert config == {"eos_token": {"content": "e"}, "bos_token": "b", "sep_token": "s"}
 
 
 def test_an_end_that_is_null_in_the_generation_config_is_that_of_the_model(tmp_path: Path) -> None:

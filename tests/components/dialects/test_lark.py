@@ -13,6 +13,8 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import AddedToken
 
+from shortfin_apps.llm.api.schema import MAX_TOOLS
+from shortfin_apps.llm.api.tools import MAX_CALLS
 from shortfin_apps.llm.components.dialects import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.components.dialects import lark as lark_module
 from shortfin_apps.llm.components.dialects.dialect import Dialect, Function
@@ -20,7 +22,7 @@ from shortfin_apps.llm.components.dialects.lark import Lark
 from shortfin_apps.llm.components.dialects.output_parser import whole
 from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Reasoning
 from shortfin_apps.llm.components.grammar.compiled import compiled as compiled_here
-from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler, check_size
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
@@ -184,6 +186,16 @@ async def test_no_more_calls_fit_than_are_wanted() -> None:
         lark = Lark({})
         grammar = await compiled(tokenizer, lark.source(dialect.calls(lark, (WEATHER, NOW), most)))
         assert lets_through(grammar, tokenizer, two, to_the_end=False) is fits
+
+
+@pytest.mark.parametrize("form", ["calls", "answer"])
+@pytest.mark.parametrize("name", TOOL_DIALECTS)
+def test_as_many_functions_as_a_request_may_have_fit_with_any_arguments(name: str, form: str) -> None:
+    """Which is what is left of those without `strict` where their schemas take too much."""
+    functions = [Function(f"{place:_>64}", {"type": "object"}) for place in range(MAX_TOOLS)]
+    dialect, lark = TOOL_DIALECTS[name], Lark({})
+    source = lark.source(getattr(dialect, form)(lark, functions, MAX_CALLS))
+    check_size(GrammarSource(GrammarKind.LARK, source), "tools")
 
 
 @contextmanager

@@ -77,6 +77,23 @@ FAMILIES = [
     GATHERS,
     OWN_DEVELOPER,
 ]
+IN_LAST_USER = (  # Mistral 7B v0.3
+    ALTERNATES.replace("[system]{{ messages[0].content }}", "{% set system = messages[0].content %}").replace(
+        "[{{ m.role }}]", "[{{ m.role }}]{{ system + '\\n\\n' if loop.last and m.role == 'user' and system }}"
+    )
+)
+FIRST_CALL = (  # gpt-oss
+    "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}"
+    "{{ raise_exception('Cannot pass both content and thinking') }}{% endif %}"
+    "[{{ m.role }}]{{ m.thinking }}{{ m.content }}{{ m.tool_calls[0].function.name if m.tool_calls }}"
+    "{% endfor %}"
+)
+ONE_CALL = (  # Llama 3
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length != 1 %}"
+    "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% for call in m.tool_calls or () %}{{ call.function.name }}{% endfor %}"
+    "{% endfor %}"
+)
 CALLED = {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]}
 
 
@@ -154,6 +171,67 @@ def test_roles_become_those_of_the_template(template: str, given: str, shown: st
     assert rendered(template, given) == shown
 
 
+@pytest.mark.parametrize(
+    ("template", "given", "shown"),
+    [
+        # as Codex has it
+        (ALTERNATES, "[developer]d[user]u[user]v", "[system]d[user]u+v"),
+        (IN_FIRST_USER, "[system]s[developer]d[user]u[user]v", "[user]s+d+u+v"),
+        (IN_FIRST_USER, "[user]u[user]v[assistant]a[user]w", "[user]u+v[assistant]a[user]w"),
+        (ALTERNATES, "[user]u[user]v[assistant]a[system]s[user]w", "[user]u+v[assistant]a[user]s+w"),
+        # as Claude Code has it
+        (ALTERNATES, "[user]u[calls]c[tool]r[user]v", "[user]u[assistant]c[tool]r+v"),
+        (ALTERNATES, "[user]u[user]v[calls]c[tool]r[user]w", "[user]u+v[assistant]c[tool]r+w"),
+        (IN_LAST_USER, "[system]s[user]u[calls]c[tool]r[user]v", "[user]s+u[assistant]c[tool]r+v"),
+        (IN_LAST_USER, "[system]s[user]u[calls]c[tool]r", "[user]s+u[assistant]c[tool]r"),
+        (
+            IN_LAST_USER,
+            "[system]s[user]u[calls]c[tool]r[assistant]a[user]v",
+            "[user]u[assistant]c[tool]r[assistant]a[user]s+v",
+        ),
+        # as others have it
+        (CHATML, "[user]u[user]v[calls]c[tool]r[user]w", "[user]u[user]v[assistant]c[tool]r[user]w"),
+    ],
+)
+def test_a_template_that_wants_turns_has_them(template: str, given: str, shown: str) -> None:
+    assert rendered(template, given) == shown
+
+
+@pytest.mark.parametrize("template", [ONE_CALL, FIRST_CALL])
+def test_an_answer_with_several_calls_can_be_sent_back_to_a_template_of_one(template: str) -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "g", "content": "of g"},
+        {"role": "tool", "tool_call_id": "f", "content": "of f"},
+        {"role": "tool", "tool_call_id": "h", "content": "of h"},
+    ]
+    text = tokenizer_of(template).apply_chat_template(messages, add_generation_prompt=False)
+    assert text == "[user]u[assistant]af[tool]of f[assistant]g[tool]of g[tool]of h"
+
+
+def test_text_beside_a_thought_and_a_call_can_be_sent_back() -> None:
+    answer = {"role": "assistant", "content": "text", "thinking": "hm", "reasoning": "hm", **CALLED}
+    messages = [*messages_of("[user]u"), answer, *messages_of("[tool]r")]
+    text = tokenizer_of(FIRST_CALL).apply_chat_template(messages, add_generation_prompt=False)
+    assert text == "[user]u[assistant]hm\n\ntextf[tool]r"
+
+
+def test_a_rendering_that_hit_a_limit_is_not_tried_again() -> None:
+    tokenizer, calls = byte_level_tokenizer(chat_template=ALTERNATES), []
+    assert tokenizer._template is not None
+
+    def limited(*args: Any, **named: Any) -> str:
+        calls.append(args)
+        raise TemplateLimitError("takes too long", "messages")
+
+    tokenizer._template.render = limited  # type: ignore[method-assign]
+    with pytest.raises(TemplateLimitError):
+        tokenizer.apply_chat_template(messages_of("[user]u[user]v"))
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("template", FAMILIES)
 @given(st.lists(st.sampled_from(["system", "developer", "user"]), max_size=5))
 def test_no_system_message_is_ever_lost(template: str, roles: list[str]) -> None:
@@ -222,6 +300,12 @@ def warnings_of(caplog: pytest.LogCaptureFixture, template: str, *conversations:
             ALTERNATES,
             ["[system]s[user]u[calls]c[tool]r[system]t"],
             ["drops calls of tools", "has one system message", "refused"],
+        ),
+        (ALTERNATES, ["[user]u[user]v"], ["refused messages of a user in a row: these"]),
+        (
+            ALTERNATES,
+            ["[user]u[calls]c[tool]r[user]v"],
+            ["drops calls of tools", "refused a user message right after"],
         ),
         (GATHERS, ["[user]u[calls]c[tool]r"], ["drops calls of tools", "drops results of tools"]),
         (CHATML, ["[user]u[calls]c[tool]r"], ["drops calls of tools"]),

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 import pytest
 import tokenizers
@@ -307,6 +307,31 @@ def test_tojson_has_the_arguments_of_transformers(arguments: str, expected: str)
     template = "{{ {'é': 1, 'a': 2} | tojson(" + arguments + ") }}"
     tokenizer = Tokenizer(byte_level_backend(), {"chat_template": template})
     assert tokenizer.apply_chat_template(MESSAGES) == expected
+
+
+def test_a_function_may_say_nothing_of_itself() -> None:
+    """As of gpt-oss, whose template raises for one without a description."""
+    template = "{% for t in tools %}{{ '// ' + t.function.description }}{{ t.function | length }}{% endfor %}"
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": "f"}},
+        {"function": {"name": "g", "description": "d"}},
+    ]
+    raises = Tokenizer(byte_level_backend(), {"chat_template": template})
+    assert raises.apply_chat_template(MESSAGES, tools=tools) == "// 3// d3"
+    takes = Tokenizer(byte_level_backend(), {"chat_template": "{{ tools }}"})
+    assert takes.apply_chat_template(MESSAGES, tools=tools) == str(tools)
+
+
+def test_templates_see_the_named_tokens_as_in_transformers(tmp_path: Path) -> None:
+    byte_level_backend().save(str(tmp_path / "tokenizer.json"))
+    settings = {
+        "chat_template": "{{ bos_token }}{{ cls_token }}{{ sep_token }}{{ pad_token is defined }}",
+        "sep_token": {"content": "<sep>"},
+        "pad_token": None,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "special_tokens_map.json").write_text('{"cls_token": "<cls>", "sep_token": "other"}')
+    assert Tokenizer.load(tmp_path / "tokenizer.json").apply_chat_template(MESSAGES) == "<cls><sep>False"
 
 
 def test_load_reads_named_templates_and_the_map_of_special_tokens(tmp_path: Path) -> None:

@@ -54,7 +54,10 @@ class GgufVocabulary(BaseModel):
     eot_token_id: int | None = Field(None, alias="ggml.eot_token_id")
     eom_token_id: int | None = Field(None, alias="ggml.eom_token_id")
     unknown_token_id: int | None = Field(None, alias="ggml.unknown_token_id")
+    separator_token_id: int | None = Field(None, alias="ggml.seperator_token_id")  # llama.cpp spells it so
     padding_token_id: int | None = Field(None, alias="ggml.padding_token_id")
+    cls_token_id: int | None = Field(None, alias="ggml.cls_token_id")
+    mask_token_id: int | None = Field(None, alias="ggml.mask_token_id")
     add_bos_token: bool | None = Field(None, alias="ggml.add_bos_token")
     add_eos_token: bool = Field(False, alias="ggml.add_eos_token")
     add_space_prefix: bool = Field(True, alias="ggml.add_space_prefix")
@@ -310,8 +313,11 @@ def _tokenizer_config(vocabulary: GgufVocabulary, add_bos: bool) -> dict[str, An
     config = {
         "bos_token": vocabulary.text(vocabulary.bos_token_id),
         "eos_token": vocabulary.text(vocabulary.eos_token_id),
-        "pad_token": vocabulary.text(vocabulary.padding_token_id),
         "unk_token": vocabulary.text(vocabulary.unknown_token_id),
+        "sep_token": vocabulary.text(vocabulary.separator_token_id),
+        "pad_token": vocabulary.text(vocabulary.padding_token_id),
+        "cls_token": vocabulary.text(vocabulary.cls_token_id),
+        "mask_token": vocabulary.text(vocabulary.mask_token_id),
         "add_bos_token": add_bos,
         "add_eos_token": vocabulary.add_eos_token,
         "chat_template": templates(vocabulary.chat_template, vocabulary.named_templates),

@@ -30,8 +30,11 @@ TOKENIZER_FILES = (
 _TOKENIZER_KEYS = (
     "bos_token",
     "eos_token",
-    "pad_token",
     "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
     "add_bos_token",
     "add_eos_token",
     "chat_template",

@@ -190,12 +190,12 @@ GGUF_TOKENIZER = KnownFields(
     used=_names(
         "ggml.model ggml.pre ggml.tokens ggml.token_type ggml.scores ggml.merges ggml.bos_token_id "
         "ggml.eos_token_id ggml.eot_token_id ggml.eom_token_id ggml.unknown_token_id "
+        "ggml.seperator_token_id ggml.mask_token_id ggml.cls_token_id "
         "ggml.padding_token_id ggml.add_bos_token ggml.add_eos_token ggml.add_space_prefix "
         "ggml.remove_extra_whitespaces ggml.precompiled_charsmap chat_template"
     ),
     harmless=_names(
-        "ggml.token_type_count ggml.seperator_token_id ggml.mask_token_id ggml.cls_token_id "
-        "ggml.prefix_token_id ggml.suffix_token_id ggml.middle_token_id "
+        "ggml.token_type_count ggml.prefix_token_id ggml.suffix_token_id ggml.middle_token_id "
         "huggingface.json rwkv.world chat_templates"
     ),
     harmless_prefixes=("ggml.fim_", "chat_template."),

@@ -32,6 +32,7 @@ DRAFTS = frozenset(
 ANNOTATIONS = frozenset(
     {"$anchor", "$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "title"}
 )
+_TEXTS = frozenset({"$comment", "default", "description", "examples", "title"})
 _ALWAYS_DROPPED = frozenset({"default", "examples", "x-guidance", "$dynamicAnchor", "$recursiveAnchor"})
 _OBJECT_KEYWORDS = frozenset({"properties", "required", "patternProperties", "additionalProperties"})
 _MAX_COMBINATIONS = 16
@@ -46,6 +47,11 @@ def mapped(schema: object, change: Callable[[Schema, str], object], path: str = 
     if not isinstance(schema, dict):
         return schema
     return change({key: _mapped_value(key, value, change, path) for key, value in schema.items()}, path)
+
+
+def without_annotations(schema: object) -> Any:
+    """The schema without texts that say nothing of values, which may be most of it."""
+    return mapped(schema, lambda node, path: {k: v for k, v in node.items() if k not in _TEXTS})
 
 
 def _mapped_value(key: str, value: object, change: Callable[[Schema, str], object], path: str) -> object:

@@ -8,8 +8,11 @@ template does with these is found out by rendering short trial messages, once fo
 - Otherwise those at the beginning become one, and a late one becomes a part of the user message next to it:
   the text before it stays the same, and with it the cached pages. If the template raises, all become one.
 - Without a system role, a system message is a part of the user message next to it, too.
-- So is one of a conversation without user messages, unless the template renders it without these.
+- So is one of a conversation without user messages, or that ends with the result of a call, unless the
+  template renders it there.
 - A message of another role that the template drops is refused; dropped calls and results of tools are logged.
+- Several calls in a message become several messages, unless the template shows all of them.
+- If the template raises, messages are brought into the form that strict ones take (`strict_turns.py`).
 
 The log says once which of these were done.
 """
@@ -17,23 +20,31 @@ The log says once which of these were done.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from itertools import groupby, takewhile
-from typing import Any
 
 from shortfin_apps.llm.components.text.rendering import TemplateLimitError
+from shortfin_apps.llm.components.text.strict_turns import (
+    ASSISTANT,
+    TOOL,
+    USER,
+    Message,
+    has_several_calls,
+    in_results,
+    joined,
+    with_one_call_each,
+    with_text_in_thoughts,
+    with_users_joined,
+)
 from shortfin_apps.llm.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
-Message = Mapping[str, Any]
-
-SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL = "system", "developer", "user", "assistant", "tool"
+SYSTEM, DEVELOPER = "system", "developer"
 UNKNOWN = "unknownrole"  # which no template knows
 KNOWN = frozenset({SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL})
 MAX_OTHER_ROLES = 16  # of one conversation, each of which takes a trial
-SEPARATOR = "\n\n"
 _MARKS = ("trialone", "trialtwo", "trialthree", "trialfour")
 _FILL = "hi"
 
@@ -46,6 +57,7 @@ class MessageRoles:
         self._logged: set[str] = set()
         self._shows, self._shows_alone = cache(self._try_first), cache(self._try_alone)
         self._shows_anywhere = cache(self._try_anywhere)
+        self._shows_before_result = cache(self._try_before_result)
 
     def adapted(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
         """The messages as the template knows them, and then what to render if it raises for these.
@@ -57,11 +69,29 @@ class MessageRoles:
         if DEVELOPER in roles and not self._knows_developer:
             self._log("does not know the role `developer`: such messages become system messages")
             messages = [{**m, "role": SYSTEM} if m.get("role") == DEVELOPER else m for m in messages]
+        if any(map(has_several_calls, messages)) and not self._shows_several_calls:
+            self._log("takes one call in a message: each of several becomes a message, with its result")
+            messages = with_one_call_each(messages)
         if self._fit(messages):
-            yield messages
+            yield from self._in_turns(messages)
         else:
-            yield self._in_place(messages)
-            yield self._gathered(messages)
+            yield from self._in_turns(self._in_place(messages))
+            messages = self._gathered(messages)
+            yield from self._in_turns(messages)
+        turns = with_users_joined(messages)
+        if (within := in_results(turns)) != turns:
+            self._log("refused a user message right after the result of a call: it becomes a part of that")
+            yield within if self._fit(within) else self._in_place(within)
+
+    def _in_turns(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+        """The messages, and what strict templates take instead."""
+        yield messages
+        if (turns := with_users_joined(messages)) != list(messages):
+            self._log("refused messages of a user in a row: these become one")
+            yield turns
+        if (thoughts := with_text_in_thoughts(messages)) != list(messages):
+            self._log("refused text beside a thought and calls: it becomes a part of the thought")
+            yield thoughts
 
     def _check(self, roles: set[str]) -> None:
         others = sorted(roles - KNOWN)
@@ -100,19 +130,20 @@ class MessageRoles:
             self._log("has no system message there: it becomes a part of the user message next to it")
             return _as_users(messages)
         self._log("has one system message, the first: those after it become parts of it, or of user messages")
-        return [_joined(first), *others]
+        return [joined(first), *others]
 
     def _gathered(self, messages: Sequence[Message]) -> Sequence[Message]:
         """All as one at the beginning."""
         self._log("refused messages with late system messages: these become one at the beginning")
-        system = _joined([message for message in messages if _is_system(message)])
+        system = joined([message for message in messages if _is_system(message)])
         gathered = [system, *(message for message in messages if not _is_system(message))]
         return gathered if self._shows_system(system["role"], gathered) else _as_users(gathered)
 
-    def _shows_system(self, role: str, messages: Iterable[Message]) -> bool:
-        """Whether the template renders a first message of this role: some render it in the first user's."""
-        has_user = any(message.get("role") == USER for message in messages)
-        return self._shows(role) if has_user else self._shows_alone(role)
+    def _shows_system(self, role: str, messages: Sequence[Message]) -> bool:
+        """Whether the template renders a first message of this role: some do in the first or last user's."""
+        if not any(message.get("role") == USER for message in messages):
+            return self._shows_alone(role)
+        return self._shows(role) and (messages[-1].get("role") != TOOL or self._shows_before_result(role))
 
     @cached_property
     def _knows_developer(self) -> bool:
@@ -126,13 +157,17 @@ class MessageRoles:
     def _dropped_of_calls(self) -> list[str]:
         """What the template shows nothing of, if it renders calls and their results at all."""
         name, result = _MARKS[:2]
-        call = {"id": "abcdefghi", "type": "function", "function": {"name": name, "arguments": {}}}
-        called = {"role": ASSISTANT, "content": "", "tool_calls": [call]}
-        answer = {"role": TOOL, "tool_call_id": call["id"], "content": result}
-        if (text := self._tried([_message(USER), called, answer])) is None:
+        if (text := self._tried([_message(USER), *_called((name, result))])) is None:
             return []
         parts = {"calls of tools in messages": name, "results of tools (messages of the role `tool`)": result}
         return [part for part, mark in parts.items() if mark not in text]
+
+    @cached_property
+    def _shows_several_calls(self) -> bool:
+        """Also true if the template renders no calls."""
+        one, other, *_ = _MARKS
+        text = self._tried([_message(USER), *_called((one, _FILL), (other, _FILL))])
+        return text is not None and (one not in text or other in text)
 
     def _drops(self, role: str) -> bool:
         """Whether the template neither renders such messages nor raises."""
@@ -152,6 +187,11 @@ class MessageRoles:
     def _try_alone(self, role: str) -> bool:
         text = self._tried([_message(role, _MARKS[0])])
         return text is not None and _MARKS[0] in text
+
+    def _try_before_result(self, role: str) -> bool:
+        """Also true if the template renders no calls."""
+        text = self._tried([*_first(role), *_called((_FILL, _FILL))])
+        return text is None or _MARKS[0] in text
 
     def _try_anywhere(self, role: str) -> bool:
         one, two, three, four = (_message(role, mark) for mark in _MARKS)
@@ -178,17 +218,12 @@ def _is_system(message: Message) -> bool:
     return message.get("role") in (SYSTEM, DEVELOPER)
 
 
-def _joined(messages: Sequence[Message], **changed: str) -> Message:
-    texts = filter(None, (message.get("content") for message in messages))
-    return {**messages[0], **changed, "content": SEPARATOR.join(texts)}
-
-
 def _as_users(messages: Iterable[Message]) -> list[Message]:
     """System messages joined with the user messages next to them."""
     result: list[Message] = []
     for _, group in groupby(messages, lambda message: _is_system(message) or message.get("role") == USER):
         run = list(group)
-        result += [_joined(run, role=USER)] if any(map(_is_system, run)) else run
+        result += [joined(run, role=USER)] if any(map(_is_system, run)) else run
     return result
 
 
@@ -198,3 +233,16 @@ def _message(role: str, text: str = _FILL) -> Message:
 
 def _first(role: str) -> list[Message]:
     return [_message(role, _MARKS[0]), _message(USER)]
+
+
+def _called(*named: tuple[str, str]) -> list[Message]:
+    """Calls of functions of these names, and their results."""
+    calls = [
+        {"id": f"abcdefgh{place}", "type": "function", "function": {"name": name, "arguments": {}}}
+        for place, (name, _) in enumerate(named)
+    ]
+    results = [
+        {"role": TOOL, "tool_call_id": call["id"], "content": result}
+        for call, (_, result) in zip(calls, named, strict=True)
+    ]
+    return [{"role": ASSISTANT, "content": "", "tool_calls": calls}, *results]

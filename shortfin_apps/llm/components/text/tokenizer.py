@@ -14,7 +14,7 @@ import tokenizers
 from shortfin_apps.llm.components.text.chat_template import pick_template
 from shortfin_apps.llm.components.text.content_escape import ContentEscape
 from shortfin_apps.llm.components.text.message_roles import MessageRoles
-from shortfin_apps.llm.components.text.rendering import BoundedTemplate
+from shortfin_apps.llm.components.text.rendering import BoundedTemplate, TemplateLimitError
 from shortfin_apps.llm.components.text.token_length import TokenLength
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError, is_library_error
 from shortfin_apps.llm.lone_surrogates import encodable
@@ -22,12 +22,16 @@ from shortfin_apps.llm.lone_surrogates import encodable
 LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
 REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
 NOT_GIVEN = {"tools": None, "documents": None}  # what transformers gives to templates
+# Of `tokenizer_config.json` and `special_tokens_map.json`; templates are given them, as by transformers.
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # With which the template for tools is tried.
 TRIAL_TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
 }
+BARE_TOOL: Mapping[str, Any] = {"type": "function", "function": {"name": "f"}}
+NOTHING_SAID: Mapping[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
 
 
 class Tokenizer:
@@ -52,6 +56,9 @@ class Tokenizer:
         self._backend = backend
         self.bos_token = _token_text(settings.get("bos_token"))
         self.eos_token = _token_text(settings.get("eos_token"))
+        self._token_names = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
+        texts = ((name, _token_text(settings.get(name))) for name in NAMED_TOKENS)
+        self._token_names |= {name: text for name, text in texts if text is not None}
         self.eos_token_ids = self._find_eos(generation.get("eos_token_id"))
         source = pick_template(settings.get("chat_template"))
         self.tool_template_source = pick_template(settings.get("chat_template"), "tool_use")
@@ -88,7 +95,7 @@ class Tokenizer:
             settings["chat_template"] = template
         settings = _with_templates_of(path.parent, settings)
         named = read_json_object(path.with_name("special_tokens_map.json"))
-        for name in ("bos_token", "eos_token"):
+        for name in NAMED_TOKENS:
             if settings.get(name) is None:
                 settings[name] = named.get(name)
         generation = read_json_object(path.with_name("generation_config.json"))
@@ -251,15 +258,35 @@ class Tokenizer:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions or /generate", "messages"
             )
-        variables = {**NOT_GIVEN, **(variables or {}), **({"tools": list(tools)} if tools else {})}
+        variables = {**NOT_GIVEN, **(variables or {}), **({"tools": self._told(tools)} if tools else {})}
         refusal: InvalidRequestError | None = None
         for adapted in roles.adapted(messages):
             try:
                 return self._rendered(template, adapted, add_generation_prompt, variables)
+            except TemplateLimitError:  # which other messages would hit, too
+                raise
             except InvalidRequestError as error:
                 refusal = error
         assert refusal is not None
         raise refusal
+
+    def _told(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """With what a function does not say as empty, if the template raises for one that says nothing."""
+        functions = [tool.get("function") or {} for tool in tools]
+        if all(function.keys() >= NOTHING_SAID.keys() for function in functions) or self._takes_bare_tools:
+            return list(tools)
+        whole = ({**NOTHING_SAID, **function} for function in functions)
+        return [{**tool, "function": function} for tool, function in zip(tools, whole, strict=True)]
+
+    @cached_property
+    def _takes_bare_tools(self) -> bool:
+        try:
+            self._trial(self._tool_template, [BARE_TOOL])([{"role": "user", "content": "hi"}])
+        except TemplateLimitError:
+            raise
+        except InvalidRequestError:
+            return False
+        return True
 
     def _rendered(
         self,
@@ -275,10 +302,6 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             variables={**self._token_names, **variables},
         )
-
-    @property
-    def _token_names(self) -> dict[str, str]:
-        return {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
 
     def _trial(
         self, template: BoundedTemplate | None, tools: Sequence[Mapping[str, Any]] | None

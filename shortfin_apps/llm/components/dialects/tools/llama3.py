@@ -49,9 +49,10 @@ class Llama3:
 
     def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
         """A call is JSON, as content may be: what begins as models write one is held to it, at the start."""
-        call = call_of(lark, functions, "parameters")
+        rest = call_rest(lark, functions, "parameters")
+        call = lark.rule(f"{lark.literal(CALL_BEGIN)} {rest}")
         more = f"({lark.literal('; ')} {call})*"
-        bare = f"{lark.through(CALL_BEGIN, WHITE)} {call_rest(lark, functions, 'parameters')} {more}"
+        bare = f"{lark.through(CALL_BEGIN, WHITE)} {rest} {more}"
         tagged = f"{WHITE} {lark.literal(PYTHON_TAG)} {call} {more}"
         return one_of([bare, ANY_TEXT, *([tagged] if lark.is_special(PYTHON_TAG) else [])])
 
