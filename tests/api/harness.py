@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from fastapi import FastAPI
+from fastapi.dependencies import models
 
 from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.api.auth import KeyRing
@@ -33,6 +35,13 @@ BASE_URL = "http://test"
 NATIVE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES_ROUTE = "/v1/responses", "/v1/messages"
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+def _forget_applications() -> None:
+    """Empties FastAPI's caches of functions: those of the pages of documentation keep their application."""
+    for each in vars(models).values():
+        if hasattr(each, "cache_clear"):
+            each.cache_clear()
 
 
 class Harness:
@@ -78,6 +87,7 @@ class Harness:
         self.app: FastAPI = create_app(
             self.service, root_path=root_path, keys=keys, cors_origins=cors_origins
         )
+        weakref.finalize(self, _forget_applications)
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url=BASE_URL)
 

@@ -89,7 +89,8 @@ def test_a_chat_in_a_terminal(server: ScriptedServer) -> None:
         terminal.type("And now?\r")
         terminal.wait("Once upon")
         terminal.type(CTRL_C)
-        terminal.wait("(stopped)")
+        # Before it asks, the terminal itself makes a line feed of Enter, which begins a new line.
+        terminal.wait(lambda text: "(stopped)" in text and text.rstrip().endswith("\n>"))
         terminal.type("Go on\r")
         terminal.wait(lambda text: text.count("tokens cached\n>") == 2)
         terminal.type("/hel\t")
