@@ -13,6 +13,7 @@ from shortfin_apps.llm.inspection.kernels import read_kernels
 from shortfin_apps.llm.inspection.subject import open_directory
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
+from tests.matrices import slow_but
 from tests.runtimes import needs_shortfin
 
 # An invocation of one request's first tokens: each argument before the cache.
@@ -28,7 +29,7 @@ def entries_of(build_tiny: BuildTiny, device: str) -> dict[str, EntryFacts]:
     return {entry.name: entry for entry in read_entries(subject, read_kernels(subject.vmfb))}
 
 
-@pytest.mark.parametrize("device", ["cpu", "hip:gfx942"])
+@pytest.mark.parametrize("device", slow_but(["cpu"], ["cpu", "hip:gfx942"]))
 def test_entries_with_sizes_and_types(build_tiny: BuildTiny, device: str) -> None:
     entries = entries_of(build_tiny, device)
     sizes = (1, 2, 4, 8, 16, 32)

@@ -92,6 +92,7 @@ def test_width_of_loads(mnemonic: str, width: int | None) -> None:
     assert load_bytes(mnemonic) == width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", CHIPS)
 def test_agrees_with_the_disassembly(build_tiny: BuildTiny, chip: str, tmp_path: Path) -> None:
     facts = {kernel.name: kernel for kernel in kernels_of(build_tiny, chip)}
@@ -131,6 +132,7 @@ def width_in_disassembly(name: str) -> int | None:
     return next(width for suffix, width in widths.items() if plain.endswith(suffix))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", CHIPS)
 def test_metadata_is_that_of_the_code_object(build_tiny: BuildTiny, chip: str) -> None:
     images = tiny_code_objects(build_tiny, chip)
