@@ -32,13 +32,16 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     while code_object := requests.readline():
         program = requests.readline()
         try:
-            kernels = translate(read_code_object(_path(code_object).read_bytes()))
-            _path(program).write_bytes(pack(kernels))
+            _path(program).write_bytes(pack(_translated(_path(code_object))))
             answers.write(b"0\n")
         except Exception:
             traceback.print_exc()
             answers.write(b"1\n")
         answers.flush()
+
+
+def _translated(code_object: Path) -> list[KernelProgram]:
+    return translate(read_code_object(code_object.read_bytes()))
 
 
 def _path(line: bytes) -> Path:
@@ -59,7 +62,7 @@ def main() -> None:
         return
     if arguments.code_object is None:
         parser.error("which code object?")
-    kernels = translate(read_code_object(arguments.code_object.read_bytes()))
+    kernels = _translated(arguments.code_object)
     if arguments.program is not None:
         arguments.program.write_bytes(pack(kernels))
     for name, count in inventory(kernels).most_common():

@@ -33,8 +33,8 @@ X86_NAMES = ("x86-64-v3", "x86-64-v4", "haswell", "znver4", "znver5", "sapphirer
 ARM_NAMES = ("aarch64", "neoverse-v1", "neoverse-v2", "apple-m1")
 # Those of which no test reads the instructions, or runs the kernels on any CPU with AVX-512.
 CASES: list[tuple[str, WeightType]] = [
-    *(((AMX, "f32"), (AMX, "bf16"), (AMX, "q8_0"), (AMX, "q4"), (AMX, "int8"), (NO_VNNI, "int8"))),
-    *(((NARROW, "f16"), (NARROW, "int8"), (ARM, "f32"), (ARM, "f16"), (ARM, "q4"))),
+    *((AMX, "f32"), (AMX, "bf16"), (AMX, "q8_0"), (AMX, "q4"), (AMX, "int8"), (NO_VNNI, "int8")),
+    *((NARROW, "f16"), (NARROW, "int8"), (ARM, "f32"), (ARM, "f16"), (ARM, "q4")),
 ]
 # Whole tiles; a first layer and a last.
 SPEC = replace(TINY, head_dim=32)

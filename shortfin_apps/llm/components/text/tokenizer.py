@@ -54,11 +54,10 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self.bos_token = _token_text(settings.get("bos_token"))
-        self.eos_token = _token_text(settings.get("eos_token"))
-        self._token_names = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
-        texts = ((name, _token_text(settings.get(name))) for name in NAMED_TOKENS)
-        self._token_names |= {name: text for name, text in texts if text is not None}
+        named = {name: _token_text(settings.get(name)) for name in NAMED_TOKENS}
+        self.bos_token, self.eos_token = named["bos_token"], named["eos_token"]
+        given = {name: text for name, text in named.items() if text is not None}
+        self._token_names = {"bos_token": "", "eos_token": ""} | given
         self.eos_token_ids = self._find_eos(generation.get("eos_token_id"))
         source = pick_template(settings.get("chat_template"))
         self.tool_template_source = pick_template(settings.get("chat_template"), "tool_use")
