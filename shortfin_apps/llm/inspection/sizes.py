@@ -65,7 +65,7 @@ def parameter_groups(subject: Subject) -> tuple[ParameterGroup, ...]:
 
 def _types(manifest: Manifest, num_parameters: int) -> dict[str, str]:
     layers = manifest.spec.num_hidden_layers
-    if layers > num_parameters:  # before naming those of so many
+    if layers > num_parameters:  # checked first: parameter names are generated for every layer
         raise ArtifactError(
             f"the manifest's model has {layers} layers, but the parameters are {num_parameters}; rebuild "
             "with `shortfin-llm build`"

@@ -310,7 +310,7 @@ def test_tojson_has_the_arguments_of_transformers(arguments: str, expected: str)
 
 
 def test_a_function_may_say_nothing_of_itself() -> None:
-    """As of gpt-oss, whose template raises for one without a description."""
+    """A template like that of gpt-oss, which raises for a function without a description."""
     template = "{% for t in tools %}{{ '// ' + t.function.description }}{{ t.function | length }}{% endfor %}"
     tools: list[dict[str, Any]] = [
         {"type": "function", "function": {"name": "f"}},

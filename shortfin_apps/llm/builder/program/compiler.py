@@ -73,8 +73,8 @@ def _flags_for(spec: ModelSpec, options: BuildOptions, target: Target) -> tuple[
 def compile_text(text: str, flags: tuple[str, ...], out: Path) -> None:
     """Compiles MLIR `text` to `out`, through a temporary folder beside it.
 
-    The compiler verifies `text`, but not what each of its own passes makes of it: that takes a third of its
-    time, and the program is the same to the byte.
+    Only the input is verified. Verification between passes takes up to a third of the compile time, and does
+    not change the program.
     """
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         source, made = Path(folder, "model.mlir"), Path(folder, "model.vmfb")

@@ -420,7 +420,7 @@ class ShortfinDevice:
         self._arrays.clear()
         for program in self._programs:
             program.release()
-        self._programs.clear()  # they know this device: memory would stay until garbage is searched for
+        self._programs.clear()  # breaks a reference cycle, so that memory is freed at once
 
     def _new_array(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int, *, on_host: bool = False
