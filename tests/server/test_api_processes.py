@@ -31,10 +31,10 @@ import os, signal, socket, sys, time
 from shortfin_apps.llm.components.engine_link.connection import LENGTH
 from shortfin_apps.llm.components.engine_link.messages import Prepared, encode
 sys.stdin.buffer.read()
-open(os.path.join(sys.argv[1], str(os.getpid())), "w").close()
 text = encode(Prepared())
 link = socket.socket(fileno=int(sys.argv[3]))
 link.sendall(LENGTH.pack(len(text)) + text)
+open(os.path.join(sys.argv[1], str(os.getpid())), "w").close()  # last: a test may kill it now
 """
 WAITS = "time.sleep(600)"
 IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
