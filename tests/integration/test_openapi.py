@@ -28,7 +28,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 ADMIN = {"Authorization": "Bearer root"}
-EXAMPLES = 12  # of each route
+EXAMPLES = 6  # of each route
 
 
 @pytest.fixture(scope="module")

@@ -115,6 +115,7 @@ def test_the_first_question_over_http(smollm2: Artifact, weights: WeightType) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weights", ["bf16", "int8"], indirect=True)
 def test_the_modes_agree(smollm2: Artifact, weights: WeightType) -> None:
     """The same prompts at the same steps in both modes; most of the last is found in the cache."""
     crowd = [*PROMPTS[::-1], PROMPTS[-1] + PROMPTS[0]]

@@ -36,7 +36,7 @@ def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
     assert parse("DIR", "--server_config", str(path)).prefix_cache == "none"
 
 
-@pytest.mark.parametrize("content", ["- a", "prot: 1", "{", "port: [1]", "port: 2001-99-99", "[" * 5000])
+@pytest.mark.parametrize("content", ["- a", "prot: 1", "{", "port: [1]", "port: 2001-99-99", "[" * 1000])
 def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "server.yaml"
     path.write_text(content)

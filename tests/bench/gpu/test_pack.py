@@ -22,9 +22,9 @@ DEVICE = "cpu"
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """random:tiny, and models with states, windows and experts, packed for this CPU without wheels."""
+    """random:tiny, and a model with windows and experts, packed for this CPU without wheels."""
     folder = tmp_path_factory.mktemp("pack") / "tiny"
-    models = "random-tiny,random-tiny-hybrid,tiny-gpt-oss"
+    models = "random-tiny,tiny-gpt-oss"
     assert main(["pack", str(folder), "--models", models, "--device", DEVICE, "--no-wheels"]) == 0
     return folder
 
@@ -36,7 +36,7 @@ def measured(pack: Path, out: Path, *flags: str, model: str = "random-tiny") -> 
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("model", ["random-tiny", "random-tiny-hybrid", "tiny-gpt-oss"])
+@pytest.mark.parametrize("model", ["random-tiny", "tiny-gpt-oss"])
 def test_the_device_chooses_the_tokens_that_the_pack_expects(pack: Path, tmp_path: Path, model: str) -> None:
     records = measured(pack, tmp_path, "--only", "tokens", model=model)
     tokens = [record for record in records if record["part"] == "tokens"]
@@ -46,7 +46,7 @@ def test_the_device_chooses_the_tokens_that_the_pack_expects(pack: Path, tmp_pat
     assert all(each["equal"] and each["agreed"] == [64] * 20 for each in tokens)
     assert all(each["preemptions"] > 0 for each in tokens if each["accepted"] is None)
     speculating = [each["accepted"] for each in tokens if each["accepted"] is not None]
-    assert len(speculating) == (0 if model == "random-tiny-hybrid" else 4)
+    assert len(speculating) == 4
     assert all(accepted > 100 for accepted in speculating)
 
 

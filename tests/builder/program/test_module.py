@@ -223,7 +223,7 @@ def test_quantised_weights_agree_with_the_reference(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cpu", ["sapphirerapids", "haswell", "apple-m1"])
+@pytest.mark.parametrize("cpu", ["sapphirerapids", "apple-m1"])
 def test_weights_of_several_bits_compile_for_every_kind_of_cpu(cpu: str) -> None:
     """In whole tiles, for AMX."""
     options = BuildOptions(
