@@ -7,6 +7,7 @@ HOST    ?= 127.0.0.1
 PORT    ?= 8000
 PRESETS ?= W1,W2,W3,W4,W5
 
+EXTRAS   := build,hub,terminal
 VENV     := .venv
 WITHOUT_SHORTFIN := .venv-without-shortfin
 NEWEST   := .venv-newest
@@ -106,7 +107,7 @@ clean: ## remove .venv, artefacts and caches
 # `make serve` needs no development tools; a stamp stands for what pyproject.toml asked for when it was made.
 # OVERRIDES names a file of requirements that replace those of pyproject.toml.
 $(VENV)/runtime.stamp: pyproject.toml $(OVERRIDES) | $(BIN)/uv
-	@$(call pip_install,--editable '.[build]')
+	@$(call pip_install,--editable '.[$(EXTRAS)]')
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml $(OVERRIDES) $(VENV)/runtime.stamp

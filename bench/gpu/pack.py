@@ -46,9 +46,7 @@ from shortfin_apps.llm.components.runtime.open import open_device
 ROOT = Path(__file__).parents[2]
 DISTRIBUTION = "shortfin-llm"
 # Its requirements that only compile, download or chat.
-NOT_NEEDED = frozenset(
-    {"shortfin", "iree-base-compiler", "tinygrad", "pip", "huggingface-hub", "prompt-toolkit"}
-)
+NOT_NEEDED = frozenset({"shortfin", "iree-base-compiler", "pip", "prompt-toolkit"})
 # Every glibc up to that of llguidance's wheel, as pip matches their names one by one.
 PLATFORMS = [
     *(f"manylinux_2_{minor}_x86_64" for minor in (31, 28, 27, 24, 17, 12, 5)),
@@ -80,7 +78,7 @@ def pack(out: Path, models: Sequence[Model], python: str | None) -> None:
         if not model.is_timed:
             (folder / EXPECTED).write_text(json.dumps(expected_tokens(model)) + "\n", encoding="utf-8")
     if python is not None:
-        download(requirements([DISTRIBUTION], python), python, out / WHEELS)
+        download(requirements([f"{DISTRIBUTION}[build,terminal]"], python), python, out / WHEELS)
 
 
 def pack_model(model: Model, folder: Path) -> None:
@@ -160,7 +158,7 @@ def requirements(roots: Iterable[str], python: str) -> list[str]:
             chosen = [{**environment, "extra": extra} for extra in ("", *extras)]
             if found.marker is None or any(found.marker.evaluate(each) for each in chosen):
                 waiting.append(found)
-    installed = needed.keys() - set(map(_canonical, roots))
+    installed = needed.keys() - {_canonical(Requirement(root).name) for root in roots}
     return [f"{name}=={metadata.version(name)}" for name in sorted(installed)]
 
 

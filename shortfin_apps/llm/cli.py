@@ -18,6 +18,7 @@ from typing import Protocol, cast
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.address_space import MIN_SERVER_BYTES, check_total
 from shortfin_apps.llm.errors import LlmError, file_problem
+from shortfin_apps.llm.extras import missing_extra
 from shortfin_apps.llm.standard_streams import open_closed_streams
 from shortfin_apps.llm.visible import visible
 
@@ -126,6 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except LlmError as error:
         print(visible(f"error: {error}"), file=sys.stderr)
+        return EXIT_ERROR
+    except ModuleNotFoundError as error:
+        if (needed := missing_extra(error)) is None:
+            raise
+        print(f"error: {needed}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

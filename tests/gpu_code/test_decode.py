@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.gpu_code.code_object import CodeObject, read_code_object
+from shortfin_apps.llm.gpu_code.code_object import CodeObject
 from shortfin_apps.llm.gpu_code.decode import Instruction, Shape, decode
 from shortfin_apps.llm.gpu_code.formats import INSTRUCTION_SETS, InstructionSet
+from shortfin_apps.llm.gpu_code.reading import read_code_object
 from tests.code_objects import CHIPS, DISASSEMBLED, disassembled, tiny_code_objects
 from tests.conftest import BuildTiny
 

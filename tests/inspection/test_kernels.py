@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.gpu_code.code_object import Descriptor, Kernel, read_code_object
+from shortfin_apps.llm.gpu_code.code_object import Descriptor, Kernel
+from shortfin_apps.llm.gpu_code.reading import read_code_object
 from shortfin_apps.llm.inspection.kernels import KernelFacts, facts_of, load_bytes, read_kernels
 from tests.code_objects import disassembled, tiny_code_objects
 from tests.conftest import BuildTiny

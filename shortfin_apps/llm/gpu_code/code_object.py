@@ -5,15 +5,9 @@ Source: LLVM's "User Guide for AMDGPU Backend" (ELF header, kernel descriptor, c
 
 from __future__ import annotations
 
-import io
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import msgpack
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
 
 from shortfin_apps.llm.errors import ArtifactError
 
@@ -23,8 +17,6 @@ _CHIPS = {0x4C: "gfx942", 0x4F: "gfx950", 0x41: "gfx1100", 0x4E: "gfx1201"}
 _MACHINE = 224  # EM_AMDGPU
 _OS_ABI = 64  # ELFOSABI_AMDGPU_HSA
 _HEADER = struct.Struct("<4s4B8xHHIQQQIHHHHHH")
-_METADATA_NOTE = 32  # NT_AMDGPU_METADATA
-_DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
 
 
 @dataclass(frozen=True)
@@ -115,80 +107,10 @@ def _code_object_size(data: bytes, start: int) -> int:
     return size if start + size <= len(data) else 0
 
 
-def read_code_object(data: bytes) -> CodeObject:
-    """Reads a code object; ArtifactError if it is damaged or for a chip that is not known here."""
-    try:
-        elf = ELFFile(io.BytesIO(data))
-        segments = tuple(_segments(elf))
-        kernels = tuple(_kernels(elf, segments))
-    except (ELFError, KeyError, ValueError, struct.error) as error:
-        raise ArtifactError(f"the code object cannot be read: {error!r}") from error
-    return CodeObject(_chip(elf), segments, kernels)
-
-
-def _chip(elf: Any) -> str:
-    number = elf["e_flags"] & 0xFF
+def chip_of(code_object: bytes) -> str:
+    """Returns the name of the chip. Raises ArtifactError for one that is not known here."""
+    number = _HEADER.unpack_from(code_object)[11] & 0xFF  # e_flags
     if number not in _CHIPS:
         known = ", ".join(_CHIPS.values())
         raise ArtifactError(f"the code object is for a chip with ELF number {number:#x}; known are {known}")
     return _CHIPS[number]
-
-
-def _segments(elf: Any) -> Iterator[Segment]:
-    for segment in elf.iter_segments():
-        if segment["p_type"] == "PT_LOAD":
-            yield Segment(segment["p_vaddr"], segment["p_memsz"], segment.data())
-
-
-def _kernels(elf: Any, segments: tuple[Segment, ...]) -> Iterator[Kernel]:
-    table = elf.get_section_by_name(".dynsym")
-    symbols = {symbol.name: symbol for symbol in table.iter_symbols()}
-    for metadata in _metadata(elf).get("amdhsa.kernels", []):
-        name = metadata[".symbol"].removesuffix(".kd")
-        address = symbols[metadata[".symbol"]]["st_value"]
-        descriptor = Descriptor(*_DESCRIPTOR.unpack(_bytes_at(segments, address, _DESCRIPTOR.size)))
-        entry = address + descriptor.entry_offset
-        code = _bytes_at(segments, entry, symbols[name]["st_size"])
-        yield _kernel(name, metadata, descriptor, entry, code)
-
-
-def _kernel(
-    name: str, metadata: Mapping[str, Any], descriptor: Descriptor, entry: int, code: bytes
-) -> Kernel:
-    workgroup = metadata.get(".reqd_workgroup_size")
-    return Kernel(
-        name=name,
-        descriptor=descriptor,
-        arguments=tuple(
-            Argument(argument[".offset"], argument[".size"], argument[".value_kind"])
-            for argument in metadata.get(".args", [])
-        ),
-        lanes=metadata[".wavefront_size"],
-        num_vgprs=metadata[".vgpr_count"],
-        num_agprs=metadata.get(".agpr_count", 0),
-        num_sgprs=metadata[".sgpr_count"],
-        num_vgpr_spills=metadata.get(".vgpr_spill_count", 0),
-        num_sgpr_spills=metadata.get(".sgpr_spill_count", 0),
-        max_workgroup=metadata[".max_flat_workgroup_size"],
-        workgroup=(workgroup[0], workgroup[1], workgroup[2]) if workgroup else None,
-        entry=entry,
-        code=code,
-    )
-
-
-def _metadata(elf: Any) -> dict[str, Any]:
-    for segment in elf.iter_segments():
-        if segment["p_type"] != "PT_NOTE":
-            continue
-        for note in segment.iter_notes():
-            if note["n_name"] == "AMDGPU" and note["n_type"] in (_METADATA_NOTE, "NT_AMDGPU_METADATA"):
-                return dict(msgpack.unpackb(note["n_descdata"], strict_map_key=False))
-    raise ValueError("it has no metadata")
-
-
-def _bytes_at(segments: tuple[Segment, ...], address: int, size: int) -> bytes:
-    for segment in segments:
-        start = address - segment.address
-        if start >= 0 and start + size <= len(segment.data):
-            return segment.data[start : start + size]
-    raise ValueError(f"{size} bytes at {address:#x} lie outside its segments")

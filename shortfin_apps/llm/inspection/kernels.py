@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.gpu_code.code_object import CodeObject, Kernel, code_objects_in, read_code_object
+from shortfin_apps.llm.gpu_code.code_object import CodeObject, Kernel, code_objects_in
 from shortfin_apps.llm.gpu_code.occupancy import waves_per_simd
 
 _MATRIX = re.compile(r"v_s?(mfma|mfmac|wmma|swmmac)_")
@@ -81,9 +81,12 @@ def read_kernels(vmfb: Path) -> GpuCode | None:
 
     Raises ArtifactError for a chip whose instructions are not known here, and for code objects of several.
     """
-    found = [read_code_object(each) for each in code_objects_in(vmfb.read_bytes())]
-    if not found:
+    images = list(code_objects_in(vmfb.read_bytes()))
+    if not images:
         return None
+    from shortfin_apps.llm.gpu_code.reading import read_code_object  # an extra
+
+    found = [read_code_object(each) for each in images]
     chips = sorted({each.chip for each in found})
     if len(chips) > 1:
         raise ArtifactError(f"{vmfb}: has code for {' and '.join(chips)}; compile it for one chip")

@@ -16,6 +16,8 @@ from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
 from shortfin_apps.llm.builder.sources.catalogue import first_look
 from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import check_gpu
+from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.extras import missing_extra
 from shortfin_apps.llm.server.config import BUILD_SETTINGS, ServerConfig, flag
 
 logger = logging.getLogger(__name__)
@@ -49,7 +51,10 @@ def built(config: ServerConfig) -> ServerConfig:
 
 
 def _directory_of(source: Path, config: ServerConfig, settings: Sequence[str]) -> Path:
-    first_look(str(source))
+    try:
+        first_look(str(source))
+    except ModuleNotFoundError as error:
+        raise BuildError(missing_extra(error) or str(error)) from error
     check_gpu(_driver(config))  # a build for one takes minutes
     command = build_command(source, config, settings)
     return Path(_run([sys.executable, "-m", "shortfin_apps.llm", *command]))

@@ -125,7 +125,15 @@ def test_every_parameter_of_the_program_is_listed(name: str) -> None:
 
 
 def test_wheels_are_those_that_serving_needs() -> None:
-    names = {pin.partition("==")[0] for pin in requirements(["shortfin-llm"], "3.12")}
-    assert {"iree-base-runtime", "numpy", "fastapi", "uvicorn", "uvloop", "httpx", "tokenizers"} <= names
+    names = {pin.partition("==")[0] for pin in requirements(["shortfin-llm[terminal]"], "3.12")}
+    assert {
+        "iree-base-runtime",
+        "numpy",
+        "fastapi",
+        "uvicorn",
+        "uvloop",
+        "httpx-aiohttp",
+        "tokenizers",
+    } <= names
     assert not names & {"shortfin-llm", "shortfin", "iree-base-compiler", "tinygrad", "colorama", "pytest"}
     assert f"numpy=={metadata.version('numpy')}" in requirements(["shortfin-llm"], "3.12")

@@ -26,8 +26,9 @@ from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.runtime.parameters import parameter_bytes
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import InvalidRequestError
-from shortfin_apps.llm.gpu_code.code_object import code_objects_in, read_code_object
+from shortfin_apps.llm.gpu_code.code_object import code_objects_in
 from shortfin_apps.llm.gpu_code.occupancy import waves_by_kernel
+from shortfin_apps.llm.gpu_code.reading import read_code_object
 
 
 def roofline(

@@ -201,7 +201,8 @@ def _make_triton_sampling(c: LoweringContext) -> Any:
 def _require_triton(c: LoweringContext) -> None:
     if find_spec("triton") is None:
         raise BuildError(
-            f"{c.target.device} needs Triton to build, not to serve: pip install 'triton==3.9.*'"
+            f"{c.target.device} needs Triton to build, not to serve: "
+            "run `pip install 'shortfin-llm[gpu-build]'`"
         )
 
 

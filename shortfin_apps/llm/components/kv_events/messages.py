@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgpack
+import msgspec
 
 from shortfin_apps.llm.components.kv_events.block_hashes import BlockHashes, announced
 from shortfin_apps.llm.components.kvcache.events import AllPages, PageEvent, PagesPublished, PagesWithdrawn
@@ -29,8 +29,7 @@ class EventEncoder:
     def encode(self, time_s: float, events: Sequence[PageEvent]) -> bytes:
         """One batch; `time_s` is Unix time."""
         written = [message for event in events for message in self._messages(event)]
-        batch: bytes = msgpack.packb([time_s, written, RANK])
-        return batch
+        return msgspec.msgpack.encode([time_s, written, RANK])
 
     def _messages(self, event: PageEvent) -> Iterator[list[object]]:
         if isinstance(event, PagesPublished):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.gpu_code.code_object import code_objects_in, read_code_object
+from shortfin_apps.llm.gpu_code.code_object import chip_of, code_objects_in
 
 
 def wrong_chip_error(vmfb: Path) -> ArtifactError:
@@ -21,7 +21,7 @@ def wrong_chip_error(vmfb: Path) -> ArtifactError:
 def _chips_of(vmfb: Path) -> Iterator[str]:
     for data in code_objects_in(vmfb.read_bytes()):
         try:
-            yield read_code_object(data).chip
+            yield chip_of(data)
         except ArtifactError:  # a chip that is not known here
             continue
 

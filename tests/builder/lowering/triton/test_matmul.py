@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
-from shortfin_apps.llm.gpu_code.code_object import read_code_object
+from shortfin_apps.llm.gpu_code.reading import read_code_object
 from tests.builder.compiled_model import TINY
 from tests.hip import CHIPS
 
