@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.text.message_roles import MAX_OTHER_ROLES, UNKNOWN
 from shortfin_apps.llm.components.text.rendering import TemplateLimitError
+from shortfin_apps.llm.components.text.strict_turns import with_turns_joined
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError
 from tests.components.text.tiny_tokenizers import byte_level_backend, byte_level_tokenizer
@@ -190,6 +191,14 @@ def test_roles_become_those_of_the_template(template: str, given: str, shown: st
             "[user]u[assistant]c[tool]r[assistant]a[user]s+v",
         ),
         # as others have it
+        (ALTERNATES, "[user]u[assistant]a[assistant]b[user]v", "[user]u[assistant]a+b[user]v"),
+        (NO_SYSTEM, "[user]u[user]v[assistant]a[assistant]b[user]w", "[user]u+v[assistant]a+b[user]w"),
+        (
+            ALTERNATES,
+            "[user]u[assistant]a[calls]c[tool]r[assistant]b",
+            "[user]u[assistant]a+c[tool]r[assistant]b",
+        ),
+        (CHATML, "[user]u[assistant]a[assistant]b", "[user]u[assistant]a[assistant]b"),
         (CHATML, "[user]u[user]v[calls]c[tool]r[user]w", "[user]u[user]v[assistant]c[tool]r[user]w"),
     ],
 )
@@ -209,6 +218,38 @@ def test_an_answer_with_several_calls_can_be_sent_back_to_a_template_of_one(temp
     ]
     text = tokenizer_of(template).apply_chat_template(messages, add_generation_prompt=False)
     assert text == "[user]u[assistant]af[tool]of f[assistant]g[tool]of g[tool]of h"
+
+
+@pytest.mark.parametrize("template", [ONE_CALL, FIRST_CALL])
+def test_several_calls_without_results_are_all_shown(template: str) -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]
+    cut = {"role": "assistant", "content": "a", "tool_calls": calls}
+    messages = [*messages_of("[user]u"), cut, *messages_of("[user]v"), cut]
+    text = tokenizer_of(template).apply_chat_template(messages, add_generation_prompt=False)
+    assert text == "[user]u[assistant]af[assistant]g[user]v[assistant]af[assistant]g"
+
+
+@pytest.mark.parametrize("same", [{}, {"id": ""}])
+def test_results_of_calls_that_ids_do_not_tell_apart_follow_in_order(same: dict[str, str]) -> None:
+    calls = [{**same, "type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]
+    named = {"tool_call_id": same["id"]} if same else {}
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "a", "tool_calls": calls},
+        *({"role": "tool", "content": f"of {name}", **named} for name in "fg"),
+    ]
+    text = tokenizer_of(ONE_CALL).apply_chat_template(messages, add_generation_prompt=False)
+    assert text == "[assistant]af[tool]of f[assistant]g[tool]of g"
+
+
+def test_the_assistants_messages_in_a_row_become_one_with_thoughts_and_calls() -> None:
+    thoughts: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "a", "thinking": 1},  # a field of a client's own
+        {"role": "assistant", "content": "b"},
+        {"role": "assistant", "content": "", "thinking": "t", **CALLED},
+    ]
+    result = {"role": "tool", "content": "r"}
+    turn = {"role": "assistant", "content": "a\n\nb", "thinking": "1\n\nt", **CALLED}
+    assert with_turns_joined([*thoughts, result, *thoughts]) == [turn, result, turn]
 
 
 def test_text_beside_a_thought_and_a_call_can_be_sent_back() -> None:
@@ -301,7 +342,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, template: str, *conversations:
             ["[system]s[user]u[calls]c[tool]r[system]t"],
             ["drops calls of tools", "has one system message", "refused"],
         ),
-        (ALTERNATES, ["[user]u[user]v"], ["refused messages of a user in a row: these"]),
+        (ALTERNATES, ["[user]u[user]v"], ["refused messages of a user or of the assistant in a row"]),
         (
             ALTERNATES,
             ["[user]u[calls]c[tool]r[user]v"],

@@ -1,53 +1,73 @@
 """Messages as strict chat templates take them: users and assistants alternate, one call to a message.
 
-Clients send several messages of a user in a row, or one right after the result of a call, and send an answer
-with several calls, or with a thought, text and a call, back. Templates of Mistral and Gemma raise for the
-first two; those of Llama 3 and gpt-oss raise for several calls, or show the first alone; gpt-oss's raises for
-text beside a thought and a call.
+Clients send several messages of a user or of the assistant in a row, or a user's right after the result of
+a call, and send an answer with several calls, or with a thought, text and a call, back. Templates of Mistral
+and Gemma raise for the first two; those of Llama 3 and gpt-oss raise for several calls, or show the first
+alone; gpt-oss's raises for text beside a thought and a call.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 Message = Mapping[str, Any]
 
 USER, ASSISTANT, TOOL = "user", "assistant", "tool"
+CALLS = "tool_calls"
 SEPARATOR = "\n\n"
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # in chat templates; the last is gpt-oss's
 
 
-def joined(messages: Sequence[Message], **changed: str) -> Message:
+def joined(messages: Sequence[Message], **changed: object) -> Message:
     """One message with the contents of all, and the other fields of the first."""
-    texts = filter(None, (message.get("content") for message in messages))
-    return {**messages[0], **changed, "content": SEPARATOR.join(texts)}
+    return {**messages[0], **changed, "content": _texts(messages, "content")}
 
 
 def with_one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """With messages of several calls as several messages, each with its result."""
-    result: list[Message] = []
-    for role, group in groupby(messages, lambda message: message.get("role")):
-        run = list(group)
-        if role == TOOL and result and has_several_calls(result[-1]):
-            result += _apart(result.pop(), run)
+    """With messages of several calls as several messages, each with its result, if there is one."""
+    groups: list[list[Message]] = []
+    for message in messages:
+        if groups and message.get("role") == TOOL:
+            groups[-1].append(message)
         else:
-            result += run
+            groups.append([message])
+    result: list[Message] = []
+    for first, *results in groups:
+        result += _apart(first, results) if has_several_calls(first) else [first, *results]
     return result
 
 
 def has_several_calls(message: Message) -> bool:
-    return len(message.get("tool_calls") or ()) > 1
+    return len(message.get(CALLS) or ()) > 1
 
 
-def with_users_joined(messages: Sequence[Message]) -> list[Message]:
-    """With a user's messages in a row as one."""
-    result: list[Message] = []
-    for role, group in groupby(messages, lambda message: message.get("role")):
-        run = list(group)
-        result += [joined(run)] if role == USER and len(run) > 1 else run
-    return result
+def with_turns_joined(messages: Sequence[Message]) -> list[Message]:
+    """With messages of a user in a row as one, and those of the assistant up to one with calls."""
+    return [_as_one(turn) if len(turn) > 1 else turn[0] for turn in _turns(messages)]
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    turn: list[Message] = []
+    for message in messages:
+        if turn and not _go_on(turn[-1], message):
+            yield turn
+            turn = []
+        turn.append(message)
+    if turn:
+        yield turn
+
+
+def _go_on(before: Message, after: Message) -> bool:
+    role = after.get("role")
+    return role in (USER, ASSISTANT) and role == before.get("role") and not before.get(CALLS)
+
+
+def _as_one(turn: Sequence[Message]) -> Message:
+    """Also with the thoughts of all; calls are in the last, if there are any."""
+    thoughts = {name: text for name in THOUGHT_NAMES if (text := _texts(turn, name))}
+    return joined(turn, **({CALLS: turn[-1][CALLS]} if turn[-1].get(CALLS) else {}), **thoughts)
 
 
 def with_text_in_thoughts(messages: Sequence[Message]) -> list[Message]:
@@ -58,7 +78,7 @@ def with_text_in_thoughts(messages: Sequence[Message]) -> list[Message]:
 def _all_thought(message: Message) -> Message:
     thoughts = {name: message[name] for name in THOUGHT_NAMES if message.get(name)}
     text = message.get("content")
-    if not (thoughts and text and message.get("tool_calls")):
+    if not (thoughts and text and message.get(CALLS)):
         return message
     return {**message, "content": ""} | {
         name: f"{thought}{SEPARATOR}{text}" for name, thought in thoughts.items()
@@ -75,13 +95,22 @@ def in_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def _apart(message: Message, results: Sequence[Message]) -> Iterator[Message]:
-    """A message for each call, before the results of it; text is with the first, other results are last."""
-    by_id: dict[object, list[Message]] = {}
+    """A message for each call, before its result; text is with the first, other results are last.
+
+    The results of calls without ids, or of the same, have the order of the calls.
+    """
+    by_id: dict[object, deque[Message]] = {}
     for each in results:
-        by_id.setdefault(each.get("tool_call_id"), []).append(each)
+        by_id.setdefault(each.get("tool_call_id"), deque()).append(each)
     rest: Message = {"role": ASSISTANT, "content": ""}
-    for place, call in enumerate(message["tool_calls"]):
-        yield {**(rest if place else message), "tool_calls": [call]}
-        yield from by_id.pop(call.get("id"), ())
+    for place, call in enumerate(message[CALLS]):
+        yield {**(rest if place else message), CALLS: [call]}
+        if of_call := by_id.get(call.get("id")):
+            yield of_call.popleft()
     for others in by_id.values():
         yield from others
+
+
+def _texts(messages: Sequence[Message], name: str) -> str:
+    """Of a field that a client may have made anything of: each as a text."""
+    return SEPARATOR.join(str(message[name]) for message in messages if message.get(name))
