@@ -6,6 +6,7 @@ import logging
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -102,6 +103,19 @@ def test_a_fault_that_names_no_file_keeps_its_traceback(serve: Scripted) -> None
     serve.outcome = OSError(errno.EMFILE, "Too many open files")
     with pytest.raises(OSError, match="Too many open files"):
         main(["serve", "x"])
+
+
+def test_output_to_a_full_disk_ends_with_one_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "shortfin_apps.llm", "completion", "bash"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    refusal = "error: the output cannot be written (No space left on device); free space on its disk\n"
+    assert (done.returncode, done.stderr) == (2, refusal)
 
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

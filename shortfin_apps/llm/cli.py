@@ -140,6 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except OSError as error:
         print(visible(f"error: {file_problem(error)}"), file=sys.stderr)
+        if error.filename is None:
+            _discard_stdout()
         return EXIT_ERROR
 
 
@@ -180,7 +182,7 @@ def make_parser(loaded: Container[str]) -> argparse.ArgumentParser:
 
 
 def _discard_stdout() -> None:
-    # stdout's reader is gone: the interpreter's flush at exit must not fail again.
+    # stdout's reader is gone, or its disk is full: the interpreter's flush at exit must not fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

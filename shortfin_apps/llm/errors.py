@@ -18,6 +18,10 @@ Messages are for people: one sentence that says what is wrong and, where there i
 
 from __future__ import annotations
 
+import errno
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class LlmError(Exception):
     """Base of the tree above."""
@@ -91,10 +95,13 @@ def is_library_error(error: BaseException) -> bool:
 
 
 def file_problem(error: OSError) -> str:
-    """A sentence about the file that `error` names; raises `error` if it names none.
+    """A sentence about the file that `error` names; raises `error` if it names none, unless a disk is full.
 
-    For a file that nobody expected to fail, as one in a directory that this user may not search.
+    For a file that nobody expected to fail, as one in a directory that this user may not search, and for
+    standard output, which has no name.
     """
-    if error.filename is None:
+    if error.filename is not None:
+        return f"{error.filename}: cannot be used ({error.strerror}); check its path and who may read it"
+    if error.errno not in NO_SPACE:
         raise error
-    return f"{error.filename}: cannot be used ({error.strerror}); check its path and who may read it"
+    return f"the output cannot be written ({error.strerror}); free space on its disk"

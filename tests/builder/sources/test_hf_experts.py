@@ -121,6 +121,32 @@ def test_a_projection_of_other_dimensions_is_refused(
         )
 
 
+@pytest.mark.parametrize(
+    ("ending", "change"),
+    [
+        ("_blocks", lambda array: array[..., :8]),
+        ("_blocks", lambda array: array.astype(np.float32)),
+        ("_scales", lambda array: array[..., :1]),  # would be taken for the scale of every block
+        ("_scales", lambda array: array[:, 1:]),
+        ("_scales", lambda array: array.astype(np.float32)),
+    ],
+)
+def test_blocks_and_scales_that_do_not_fit_are_refused(
+    directory: Path, ending: str, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+) -> None:
+    name = STACK.format("down", ending)
+    with pytest.raises(BuildError, match=rf"tensor `{name}` is \w+ of \(.*\), expected U8 of \(5, 64, 3"):
+        HfDirectorySource(
+            written(directory, lambda tensors: tensors.update({name: change(tensors[name]).copy()}))
+        )
+
+
+def test_a_projection_in_floats_and_in_blocks_is_refused(directory: Path) -> None:
+    floats = {STACK.format("down", ""): np.zeros((EXPERTS, FEATURES, HIDDEN), np.float32)}
+    with pytest.raises(BuildError, match=r"layer 1 has several forms of `mlp\.experts\.down_proj`"):
+        HfDirectorySource(written(directory, lambda tensors: tensors.update(floats)))
+
+
 def test_empty_experts_of_any_number_are_refused_before_they_are_named() -> None:
     """Their shape takes a few bytes of the file's header."""
     path, name = Path("model.safetensors"), STACK.format("down", "")

@@ -61,6 +61,12 @@ def test_a_file_of_errors_has_a_path_in_utf_8(batch: BatchInput, out: Path, tmp_
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("directory", [Path(), Path("/")])
+def test_an_output_that_is_a_directory_without_a_name_is_refused(batch: BatchInput, directory: Path) -> None:
+    with pytest.raises(BatchFileError, match="Is a directory"):
+        finished(batch, directory)
+
+
 async def test_a_file_of_errors_cannot_be_added_later(batch: BatchInput, out: Path, tmp_path: Path) -> None:
     await begin(batch, out)
     with pytest.raises(BatchFileError, match="was begun with no --errors; give the same"):

@@ -52,8 +52,8 @@ class _Part:
 class StackedExperts:
     """Those of `tensors`, which holds all others afterwards; `files` are opened by safetensors.
 
-    Raises BuildError for a projection that lacks a tensor or has one of another rank, and for more experts
-    than any model has.
+    Raises BuildError for a projection that lacks a tensor or has one of another rank or type, and for more
+    experts than any model has.
     """
 
     def __init__(self, where: str, tensors: dict[str, Place], files: Mapping[Path, Any]) -> None:
@@ -107,13 +107,17 @@ class StackedExperts:
 
     def _parts_of(self, layer: str, projection: str, stack: Mapping[str, Place]) -> dict[str, _Part]:
         """Those that one projection of a layer has, by GGUF's names."""
-        if "" not in stack and not {"_blocks", "_scales"} <= stack.keys():
-            raise BuildError(f"{self._where}: layer {layer} lacks `mlp.experts.{projection}_proj`")
+        weights = stack.keys() - {"_bias"}
+        if weights != {""} and weights != {"_blocks", "_scales"}:
+            problem = "has several forms of" if "" in weights else "lacks"
+            raise BuildError(f"{self._where}: layer {layer} {problem} `mlp.experts.{projection}_proj`")
         for ending, (path, name) in stack.items():
             if len(shape := self._stored_shape((path, name))) != _RANKS[ending]:
                 raise BuildError(
                     f"{path}: tensor `{name}` has shape {shape}, not {_RANKS[ending]} dimensions"
                 )
+        if "" not in stack:
+            self._check_mxfp4(stack["_blocks"], stack["_scales"])
         count = min(self._stored_shape(place)[0] for place in stack.values())
         self._num_experts += count  # any number, if each of them is empty
         check_at_most(self._where, "its tensors hold {} experts", self._num_experts, MAX_EXPERTS)
@@ -123,6 +127,16 @@ class StackedExperts:
             for kind, outputs in _OUTPUTS[projection].items()
             for suffix in ("weight", *(["bias"] if "_bias" in stack else []))
         }
+
+    def _check_mxfp4(self, blocks: Place, scales: Place) -> None:
+        """Raises BuildError unless these are bytes, and each block has a scale."""
+        wanted = self._stored_shape(blocks)[:-1]
+        for (path, name), shape in ((blocks, (*wanted, BLOCK // 2)), (scales, wanted)):
+            found = (self._files[path].get_slice(name).get_dtype(), self._stored_shape((path, name)))
+            if found != ("U8", shape):
+                raise BuildError(
+                    f"{path}: tensor `{name}` is {found[0]} of {found[1]}, expected U8 of {shape}"
+                )
 
     def _shape(self, part: _Part) -> tuple[int, ...]:
         if part.is_bias:

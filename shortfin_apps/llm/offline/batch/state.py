@@ -26,7 +26,7 @@ class BatchState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def state_path(output: Path) -> Path:
-    return output.with_name(output.name + SUFFIX)
+    return output.parent / f"{output.name}{SUFFIX}"  # also of `.` and `/`, which have no name
 
 
 def files_beside(output: Path) -> tuple[Path, Path]:
@@ -35,7 +35,7 @@ def files_beside(output: Path) -> tuple[Path, Path]:
 
 
 def _new_path(output: Path) -> Path:
-    return output.with_name(output.name + SUFFIX + ".new")
+    return output.parent / f"{output.name}{SUFFIX}.new"
 
 
 def read_state(output: Path) -> BatchState | None:
