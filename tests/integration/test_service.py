@@ -100,7 +100,7 @@ def test_a_port_in_use_is_one_sentence(tiny_artifact: Artifact, service: Service
 
 
 async def test_a_budget_in_pages_limits_every_invocation(tiny_artifact: Artifact) -> None:
-    service = start(tiny_artifact, "--batch-mode", "extend-attention", "--max-pages-per-batch", "4")
+    service = start(tiny_artifact, "--batch-mode", "extend-attention", "--token-budget", "64")
     try:
         async with LlmClient(service.url) as client:
             await client.generate([7] * 200, max_tokens=3, temperature=0)

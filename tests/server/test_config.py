@@ -35,8 +35,6 @@ def test_only_the_model_directory_is_required() -> None:
         (["DIR", "--speculative", "eagle"], "`--speculative`"),
         (["DIR", "--jump-ahead", "maybe"], "`--jump-ahead`"),
         (["DIR", "--speculative", "ngram", "--speculative-tokens", "0"], "`--speculative-tokens`"),
-        (["DIR", "--token-budget", "256", "--max-pages-per-batch", "16"], "not both"),
-        (["DIR", "--max_pages_per_batch", "1"], "`--max-pages-per-batch`"),
         (["DIR", "--pages", "1"], "`--pages`"),
         (["DIR", "--pages", "all"], "`--pages`"),
         (["DIR", "--num_beams", "0"], "`--num-beams`"),
@@ -117,7 +115,7 @@ def test_weights_are_read_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mode_gets_its_settings_by_name_and_lengths_in_tokens() -> None:
-    argv = ["--chunk-block-size", "2", "--max-pages-per-batch", "8", "--idle-budget", "300"]
+    argv = ["--chunk-block-size", "2", "--token-budget", "128", "--idle-budget", "300"]
     given = {"chunk_tokens": 32, "token_budget": 128, "idle_budget": 300}
     config = parse("DIR", *argv, "--prefills-per-decode", "3")
     assert config.mode_options(stride=16) == AutoModeOptions(**given, prefills_per_decode=3)

@@ -195,16 +195,3 @@ def test_an_invalid_port_in_a_variable_is_refused(value: str, monkeypatch: pytes
 def test_an_invalid_flag_is_refused(argv: list[str]) -> None:
     with pytest.raises(ServerConfigError, match=f"`{argv[0]}`"):
         parse("DIR", *argv)
-
-
-def test_a_former_name_still_sets_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "server.yaml"
-    path.write_text("alone-budget: 16")
-    assert parse("DIR", "--config", str(path)).idle_budget == 16
-    monkeypatch.setenv("SHORTFIN_LLM_ALONE_BUDGET", "32")
-    assert notes_of("DIR") == []
-    assert parse("DIR", "--config", str(path)).idle_budget == 32
-    monkeypatch.setenv("SHORTFIN_LLM_IDLE_BUDGET", "48")
-    assert parse("DIR").idle_budget == 48
-    for spelling in ("--alone-budget", "--alone_budget"):
-        assert parse("DIR", spelling, "64").idle_budget == 64

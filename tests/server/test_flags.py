@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.server.config import ServerConfig
-from shortfin_apps.llm.server.flags import add_arguments
+from shortfin_apps.llm.server.flags import COMMON, add_arguments, show_every_setting
 from tests.server.settings import parse
 
 UPSTREAM = [
@@ -51,7 +51,27 @@ def test_a_switch_is_turned_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_setting_has_a_flag_with_help() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
+    show_every_setting(parser)
     text = parser.format_help()
     for name, field in ServerConfig.model_fields.items():
         assert field.description
         assert name == "artifact" or f"--{name.replace('_', '-')}" in text
+
+
+def test_the_help_shows_the_common_settings_on_two_screens() -> None:
+    parser = argparse.ArgumentParser(formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
+    add_arguments(parser)
+    text = parser.format_help()
+    assert ServerConfig.model_fields.keys() > COMMON
+    shown = {word.rstrip(",") for word in text.split() if word.startswith("--") and "--no-" not in word}
+    assert {f"--{name.replace('_', '-')}" for name in COMMON} <= shown
+    assert "--drain-delay" not in shown
+    assert len(text.splitlines()) <= 100
+
+
+def test_help_all_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit, match="0"):
+        parser.parse_args(["--help-all"])
+    assert "--drain-delay" in capsys.readouterr().out

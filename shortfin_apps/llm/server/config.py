@@ -132,8 +132,8 @@ class ServerConfig(RequestSettings, EngineSettings, HttpSettings, ModelSettings)
     def mode_options(self, stride: int) -> ModeOptions:
         """Options of the chosen mode: the settings of the same names; `stride` is the tokens of a page."""
         values = dict(self)
-        values["chunk_tokens"] = _in_tokens(self.chunk_tokens, self.chunk_block_size, stride)
-        values["token_budget"] = _in_tokens(self.token_budget, self.max_pages_per_batch, stride)
+        if self.chunk_block_size is not None:
+            values["chunk_tokens"] = self.chunk_block_size * stride
         options = MODE_CHOICES[self.batch_mode]
         return options(**{name: values[name] for name in _names(options)})
 
@@ -153,8 +153,3 @@ class ServerConfig(RequestSettings, EngineSettings, HttpSettings, ModelSettings)
 
 def _names(options: type[ModeOptions]) -> set[str]:
     return {field.name for field in fields(options)}
-
-
-def _in_tokens(tokens: int | None, pages: int | None, stride: int) -> int | None:
-    """One value from two settings for the same thing, one in tokens and one in pages."""
-    return pages * stride if tokens is None and pages is not None else tokens

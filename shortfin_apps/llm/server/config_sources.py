@@ -30,9 +30,8 @@ from shortfin_apps.llm.server.config import (
     flag,
 )
 from shortfin_apps.llm.server.other_names import (
-    FORMER_NAMES,
-    OTHER_NAMES,
     UPSTREAM_IGNORED,
+    UPSTREAM_NAMES,
     Note,
     note_ignored,
 )
@@ -87,7 +86,7 @@ def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
         if name in UPSTREAM_IGNORED:
             note_ignored(name, value, note)
         else:
-            values[OTHER_NAMES.get(name, name)] = value
+            values[UPSTREAM_NAMES.get(name, name)] = value
     return values
 
 
@@ -115,8 +114,7 @@ def _note_exposed(path: Path, note: Note) -> None:
 
 def _environment(note: Note) -> dict[str, Any]:
     """The settings in variables; notes variables that look like a setting but are none."""
-    former = {ours: value for name, ours in FORMER_NAMES.items() if (value := _variable(name)) is not None}
-    values = {**former, **EnvSettingsSource(ServerConfig)()}
+    values = EnvSettingsSource(ServerConfig)()
     if SERVICE_LINK.fullmatch(str(values.get("port"))):
         link = values.pop("port")
         note(
@@ -124,18 +122,12 @@ def _environment(note: Note) -> dict[str, Any]:
             "and is ignored; `enableServiceLinks: false` in the pod's spec keeps it away"
         )
     for variable in _unknown_variables():
-        note(f"the variable {variable} names no setting and has no effect; `--help` lists the settings")
+        note(f"the variable {variable} names no setting and has no effect; `--help-all` lists the settings")
     return values
 
 
-def _variable(name: str) -> str | None:
-    """Value of a setting's variable, whose name is not case-sensitive."""
-    wanted = (ENV_PREFIX + name).upper()
-    return next((value for variable, value in os.environ.items() if variable.upper() == wanted), None)
-
-
 def _unknown_variables() -> Iterator[str]:
-    known = {name.upper() for name in (*ServerConfig.model_fields, *FORMER_NAMES)} | OTHER_VARIABLES
+    known = {name.upper() for name in ServerConfig.model_fields} | OTHER_VARIABLES
     for variable in os.environ:
         prefix, name = variable[: len(ENV_PREFIX)].upper(), variable[len(ENV_PREFIX) :].upper()
         if prefix == ENV_PREFIX and name not in known and not SERVICE_VARIABLE.fullmatch(name):
@@ -150,6 +142,6 @@ def _first_problem(error: ValidationError) -> str:
         return message
     name = str(problem["loc"][0])
     if problem["type"] == "extra_forbidden":
-        return f"there is no setting `{name}`; `--help` lists them"
+        return f"there is no setting `{name}`; `--help-all` lists them"
     given = "" if name in SECRETS or problem["input"] in ("", None) else f", not {problem['input']!r}"
     return f"`{flag(name)}`: {message}{given}"

@@ -13,21 +13,61 @@ from pydantic import SecretStr
 
 from shortfin_apps.llm.server.config import KEYS, ServerConfig, flag
 from shortfin_apps.llm.server.config_sources import load, read_yaml
-from shortfin_apps.llm.server.other_names import OTHER_NAMES, UPSTREAM_IGNORED, Note, note_ignored
+from shortfin_apps.llm.server.other_names import UPSTREAM_IGNORED, UPSTREAM_NAMES, Note, note_ignored
+from shortfin_apps.llm.server.settings.engine import EngineSettings
+from shortfin_apps.llm.server.settings.http import HttpSettings
+from shortfin_apps.llm.server.settings.model import ModelSettings
+from shortfin_apps.llm.server.settings.requests import RequestSettings
 
 logger = logging.getLogger(__name__)
 
 REPEATED = (*KEYS, "cors_origin")  # flags that take one value each time
 
+GROUPS = {"model": ModelSettings, "HTTP": HttpSettings, "engine": EngineSettings, "requests": RequestSettings}
+# The settings that most users need, which `--help` shows; `--help-all` shows every one.
+COMMON = frozenset(
+    {
+        *("weights", "kv", "context_length", "served_model_name"),
+        *("host", "port", "api_key", "ssl_keyfile", "ssl_certfile", "api_processes", "log_level"),
+        *("device", "device_ids", "threads", "batch_mode", "token_budget", "max_running", "pages"),
+        *("prefix_cache", "speculative", "speculative_model"),
+        *("max_queue", "tool_parser", "reasoning_parser", "default_temperature", "receipts"),
+    }
+)
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with every setting, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        show_every_setting(parser)
+        parser.print_help()
+        parser.exit()
+
+
+def show_every_setting(parser: argparse.ArgumentParser) -> None:
+    """Gives the settings that are not COMMON, which the help leaves out, their help back."""
+    for action in parser._actions:
+        action.help = getattr(action, "full_help", action.help)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A flag for each field, in both spellings, and upstream's."""
+    """Adds a flag for each field, in both spellings, and upstream's."""
+    parser.usage = "%(prog)s [MODEL] [options]"
     parser.add_argument("artifact", nargs="?", metavar="MODEL", help=_help("artifact"))
     parser.add_argument("--artifact", dest="artifact_flag", help=argparse.SUPPRESS)
-    yaml_help = "file with any of these settings by name"
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every setting and exit")
+    yaml_help = "file with any of the settings by name"
     _add_flag(parser, "config", "config", type=Path, metavar="YAML", help=yaml_help)
-    add_settings(parser, [name for name in ServerConfig.model_fields if name != "artifact"])
-    for other, ours in OTHER_NAMES.items():
+    for title, settings in GROUPS.items():
+        names = [name for name in settings.__annotations__ if name != "artifact"]
+        group = parser.add_argument_group(title)
+        add_settings(group, names)
+        for action in group._group_actions:
+            if action.dest not in COMMON and action.help != argparse.SUPPRESS:
+                action.full_help = action.help  # type: ignore[attr-defined]
+                action.help = argparse.SUPPRESS
+    for other, ours in UPSTREAM_NAMES.items():
         _add_flag(parser, other, ours, help=argparse.SUPPRESS)
     for name, kind in UPSTREAM_IGNORED.items():
         action = "store_true" if kind == "flag" else "store"

@@ -1,4 +1,4 @@
-"""Other accepted names of settings: upstream shortfin's, and former ones."""
+"""Upstream shortfin's names of settings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ UPSTREAM_NAMES = {
     "prefix_sharing_algorithm": "prefix_cache",
     "server_config": "config",
 }
-# Former name: current one. Read as flags, in files and as variables.
-FORMER_NAMES = {"alone_budget": "idle_budget"}
-OTHER_NAMES = {**UPSTREAM_NAMES, **FORMER_NAMES}
 # Upstream's settings for things that do not exist here, and whether the flag takes a value.
 UPSTREAM_IGNORED: dict[str, Literal["flag", "value"]] = {
     "program_isolation": "value",

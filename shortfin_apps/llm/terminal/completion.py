@@ -46,6 +46,7 @@ def script(shell: str) -> str:
     """The script for one of SHELLS. Raises AddressSpaceError where a command cannot be imported."""
     parser = make_parser(COMMANDS)
     for action in _actions(parser):
+        action.help = getattr(action, "full_help", action.help)  # settings that only --help-all shows
         _describe(action)
     return shtab.complete(parser, shell)
 

@@ -24,8 +24,8 @@ class EngineSettings(BaseSettings):
     runtime: Literal["auto", "shortfin", "iree"] = Field("auto", description="runtime that executes the VMFB")
     device: str = Field(
         "cpu",
-        description="cpu (also local-task, hostcpu), hip (AMD GPUs; also amdgpu) or cuda (NVIDIA GPUs); of a "
-        "source with the chip to compile for, as in hip:gfx942",
+        description="cpu, hip (AMD GPUs) or cuda (NVIDIA GPUs); for a source on a GPU with the chip, as "
+        "hip:gfx942",
     )
     device_ids: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="GPUs to use, one per pipeline stage: indices or names"
@@ -34,8 +34,8 @@ class EngineSettings(BaseSettings):
 
     batch_mode: Literal[*MODE_CHOICES] = Field(  # type: ignore[valid-type]
         "auto",
-        description="how prompts are cut into chunks and batched: auto is extend-attention on GPUs, unless a "
-        "setting of the default mode alone is given, and the default mode on CPUs",
+        description="default (prefill and decode alternate), extend-attention (both in one invocation) or "
+        "auto: extend-attention on GPUs, unless a setting of the default mode is given, else default",
     )
     chunk_tokens: int | None = Field(
         None,
@@ -47,11 +47,9 @@ class EngineSettings(BaseSettings):
     token_budget: int | None = Field(
         None,
         ge=1,
-        description="most tokens in one invocation, in the default mode in one prefill (default: while "
-        "requests decode, 320 in the default mode and 256 in extend-attention, on GPUs 512, and in "
-        "extend-attention up to --idle-budget, measured at the start)",
+        description="maximum tokens of an invocation, in the default mode of a prefill (default: 320, in "
+        "extend-attention 256, on GPUs 512 or more, measured at the start)",
     )
-    max_pages_per_batch: int | None = Field(None, ge=2, description="--token-budget in pages")
     idle_budget: int | None = Field(
         None,
         ge=1,
@@ -78,7 +76,7 @@ class EngineSettings(BaseSettings):
     max_running: int | None = Field(
         None,
         ge=1,
-        description="most requests in progress at once (default: the largest decode batch, or 256)",
+        description="maximum requests in progress (default: the largest decode batch, or 256)",
     )
     prefix_cache: PrefixCache = Field("trie", description="how requests share the pages of a common prefix")
     kv_events_endpoint: str | None = Field(
@@ -108,14 +106,12 @@ class EngineSettings(BaseSettings):
     )
     speculative: Literal["off", "ngram"] = Field(
         "off",
-        description="propose tokens and compute several of a request at once: ngram proposes what followed "
-        "the last tokens earlier in prompt and output; the tokens stay the same",
+        description="speculate by prompt lookup (ngram); the tokens stay the same",
     )
     speculative_model: Path | None = Field(
         None,
-        description="a smaller model of the same tokenizer, which drafts tokens on the same device where "
-        "nothing else proposes any: a model directory, or what `serve` builds one from; the tokens stay "
-        "the same",
+        description="a smaller model with the same tokenizer that drafts tokens, named as MODEL is; the "
+        "tokens stay the same",
     )
     speculative_tokens: int = Field(
         DEFAULT_MAX_TOKENS,
@@ -130,8 +126,8 @@ class EngineSettings(BaseSettings):
     )
     pages: Annotated[int, Field(ge=2)] | Literal["auto"] | None = Field(
         None,
-        description="pages of the KV cache, or auto: as many as there is memory for beside the model "
-        "(default: those given to `build`, else auto on GPUs, and 8 full contexts within 1 GiB on CPUs)",
+        description="pages of the KV cache, or auto: all free memory (default: as given to `build`, else "
+        "auto on GPUs, and on CPUs 8 full contexts, at most 1 GiB)",
     )
     self_test: When = Field(
         "start",
@@ -180,8 +176,6 @@ class EngineSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_same_setting_twice(self) -> EngineSettings:
-        if self.token_budget is not None and self.max_pages_per_batch is not None:
-            raise ValueError("give --token-budget or --max-pages-per-batch, not both")
         if self.chunk_tokens is not None and self.chunk_block_size is not None:
             raise ValueError("give --chunk-tokens or --chunk-block-size, not both")
         return self

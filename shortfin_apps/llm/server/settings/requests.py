@@ -20,9 +20,7 @@ CONVERSATION_TOKENS = 1 << 22  # four bytes each
 class RequestSettings(BaseSettings):
     """Limits of requests, their defaults, and the shares of tenants."""
 
-    max_queue: int = Field(
-        256, ge=1, description="most requests that wait to run; further ones are answered 429"
-    )
+    max_queue: int = Field(256, ge=1, description="maximum waiting requests; further ones get 429")
     max_body_bytes: int = Field(
         DEFAULT_LIMITS.body_bytes,
         ge=1,
@@ -53,10 +51,10 @@ class RequestSettings(BaseSettings):
         True, description="turn names of special tokens in messages into those tokens, instead of plain text"
     )
     tool_parser: ToolParser = Field(
-        "auto", description="how the model writes tool calls; auto: as its chat template shows"
+        "auto", description="format of tool calls; auto: detected from the chat template"
     )
     reasoning_parser: ReasoningParser = Field(
-        "auto", description="how the model writes its reasoning; auto: as its chat template shows"
+        "auto", description="format of reasoning; auto: detected from the chat template"
     )
     conversation_tokens: int = Field(
         CONVERSATION_TOKENS,
@@ -91,7 +89,7 @@ class RequestSettings(BaseSettings):
 
     receipts: bool = Field(
         False,
-        description="add a receipt to every answer, with which it can be replayed (docs/determinism.md)",
+        description="add a replayable receipt to every answer (docs/determinism.md)",
     )
     receipt_key: Path | None = Field(
         None, description="private Ed25519 key (PEM) that signs receipts, as `openssl genpkey` makes it"

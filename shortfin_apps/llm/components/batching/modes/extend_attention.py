@@ -58,7 +58,7 @@ class ExtendAttentionOptions(ModeOptions):
                 raise ArtifactError(
                     f"a token budget of {budget} has no room for a decode beside a page of prefill, as "
                     f"this model's pages hold {config.stride} tokens; give `--token-budget {min_budget}` or "
-                    "more, `--max-pages-per-batch 2` or more, or neither"
+                    "more, or none"
                 )
         if not entries.has_extend:
             raise ArtifactError(
