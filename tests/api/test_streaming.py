@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from shortfin_apps.llm.api.page.feed import Reader
-from shortfin_apps.llm.api.streaming import json_line
+from shortfin_apps.llm.api.stream_turns import MAX_WORK, StreamTurns
+from shortfin_apps.llm.api.streaming import EventStream, json_line
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.components.frontend.text_stream import TextDelta
+from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.errors import ConstraintError, InvocationError, LlmError, UnavailableError
 from shortfin_apps.llm.server.model_loading import Loaded
 from shortfin_apps.llm.server.protocol import BoundedProtocol
@@ -283,6 +286,29 @@ async def test_a_client_that_stops_reading_is_disconnected() -> None:
         assert b"output_ids" in answer
         assert b"[DONE]" not in answer
         writer.close()
+
+
+async def test_what_has_waited_for_a_client_is_converted_in_several_turns() -> None:
+    """A client with 128 choices that reads again after a pause has up to 65,536 tokens waiting for it."""
+    turns, converted = StreamTurns(), []  # type: tuple[StreamTurns, list[int]]
+    sent: list[bytes] = []
+
+    def of(index: int, delta: TextDelta) -> bytes:
+        converted.append(index)
+        return b"%d " % index
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+
+    service = Mock(stream_turns=turns, stream_keep_alive_s=0)
+    deltas = TextDelta("", (1,) * (MAX_WORK // 2), finish_reason=FinishReason.LENGTH)
+    streams = [Mock(take=Mock(side_effect=[deltas, None])) for _ in range(5)]
+    events = Mock(of=of, first=lambda: b"", last=lambda: b"", done=b"done")
+    request = Mock(app=Mock(state=Mock(service=service)))
+    async with asyncio.timeout(TIMEOUT_S):
+        await EventStream(request, events, streams)({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+    assert converted == [0, 1, 2, 3, 4]
+    assert [data for data in sent if data] == [b"0 1 ", b"2 3 ", b"4 done"]
 
 
 def busy(server: Loopback) -> list[BoundedProtocol]:

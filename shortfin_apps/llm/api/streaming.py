@@ -14,7 +14,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.errors import answer_to
+from shortfin_apps.llm.api.logprobs_work import work_of
 from shortfin_apps.llm.api.service import service_of
+from shortfin_apps.llm.api.stream_turns import MAX_WORK
 from shortfin_apps.llm.api.streamed_body import KeepAlive, StreamedBody
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextStream, close_all
 from shortfin_apps.llm.errors import LlmError, RequestAbortedError
@@ -150,28 +152,34 @@ class EventStream(Response):
             self._turns.add(self)
         self._told.append(index)
 
-    def convert(self) -> None:
-        """Takes what is new in the streams."""
+    def convert(self) -> int:
+        """Takes what is new in the streams, up to MAX_WORK."""
+        work = 0
         if self._error is not None or not self._body.is_free:
-            return
+            return work
         told, self._told = self._told, []
         try:
-            for index in told:
+            for place, index in enumerate(told):
+                if work >= MAX_WORK:
+                    self._told = told[place:]
+                    break
                 if (delta := self._streams[index].take()) is not None:
                     if data := self._events.of(index, delta):
                         self._unsent.append(data)
                     self._num_open -= delta.finish_reason is not None
+                    work += len(delta.token_ids) + work_of(delta)
         except Exception as error:
             self._error = error
+        return work
 
     def send(self) -> None:
-        """Sends what was converted, or wakes the task if it is the end."""
+        """Sends what was converted, and wakes the task if something is left, or at the end."""
         if self._unsent and self._error is None and self._num_open > 0 and self._body.is_free:
             try:
                 self._body.write(self._take_unsent())
             except Exception as error:
                 self._error = error
-        if self._num_open == 0 or self._error is not None:
+        if self._told or self._num_open == 0 or self._error is not None:
             self._wakes.set()
 
     def _last(self) -> bytes:

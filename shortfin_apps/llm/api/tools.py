@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -211,6 +212,7 @@ async def _compiled(
     for looser in others:
         with suppress(InvalidRequestError):
             return await _compiled_lark(lark_of(looser), compile_source, param)
+        await asyncio.sleep(0)  # lets other requests run: writing one for many arguments takes long
     return await _compiled_lark(lark_of(last), compile_source, param)
 
 

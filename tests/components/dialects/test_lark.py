@@ -397,6 +397,19 @@ def test_a_schema_is_bounded_before_it_is_written(dialect: str, monkeypatch: pyt
         TOOL_DIALECTS[dialect].calls(Lark({}), [function], 1)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['{"maximum": 99999999999999999999999}', '{"enum": ["\\ud800"]}', '{"not": ' * 300 + "{}" + "}" * 300],
+    ids=["long integer", "lone surrogate", "deep"],
+)
+def test_what_texts_of_schemas_may_hold_is_written(text: str) -> None:
+    """The compiler says what is wrong with it."""
+    lark = Lark({})
+    lark.read_schema(json.loads(text))
+    rule = lark.json(json.loads(text), strict=True)
+    assert f"\n{rule}: %json {text[:-1]}" in lark.source(rule)
+
+
 @pytest.mark.parametrize("name", ["a>b", "a<b", "a\n", " a "])
 def test_names_that_tags_cannot_hold_are_refused_strictly_alone(name: str) -> None:
     lark, parameters = Lark({}), {"properties": {name: {"type": "string"}, "b": {"type": "string"}}}

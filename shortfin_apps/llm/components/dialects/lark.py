@@ -56,13 +56,13 @@ class Lark:
 
         Unless strict, what a grammar cannot keep is left out. A refusal names the schema's `owner`.
         """
-        self._check(len(orjson.dumps(schema)))  # which takes a tenth of the time of `json`, or less
+        self._check(_num_chars(schema))
         own = {"x-guidance": {"lenient": not strict, "whitespace_pattern": JSON_SPACE}, "x-owner": owner}
         return self.rule("%json " + json.dumps({**schema, **own}))
 
     def read_schema(self, schema: Mapping[str, Any]) -> None:
         """As `read`, of a whole schema."""
-        self.read(len(orjson.dumps(schema)))
+        self.read(_num_chars(schema))
 
     def read(self, num_chars: int) -> None:
         """Counts what is read of schemas. Raises InvalidRequestError where it is too much in sum."""
@@ -103,6 +103,14 @@ class Lark:
     def _check(self, num_chars: int) -> None:
         if num_chars > self._chars_left:
             raise too_long()
+
+
+def _num_chars(schema: Mapping[str, Any]) -> int:
+    """Those of the schema's JSON."""
+    try:
+        return len(orjson.dumps(schema))  # in a tenth of the time of `json`, or less
+    except orjson.JSONEncodeError:  # for long integers and deep nesting, as texts of schemas may have
+        return len(json.dumps(schema))
 
 
 def too_long() -> InvalidRequestError:
