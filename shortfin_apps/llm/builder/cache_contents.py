@@ -46,7 +46,7 @@ def contents(root: Path) -> list[Held]:
 def to_remove(
     held: Sequence[Held], now: float, older_than_days: float | None, max_size: int | None
 ) -> list[Held]:
-    """Select entries unused for too long, and those beyond the `max_size` most recently used bytes."""
+    """Select entries unused for too long, and entries beyond the `max_size` most recently used bytes."""
     chosen, kept = [], 0
     for one in sorted(held, key=lambda one: -one.last_use):
         is_old = older_than_days is not None and now - one.last_use > older_than_days * DAY_S

@@ -61,7 +61,10 @@ class Rotary:
         return [f'util.global private @"{self._name}.{n}" = {dense(table)}' for n, table in tables.items()]
 
     def load(self, e: Emitter) -> tuple[Tensor, Tensor]:
-        """Load the tables of multiples of STEP and of positions below it, [positions, 2, head_dim / 2] f32."""
+        """Load the tables of multiples of STEP and of positions below it, both f32.
+
+        Each is [positions, 2, head_dim / 2].
+        """
         coarse = e.load(f"{self._name}.coarse", self._coarse.shape, "f32")
         return coarse, e.load(f"{self._name}.fine", self._fine.shape, "f32")
 

@@ -25,8 +25,8 @@ from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tenso
 from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, LeftRows, Values
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 
-# Row limit of an `extend_t{T}` entry with caller-owned results. Every row has logits, whose memory is shared
-# with the largest decode, which has as many rows.
+# Row limit of an `extend_t{T}` entry with caller-owned results. Every row needs memory for its logits, which
+# is shared with the largest decode; that has as many rows.
 MOST_PACKED_ROWS = 256
 
 CACHES = ("cache", "window_cache")  # argument names of the slabs
