@@ -82,7 +82,7 @@ def product(
         else:
             inside = (first + k < IN)[None, :]
             a = tl.load(x_tile, mask=exists & inside if IS_SMALL else inside, other=0.0)
-            # A mask constant over neighbours lets one load take several bytes.
+            # Compares contiguous indices, so that one load takes several bytes.
             b = tl.load(w_tile, mask=(first // PACKED + packed < IN // PACKED)[:, None], other=0)
         if scales is not None:
             scale = load_terms(scales, weight_row, first, IN, DEPTH, BLOCKS)
