@@ -1,9 +1,9 @@
 """The output folder of a build, created or replaced as a unit.
 
-  PARENT/.NAME.lock           held by the build that works on this folder
-  PARENT/.NAME.partial/       the new artefact while it is being assembled, and files that are not cached
-  PARENT/.NAME.previous/      the old artefact, while the two are being swapped
-  PARENT/NAME/                the artefact
+    PARENT/.NAME.lock           held by the build that works on this folder
+    PARENT/.NAME.partial/       the new artefact while it is being assembled, and files that are not cached
+    PARENT/.NAME.previous/      the old artefact, while the two are being swapped
+    PARENT/NAME/                the artefact
 
 PARENT and NAME are taken after resolving links, so that two builds into one folder share a lock even if they
 name it by different paths.

@@ -13,7 +13,7 @@ from shortfin_apps.llm.host_cpu import permit_amx
 from shortfin_apps.llm.iree_release import HOW_TO_INSTALL_NEWEST, OF_SHORTFIN, compiler_release
 
 _AARCH64 = (
-    "aarch64"  # generic CPU of the architecture, on any host; LLVM has such a name only for x86-64 (`x86-64`)
+    "aarch64"  # any CPU of this architecture, on any host; LLVM has such a name (`x86-64`) only for x86-64
 )
 _PROBE = "func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
 # This host's architecture comes first, because `host` and `generic` refer to it.

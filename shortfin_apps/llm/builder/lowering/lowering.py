@@ -2,36 +2,36 @@
 
 Kernels are grouped in classes. A class that handles a kind of operation has its method:
 
-  Embed        embed(e, tokens, weight) -> Tensor
-  Norm         rms_norm(e, x, weight) -> Tensor, or an operand that the same class's matmuls accept
-  AddNormed    add_normed(e, x, weight, residual) -> Tensor
-  Narrow       narrow(e, x) -> Tensor
-  Linear       linear(e, x, weight, residual or None) -> Tensor
-  AddBias      add_bias(e, x, weight) -> Tensor
-  NormHeads    norm_heads(e, x, weight) -> Tensor
-  NormWhole    norm_whole(e, x, weight) -> Tensor
-  GatedLinear  gated_linear(e, x, weight) -> Tensor
-  Route        route(e, logits, batch) -> the `routing` operand of the same class's experts
-  GatedExperts gated_experts(e, x, weight, bias or None, routing) -> Tensor
-  SumExperts   sum_experts(e, x, weight, bias or None, routing, residual) -> Tensor
-  Attend       attend(e, qkv, layer, batch) -> Tensor
-  DropGates    drop_gates(e, x) -> Tensor
-  Gate         gate(e, x, gates) -> Tensor
-  GateTokens   gate_tokens(e, x, gates) -> Tensor
-  DeltaRule    delta_rule(e, operation, x, rates, batch) -> Tensor
-  LastTokens   last_tokens(e, x, batch) -> Tensor
-  CapLogits    cap_logits(e, logits) -> Tensor
-  TopK         top_k(e, logits) -> two Tensors
-  Sample       sample(e, values, indices, logits, state) -> Tensor, LoopState
+    Embed        embed(e, tokens, weight) -> Tensor
+    Norm         rms_norm(e, x, weight) -> Tensor, or an operand that the same class's matmuls accept
+    AddNormed    add_normed(e, x, weight, residual) -> Tensor
+    Narrow       narrow(e, x) -> Tensor
+    Linear       linear(e, x, weight, residual or None) -> Tensor
+    AddBias      add_bias(e, x, weight) -> Tensor
+    NormHeads    norm_heads(e, x, weight) -> Tensor
+    NormWhole    norm_whole(e, x, weight) -> Tensor
+    GatedLinear  gated_linear(e, x, weight) -> Tensor
+    Route        route(e, logits, batch) -> the `routing` operand of the same class's experts
+    GatedExperts gated_experts(e, x, weight, bias or None, routing) -> Tensor
+    SumExperts   sum_experts(e, x, weight, bias or None, routing, residual) -> Tensor
+    Attend       attend(e, qkv, layer, batch) -> Tensor
+    DropGates    drop_gates(e, x) -> Tensor
+    Gate         gate(e, x, gates) -> Tensor
+    GateTokens   gate_tokens(e, x, gates) -> Tensor
+    DeltaRule    delta_rule(e, operation, x, rates, batch) -> Tensor
+    LastTokens   last_tokens(e, x, batch) -> Tensor
+    CapLogits    cap_logits(e, logits) -> Tensor
+    TopK         top_k(e, logits) -> two Tensors
+    Sample       sample(e, values, indices, logits, state) -> Tensor, LoopState
 
 Shapes and types are in model/operations.py. Each method may be called in several functions of the module. A
 `FusedKernels` class handles runs of operations instead, each in one dispatch. A class with `sample` and
 `draws_rows` samples full rows (NO_TOP_K) in loops, and also has methods for rows that another function left
 on the device:
 
-  draw_rows(e, rows) -> Tensor
-  adjust(e, rows) -> Tensor, the adjusted logits, from which the class with `top_k` selects the best
-  draw_adjusted(e, values, indices, logits, rows) -> Tensor
+    draw_rows(e, rows) -> Tensor
+    adjust(e, rows) -> Tensor, the adjusted logits, from which the class with `top_k` selects the best
+    draw_adjusted(e, values, indices, logits, rows) -> Tensor
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class DeltaNet:
     A value head has a state S [key_dim, value_dim] f32. With a token's decay g and rate b, both scalars per
     head, and its q, k [key_dim] and v [value_dim]:
 
-      S = exp(g) S;  S += k (b (v - k S));  o = q S
+        S = exp(g) S;  S += k (b (v - k S));  o = q S
 
     q, k and v come from a causal convolution along the tokens, with `taps` inputs per channel. Value heads
     share key heads: consecutive ones, or, if `tiled`, every `key_heads`th. A source may fuse the projections

@@ -60,7 +60,7 @@ def _layer(spec: ModelSpec, number: int) -> Iterator[ModelTensor]:
 
 
 def _attention_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """List name, shape, and the stored weight on whose rows the tensor is stacked."""
+    """List name, shape, and the stored weight that stacks the tensor's rows."""
     hidden = spec.hidden_size
     queries = spec.num_attention_heads * spec.head_dim
     keys = spec.num_key_value_heads * spec.head_dim
@@ -160,7 +160,7 @@ def _of_experts(
 
 
 def operations(spec: ModelSpec) -> Iterator[Operation]:
-    """List the operations from `tokens` [tokens] i64 to each row's last valid `logits` [rows, vocab] f32."""
+    """List the operations from `tokens` [tokens] i64 to `logits` [rows, vocab] f32 of rows' last tokens."""
     yield Embed("tokens", "x", "token_embd.weight")
     for number in range(spec.num_hidden_layers):
         yield from (_delta_net if spec.has_state(number) else _attention)(spec, number, f"blk.{number}.")

@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.model.rope import Rotation
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """A source's tensor: its GGUF name and shape, and the stored weight on whose rows it is stacked.
+    """A source's tensor: its GGUF name and shape, and the stored weight that stacks its rows.
 
     It is stored times `scale`, which is 1 unless the weight is a vector. The weight of a layer's experts is
     [experts, out, in]; `expert` is the number of a tensor's expert.

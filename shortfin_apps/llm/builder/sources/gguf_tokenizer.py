@@ -217,7 +217,8 @@ def _unigram(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     kinds = vocabulary.token_type or [TokenType.NORMAL] * len(vocabulary.tokens)
     plain = (TokenType.NORMAL, TokenType.USER_DEFINED)
     found = [score for score, kind in zip(vocabulary.scores, kinds, strict=True) if kind in plain]
-    # Other tokens must not match text. The library matches every token, but the lowest scores last.
+    # Other tokens must not match text. The library matches every token, but prefers higher scores, so they
+    # get the lowest.
     least = min(found, default=0.0)
     scored = zip(vocabulary.tokens, vocabulary.scores, kinds, strict=True)
     vocab = [(token, score if kind in plain else least) for token, score, kind in scored]

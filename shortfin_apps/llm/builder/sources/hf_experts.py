@@ -1,9 +1,9 @@
 """gpt-oss's experts in a Hugging Face directory: one tensor per projection holds all experts of a layer.
 
-  mlp.experts.gate_up_proj         [experts, in, out] floats
-  mlp.experts.gate_up_proj_blocks  [experts, out, in / 32, 16] u8, and
-  mlp.experts.gate_up_proj_scales  [experts, out, in / 32] u8, which replace it: MXFP4 (mxfp4.py)
-  mlp.experts.gate_up_proj_bias    [experts, out]
+    mlp.experts.gate_up_proj         [experts, in, out] floats
+    mlp.experts.gate_up_proj_blocks  [experts, out, in / 32, 16] u8, and
+    mlp.experts.gate_up_proj_scales  [experts, out, in / 32] u8, which replace it: MXFP4 (mxfp4.py)
+    mlp.experts.gate_up_proj_bias    [experts, out]
 
 `down_proj` is stored likewise. Outputs of `gate_up_proj` alternate between gate and up.
 """

@@ -4,29 +4,29 @@ A weight [out, in] is one logical matrix. A panel holds 32 of its output feature
 forward stream. `pair` neighbours along K stay together: as many as a dot product adds (2 of bf16, 4 of bytes,
 8 of bytes in products of matrices), or 1.
 
-  BlockRows           name           [out, K] i8; for 4 bits
-                                     [out, K / 2] i8: byte j of 16 has the elements j and j + 16 of 32 in
-                                     its low and its high bits
-                      name.scales    [out, K / size] f16; in groups
-                                     [out, 2 * K / group + K / size] i8: a row's f16, then its i8, padded
-                                     to a multiple of 4
-                      name.minima    like the scales, for types with minima
-  Taps                name           [taps, channels] f32, of a convolution's [channels, taps]
-  Fp8Rows             name           [out, K] of the target's 8-bit floats
-                      name.scales    [out] f32
-  Panels              name           [panels, K / pair, 32 * pair]
-  QuantisedPanels     name           [panels, K / pair, 32 * pair] i8; for 4 bits
-                                     [panels, K / pair, 16 * pair] i8: byte j has element j of the panel's
-                                     first half in its low bits and of its second half in its high bits
-                      name.scales    [panels, K / size, 32] f16; with minima
-                                     [panels, K / size, 2, 32] f16: scales, then minima; in groups
-                                     [panels, K / group, bytes] i8: 32 f16 per term, then 32 i8 per term
-                                     for each block
-  TilePanels          name           [panels, K / 32, 2, 16, 32] bf16 or f16: AMX tiles of each half, of 16
-                                     pairs
-  Int8Panels          name           [panels, K / 64, 2, 64 / pair, 16 * pair] i8: tiles of each half, which
-                                     are AMX tiles if `pair` is 4
-                      name.scales    [panels, 32] f32
+    BlockRows           name           [out, K] i8; for 4 bits
+                                       [out, K / 2] i8: byte j of 16 has the elements j and j + 16 of 32 in
+                                       its low and its high bits
+                        name.scales    [out, K / size] f16; in groups
+                                       [out, 2 * K / group + K / size] i8: a row's f16, then its i8, padded
+                                       to a multiple of 4
+                        name.minima    like the scales, for types with minima
+    Taps                name           [taps, channels] f32, of a convolution's [channels, taps]
+    Fp8Rows             name           [out, K] of the target's 8-bit floats
+                        name.scales    [out] f32
+    Panels              name           [panels, K / pair, 32 * pair]
+    QuantisedPanels     name           [panels, K / pair, 32 * pair] i8; for 4 bits
+                                       [panels, K / pair, 16 * pair] i8: byte j has element j of the panel's
+                                       first half in its low bits and of its second half in its high bits
+                        name.scales    [panels, K / size, 32] f16; with minima
+                                       [panels, K / size, 2, 32] f16: scales, then minima; in groups
+                                       [panels, K / group, bytes] i8: 32 f16 per term, then 32 i8 per term
+                                       for each block
+    TilePanels          name           [panels, K / 32, 2, 16, 32] bf16 or f16: AMX tiles of each half, of 16
+                                       pairs
+    Int8Panels          name           [panels, K / 64, 2, 64 / pair, 16 * pair] i8: tiles of each half, which
+                                       are AMX tiles if `pair` is 4
+                        name.scales    [panels, 32] f32
 
 A panel's halves are 16 features each: neighbours, or, if `gated`, 16 of gate and 16 of up, which the matrix
 stacks. Missing elements in the last panel or tile are zero.

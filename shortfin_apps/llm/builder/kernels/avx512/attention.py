@@ -11,7 +11,7 @@ from shortfin_apps.llm.config import SCALE_BYTES
 
 _POINTER_BYTES = 8
 _LOG2_E = 1.4426950408889634
-_VECTOR_SUMS = 16  # sums that vectors keep in registers, of which there are twice as many
+_VECTOR_SUMS = 16  # sums that vectors keep in registers; there are twice as many registers
 _WIDE_BYTES = 32 << 10  # quantised pages that a step widens; they must stay in a near cache
 
 

@@ -107,7 +107,7 @@ class MatmulGeometry:
 
     @property
     def prefetch_steps(self) -> int:
-        """Steps per memory page, where hardware prefetchers stop; counted as if weights were floats."""
+        """Steps per memory page (hardware prefetchers stop at its end), counted as if weights were floats."""
         return _MEMORY_PAGE_BYTES // (2 * self.width * (4 if self.dtype == "f32" else 2))
 
     @property

@@ -22,7 +22,7 @@ class TopKGeometry:
 
     @property
     def tile(self) -> int:
-        """Values per tile, about as many as tiles: a step reads one tile and the best of each."""
+        """Values per tile; about as many as tiles, because a step reads one tile and the best of each."""
         return max(1, round(math.sqrt(self.size) / LANES)) * LANES
 
     @property

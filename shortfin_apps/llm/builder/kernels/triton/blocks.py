@@ -194,7 +194,7 @@ def _float_halves(packed):
 
 @triton.jit
 def _e2m1(bits):
-    """Return the floats in the low 4 bits as an f16's exponent and mantissa: 2**14 times smaller."""
+    """Return the floats in the low 4 bits, made from an f16's exponent and mantissa: 2**14 times smaller."""
     wide = (bits & 8) << 12 | (bits & 7) << 9
     return wide.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 

@@ -70,7 +70,7 @@ class StageKernels:
     def kept(self) -> FloatType:
         """The type of activations passed between stages.
 
-        It is f32 without tiles or dot products, as those kernels widen x anyway.
+        It is f32 without tiles or dot products, as other kernels widen x anyway.
         """
         return self.activations if self.has_tiles or self._has_pairs else "f32"
 

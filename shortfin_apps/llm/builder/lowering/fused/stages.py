@@ -186,9 +186,9 @@ class StageList(list[Stage]):
         self.features[operation.out] = self._weights.shape(weight)[0]
 
     def _operand(self, value: str, weight: str) -> str:
-        """Return the buffer with the value as the weight's matmul reads it; add a quantise stage if missing.
+        """Return the buffer with the value as the weight's matmul reads it.
 
-        The value may already be held in that form.
+        Adds a stage that quantises the value, unless a buffer holds it in that form.
         """
         layout, held = self._weights.layout(weight), self._held[value]
         operands = operands_of(layout)

@@ -93,7 +93,7 @@ class AttentionKernels:
     def store_qkv(self, slab: Slab, features: int) -> Kernel:
         """Return the kernel that norms and rotates q and k, and stores k and v in the cache.
 
-        q is returned in `query_dtype`. `features` tells whether rows hold q, k and v, or also gates.
+        q is returned in `query_dtype`. More `features` than q, k and v have mean that rows also hold gates.
         """
         spec, options = self._spec, self._options
         turned = spec.qkv_features - spec.num_key_value_heads * spec.head_dim

@@ -42,7 +42,7 @@ def top_k_kernels(size: int, k: int, architecture: str) -> tuple[Kernel, Kernel]
 
 
 def chunk_of(size: int, k: int) -> int:
-    """Return the chunk size that makes as many chunks to sort as elements in the k best chunks."""
+    """Return the chunk size with which there are as many chunks as elements in the k best chunks."""
     return power_of_two(max(2, isqrt(size // power_of_two(k))))
 
 
