@@ -1,8 +1,8 @@
-"""Matrices in quantised blocks: neighbours along a row that share a scale, and in some types a minimum.
+"""Matrices quantised in blocks: neighbours along a row share a scale and, in some types, a minimum.
 
-`w = scale * q` or `w = scale * q + minimum`. q is an integer, or twice a float of 4 bits. A scale is an f16,
-as in GGUF's Q8_0, or an f16 that several blocks share times a small integer of the block's own, as in Q4_K;
-so are minima. Both factors are kept, as f16 would round their product.
+`w = scale * q` or `w = scale * q + minimum`. q is an integer, or twice the value of a 4-bit float. Scales and
+minima are f16, as in GGUF's Q8_0; or, as in Q4_K, an f16 shared by several blocks times a small integer per
+block. Both factors are stored, as f16 would round their product.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK = 32
-PAIR = 16  # how far apart along K the two elements of a byte are, where GPUs read them
+PAIR = 16  # elements that share a byte in the GPU layout are this far apart along K
 
 Number = TypeVar("Number", bound=np.generic)
 Bits = Literal[8, 4]
 Rows = npt.NDArray[np.intp]
 
-# Twice the values of floats of 4 bits (e2m1 of MXFP4), which are integers, by their bits.
+# Twice the values of 4-bit floats (e2m1 of MXFP4), indexed by their bits; doubled, they are integers.
 E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
 
-_E2M1_BITS = np.zeros(256, np.uint8)  # by the byte of a value
+_E2M1_BITS = np.zeros(256, np.uint8)  # indexed by the byte of a doubled value
 _E2M1_BITS[E2M1[::-1].view(np.uint8)] = np.arange(16, dtype=np.uint8)[::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """Blocks of `size` weights of `bits` each, with a scale, and a minimum where `has_minima`.
+    """The format of blocks: `size` weights of `bits` each, a scale and, with `has_minima`, a minimum.
 
-    A term (a scale or a minimum) is an f16; or with a `group`, an f16 that so many neighbours share, a
-    multiple of `size`, times an i8 of the block. `is_e2m1` says that the 4 bits are a float's.
+    A term (a scale or a minimum) is an f16. With a `group`, it is an f16 shared by `group` neighbours (a
+    multiple of `size`) times an i8 per block. `is_e2m1` means that the 4 bits encode a float.
     """
 
     bits: Bits
@@ -54,24 +54,24 @@ class BlockType:
 
     @property
     def spread(self) -> int:
-        """Neighbours that share an f16."""
+        """The number of neighbours that share an f16."""
         return self.group or self.size
 
 
 Q8_0 = BlockType(8)
-Q4_1 = BlockType(4, has_minima=True)  # and Q4_0, where a minimum is -8 scales
+Q4_1 = BlockType(4, has_minima=True)  # also holds Q4_0, with minima of -8 scales
 MXFP4 = BlockType(4, is_e2m1=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`values` [rows, columns / spread] f16, and of groups the `multiples` [rows, columns / size] i8."""
+    """`values` [rows, columns / spread] f16 and, with groups, `multiples` [rows, columns / size] i8."""
 
     values: npt.NDArray[np.float16]
     multiples: npt.NDArray[np.int8] | None = None
 
     def wide(self) -> npt.NDArray[np.float32]:
-        """The terms of blocks, [rows, columns / size], which f32 has exactly."""
+        """Return one term per block, [rows, columns / size], which f32 represents exactly."""
         values = self.values.astype(np.float32)
         if self.multiples is None:
             return values
@@ -81,7 +81,7 @@ class Terms:
         return Terms(self.values[rows], None if self.multiples is None else self.multiples[rows])
 
     def converted(self, blocks: int, groups: int | None) -> Terms:
-        """As so many terms a row, of so many groups; without groups, they are rounded to f16."""
+        """Convert to `blocks` terms and `groups` groups per row; without groups, terms are rounded to f16."""
         if groups is None:
             largest = np.finfo(np.float16).max
             return Terms(_repeated(self.wide().clip(-largest, largest).astype(np.float16), blocks))
@@ -92,10 +92,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix [rows, columns] of whole blocks (and groups) of `type`.
+    """A matrix [rows, columns] of complete blocks (and groups) of `type`.
 
-    `quants` [rows, columns]: i8 with 8 bits, u8 of 0..15 with 4, but of E2M1 if they are floats. `minima` is
-    None if the type has none.
+    `quants` [rows, columns]: i8 for 8-bit types and for E2M1 (the doubled values), u8 in 0..15 for other
+    4-bit types. `minima` is None if the type has none.
     """
 
     type: BlockType
@@ -105,12 +105,12 @@ class Blocks:
 
     @property
     def terms(self) -> list[Terms]:
-        """Scales, and minima if it has such."""
+        """The scales, and the minima if the type has them."""
         return [self.scales] if self.minima is None else [self.scales, self.minima]
 
     @property
     def codes(self) -> npt.NDArray[np.int8] | npt.NDArray[np.uint8]:
-        """What is stored of `quants`: the bits of floats."""
+        """The codes to store: float bits for E2M1, otherwise `quants`."""
         return _E2M1_BITS[self.quants.view(np.uint8)] if self.type.is_e2m1 else self.quants
 
     def dequantise(self) -> npt.NDArray[np.float32]:
@@ -125,9 +125,9 @@ class Blocks:
         return replace(self, quants=self.quants[rows], scales=self.scales.take_rows(rows), minima=minima)
 
     def converted(self, to: BlockType) -> Blocks | None:
-        """The same quants as another type; None if that has not room for them.
+        """Convert to another block type with the same quants; return None if `to` cannot hold them.
 
-        Values are the same, but where terms have a group and those of `to` have none.
+        Values stay the same, except that grouped terms are rounded to f16 if `to` has no groups.
         """
         if self.type == to:
             return self
@@ -150,7 +150,7 @@ class Blocks:
 
 
 def common_type(types: Sequence[BlockType]) -> BlockType:
-    """The smallest type that blocks of each can be converted to."""
+    """Return the smallest type that blocks of every given type convert to."""
     first = types[0]
     if all(each == first for each in types):
         return first
@@ -164,7 +164,7 @@ def common_type(types: Sequence[BlockType]) -> BlockType:
 
 
 def stack(parts: Sequence[Blocks]) -> Blocks:
-    """Concatenates matrices of equal columns and type along their rows."""
+    """Concatenate matrices of equal columns and type along their rows."""
     if len(parts) == 1:
         return parts[0]
     terms = [_stack_terms(each) for each in zip(*(part.terms for part in parts), strict=True)]
@@ -184,5 +184,5 @@ def _zeros_like(terms: Terms) -> Terms:
 
 
 def _repeated(terms: npt.NDArray[Number], count: int) -> npt.NDArray[Number]:
-    """`count` columns: each of `terms` as often as its neighbours."""
+    """Expand `terms` to `count` columns by repeating each one."""
     return np.repeat(terms, count // terms.shape[1], axis=1)

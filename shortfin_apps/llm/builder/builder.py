@@ -1,7 +1,7 @@
-"""Builds an artefact from a source: fetch, weights, compile, write.
+"""Build an artefact from a source: fetch, write weights, compile, assemble.
 
-The two slow steps are cached by their inputs: weights by the source's content and the weight
-type, the program by the model's shape, the options, the target, the compiler and the graph's code.
+The two slow steps are cached by their inputs: weights by the source's content and the weight type; the
+program by the model's shape, the options, the target, the compiler and the graph's code.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ LIBRARIES = ("iree-base-compiler", "gguf", "safetensors", "tokenizers", "numpy",
 
 _CODE = Path(__file__).parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
-# Of the whole package, beside this folder.
+# Files of the package outside this folder.
 _SHARED_CODE = ("abi.py", "irpa.py", "sampling_rule.py", "self_test_file.py")
-# The folders and files whose code the parameters depend on, those that the program depends on, and the rest.
+# Code that the parameters, the programs and the self-tests depend on. NEITHER lists all other code.
 WEIGHTS_CODE = ("blocks.py", "irpa.py", "model", "quantise.py", "sources", "weights")
 PROGRAM_CODE = (
     *(
@@ -92,7 +92,7 @@ NEITHER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRecord:
-    """The record beside a compiled program in the cache."""
+    """The record stored with a compiled program in the cache."""
 
     flags: tuple[str, ...]
     entries: tuple[str, ...]
@@ -114,13 +114,13 @@ def build(
     accepted: Collection[str] = (),
     self_test: bool = True,
 ) -> Artifact:
-    """Builds `source` into the folder `out` and opens it; quick when that is there already.
+    """Build `source` into the folder `out` and open it; return quickly if it is already up to date.
 
-    All or nothing: `out` is the artefact as it was, or the new one. It may be for another host, and for
-    several kinds of CPU; it is opened with the program for the best of them. With `own_types`, weights keep
-    the types of the source, whatever the options say. `accepted` are fields of the model's description,
-    unknown here, that are passed over. Without `self_test`, the artefact has none.
-    Raises BuildError.
+    All or nothing: `out` holds either the previous artefact or the new one. The artefact may target another
+    host or several kinds of CPU; it is opened with the program for the best of them. With `own_types`,
+    weights keep the source's types and override `options`. `accepted` names fields of the model's description
+    that are ignored although this package does not know them. Without `self_test`, the artefact has no
+    self-test. Raises BuildError.
     """
     progress = progress or default_progress()
     try:
@@ -154,7 +154,7 @@ def _plan(
 
 
 def _own_weights(plan: _Plan) -> str:
-    """What the weights are, for users, where they keep the source's types."""
+    """Describe the stored weights for users, when they keep the source's types."""
     quantisation = plan.model.quantisation
     chosen = f"{plan.options.stored_weights}, {_megabytes(plan, plan.options)}"
     if quantisation is None:
@@ -169,7 +169,7 @@ def _alternative(plan: _Plan) -> str:
 
 
 def _tell_weights(plan: _Plan, progress: BuildProgress) -> None:
-    """Says so when the weights are stored otherwise than in the source, which may be far smaller."""
+    """Note when weights are stored in another type than the source's, which may be far smaller."""
     quantisation, options = plan.model.quantisation, plan.options
     if quantisation is None or quantisation.weights == options.weights:
         return
@@ -183,7 +183,7 @@ def _tell_weights(plan: _Plan, progress: BuildProgress) -> None:
 
 
 def _megabytes(plan: _Plan, options: BuildOptions) -> str:
-    """The size of all parameter archives, where weights are as in `options`."""
+    """Return the total size of all parameter archives with the weights of `options`."""
     spec = plan.model.spec
     targets = [each.target for each in plan.programs]
     archives = {repr(weight_layouts(spec, options, target)): target for target in targets}
@@ -207,7 +207,7 @@ def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
-    """A program to be made: its target, options for that alone, file names, and the keys of its parts."""
+    """A program to build: its target and options, its file names, and the cache keys of its parts."""
 
     target: Target
     options: BuildOptions
@@ -218,7 +218,7 @@ class _Program:
 
 
 class _Plan:
-    """A build to be done: its programs, the best first, and the keys of its parts."""
+    """A planned build: its programs, best first, and the cache keys of its parts."""
 
     def __init__(
         self,
@@ -255,7 +255,8 @@ def _program(model: ModelSource, options: BuildOptions, target: Target, code: di
         vmfb=file_names.VMFB,
         parameters=file_names.PARAMETERS,
         weights_key=content_key(model.sha256, options.weights, options.block_types, layouts, weights_code),
-        # Neither the model's name nor the number of pages is in the program: the slab's size is dynamic.
+        # The key leaves out the model's name and the number of pages: neither is in the program, as the
+        # slab's size is dynamic.
         program_key=content_key(
             replace(model.spec, name=""),
             replace(options, device_block_count=None),
@@ -268,14 +269,14 @@ def _program(model: ModelSource, options: BuildOptions, target: Target, code: di
 
 
 def _self_test_key(model: ModelSource, options: BuildOptions, first: _Program, code: dict[str, str]) -> str:
-    """Of all programs, as the weights of each are worth the same, however they lie in its parameters."""
+    """Return the key of the self-test, which all programs share: layouts differ, weight values do not."""
     own_code = {name: value for name, value in code.items() if _folder(name) in SELF_TEST_CODE}
     shapes = (options.kv, options.block_seq_stride, options.context_length)
     return content_key(first.weights_key, replace(model.spec, name=""), shapes, own_code)
 
 
 def _named(programs: list[_Program]) -> tuple[_Program, ...]:
-    """The programs with file names of their own where there are several; equal weights are one file."""
+    """Name the files of each program; programs with equal weights share a parameter file."""
     if len(programs) == 1:
         return tuple(programs)
     readers = _grouped(programs, lambda each: each.weights_key)
@@ -292,7 +293,7 @@ def _named(programs: list[_Program]) -> tuple[_Program, ...]:
 
 
 def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgress) -> None:
-    """Fills `folder` with the artefact's files."""
+    """Write the artefact's files to `folder`."""
     tokenizer = plan.model.tokenizer_files()
     weights = {
         name: _cached_weights(plan, readers, cache, progress)
@@ -313,7 +314,7 @@ def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgr
 
 
 def _grouped(programs: Sequence[_Program], key: Callable[[_Program], str]) -> dict[str, list[_Program]]:
-    """The programs by their key, each group in their order."""
+    """Group programs by `key`, keeping their order."""
     groups: dict[str, list[_Program]] = {}
     for each in programs:
         groups.setdefault(key(each), []).append(each)
@@ -321,7 +322,7 @@ def _grouped(programs: Sequence[_Program], key: Callable[[_Program], str]) -> di
 
 
 def _place(entries: dict[str, CacheEntry], kept_as: str, folder: Path) -> dict[str, FileRecord]:
-    """Places the file `kept_as` of each entry under its name in `folder`; returns the files' records."""
+    """Place the file `kept_as` of each entry under its name in `folder`; return the files' records."""
     for name, entry in entries.items():
         entry.place(kept_as, folder / name)
     return {name: entry.files[kept_as] for name, entry in entries.items()}
@@ -359,7 +360,7 @@ def _program_record(program: _Program, compiled: CompileRecord) -> ProgramRecord
 
 
 def triton_version(target: Target) -> str | None:
-    """The version of Triton, for a GPU; None for a CPU, and where it is not installed."""
+    """Return Triton's version for GPU targets; None for CPUs or if Triton is not installed."""
     try:
         return None if target.is_cpu else version("triton")
     except PackageNotFoundError:
@@ -367,7 +368,7 @@ def triton_version(target: Target) -> str | None:
 
 
 def _versions(target: Target) -> dict[str, str]:
-    """The versions of the libraries that made the artefact."""
+    """Return the versions of the libraries that made the artefact."""
     versions = {name: version(name) for name in LIBRARIES}
     triton = triton_version(target)
     return versions if triton is None else {**versions, "triton": triton}
@@ -412,7 +413,7 @@ def _cached_program(plan: _Plan, program: _Program, cache: BuildCache, progress:
 
 
 def _cached_self_tests(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> dict[str, CacheEntry]:
-    """By its name in the artefact; none of a build without."""
+    """Return the self-test's cache entry by its file name; empty for builds without a self-test."""
     if plan.self_test_key is None:
         return {}
     program = plan.programs[0]
@@ -439,7 +440,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _code_hashes() -> dict[str, str]:
-    """The hash of each file that the builder's results depend on, by its name under this folder."""
+    """Hash every file that build results depend on, by its path under this folder."""
     files = sorted(path for path in _CODE.rglob("*") if path.suffix in _CODE_SUFFIXES)
     named = {path.relative_to(_CODE).as_posix(): path for path in files}
     named |= {name: _CODE.parent / name for name in _SHARED_CODE}
@@ -447,12 +448,12 @@ def _code_hashes() -> dict[str, str]:
 
 
 def _folder(name: str) -> str:
-    """The folder directly under this one that the file is in, or the file itself."""
+    """Return the first component of a path under this folder."""
     return name.partition("/")[0]
 
 
 def _up_to_date(out: Path, identity: str, progress: BuildProgress) -> Artifact | None:
-    """The artefact in `out` if it is that one and whole; what is wrong with it otherwise is told."""
+    """Return the artefact in `out` if it has this identity and is intact; note each damaged file."""
     try:
         current = Artifact.open(out, for_this_host=False)
     except ArtifactError:

@@ -1,7 +1,7 @@
 """Content-addressed cache for the slow steps of a build.
 
-ROOT/KIND/KEY/              a finished entry: its files, entry.json, which lists them, and use.json, which
-                            says what used it last, and when by its time of change
+ROOT/KIND/KEY/              a finished entry: its files; entry.json, which lists them; and use.json, which
+                            names the last use, and dates it by its modification time
 ROOT/KIND/KEY.partial/      an entry being made; the process that makes it holds KEY.lock
 ROOT/KIND/KEY.lock
 """
@@ -26,7 +26,7 @@ from shortfin_apps.llm.builder.progress import BuildProgress, QuietProgress
 
 ENTRY = "entry.json"
 USE = "use.json"
-BUILD, DOWNLOADS, SERVED = "build", "downloads", "served"  # folders of the user's cache
+BUILD, DOWNLOADS, SERVED = "build", "downloads", "served"  # folders in the user's cache
 ENVIRONMENT_VARIABLE = "SHORTFIN_LLM_CACHE"
 READ_ONLY = 0o444
 FICLONE = 0x40049409  # Linux, include/uapi/linux/fs.h: share another file's blocks until either is written to
@@ -35,7 +35,7 @@ _FILES = TypeAdapter(dict[str, FileRecord])
 
 
 def user_cache() -> Path:
-    """The folder for everything that can be rebuilt or downloaded again."""
+    """Return the folder for everything that can be rebuilt or downloaded again."""
     override = os.environ.get(ENVIRONMENT_VARIABLE)
     if override:
         return Path(os.path.expanduser(override))  # noqa: PTH111 (leaves unknown users)
@@ -43,13 +43,13 @@ def user_cache() -> Path:
 
 
 def content_key(*parts: object) -> str:
-    """The cache key of something made from `parts`; their `repr` must describe them completely."""
+    """Return the cache key of something made from `parts`; their `repr` must describe them completely."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A finished entry. Its files are read-only and belong to the cache.
+    """A finished entry; its files are read-only and belong to the cache.
 
     A `temporary` cache moves its files to the caller instead of copying them, so each can be placed once.
     """
@@ -59,7 +59,7 @@ class CacheEntry:
     temporary: bool = False
 
     def place(self, name: str, target: Path) -> None:
-        """Creates `target` with the content of the entry's file `name`, independent of the cache's file."""
+        """Create `target` as an independent copy of the entry's file `name`."""
         source = self.directory / name
         if self.temporary:
             source.rename(target)
@@ -69,14 +69,14 @@ class CacheEntry:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an entry is used for: the source and the device of a build, as the user named them."""
+    """The use of an entry: a build's source and device, as the user named them."""
 
     source: str
     device: str
 
 
 def clone(source: Path, target: Path) -> bool:
-    """Makes `target` a copy-on-write clone of `source`; False where the file system does not support it."""
+    """Clone `source` to `target` copy-on-write; return False if the file system does not support it."""
     with source.open("rb") as old, target.open("wb") as new:
         try:
             fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
@@ -86,7 +86,7 @@ def clone(source: Path, target: Path) -> bool:
 
 
 class BuildCache:
-    """Entries under one folder, safe to share between processes unless it is `temporary`."""
+    """A folder of cache entries, safe to share between processes unless it is `temporary`."""
 
     def __init__(self, root: Path, progress: BuildProgress | None = None, *, temporary: bool = False) -> None:
         self._root = root
@@ -96,9 +96,9 @@ class BuildCache:
     def get_or_make(
         self, kind: str, key: str, make: Callable[[Path], None], use: Use | None = None
     ) -> CacheEntry:
-        """The entry for `key`. If there is no intact one, `make` is called with a folder to fill.
+        """Return the entry for `key`; if none is intact, call `make` with a folder to fill.
 
-        `use` is what the entry is for, to be recorded.
+        `use` is recorded as the entry's last use.
         """
         final = self._root / kind / key
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ class BuildCache:
         return None if wrong else CacheEntry(directory, files)
 
     def sweep(self) -> None:
-        """Removes partial entries left by interrupted builds."""
+        """Remove partial entries left by interrupted builds."""
         for partial in self._root.glob("*/*.partial"):
             try:
                 with FileLock(partial.with_suffix(".lock"), timeout=0):

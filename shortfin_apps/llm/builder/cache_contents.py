@@ -1,8 +1,8 @@
-"""What the user's cache folder holds, and taking away what was not used for long.
+"""Contents of the user's cache folder, and pruning of entries that are no longer used.
 
 ROOT/served/NAME/          artefacts of `serve SOURCE`
 ROOT/build/KIND/KEY/       weights and programs that builds copy (cache.py)
-ROOT/downloads/NAME/       what was fetched from a package index
+ROOT/downloads/NAME/       downloads from a package index
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ DAY_S = 24 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A folder of the cache. `size` is in bytes, `last_use` in seconds since 1970."""
+    """A folder in the cache; `size` is in bytes, `last_use` in seconds since 1970."""
 
     path: Path
-    lock: Path  # held by those who write the folder
+    lock: Path  # held while a process writes the folder
     kind: str
     source: str
     device: str
@@ -38,7 +38,7 @@ class Held:
 
 
 def contents(root: Path) -> list[Held]:
-    """Everything in the cache, what was used last first."""
+    """List everything in the cache, most recently used first."""
     held = [*_served(root / SERVED), *_entries(root / BUILD), *_downloads(root / DOWNLOADS)]
     return sorted(held, key=lambda one: (-one.last_use, one.path))
 
@@ -46,7 +46,7 @@ def contents(root: Path) -> list[Held]:
 def to_remove(
     held: Sequence[Held], now: float, older_than_days: float | None, max_size: int | None
 ) -> list[Held]:
-    """What was last used too long ago, and what was used before the `max_size` bytes that were used last."""
+    """Select entries unused for too long, and entries beyond the `max_size` most recently used bytes."""
     chosen, kept = [], 0
     for one in sorted(held, key=lambda one: -one.last_use):
         is_old = older_than_days is not None and now - one.last_use > older_than_days * DAY_S
@@ -58,7 +58,10 @@ def to_remove(
 
 
 def remove(held: Held) -> bool:
-    """Removes the folder; False if a build is working on it. A server that runs from it is not disturbed."""
+    """Remove the folder; return False if a build is working on it.
+
+    Servers that run from it are not disturbed.
+    """
     try:
         with FileLock(held.lock, timeout=0):
             shutil.rmtree(held.path)
@@ -86,7 +89,7 @@ def _entries(folder: Path) -> Iterator[Held]:
         try:
             found = json.loads(used.read_text(encoding="utf-8"))
             source, device = str(found["source"]), str(found["device"])
-        except (OSError, ValueError, KeyError, TypeError):  # of an older version
+        except (OSError, ValueError, KeyError, TypeError):  # written by an older version
             source, device, used = UNKNOWN, UNKNOWN, entry
         yield _held(path, path.with_name(f"{path.name}.lock"), path.parent.name, source, device, used)
 

@@ -1,4 +1,4 @@
-"""`shortfin-llm list`."""
+"""The `shortfin-llm list` command."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ folder."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Adds the subcommand `list`."""
+    """Add the subcommand `list`."""
     subparsers.add_parser("list", help=HELP, description=DESCRIPTION)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the table and the folder."""
+    """Print the table and the cache folder."""
     held = contents(user_cache())
     print(visible("\n".join(table(held))))
     print(f"{megabytes(sum(one.size for one in held))} in {user_cache()}")
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(held: Sequence[Held]) -> list[str]:
-    """A line for each, in columns: kind, source, device, size, last use."""
+    """Format one line per entry, in columns: kind, source, device, size, last use."""
     rows = [(one.kind, one.source, one.device, megabytes(one.size), _date(one.last_use)) for one in held]
     rows.insert(0, ("kind", "source", "device", "size", "last use"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""`shortfin-llm prune`."""
+"""The `shortfin-llm prune` command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ needed. What a build is working on stays."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Adds the subcommand `prune`."""
+    """Add the subcommand `prune`."""
     parser = subparsers.add_parser("prune", help=HELP, description=DESCRIPTION)
     parser.add_argument(
         "--older-than", type=_amount, metavar="DAYS", help="remove what was last used more days ago"
@@ -35,7 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Removes, and says what. Raises BuildError when no limit is given."""
+    """Remove entries and list them. Raises BuildError if no limit is given."""
     if args.older_than is None and args.max_size is None:
         raise BuildError("give --older-than DAYS, --max-size GB or both")
     max_size = None if args.max_size is None else int(args.max_size * 1e9)

@@ -1,4 +1,4 @@
-"""`shortfin-llm build`."""
+"""The `shortfin-llm build` command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEFAULTS = BuildOptions()
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Adds the subcommand, with its help and arguments."""
+    """Add the subcommand with its help and arguments."""
     parser = subparsers.add_parser(
         "build",
         help="compile a model for a device",
@@ -83,7 +83,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Builds, and says where the artefact is. Raises BuildError."""
+    """Build, and print the artefact's path. Raises BuildError."""
     first_look(args.source)
     _require_compiler()
     options, own_types = options_of(args), args.weights == OWN_TYPES
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         self_test=not args.no_self_test,
     )
     if args.in_cache:
-        os.utime(out)  # its last use
+        os.utime(out)  # records its last use
     if args.verbose and artifact.manifest:
         print(visible("\n".join(_kernels(artifact.manifest))), file=sys.stderr)
     if artifact.manifest and artifact.manifest.options.quantises_activations:
@@ -125,7 +125,7 @@ _ROUNDED_ACTIVATIONS = (
 
 
 def _kernels(manifest: Manifest) -> Iterator[str]:
-    """What computes each kind of operation; for several kinds of CPU, under the name of each."""
+    """List the kernels of each kind of operation, grouped by CPU if there are several."""
     if not manifest.programs:
         yield from manifest.kernels
     for program in manifest.programs:
@@ -134,20 +134,20 @@ def _kernels(manifest: Manifest) -> Iterator[str]:
 
 
 def _require_compiler() -> None:
-    """Raises BuildError when IREE's compiler is not installed, which serving does without."""
+    """Raise BuildError if IREE's compiler is not installed; serving does not need it."""
     if find_spec("iree.compiler") is None:
         raise BuildError("building a model needs IREE's compiler: run `pip install 'shortfin-llm[build]'`")
 
 
 def served_folder(source: str, options: BuildOptions, own_types: bool) -> Path:
-    """The folder in the cache for the artefact of this source and these options."""
+    """Return the cache folder for the artefact of this source and these options."""
     path = Path(os.path.expanduser(source))  # noqa: PTH111 (leaves unknown users)
     key = content_key(str(path.resolve()) if path.exists() else source, options, own_types)
     return user_cache() / SERVED / f"{source_name(source)}-{key[:12]}"
 
 
 def options_of(args: argparse.Namespace) -> BuildOptions:
-    """The options that the flags ask for."""
+    """Convert the flags to build options."""
     return BuildOptions.for_device(
         args.device,
         weights=None if args.weights == OWN_TYPES else args.weights,
@@ -243,7 +243,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
 
 
 def _default_sizes(name: str) -> str:
-    """The option's default on CPUs, and on GPUs if that differs."""
+    """Describe the option's default on CPUs, and on GPUs if it differs."""
     on_cpu, on_gpu = (
         ",".join(map(str, getattr(options, name))) or "none"
         for options in (DEFAULTS, BuildOptions.for_device("hip"))
@@ -258,7 +258,7 @@ def _positive(text: str) -> int:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """`1,4,8` as sorted numbers, each once."""
+    """Parse `1,4,8` into sorted, distinct numbers."""
     if text == "none":
         return ()
     return tuple(sorted({_positive(part.strip()) for part in text.split(",")}))

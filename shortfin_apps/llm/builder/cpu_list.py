@@ -1,4 +1,4 @@
-"""The kinds of CPU that one artefact is built for, as `--device cpu:NAME,NAME` lists them."""
+"""CPU lists of `--device cpu:NAME,NAME`, for artefacts with programs for several CPUs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ HOST = "host"
 
 
 def resolve_targets(device: str) -> tuple[Target, ...]:
-    """The targets of the value of `--device`, the best first: several for a list of CPUs, else one.
+    """Resolve a `--device` value to targets, best first: several for a list of CPUs, otherwise one.
 
-    Each has the `device` that it would have alone, and is there once. Raises BuildError for CPUs that the
-    compiler does not know, and for those of two architectures.
+    Each target has the `device` value that selects it alone; duplicates are dropped. Raises BuildError if the
+    compiler does not know a CPU, or if the CPUs are of two architectures.
     """
     names = cpu_names(device)
     if not names:
@@ -29,7 +29,10 @@ def resolve_targets(device: str) -> tuple[Target, ...]:
 
 
 def cpu_names(device: str) -> list[str]:
-    """The names in a list of CPUs, each once; none for other devices. Raises BuildError for an empty one."""
+    """Return the distinct names in a list of CPUs, or [] for other devices.
+
+    Raises BuildError for empty names.
+    """
     kind, _, listed = device.partition(":")
     if kind != "cpu" or "," not in listed:
         return []
@@ -40,22 +43,22 @@ def cpu_names(device: str) -> list[str]:
 
 
 def listed_device(targets: Sequence[Target]) -> str:
-    """The value of `--device` that lists these targets, in their order."""
+    """Return the `--device` value that lists these targets in order."""
     if len(targets) == 1:
         return targets[0].device
     return f"cpu:{','.join(map(cpu_name, targets))}"
 
 
 def cpu_name(target: Target) -> str:
-    """The CPU as a list names it: LLVM's name, or `host`."""
+    """Return the CPU's name in a list: LLVM's name, or `host`."""
     return target.device.partition(":")[2] or HOST
 
 
 def preference(target: Target) -> tuple[bool, bool, bool, int]:
-    """Grows with what a CPU's programs can use: of two that a host can execute, the greater is the better.
+    """Sort key for CPU targets: of two that a host can execute, the greater one is better.
 
-    Tiles come before wide vectors, and those before narrow ones. If a CPU has all features of another, and
-    more, it is the greater one.
+    Tiles rank above wide vectors, and wide vectors above narrow ones. A CPU with a strict superset of
+    another's features ranks higher.
     """
     has_avx2 = "avx2" in target.features
     return target.has_amx, target.has_wide_vectors, has_avx2, len(decisive_features(target.features))

@@ -1,12 +1,12 @@
-"""The output folder of a build, which is created or replaced as a whole.
+"""The output folder of a build, created or replaced as a unit.
 
     PARENT/.NAME.lock           held by the build that works on this folder
     PARENT/.NAME.partial/       the new artefact while it is being assembled, and files that are not cached
     PARENT/.NAME.previous/      the old artefact, while the two are being swapped
     PARENT/NAME/                the artefact
 
-PARENT and NAME are taken after resolving links, so that two builds into one folder see each other's lock
-whichever path they were given.
+PARENT and NAME are taken after resolving links, so that two builds into one folder share a lock even if they
+name it by different paths.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _WORKING_NAME = re.compile(r"\..+\.(lock|partial|previous)")
 
 
 def resolve_output(out: Path) -> Path:
-    """The resolved path of `out`, after checking that a build may write there. Writes nothing.
+    """Resolve `out` and check that a build may write there; write nothing.
 
-    Raises BuildError when it may not, OSError when the path cannot be inspected.
+    Raises BuildError if it may not, OSError if the path cannot be inspected.
     """
     try:
         resolved = Path(os.path.expanduser(out)).resolve()  # noqa: PTH111 (leaves unknown users)
@@ -44,10 +44,10 @@ def resolve_output(out: Path) -> Path:
 
 @contextmanager
 def exclusive(out: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock of `out`, so that one build at a time works on it; `on_wait` is called before waiting.
+    """Hold the lock of `out` so that one build at a time works on it; call `on_wait` before waiting.
 
     Under the lock, leftovers of an interrupted build are cleaned up. Missing parent folders are created, and
-    removed again if they are still empty at the end.
+    removed at the end if they are still empty.
     """
     parents = [folder for folder in out.parents if not folder.exists()]
     path = out.with_name(f".{out.name}.lock")
@@ -59,7 +59,7 @@ def exclusive(out: Path, on_wait: Callable[[], None]) -> Iterator[None]:
             _recover(out)
             yield
         finally:
-            path.unlink(missing_ok=True)  # while still held: a waiting build then creates a new lock file
+            path.unlink(missing_ok=True)  # still locked, so that a waiting build creates a new lock file
             lock.release()
     finally:
         with suppress(OSError):
@@ -69,7 +69,7 @@ def exclusive(out: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def staging(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out`, removed on exit."""
+    """Create an empty folder next to `out`, removed on exit."""
     folder = _partial(out)
     try:
         folder.mkdir()
@@ -79,7 +79,7 @@ def staging(out: Path) -> Iterator[Path]:
 
 
 def replace_output(made: Path, out: Path) -> None:
-    """Moves `made` to `out`, replacing the previous artefact if there is one."""
+    """Move `made` to `out`, replacing the previous artefact if there is one."""
     if out.exists():
         out.rename(_previous(out))
     made.rename(out)
@@ -88,7 +88,7 @@ def replace_output(made: Path, out: Path) -> None:
 
 def _acquire(lock: FileLock, path: Path, on_wait: Callable[[], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Raises where no file can be created, as the library would wait for ever; a link creates none elsewhere.
+    # Fail here if no file can be created, as FileLock would wait forever; O_NOFOLLOW rejects links.
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
     try:
         lock.acquire(blocking=False)
@@ -101,7 +101,7 @@ def _acquire(lock: FileLock, path: Path, on_wait: Callable[[], None]) -> None:
 
 
 def _recover(out: Path) -> None:
-    """Cleans up after a build that was killed, completing or undoing its swap of artefacts."""
+    """Clean up after a build that was killed, completing or undoing its swap of artefacts."""
     if _previous(out).exists():
         if out.exists():
             shutil.rmtree(_previous(out))
@@ -159,7 +159,7 @@ def _refuse_foreign(out: Path) -> None:
 
 
 def _program_files(out: Path) -> set[str]:
-    """The files of the programs in an artefact, as far as its manifest can be read."""
+    """Return the program files that the artefact's manifest lists; empty if it cannot be read."""
     try:
         return Manifest.load(out / MANIFEST).file_names
     except ArtifactError:
@@ -167,7 +167,7 @@ def _program_files(out: Path) -> set[str]:
 
 
 def _require_writable(out: Path) -> None:
-    """Checks the nearest existing parent, where missing folders and the working files will be created."""
+    """Check the nearest existing parent, where missing folders and the working files will be created."""
     parent = next(folder for folder in out.parents if folder.exists())
     if not parent.is_dir():
         raise BuildError(f"{out}: cannot be created, as {parent} is a file; choose another folder")

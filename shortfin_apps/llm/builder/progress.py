@@ -18,29 +18,29 @@ class Stage(Protocol):
     """A running stage of a build."""
 
     def advance(self, amount: int) -> None:
-        """Reports that `amount` more of the stage's total is done."""
+        """Report that `amount` more of the stage's total is done."""
         ...
 
     def say(self, text: str) -> None:
-        """Shows what is being done right now."""
+        """Show the current activity."""
         ...
 
 
 class BuildProgress(Protocol):
-    """Receives the stages of a build, in order."""
+    """A receiver of a build's stages, in order."""
 
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
-        """Context of one stage; `total` is its size, None when unknown."""
+        """Run a stage as a context; `total` is its size, or None if unknown."""
         ...
 
     def note(self, text: str) -> None:
-        """Prints a line that stays on the screen."""
+        """Print a line that stays on the screen."""
         ...
 
 
 class PlainProgress:
-    """Prints lines to stderr: one per stage and one per change of text."""
+    """Progress as lines on stderr: one per stage and one per change of text."""
 
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
@@ -52,7 +52,7 @@ class PlainProgress:
 
 
 class QuietProgress(PlainProgress):
-    """Prints nothing."""
+    """Progress that prints nothing."""
 
     def note(self, text: str) -> None:
         pass
@@ -71,7 +71,7 @@ class _PlainStage:
 
 
 class RichProgress:
-    """Draws bars on a terminal."""
+    """Progress as bars on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -105,6 +105,6 @@ class _RichStage:
 
 
 def default_progress() -> BuildProgress:
-    """Bars when stderr is a terminal, lines otherwise."""
+    """Return bars if stderr is a terminal, otherwise lines."""
     console = PlainConsole(stderr=True)
     return RichProgress(console) if console.is_terminal else PlainProgress()

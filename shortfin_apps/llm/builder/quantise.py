@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.blocks import BLOCK, Q4_1, Q8_0, Bits, Blocks, Te
 
 
 def quantise(values: npt.NDArray[np.floating], bits: Bits) -> Blocks:
-    """Quantises `values` [rows, columns] by rounding to nearest; each block's scale covers its full range."""
+    """Quantise `values` [rows, columns] by rounding to nearest; each block's scale covers its full range."""
     rows, columns = values.shape
     blocks = values.astype(np.float32).reshape(rows, columns // BLOCK, BLOCK)
     if bits == 8:
@@ -32,7 +32,7 @@ def quantise(values: npt.NDArray[np.floating], bits: Bits) -> Blocks:
 def quantise_rows(
     values: npt.NDArray[np.floating],
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """Quants [rows, columns] and scales [rows] with `values = quants * scale`; a row's maximum is 127."""
+    """Return int8 quants [rows, columns] and scales [rows]: `values = quants * scale`, row maximum 127."""
     wide = values.astype(np.float32, copy=False)
     scales = np.abs(wide).max(axis=1) / np.float32(127)
     safe = np.where(scales > 0, scales, 1)
@@ -42,9 +42,9 @@ def quantise_rows(
 def quantise_fp8(
     values: npt.NDArray[np.floating], dtype: np.dtype[Any]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
-    """Quants [rows, columns] of `dtype`, an 8-bit float, and scales [rows] with `values = quants * scale`.
+    """Return 8-bit float quants [rows, columns] of `dtype` and scales [rows]: `values = quants * scale`.
 
-    A row's largest magnitude becomes the format's largest number.
+    A row's largest magnitude maps to the format's largest number.
     """
     wide = values.astype(np.float32, copy=False)
     largest = np.float32(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Compilation target: a CPU or GPU, its compiler flags, and the CPU features that kernels are chosen by."""
+"""Compilation target: a CPU or GPU, its compiler flags, and the CPU features that select kernels."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from shortfin_apps.llm.host_cpu import permit_amx
 from shortfin_apps.llm.iree_release import HOW_TO_INSTALL_NEWEST, OF_SHORTFIN, compiler_release
 
 _AARCH64 = (
-    "aarch64"  # every CPU of that architecture, on any host; LLVM's own name is for x86-64 only: `x86-64`
+    "aarch64"  # any CPU of this architecture, on any host; LLVM has such a name (`x86-64`) only for x86-64
 )
 _PROBE = "func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
-# This host's architecture first: `host` and `generic` are of it.
+# This host's architecture comes first, because `host` and `generic` refer to it.
 _TRIPLES = (None, "aarch64-unknown-linux-gnu", "x86_64-unknown-linux-gnu")
-# The chips that IREE 3.13 describes and has kernels for; PTX for one runs on all that are newer.
+# Chips that IREE 3.13 describes and has kernels for. PTX compiled for one runs on all newer chips.
 _CUDA_CHIPS = (80, 86, 87, 89, 120)
-Fp8Type = Literal["f8E4M3FN", "f8E4M3FNUZ"]  # E4M3 as OCP defines it, and as gfx942 has it
-# AMD GPUs whose matrix instructions multiply them.
+Fp8Type = Literal["f8E4M3FN", "f8E4M3FNUZ"]  # OCP's E4M3, and gfx942's variant
+# AMD GPUs with fp8 matrix instructions.
 _AMD_FP8: dict[str, Fp8Type] = {
     "gfx942": "f8E4M3FNUZ",
     **dict.fromkeys(("gfx950", "gfx1200", "gfx1201"), "f8E4M3FN"),
 }
-_NVIDIA_FP8 = 89  # the first
+_NVIDIA_FP8 = 89  # first chip with fp8 (sm_89)
 _TARGET = re.compile(r'#hal\.executable\.target<"llvm-cpu", "([^"]*)", \{(.*?)\}>', re.DOTALL)
 
 
@@ -34,9 +34,9 @@ _TARGET = re.compile(r'#hal\.executable\.target<"llvm-cpu", "([^"]*)", \{(.*?)\}
 class Target:
     """A resolved compilation target.
 
-    `device` is the value of `--device`. For a CPU, `architecture`, `cpu` and `features` (LLVM's names of
-    those enabled) say what it resolved to; for a GPU, `cpu` is the chip, `architecture` "amdgpu" or "nvptx",
-    and `features` is empty.
+    `device` is the value of `--device`. For CPUs, `architecture`, `cpu` and `features` (LLVM's names of
+    enabled features) hold the resolved values. For GPUs, `cpu` is the chip, `architecture` is "amdgpu" or
+    "nvptx", and `features` is empty.
     """
 
     device: str
@@ -47,7 +47,7 @@ class Target:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the hand-written vector kernels can run on it."""
+        """Whether the target is a CPU, and so can run the hand-written vector kernels."""
         return self.device.split(":")[0] == "cpu"
 
     @property
@@ -61,43 +61,43 @@ class Target:
 
     @property
     def has_amx_fp16(self) -> bool:
-        """Whether the CPU has Intel AMX with f16 tiles, too."""
+        """Whether the CPU also has Intel AMX with f16 tiles."""
         return self.has_amx and "amx-fp16" in self.features
 
     @property
     def has_amx_int8(self) -> bool:
-        """Whether the CPU has Intel AMX with int8 tiles, too."""
+        """Whether the CPU also has Intel AMX with int8 tiles."""
         return self.has_amx and "amx-int8" in self.features
 
     @property
     def has_int8_dot(self) -> bool:
-        """Whether the CPU has int8 dot products of 512-bit vectors (AVX-512 VNNI)."""
+        """Whether the CPU has int8 dot products in 512-bit vectors (AVX-512 VNNI)."""
         return self.is_cpu and {"avx512vnni", "avx512f"} <= self.features
 
     @property
     def has_block_dot(self) -> bool:
-        """Whether the CPU has dot products of bytes of its own vectors: AVX-512 VNNI, AVX-VNNI or SDOT."""
+        """Whether the CPU has byte dot products at its full vector width: AVX-512 VNNI, AVX-VNNI or SDOT."""
         has_avx_vnni = self._has_narrow_integers and "avxvnni" in self.features
         return self.has_int8_dot or has_avx_vnni or self.has_neon_dot
 
     @property
     def has_neon_dot(self) -> bool:
-        """Whether the CPU has int8 dot products of NEON's vectors (SDOT)."""
+        """Whether the CPU has int8 dot products in NEON vectors (SDOT)."""
         return self.is_cpu and {"neon", "dotprod"} <= self.features
 
     @property
     def has_smmla(self) -> bool:
-        """Whether the CPU has int8 products of 2 x 8 by 8 x 2 matrices in NEON's vectors (I8MM), too."""
+        """Whether the CPU also has int8 products of 2 x 8 by 8 x 2 matrices in NEON vectors (I8MM)."""
         return self.has_neon_dot and "i8mm" in self.features
 
     @property
     def has_neon_bf16_dot(self) -> bool:
-        """Whether the CPU has dot products of pairs of bf16 of NEON's vectors (BFDOT)."""
+        """Whether the CPU has dot products of bf16 pairs in NEON vectors (BFDOT)."""
         return self.is_cpu and {"neon", "bf16"} <= self.features
 
     @property
     def multiplies_blocks(self) -> bool:
-        """Whether blocks are multiplied as integers: with such dot products, AVX-512 or AVX2."""
+        """Whether blocks are multiplied as integers, with byte dot products, AVX-512 or AVX2."""
         return self.has_block_dot or self._has_wide_integers or self._has_narrow_integers
 
     @property
@@ -110,19 +110,19 @@ class Target:
 
     @property
     def fp8(self) -> Fp8Type | None:
-        """The 8-bit floats that its matrix instructions multiply; None if there are none."""
+        """The 8-bit float type of the GPU's matrix instructions; None if it has none."""
         if self.architecture == "nvptx":
             return "f8E4M3FN" if _number(self.cpu) >= _NVIDIA_FP8 else None
         return None if self.is_cpu else _AMD_FP8.get(self.cpu)
 
     @property
     def has_wide_vectors(self) -> bool:
-        """Whether there are 32 vector registers of 16 f32 each (AVX-512)."""
+        """Whether the CPU has 32 vector registers of 16 f32 each (AVX-512)."""
         return "avx512f" in self.features
 
 
 def resolve_target(device: str) -> Target:
-    """Resolves the value of `--device`. Raises BuildError when the compiler does not know it."""
+    """Resolve the value of `--device`. Raises BuildError if the compiler does not know it."""
     kind, _, chip = device.partition(":")
     match kind, chip:
         case "cpu", _:
@@ -143,7 +143,7 @@ def _hip_flags(chip: str) -> tuple[str, ...]:
 
 
 def _cuda_flags(chip: str) -> tuple[str, ...]:
-    """Raises BuildError where the compiler has no target that runs on `chip`."""
+    """Return the CUDA flags. Raises BuildError if the compiler has no target that runs on `chip`."""
     if compiler_release() == OF_SHORTFIN:
         raise BuildError(
             f"{chip} needs a newer compiler than IREE {OF_SHORTFIN}'s, which cannot compile attention for "
@@ -156,19 +156,22 @@ def _cuda_flags(chip: str) -> tuple[str, ...]:
     return (
         "--iree-hal-target-device=cuda",
         f"--iree-cuda-target=sm_{runnable[-1]}",
-        # With it, the compiler stops at tensors of constants that it would evaluate for the host.
+        # With constant evaluation, the compiler fails on constant tensors that it would evaluate for the
+        # host.
         "--iree-opt-const-eval=false",
     )
 
 
 def _number(chip: str) -> int:
-    """The number of an NVIDIA chip: 90 for "sm_90a"."""
+    """Return the number of an NVIDIA chip: 90 for "sm_90a"."""
     return int(chip.removeprefix("sm_").removesuffix("a"))
 
 
 def _with_implied(features: set[str]) -> frozenset[str]:
-    """With what they imply and kernels are chosen by: of some CPUs, x86-64-v4 among them, LLVM lists only
-    what nothing else implies."""
+    """Add implied features that select kernels, as LLVM lists only the non-implied ones for some CPUs.
+
+    x86-64-v4 is one of these CPUs.
+    """
     if any(name.startswith("avx512") for name in features):
         features = features | {"avx512f"}
     if not features.isdisjoint({"avx512f", "avxvnni"}):
@@ -189,8 +192,8 @@ def _cpu_target(device: str, cpu: str) -> Target:
 
 
 def _probe_cpu(device: str, cpu: str, triple: str | None) -> Target | None:
-    """The target, or None if the architecture of `triple` (None: this host's) has no CPU of that name."""
-    from iree.compiler.tools.binaries import find_tool  # this module is imported without the compiler, too
+    """Probe the compiler for a CPU of `triple` (None: the host's architecture); None if it is unknown."""
+    from iree.compiler.tools.binaries import find_tool  # lazy: this module also loads without it
 
     flags = (
         "--iree-hal-target-device=local",

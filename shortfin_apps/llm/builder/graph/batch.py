@@ -1,4 +1,4 @@
-"""The tokens of one invocation, as the operations of the graph see them."""
+"""The batch of one invocation, as the graph's operations use it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shortfin_apps.llm.builder.model.rope import Rotation
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class Slab:
-    """The pages of some of the layers, and the block table that names them.
+    """The pages of some of the layers, and the block table that addresses them.
 
-    `cache` is replaced by every operation that writes to it: always use the latest. Kernels that depend on
-    the slab have names that end in `suffix`.
+    Every operation that writes to `cache` replaces it: always use the latest. Names of kernels that depend on
+    the slab end in `suffix`.
     """
 
     layers: Sequence[int]
@@ -28,28 +28,28 @@ class Slab:
 class Batch:
     """The batch of one invocation: its rows' tokens, end to end (see token_layout.py).
 
-    Fields that are not arguments of the invocation are computed by `Lowering.prepare`, as far as the target's
-    kernels read them. `turn_to` a layer before anything is computed for it: `blocks`, `cache` and `slots` are
-    those of the slab that its pages are in, and `rotary` is by its rotation.
+    `Lowering.prepare` computes the fields that are not arguments, as far as the target's kernels read them.
+    Call `turn_to` before computing a layer: it selects the slab (`blocks`, `cache`, `slots`) and the rotation
+    (`rotary`) of that layer.
     """
 
     rows: Dim
     tokens: Dim
-    chunk: Dim | None  # tokens of every row; None where each row has its own number
-    whole_pages: bool  # every row's tokens, padding included, fill whole pages
+    chunk: Dim | None  # tokens in every row; None if rows differ in length
+    whole_pages: bool  # every row's tokens, including padding, fill complete pages
     starts: Tensor  # [rows] i64
     seq_lens: Tensor  # [rows] i64
     slabs: Sequence[Slab]
-    given_offsets: Tensor | None = None  # [rows] i64: `offsets` where chunk is None
+    given_offsets: Tensor | None = None  # [rows] i64: `offsets`, if chunk is None
     offsets: Tensor = field(init=False)  # [rows] i64: each row's first token
     token_rows: Tensor = field(init=False)  # [tokens] i64
     positions: Tensor = field(init=False)  # [tokens] i64
     rotaries: dict[Rotation, Tensor] = field(init=False)  # [tokens, 2, head_dim / 2] f32: cosines, sines
-    rotation: Rotation = field(default=Rotation.GLOBAL, init=False)  # of the layer at hand
-    slab: Slab = field(init=False)  # of the layer at hand
-    # Computed for kernels that need them, at the latest at the first layer, for all layers.
+    rotation: Rotation = field(default=Rotation.GLOBAL, init=False)  # of the current layer
+    slab: Slab = field(init=False)  # of the current layer
+    # Computed at the first layer at the latest, for all layers, if kernels need them.
     tiles: Tensor | None = None
-    counters: Tensor | None = None  # [rows, kv_heads] i32: zero between two dispatches
+    counters: Tensor | None = None  # [rows, kv_heads] i32: zero between dispatches
     token_slots: dict[int | None, Tensor] = field(default_factory=dict, init=False)  # by the layers' window
     masks: dict[int | None, Tensor] = field(default_factory=dict, init=False)
 
@@ -57,36 +57,35 @@ class Batch:
         self.slab = self.slabs[0]
 
     def turn_to(self, layer: int, rotation: Rotation) -> None:
-        """Has what depends on the layer be that of this one."""
+        """Select the slab and rotation of a layer."""
         self.rotation = rotation
         self.slab = next(slab for slab in self.slabs if layer in slab.layers)
 
     def turn_to_all_tokens(self) -> None:
-        """Has `blocks`, `cache` and `slots` be those of the slab in which every token has a page, by which
-        padding is told."""
+        """Select the slab in which every token has a page, which identifies padding."""
         self.slab = self.slabs[0]
 
     def place_of(self, layer: int) -> int:
-        """The layer's place among those whose pages it shares; of the layer at hand."""
+        """Return the layer's index in the current slab."""
         return self.slab.layers.index(layer)
 
     def page_rows(self, stride: int) -> int:
-        """Rows of a page of the slab, where K and V of a token in a layer are a row each."""
+        """Return the rows of a page in the current slab; K and V of a token in a layer are one row each."""
         return 2 * stride * len(self.slab.layers)
 
     @property
     def rotary(self) -> Tensor:
-        """[tokens, 2, head_dim / 2] f32: cosines, sines for the layer at hand."""
+        """[tokens, 2, head_dim / 2] f32: cosines and sines for the current layer."""
         return self.rotaries[self.rotation]
 
     @property
     def blocks(self) -> Tensor:
-        """[rows, width] i64"""
+        """[rows, width] i64."""
         return self.slab.blocks
 
     @property
     def cache(self) -> Tensor:
-        """[pages, page elements] kv"""
+        """[pages, page elements] kv."""
         return self.slab.cache
 
     @cache.setter
@@ -95,7 +94,7 @@ class Batch:
 
     @property
     def slots(self) -> Tensor | None:
-        """[tokens] i64: see cache_slots"""
+        """[tokens] i64: see cache_slots."""
         return self.slab.slots
 
     @slots.setter

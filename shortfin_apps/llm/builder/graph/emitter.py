@@ -1,4 +1,4 @@
-"""An emitter of MLIR text: tensors by name and type, fresh SSA names, and the operations the graph needs."""
+"""An emitter of MLIR text: tensors with names and types, fresh SSA names, and the graph's operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Dim = int | str  # a str is the SSA name of an index value
 class Bounded(str):
     """The SSA name of an index value that is at most `most`.
 
-    A tensor of that size has room for as many, and so a static type; what is behind the value is undefined.
+    A tensor with this dimension is allocated for `most` elements, so its type is static. Elements past the
+    actual size are undefined.
     """
 
     most: int
@@ -31,7 +32,7 @@ class Tensor:
 
     name: str
     shape: tuple[Dim, ...]
-    dtype: str  # MLIR's: f32, bf16, i64, ...
+    dtype: str  # MLIR's name: f32, bf16, i64, ...
 
     @property
     def type(self) -> str:
@@ -39,7 +40,7 @@ class Tensor:
 
     @property
     def sizes(self) -> str:
-        """The dynamic sizes as flow and hal operations take them: `{%a, %b}`, or nothing."""
+        """The dynamic sizes in the syntax of flow and hal operations: `{%a, %b}`, or nothing."""
         names = _dynamic(self.shape)
         return "{" + ", ".join(names) + "}" if names else ""
 
@@ -54,7 +55,7 @@ def tensor_type(shape: Sequence[Dim], dtype: str) -> str:
 
 
 def room(dim: Dim) -> Dim:
-    """The size of a tensor that holds `dim` elements."""
+    """Return the dimension to allocate for `dim` elements."""
     return dim.most if isinstance(dim, Bounded) else dim
 
 
@@ -63,12 +64,12 @@ def _dynamic(shape: Sequence[Dim]) -> list[str]:
 
 
 def dense(array: npt.NDArray[np.float32]) -> str:
-    """A constant attribute holding `array` bit for bit."""
+    """Return a constant attribute that holds `array` bit for bit."""
     return f'dense<"0x{array.astype("<f4").tobytes().hex().upper()}"> : {tensor_type(array.shape, "f32")}'
 
 
 class Emitter:
-    """The body of one function while it is written."""
+    """The body of one function under construction."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -84,7 +85,7 @@ class Emitter:
         self.lines.append(text)
 
     def value(self, operation: str) -> str:
-        """Emits an operation with one result and returns the result's name."""
+        """Emit an operation with one result and return the result's name."""
         name = self.fresh()
         self.line(f"{name} = {operation}")
         return name
@@ -93,7 +94,7 @@ class Emitter:
         return Tensor(self.value(operation), tuple(shape), dtype)
 
     def constant(self, number: int) -> str:
-        """An index constant; one per function and number."""
+        """Return an index constant, emitted once per function and number."""
         if number not in self._constants:
             self._constants[number] = self.value(f"arith.constant {number} : index")
         return self._constants[number]
@@ -102,7 +103,7 @@ class Emitter:
         return self.constant(dim) if isinstance(dim, int) else dim
 
     def i32(self, dim: Dim) -> str:
-        """`dim` as a dispatch's constant operand."""
+        """Cast `dim` to i32, as a dispatch's constant operand."""
         return self.value(f"arith.index_cast {self.index(dim)} : index to i32")
 
     def times(self, a: Dim, b: Dim) -> Dim:
@@ -121,7 +122,7 @@ class Emitter:
         return self.value(f"arith.minui {a}, {self.constant(b)} : index")
 
     def load(self, name: str, shape: Sequence[Dim], dtype: str) -> Tensor:
-        """The value of a global; read once per function."""
+        """Return the value of a global, loaded once per function."""
         if name not in self._loads:
             kind = tensor_type(shape, dtype)
             self._loads[name] = self.tensor(f'util.global.load @"{name}" : {kind}', shape, dtype)
@@ -135,7 +136,7 @@ class Emitter:
         return result
 
     def columns(self, source: Tensor, first: int, count: int) -> Tensor:
-        """`count` columns of a matrix, from `first` on."""
+        """Return `count` columns of a matrix, starting at `first`."""
         rows, columns = source.shape
         if count == columns:
             return source
@@ -166,10 +167,11 @@ class Emitter:
         body: str,
         initial: Tensor | None = None,
     ) -> Tensor:
-        """A `linalg.generic`. Each letter of `loops` is a loop, and a tensor's access is a string of them.
+        """Emit a `linalg.generic`. Each letter of `loops` is a loop; a tensor's access is a string of loops.
 
-        `out` is (access, shape, dtype); loops it lacks are reductions, over `initial`. `body` names the
-        inputs' elements %a, %b, ... and the output's %out, loop indices by `linalg.index`, and yields.
+        `out` is (access, shape, dtype); loops missing in its access are reductions over `initial`. `body`
+        names the inputs' elements %a, %b, ... and the output's %out, reads loop indices with `linalg.index`,
+        and yields.
         """
         access, shape, dtype = out
         target = initial or self.empty(shape, dtype)
@@ -195,7 +197,7 @@ class Emitter:
         reads: Sequence[Tensor],
         results: Sequence[Tensor | tuple[Sequence[Dim], str]],
     ) -> list[Tensor]:
-        """Dispatches `@kernel::@kernel`. A result is (shape, dtype), or a tensor to be written in place."""
+        """Dispatch `@kernel::@kernel`. A result is (shape, dtype), or a tensor to be written in place."""
         numbers = [self.i32(c) for c in constants]
         tied = [r for r in results if isinstance(r, Tensor)]
         operands = [*reads, *tied]

@@ -1,8 +1,8 @@
 """Rotary position embedding: cosines and sines of every token of an invocation, once for all layers.
 
-cos and sin of position * frequency come from two small tables by the addition theorem: position =
-STEP * i + j, one table for STEP * i and one for j. So they are as exact at position 100,000 as at 1 (f32
-products of large positions are not), and cost four multiplications and no transcendental function.
+cos and sin of position * frequency come from two small tables by the addition theorem: position = STEP * i +
+j, with one table for STEP * i and one for j. They are as exact at position 100,000 as at 1 (f32 products of
+large positions are not), and cost four multiplications and no transcendental function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEP = 64
 def rotary_frequencies(
     spec: ModelSpec, context_length: int, rotation: Rotation = Rotation.GLOBAL
 ) -> npt.NDArray[np.float64]:
-    """Radians per position, [head_dim / 2] f64, after the scaling; 0 of elements that do not rotate."""
+    """Return radians per position, [head_dim / 2] f64, after scaling; 0 for elements that do not rotate."""
     rotated = spec.rotated_dim or spec.head_dim
     is_local = rotation is Rotation.LOCAL
     theta = spec.local_rope_theta if is_local and spec.local_rope_theta else spec.rope_theta
@@ -31,9 +31,9 @@ def rotary_frequencies(
 
 
 def rotary_magnitudes(spec: ModelSpec, rotation: Rotation = Rotation.GLOBAL) -> npt.NDArray[np.float64]:
-    """The factors [head_dim / 2] f64 of cosines and sines, after the model's scaling.
+    """Return the factors [head_dim / 2] f64 of cosines and sines, including the model's scaling.
 
-    They multiply q and k alike, and so bring in the scale of scores.
+    They multiply both q and k, and so also apply the scale of scores.
     """
     rotated = spec.rotated_dim or spec.head_dim
     is_scaled = spec.rope_scaling is not None and rotation is Rotation.GLOBAL
@@ -44,7 +44,7 @@ def rotary_magnitudes(spec: ModelSpec, rotation: Rotation = Rotation.GLOBAL) -> 
 
 
 class Rotary:
-    """The tables of a rotation for positions below `context_length` (those past it repeat the last STEP)."""
+    """The tables of a rotation for positions below `context_length`; later positions repeat the last STEP."""
 
     def __init__(self, spec: ModelSpec, context_length: int, rotation: Rotation = Rotation.GLOBAL) -> None:
         frequencies = rotary_frequencies(spec, context_length, rotation)
@@ -52,7 +52,7 @@ class Rotary:
         self._name = f"rotary.{rotation.name.lower()}"
         self._half = spec.head_dim // 2
         self._unrotated = float(np.sqrt(spec.score_scale))
-        # In one of the tables, as each value is a product of both.
+        # Magnitudes are in one table only, as each value is a product of both.
         self._coarse = _table(np.arange(-(-context_length // STEP)) * STEP, frequencies, magnitudes)
         self._fine = _table(np.arange(STEP), frequencies, np.ones(self._half))
 
@@ -61,12 +61,15 @@ class Rotary:
         return [f'util.global private @"{self._name}.{n}" = {dense(table)}' for n, table in tables.items()]
 
     def load(self, e: Emitter) -> tuple[Tensor, Tensor]:
-        """The tables of multiples of STEP and of positions below it: [positions, 2, head_dim / 2] f32."""
+        """Load the tables of multiples of STEP and of positions below it, both f32.
+
+        Each is [positions, 2, head_dim / 2].
+        """
         coarse = e.load(f"{self._name}.coarse", self._coarse.shape, "f32")
         return coarse, e.load(f"{self._name}.fine", self._fine.shape, "f32")
 
     def emit(self, e: Emitter, positions: Tensor) -> Tensor:
-        """[tokens] i64 -> [tokens, 2, head_dim / 2] f32: cosines, sines."""
+        """Compute cosines and sines: [tokens] i64 -> [tokens, 2, head_dim / 2] f32."""
         coarse, fine = self.load(e)
         step, last = e.constant(STEP), e.constant(len(self._coarse) - 1)
         c0, c1 = e.constant(0), e.constant(1)
@@ -95,7 +98,7 @@ class Rotary:
         return e.elementwise("tud", ("tud", shape, "f32"), [(positions, "t")], body)
 
     def emit_unrotated(self, e: Emitter, tokens: Dim) -> Tensor:
-        """As `emit`, for layers that do not rotate."""
+        """Return the result of `emit` for layers that do not rotate."""
         body = f"""\
   %c0 = arith.constant 0 : index
   %which = linalg.index 1 : index
@@ -112,7 +115,7 @@ def _table(
     frequencies: npt.NDArray[np.float64],
     magnitudes: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float32]:
-    """[positions, 2, head_dim / 2]: cosines, sines, times `magnitudes`."""
+    """Return cosines and sines times `magnitudes`: [positions, 2, head_dim / 2]."""
     angles = positions[:, None] * frequencies
     turns = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     return np.asarray(magnitudes * turns, np.float32)

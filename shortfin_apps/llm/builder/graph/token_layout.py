@@ -1,8 +1,9 @@
 """The row and position of every token of an invocation, computed once for all layers.
 
-Tokens lie end to end, row after row, each row's from its `offset` on. The rows of a prefill or a decode have
-one length; those of an extend are as long as their tasks. A token is padding if and only if its position is
-at or past its row's `seq_len`, whether its row was padded to a length or the invocation to a bucket.
+Tokens are stored end to end, row by row; a row's tokens start at its `offset`. The rows of a prefill or
+decode have equal lengths; in an extend, each row is as long as its task. A token is padding if and only if
+its position is at or past its row's `seq_len`, whether the row was padded to a length or the invocation to a
+bucket.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shortfin_apps.llm.builder.model.rope import Rotation
 
 
 def lay_out(e: Emitter, batch: Batch, rotaries: Mapping[Rotation, Rotary]) -> None:
-    """Computes where each row begins, and each token's row, position, cosines and sines."""
+    """Compute each row's first token, and each token's row, position, cosines and sines."""
     if batch.given_offsets is None:
         assert batch.chunk is not None
         batch.offsets = even_offsets(e, batch.rows, batch.chunk)
@@ -28,7 +29,7 @@ def lay_out(e: Emitter, batch: Batch, rotaries: Mapping[Rotation, Rotary]) -> No
 
 
 def even_offsets(e: Emitter, rows: Dim, chunk: Dim) -> Tensor:
-    """[rows] i64: the first token of each row, where every row has `chunk` tokens."""
+    """Return the first token of each row, [rows] i64, if every row has `chunk` tokens."""
     body = f"""\
   %row = linalg.index 0 : index
   %first = arith.muli %row, {e.index(chunk)} : index
@@ -38,7 +39,7 @@ def even_offsets(e: Emitter, rows: Dim, chunk: Dim) -> Tensor:
 
 
 def token_rows(e: Emitter, offsets: Tensor, tokens: Dim) -> Tensor:
-    """[tokens] i64: each token's row, which is the last that begins at or before it."""
+    """Return each token's row, [tokens] i64: the last row that starts at or before the token."""
     body = """\
   %t = linalg.index 0 : index
   %r = linalg.index 1 : index
@@ -55,7 +56,7 @@ def token_rows(e: Emitter, offsets: Tensor, tokens: Dim) -> Tensor:
 
 
 def token_positions(e: Emitter, rows: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
-    """[tokens] i64: each token's position in its sequence; from the row's seq_len on it is padding."""
+    """Return each token's position in its sequence, [tokens] i64; from the row's seq_len on it is padding."""
     body = f"""\
   %t = linalg.index 0 : index
   %row = arith.index_cast %a : i64 to index
@@ -69,7 +70,7 @@ def token_positions(e: Emitter, rows: Tensor, offsets: Tensor, starts: Tensor) -
 
 
 def last_tokens(e: Emitter, offsets: Tensor, starts: Tensor, seq_lens: Tensor, tokens: Dim) -> Tensor:
-    """[rows] i64: each row's last token that is not padding."""
+    """Return each row's last token that is not padding, [rows] i64."""
     last = e.value(f"arith.subi {e.index(tokens)}, {e.constant(1)} : index")
     body = f"""\
   %zero = arith.constant 0 : i64
@@ -88,9 +89,10 @@ def last_tokens(e: Emitter, offsets: Tensor, starts: Tensor, seq_lens: Tensor, t
 def attention_tiles(
     e: Emitter, rows: Tensor, positions: Tensor, starts: Tensor, seq_lens: Tensor, size: int
 ) -> Tensor:
-    """[tokens] i64: the query tokens of the tile that begins at each token, 0 where none begins.
+    """Return the size in tokens of the tile that starts at each token, [tokens] i64, or 0 if none does.
 
-    A tile holds up to `size` tokens of one row, counted from the row's first; a padding token is alone.
+    A tile holds up to `size` tokens of one row, counted from the row's first; a padding token is a tile of
+    one.
     """
     body = f"""\
   %zero = arith.constant 0 : i64
@@ -112,7 +114,7 @@ def attention_tiles(
 
 
 def cache_slots(e: Emitter, batch: Batch, stride: int, page_rows: int) -> Tensor:
-    """[tokens] i64: the row of the cache that a token's key in layer 0 goes to; in page 0 if it is padding.
+    """Return the cache row of each token's key in layer 0, [tokens] i64; padding goes to page 0.
 
     A page has `page_rows` rows; its first `stride` are layer 0's keys.
     """

@@ -1,7 +1,8 @@
 """Hand-written kernels: one MLIR template per idea, rendered by jinja2.
 
-Each renders to one `hal.executable.source` whose export has the kernel's name. A template takes its sizes
-from the frozen geometry `g` of the Python file beside it; `g.interface` names the dispatch's operands.
+Each renders to one `hal.executable.source` with an export that has the kernel's name. A template takes its
+sizes from the frozen geometry `g`, defined in the Python file next to it; `g.interface` names the dispatch's
+operands.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ _TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
-    autoescape=False,  # it is MLIR, not HTML
+    autoescape=False,  # MLIR, not HTML
 )
 
 
 def render(template: str, name: str, **parameters: Any) -> str:
-    """The MLIR text of `template` (a file name without `.mlir.j2`), exported as `@name::@name`."""
+    """Render `template` (a file name without `.mlir.j2`) as MLIR text, exported as `@name::@name`."""
     return _TEMPLATES.get_template(f"{template}.mlir.j2").render(name=name, **parameters)
 
 
 def _layout(constants: Sequence[str], reads: Sequence[str], writes: Sequence[str]) -> str:
-    """A pipeline layout; the names only document what stands at each ordinal."""
+    """Return a pipeline layout; the names only document the meaning of each ordinal."""
     return pipeline_layout(len(constants), len(reads), len(writes))
 
 
 def _each(pattern: str, names: Sequence[object]) -> str:
-    """`pattern` once for every name, which replaces its `#`: a list of values or types."""
+    """Repeat `pattern` for every name, replacing its `#`: a list of values or types."""
     return ", ".join(pattern.replace("#", str(name)) for name in names)
 
 
 def _pairs(rows: int, columns: int) -> list[str]:
-    """Names of a grid of values: 0_0, 0_1, ..., 1_0, ..."""
+    """Return the names of a grid of values: 0_0, 0_1, ..., 1_0, ..."""
     return _crossed(range(rows), range(columns))
 
 
 def _crossed(rows: Sequence[int], columns: Sequence[int]) -> list[str]:
-    """Names of a grid of values whose rows and columns have these numbers."""
+    """Return the names of a grid of values with these row and column numbers."""
     return [f"{row}_{column}" for row in rows for column in columns]
 
 
-# The one spelling that IREE's releases do not share: the type of the alignment of LLVM's masked stores.
+# The one spelling that differs between IREE's releases: the alignment type of LLVM's masked stores.
 _MASKED_ALIGNMENT = "i32" if compiler_release() == OF_SHORTFIN else "i64"
 
 _TEMPLATES.globals |= {

@@ -1,5 +1,7 @@
-"""Geometry of activations that matmuls read sixteen rows at a time: in tiles of bf16 or f16 (AMX) or of
-bytes, or in blocks of bytes."""
+"""Geometry of activations that matmuls read sixteen rows at a time.
+
+They are in tiles of bf16 or f16 (AMX) or of bytes, or in blocks of bytes.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ class FloatTiles:
 
     @property
     def tile_row_bytes(self) -> int:
-        """Sixteen rows."""
+        """The bytes of sixteen rows."""
         return TILE_ROWS * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Tiles:
-    """[rows / 16 rounded up, tiles, 16, 64] i8, whose last tile may be partly filled."""
+    """[rows / 16 rounded up, tiles, 16, 64] i8; the last tile may be partly filled."""
 
     features: int
 
@@ -45,14 +47,17 @@ class Int8Tiles:
 
     @property
     def tile_row_bytes(self) -> int:
-        """Bytes of sixteen rows."""
+        """The bytes of sixteen rows."""
         return TILE_BYTES * self.tiles
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Blocks:
-    """[rows / 16 rounded up, blocks] of quants [16, 32] i8 and, of each row, scales [16] f32, shifts [3, 16]
-    i32 and sums [3, 16] f32: of the whole block, and of its halves."""
+    """[rows / 16 rounded up, blocks] of quants, and statistics of each row.
+
+    A block holds quants [16, 32] i8 and, for the 16 rows, scales [16] f32, shifts [3, 16] i32 and sums [3,
+    16] f32; the 3 are the full block and its halves.
+    """
 
     features: int
     scales_at: ClassVar[int] = TILE_ROWS * BLOCK
@@ -71,5 +76,5 @@ class Int8Blocks:
 
     @property
     def tile_row_bytes(self) -> int:
-        """Sixteen rows."""
+        """The bytes of sixteen rows."""
         return self.blocks * self.block_bytes

@@ -1,11 +1,11 @@
-"""What the CPU matmuls make of their sums."""
+"""The epilogues of the CPU matmuls."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-# "store" leaves them, "residual" adds to them; the others make one of gate and up (`Activation` in
-# model/spec.py), of which only kernels of routed experts have "clamped".
+# "store" keeps the sums, "residual" adds to them; the others combine gate and up (`Activation` in
+# model/spec.py). Only kernels of routed experts support "clamped".
 Epilogue = Literal["store", "residual", "silu", "gelu", "clamped"]
 
 CLAMPED_SLOPE, CLAMPED_LIMIT = 1.702, 7.0

@@ -1,4 +1,4 @@
-"""The interface of a kernel's dispatch: each constant and each buffer named and typed once."""
+"""The interface of a kernel's dispatch: names and types of its constants and buffers, defined once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A binding: a memref of `dtype`, where a str in its shape is the name of a dynamic size."""
+    """A binding: a memref of `dtype`; a str in its shape names a dynamic size."""
 
     dtype: str
     shape: tuple[int | str, ...]
@@ -30,9 +30,9 @@ def buffer(dtype: str, *shape: int | str) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """Operands of a dispatch: i32 constants, then bindings: those read, those written in place, and results.
+    """Operands of a dispatch: i32 constants, then bindings: read, written in place, and results.
 
-    A buffer's dynamic sizes are constants; where a kernel takes its address only, they may be other numbers.
+    A buffer's dynamic sizes are constants; if a kernel only takes its address, they may be other numbers.
     """
 
     constants: tuple[str, ...]
@@ -55,7 +55,7 @@ class Interface:
 
 
 def pipeline_layout(constants: int, reads: int, writes: int) -> str:
-    """The attribute that says how many constants and bindings of either kind a kernel has."""
+    """Return the attribute with a kernel's numbers of constants and of bindings of either kind."""
     read = "#hal.pipeline.binding<storage_buffer, ReadOnly>"
     write = "#hal.pipeline.binding<storage_buffer>"
     bindings = ", ".join([read] * reads + [write] * writes)

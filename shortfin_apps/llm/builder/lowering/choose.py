@@ -1,6 +1,6 @@
-"""The choice of a kernel for each kind of operation, by target, types and shapes; and the reasons for it.
+"""The choice of a kernel for each kind of operation, by target, types and shapes, with reasons.
 
-To hook in a kernel, give a class the methods that lowering.py names and add a Candidate for it.
+To add a kernel, write a class with the methods that lowering.py lists, and add a Candidate for it.
 """
 
 from __future__ import annotations
@@ -65,22 +65,24 @@ from shortfin_apps.llm.builder.weights.layout import (
 from shortfin_apps.llm.errors import BuildError
 
 Kind = type[Operation]
-MOST_CANDIDATES = 256  # of a top-k that keeps its candidates in registers
-MOST_STATE_ELEMENTS = 1 << 16  # of a head's state that a workgroup keeps in registers
+MOST_CANDIDATES = 256  # limit of a top-k that keeps its candidates in registers
+MOST_STATE_ELEMENTS = 1 << 16  # limit of a head's state that a workgroup keeps in registers
 KINDS: tuple[Kind, ...] = (
     *(Embed, Norm, AddNormed, Narrow, Linear, AddBias, NormHeads, NormWhole, GatedLinear, Attend, LastTokens),
     *(CapLogits, TopK, Sample),
 )
 EXPERTS: tuple[Kind, ...] = (Route, GatedExperts, SumExperts)
-GATES: tuple[Kind, ...] = (DropGates, Gate)  # of attention
-SHARED: tuple[Kind, ...] = (GateTokens,)  # of an expert that all tokens have
+GATES: tuple[Kind, ...] = (DropGates, Gate)  # gates of attention
+SHARED: tuple[Kind, ...] = (GateTokens,)  # the gate of an expert that all tokens use
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Kernels for some kinds of operations. `needs` says of each of their needs, in words, whether it is
-    met."""
+    """Kernels for some kinds of operations.
+
+    `needs` maps a description of each requirement to whether it is met.
+    """
 
     name: str
     kinds: tuple[Kind, ...]
@@ -90,7 +92,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernels of one kind of operation, and in words why they and none before them."""
+    """The chosen kernels of one kind of operation; `reason` says why, and why not an earlier candidate."""
 
     kind: Kind
     candidate: Candidate
@@ -151,7 +153,7 @@ def _triton(c: LoweringContext) -> dict[str, bool]:
 
 
 def _cuts_blocks(c: LoweringContext) -> bool:
-    """Whether weights in blocks have rows that end within one."""
+    """Whether weights in blocks have rows that end in the middle of a block."""
     columns = [shape[-1] for shape in c.weights.shapes if len(shape) > 1]
     return c.options.weights in ("q8_0", "q4") and any(each % BLOCK for each in columns)
 
@@ -264,7 +266,7 @@ TRITON = Candidate(
     _make_triton_layers,
 )
 
-# In order of preference: each kind takes the first candidate whose needs are met.
+# In order of preference: each kind takes the first candidate with all needs met.
 CANDIDATES = (
     FUSED_LAYER,
     BF16_ATTENTION,
@@ -298,7 +300,7 @@ CANDIDATES = (
 
 
 def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATES) -> tuple[Choice, ...]:
-    """A choice for each kind of operation. Raises BuildError for a model or target that has none."""
+    """Choose kernels for each kind of operation. Raises BuildError if a kind has no candidate."""
     _check_sizes(context)
     kinds = _kinds(context)
     choices = {kind: _choose(kind, context, candidates) for kind in kinds}
@@ -310,7 +312,7 @@ def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATE
 
 
 def _kinds(c: LoweringContext) -> tuple[Kind, ...]:
-    """The kinds of operations that the model may have."""
+    """List the kinds of operations that the model may contain."""
     experts = () if c.spec.experts is None else EXPERTS
     shared = SHARED if c.spec.experts and c.spec.experts.shared else ()
     gates = GATES if c.spec.attention_gate else ()
@@ -319,7 +321,7 @@ def _kinds(c: LoweringContext) -> tuple[Kind, ...]:
 
 
 def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Lowering:
-    """The chosen kernels, of which those of one candidate are one object."""
+    """Create the chosen kernels, with one object per candidate."""
     made: dict[str, Any] = {}
     for choice in choices:
         if choice.candidate.name not in made:
@@ -353,7 +355,7 @@ def _token_preparation(context: LoweringContext, made: Mapping[str, Any]) -> Pre
 
 
 def has_static_workspace(choices: Sequence[Choice]) -> bool:
-    """Whether the memory that the kernels need in between depends on the numbers of rows and tokens alone."""
+    """Whether the memory for temporaries depends only on the numbers of rows and tokens."""
     return any(choice.kind is Attend and choice.candidate is TRITON for choice in choices)
 
 
@@ -373,7 +375,7 @@ def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate
 
 
 def _check_sizes(c: LoweringContext) -> None:
-    """Raises BuildError for weights or sizes that the target's kernels cannot have."""
+    """Raise BuildError for weights or sizes that the target's kernels do not support."""
     weights, target, hidden = c.options.weights, c.target, c.spec.hidden_size
     if not target.is_cpu:
         if weights == "int8":

@@ -1,4 +1,4 @@
-"""Dispatches of hand-written kernels, whose operands go by the names in the kernel's interface."""
+"""Dispatches of hand-written kernels, with operands named as in the kernel's interface."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def dispatch(
     workload: Sequence[Dim],
     operands: Mapping[str, Dim | Tensor],
 ) -> dict[str, Tensor]:
-    """Dispatches `kernel` and returns the buffers that it writes, by name.
+    """Dispatch `kernel` and return the buffers that it writes, by name.
 
-    `operands` are the interface's constants, the buffers that it reads and those that it writes in place.
-    Other results get the interface's shape, whose dynamic sizes are among the operands.
+    `operands` are the interface's constants, the buffers it reads and the buffers it writes in place. Other
+    results get the interface's shape, with dynamic sizes taken from the operands.
     """
 
     def result(name: str) -> Tensor | tuple[list[Dim], str]:
@@ -27,7 +27,7 @@ def dispatch(
         made = interface.writes[name]
         return [size_of(operands[d]) if isinstance(d, str) else d for d in made.shape], made.dtype
 
-    names = sorted(interface.writes, key=operands.__contains__)  # new results, then those in place
+    names = sorted(interface.writes, key=operands.__contains__)  # new results first, then in-place ones
     written = e.dispatch(
         kernel,
         workload,
@@ -39,7 +39,7 @@ def dispatch(
 
 
 def size_of(operand: Dim | Tensor) -> Dim:
-    """The operand, which must not be a tensor."""
+    """Return the operand, which must not be a tensor."""
     assert not isinstance(operand, Tensor)
     return operand
 

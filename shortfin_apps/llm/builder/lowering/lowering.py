@@ -1,9 +1,9 @@
-"""Walks a model's operations and emits each by the kernel chosen for it (see choose.py).
+"""Emit a model's operations, each with the kernel chosen for it (see choose.py).
 
-Kernels are grouped in classes; one that takes a kind of operation has the method for it:
+Kernels are grouped in classes. A class that handles a kind of operation has its method:
 
     Embed        embed(e, tokens, weight) -> Tensor
-    Norm         rms_norm(e, x, weight) -> Tensor, or what the same class's matmuls take in its place
+    Norm         rms_norm(e, x, weight) -> Tensor, or an operand that the same class's matmuls accept
     AddNormed    add_normed(e, x, weight, residual) -> Tensor
     Narrow       narrow(e, x) -> Tensor
     Linear       linear(e, x, weight, residual or None) -> Tensor
@@ -11,7 +11,7 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
     NormHeads    norm_heads(e, x, weight) -> Tensor
     NormWhole    norm_whole(e, x, weight) -> Tensor
     GatedLinear  gated_linear(e, x, weight) -> Tensor
-    Route        route(e, logits, batch) -> what the same class's experts take as `routing`
+    Route        route(e, logits, batch) -> the `routing` operand of the same class's experts
     GatedExperts gated_experts(e, x, weight, bias or None, routing) -> Tensor
     SumExperts   sum_experts(e, x, weight, bias or None, routing, residual) -> Tensor
     Attend       attend(e, qkv, layer, batch) -> Tensor
@@ -24,12 +24,13 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
     TopK         top_k(e, logits) -> two Tensors
     Sample       sample(e, values, indices, logits, state) -> Tensor, LoopState
 
-Shapes and types are in model/operations.py. Each may be called in several functions of the module. A
-`FusedKernels` class takes runs of operations instead, each run in one dispatch. A class with `sample` that
-`draws_rows`, in loops by NO_TOP_K, also has for rows that another function has left:
+Shapes and types are in model/operations.py. Each method may be called in several functions of the module. A
+`FusedKernels` class handles runs of operations instead, each in one dispatch. A class with `sample` and
+`draws_rows` samples full rows (NO_TOP_K) in loops, and also has methods for rows that another function left
+on the device:
 
     draw_rows(e, rows) -> Tensor
-    adjust(e, rows) -> Tensor, the adjusted logits, whose best the class with `top_k` finds
+    adjust(e, rows) -> Tensor, the adjusted logits, from which the class with `top_k` selects the best
     draw_adjusted(e, values, indices, logits, rows) -> Tensor
 """
 
@@ -84,13 +85,13 @@ class RenderedKernels:
         self._origins: dict[str, object] = {}
 
     def render(self, template: str, name: str, **parameters: Any) -> str:
-        """Renders `template` as the kernel `name`, unless it is there; one name is one kernel."""
+        """Render `template` as the kernel `name`, unless it exists; a name stands for one kernel."""
         return self.add(name, (template, parameters), lambda: render(template, name, **parameters))
 
     def add(self, name: str, origin: object, make: Callable[[], str]) -> str:
-        """Adds the text that `make` returns as the kernel `name`, unless it is there.
+        """Add the text returned by `make` as the kernel `name`, unless it exists.
 
-        `origin` is all that the text depends on: one name is one kernel.
+        `origin` is everything that the text depends on; a name must always have the same origin.
         """
         if name not in self.texts:
             self.texts[name] = make()
@@ -101,7 +102,7 @@ class RenderedKernels:
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
-    """The inputs of the choice of kernels, and of the kernels."""
+    """The inputs to the choice of kernels and to the kernels."""
 
     spec: ModelSpec
     options: BuildOptions
@@ -111,7 +112,7 @@ class LoweringContext:
 
     @property
     def rotaries(self) -> dict[Rotation, Rotary]:
-        """Of each way in which layers rotate, its tables."""
+        """The rotary tables of each rotation in the model."""
         length, ways = context_length(self.spec, self.options), (Rotation.GLOBAL, *self.spec.rotations)
         return {way: Rotary(self.spec, length, way) for way in ways if way is not Rotation.NONE}
 
@@ -121,7 +122,7 @@ class LoweringContext:
 
 
 class Values:
-    """The values of one function by name, and the batch that its tokens belong to, if it has one."""
+    """The values of one function by name, and the batch of its tokens if it has one."""
 
     def __init__(self, values: Mapping[str, Tensor], batch: Batch | None = None) -> None:
         self._values: dict[str, Any] = dict(values)
@@ -141,18 +142,20 @@ class Values:
         self._values[name] = value
 
     def operand(self, name: str) -> Any:
-        """A tensor, or a norm that a matmul computes on its way in."""
+        """Return a tensor, or a norm that the consuming matmul computes."""
         return self._values[name]
 
     def tensors(self, names: set[str]) -> dict[str, Tensor]:
-        """The named values, in the order in which they were first written."""
+        """Return the named values, in the order in which they were first written."""
         return {name: self[name] for name in self._values if name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """What a decode loop keeps on the device: `tokens` and `positions` [rows] i64, which every step advances,
-    and `sampling` [fields, rows] i64."""
+    """The state that a decode loop keeps on the device.
+
+    Every step advances `tokens` and `positions` [rows] i64; `sampling` is [fields, rows] i64.
+    """
 
     tokens: Tensor
     positions: Tensor
@@ -161,9 +164,9 @@ class LoopState:
 
 @dataclass(frozen=True, slots=True)
 class LeftRows:
-    """Rows of an entry's results, and how tokens are drawn from them: the arguments of a `sample_bs{N}`.
+    """Rows of an entry's results and their sampling parameters: the arguments of a `sample_bs{N}`.
 
-    Values and logits have the shape of an argument, as IREE would copy them to reshape them.
+    Values and logits keep the shape of the argument, as IREE would copy them to reshape them.
     """
 
     values: Tensor  # [any, 1, K] f32
@@ -175,7 +178,7 @@ class LeftRows:
 
 @dataclass(frozen=True, slots=True)
 class AdjustedRows:
-    """Such rows, and how they are adjusted before: the arguments of an `adjusted_sample_bs{N}`."""
+    """Rows with adjustments to apply before sampling: the arguments of an `adjusted_sample_bs{N}`."""
 
     logits: Tensor  # [any, 1, vocab] f32
     row_indices: Tensor  # [rows] i64
@@ -188,22 +191,22 @@ class AdjustedRows:
 
 
 class FusedKernels(Protocol):
-    """Kernels that each take a run of operations."""
+    """Kernels that each compute a run of operations."""
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
-        """How many of the next operations, from the first on, are lowered together; 0 if the first is not."""
+        """Return how many leading operations are lowered together; 0 if the first is not supported."""
         ...
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
-        """Emits the run, which writes `results` for operations after it and all else for itself alone."""
+        """Emit the run; it writes `results` for later operations and keeps all other values internal."""
         ...
 
 
 class Lowering:
-    """The kernels of a module, by kind of operation. `fused` are those that take runs, if there are any.
+    """The kernels of a module by kind of operation, and optional `fused` kernels for runs.
 
-    `prepare` emits what they need of a batch, once and before any operation that reads the batch; nothing
-    where callers bring batches that have it.
+    `prepare` emits the batch data that kernels need, once, before any operation that reads the batch. The
+    default emits nothing, for callers with complete batches.
     """
 
     def __init__(
@@ -220,17 +223,17 @@ class Lowering:
 
     @property
     def draws_rows(self) -> bool:
-        """Whether tokens are drawn from whole rows on the device."""
+        """Whether tokens are drawn from full rows on the device."""
         return bool(self._kernels[Sample].draws_rows)
 
     def draw_rows(self, e: Emitter, rows: LeftRows) -> Tensor:
-        """[rows] i64: the token drawn from each whole row, NOT_FINITE where its best logit is not finite."""
+        """Draw a token from each full row, [rows] i64; NOT_FINITE if the row's best logit is not finite."""
         token_ids = self._kernels[Sample].draw_rows(e, rows)
         assert isinstance(token_ids, Tensor)
         return token_ids
 
     def draw_adjusted_rows(self, e: Emitter, rows: AdjustedRows) -> Tensor:
-        """[rows] i64: the same behind the rows' adjustments."""
+        """Draw tokens like `draw_rows` after the rows' adjustments, [rows] i64."""
         logits = self._kernels[Sample].adjust(e, rows)
         best = self._kernels[TopK].top_k(e, logits)
         token_ids = self._kernels[Sample].draw_adjusted(e, *best, logits, rows)
@@ -238,13 +241,13 @@ class Lowering:
         return token_ids
 
     def declarations(self) -> list[str]:
-        """The executables that the operations emitted so far dispatch."""
+        """Return the executables that the operations emitted so far dispatch."""
         return list(self._rendered.texts.values())
 
     def lower(
         self, e: Emitter, operations: Sequence[Operation], values: Values, results: Sequence[str]
     ) -> None:
-        """Emits `operations`, which read and write `values`; those named in `results` are wanted of them."""
+        """Emit `operations`, which read and write `values`; `results` names the values the caller needs."""
         rest = operations
         while rest:
             if self._fused and (length := self._fused.takes(rest, values)):
@@ -317,7 +320,7 @@ class Lowering:
 
 
 def _turn(run: Sequence[Operation], values: Values) -> None:
-    """Readies the batch for the attention, state or routing of `run`, of which it has one at most."""
+    """Select the batch's slab for the attention, state or routing in `run`, which has at most one."""
     for operation in run:
         if isinstance(operation, Attend):
             values.batch.turn_to(operation.layer, operation.rotation)
@@ -328,7 +331,7 @@ def _turn(run: Sequence[Operation], values: Values) -> None:
 
 
 def _live(run: Sequence[Operation], rest: Sequence[Operation], results: Sequence[str]) -> list[str]:
-    """The values that `run` writes and `rest` or the caller reads, in the order of the run."""
+    """List the values that `run` writes and `rest` or the caller reads, in the order of the run."""
 
     def is_read(name: str) -> bool:
         for operation in rest:

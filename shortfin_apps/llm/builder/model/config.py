@@ -1,4 +1,4 @@
-"""The artefact's `config.json`, from the model and what was asked for."""
+"""The artefact's `config.json`, from the model and the build's options."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KV_DTYPE_NAMES: dict[KVType, str] = {
 }
 
 DEFAULT_CONTEXT_LENGTH = 8192
-DEFAULT_CONTEXTS = 8  # full contexts that the page table holds
+DEFAULT_CONTEXTS = 8  # full contexts that the pages hold
 DEFAULT_SLAB_BYTES = 1 << 30
 
 
 def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
-    """Raises BuildError, naming the flag, when the options do not fit the model."""
+    """Create the config. Raises BuildError, naming the flag, if the options do not fit the model."""
     _check_sizes(options)
     if options.kv == "q8_0" and spec.head_dim % SCALE_BYTES:
         raise BuildError(f"--kv: q8_0 needs heads in multiples of {SCALE_BYTES}, not of {spec.head_dim}")
@@ -41,7 +41,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     if options.top_k > spec.vocab_size:
         raise BuildError(f"--top-k: {options.top_k} exceeds the vocabulary of {spec.vocab_size} tokens")
     spec = within(spec, max_seq_len)
-    # States have a number of pages of their own, which the server chooses.
+    # States have a separate number of pages, which the server chooses.
     elements = page_elements(spec, options, spec.num_hidden_layers - spec.num_states)
     return ModelConfig(
         max_seq_len=max_seq_len,
@@ -105,7 +105,10 @@ def _require_positive(flag: str, values: tuple[int, ...]) -> None:
 
 
 def context_length(spec: ModelSpec, options: BuildOptions) -> int:
-    """The most tokens of a sequence. Raises BuildError, naming the flag, when the model has fewer."""
+    """Return the maximum tokens of a sequence.
+
+    Raises BuildError, naming the flag, if the model supports fewer.
+    """
     own, asked, stride = spec.max_position_embeddings, options.context_length, options.block_seq_stride
     if asked is not None and asked > own:
         raise BuildError(f"--context-length: {asked} exceeds the {own} tokens that {spec.name} was made for")
@@ -116,18 +119,18 @@ def context_length(spec: ModelSpec, options: BuildOptions) -> int:
 
 
 def within(spec: ModelSpec, context: int) -> ModelSpec:
-    """The same for sequences of at most `context` tokens, which a window of as many sees whole."""
+    """Drop the window from the spec if sequences of `context` tokens fit in it."""
     return replace(spec, window=None) if spec.window and spec.window >= context else spec
 
 
 def page_elements(spec: ModelSpec, options: BuildOptions, num_layers: int | None = None) -> int:
-    """Elements of one page: K and V of `block_seq_stride` tokens in as many layers, by default in all."""
+    """Return the elements of a page: K and V of `block_seq_stride` tokens in `num_layers`, or all, layers."""
     layers = num_layers or spec.num_hidden_layers
     return layers * 2 * row_elements(spec, options) * options.block_seq_stride
 
 
 def slab_elements(spec: ModelSpec, options: BuildOptions) -> tuple[int, ...]:
-    """Elements of one page of each slab (`ModelSpec.slabs`); states are f32, in elements of the KV type."""
+    """Return the elements of a page of each slab (`ModelSpec.slabs`); f32 states count in KV elements."""
     if spec.delta_net is None:
         return tuple(page_elements(spec, options, len(layers)) for layers in spec.slabs)
     attention, states = spec.slabs
@@ -136,12 +139,12 @@ def slab_elements(spec: ModelSpec, options: BuildOptions) -> tuple[int, ...]:
 
 
 def row_elements(spec: ModelSpec, options: BuildOptions) -> int:
-    """Elements of the cache for K, or for V, of one token in one layer."""
+    """Return the cache elements for K, or for V, of one token in one layer."""
     return cache_row_elements(spec.num_key_value_heads, spec.head_dim, _dtype(options.kv))
 
 
 def kv_item_bytes(kv: KVType) -> int:
-    """Bytes of an element of the cache."""
+    """Return the bytes of an element of the cache."""
     return _dtype(kv).itemsize
 
 
@@ -150,7 +153,7 @@ def _dtype(kv: KVType) -> np.dtype[Any]:
 
 
 def _page_count(options: BuildOptions, max_seq_len: int, elements: int) -> int:
-    """Pages with the scratch page: for 8 contexts within 1 GiB, but for one context at any rate."""
+    """Return the number of pages, including scratch: 8 contexts within 1 GiB, but at least one context."""
     if options.device_block_count is not None:
         return options.device_block_count
     context_pages = -(-max_seq_len // options.block_seq_stride)

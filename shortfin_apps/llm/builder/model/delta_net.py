@@ -1,10 +1,11 @@
-"""Gated delta nets: layers that keep a state of fixed size in place of keys and values (arXiv:2412.06464)."""
+"""Gated delta nets: layers with a state of fixed size instead of keys and values (arXiv:2412.06464)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Pages of states are those of a window of so many tokens: a token reads the state behind the one before it.
+# State pages are managed like the pages of a window of this many tokens: a token reads the state after the
+# token before it.
 STATE_WINDOW = 2
 
 
@@ -12,14 +13,14 @@ STATE_WINDOW = 2
 class DeltaNet:
     """The layers of a model that are gated delta nets, and the sizes of their heads.
 
-    A value head has a state S [key_dim, value_dim] f32. With the decay g and the rate b of a token, both
-    scalars of a head, and its q, k [key_dim] and v [value_dim]:
+    A value head has a state S [key_dim, value_dim] f32. With a token's decay g and rate b, both scalars per
+    head, and its q, k [key_dim] and v [value_dim]:
 
         S = exp(g) S;  S += k (b (v - k S));  o = q S
 
-    q, k and v come from a causal convolution along the tokens, of `taps` inputs for each channel. Value heads
-    share key heads: consecutive ones, or, if they are `tiled`, every `key_heads`th. A source may have the
-    projections of q, k, v and gates as one tensor (`has_fused_inputs`), and those of b and a
+    q, k and v come from a causal convolution along the tokens, with `taps` inputs per channel. Value heads
+    share key heads: consecutive ones, or, if `tiled`, every `key_heads`th. A source may fuse the projections
+    of q, k, v and gates into one tensor (`has_fused_inputs`), and the projections of b and a
     (`has_fused_rates`), key head by key head.
     """
 
@@ -43,25 +44,25 @@ class DeltaNet:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: q, k and v of all heads."""
+        """Channels of the convolution: q, k and v of all heads."""
         return 2 * self.key_features + self.value_features
 
     @property
     def head_channels(self) -> int:
-        """Those of them that a value head reads."""
+        """Channels that a value head reads."""
         return 2 * self.key_dim + self.value_dim
 
     @property
     def past_elements(self) -> int:
-        """What a value head keeps of the convolution's past inputs."""
+        """Past inputs of the convolution that a value head keeps."""
         return (self.taps - 1) * self.head_channels
 
     @property
     def state_elements(self) -> int:
-        """f32 of a layer's state. Each value head has its own past inputs of the key head that it shares."""
+        """f32 elements of a layer's state; value heads each keep past inputs of the key head they share."""
         return self.value_heads * (self.past_elements + self.key_dim * self.value_dim)
 
     @property
     def block_elements(self) -> int:
-        """Elements of a head's S with both of its sizes rounded up to a power of two."""
+        """Elements of a head's S with both dimensions rounded up to a power of two."""
         return 1 << ((self.key_dim - 1).bit_length() + (self.value_dim - 1).bit_length())

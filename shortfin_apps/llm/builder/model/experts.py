@@ -1,4 +1,4 @@
-"""Feed-forwards of routed experts: of many small ones, each token has a few that its router chooses."""
+"""Feed-forwards of routed experts: a router chooses a few of many small experts for each token."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class RoutedExperts:
     """The experts of a layer, each a gated feed-forward of `features` elements between its projections.
 
-    Of the softmax over all `count` logits of the router, a token takes the `per_token` largest, of equal
-    ones those of lower index; they are made to add up to 1 if `is_normalised`. With `has_biases` the
-    router and every projection of an expert have one. `dense_layers` have one feed-forward for all tokens
-    instead, of the spec's `intermediate_size`. With `shared`, all tokens also have an expert of so many
-    features, times the sigmoid of a gate, a scalar for each token.
+    A token takes the `per_token` largest of the softmax over all `count` router logits, with ties to the
+    lower index; they are rescaled to add up to 1 if `is_normalised`. With `has_biases`, the router and every
+    projection of an expert have a bias. `dense_layers` have one feed-forward for all tokens instead, of the
+    spec's `intermediate_size`. With `shared`, all tokens also use an expert of `shared` features, times the
+    sigmoid of a gate, a scalar per token.
     """
 
     count: int

@@ -1,4 +1,4 @@
-"""The model families by the architecture that a source names, and what follows from a family's tables."""
+"""The model families, by the architecture a source names, and shapes derived from their tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ SUPPORTED = (  # for users
 
 
 def family_of(spec: ModelSpec) -> Family:
-    """Raises BuildError for one that this version does not know; an artefact of another may name it."""
+    """Return the model's family.
+
+    Raises BuildError if this version does not know it, as for a newer artefact.
+    """
     if spec.architecture not in FAMILIES:
         raise BuildError(
             f"architecture `{spec.architecture}` is not known to this version of shortfin-llm, which knows "
@@ -44,17 +47,17 @@ def family_of(spec: ModelSpec) -> Family:
 
 
 def operations(spec: ModelSpec) -> list[Operation]:
-    """The model, from the value `tokens` to the value `logits`."""
+    """List the model's operations, from the value `tokens` to the value `logits`."""
     return list(family_of(spec).operations(spec))
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The tensors that a source must have: GGUF's name -> shape."""
+    """Return the tensors that a source must have: GGUF's name -> shape."""
     return {tensor.name: tensor.shape for tensor in family_of(spec).tensors(spec)}
 
 
 def weight_parts(spec: ModelSpec) -> dict[str, list[ModelTensor]]:
-    """The stored weights, in the order in which an invocation reads them: name -> tensors stacked on rows."""
+    """Return the stored weights, in an invocation's read order: name -> tensors stacked on rows."""
     parts: dict[str, list[ModelTensor]] = {}
     for tensor in family_of(spec).tensors(spec):
         parts.setdefault(tensor.weight, []).append(tensor)
@@ -62,7 +65,7 @@ def weight_parts(spec: ModelSpec) -> dict[str, list[ModelTensor]]:
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The stored weights: name -> shape."""
+    """Return the stored weights: name -> shape."""
     return {name: _shape(parts) for name, parts in weight_parts(spec).items()}
 
 

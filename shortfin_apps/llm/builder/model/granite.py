@@ -1,4 +1,4 @@
-"""Granite's four scalars as values of the spec."""
+"""Granite's four scalars, expressed in values of the spec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multipliers:
-    """`attention` multiplies scores in place of 1 / sqrt(head_dim), `logits` divides logits."""
+    """`attention` multiplies scores instead of 1 / sqrt(head_dim); `logits` divides logits."""
 
     embedding: float = 1.0
     residual: float = 1.0
@@ -18,10 +18,10 @@ class Multipliers:
     logits: float = 1.0
 
     def applied(self, spec: ModelSpec) -> ModelSpec:
-        """The residual stream is kept divided by `residual`, so that what a layer adds needs no factor.
+        """Apply the multipliers to the spec, with the residual stream stored divided by `residual`.
 
-        Its norms give the same values then, with an epsilon divided by the square of that.
-        Raises ArithmeticError for multipliers that give infinite values.
+        Layers then add to it without a factor, and its norms give the same values with an epsilon divided by
+        residual squared. Raises ArithmeticError for multipliers that give infinite values.
         """
         scores = 1.0 if self.attention is None else self.attention * spec.head_dim**0.5
         made = replace(

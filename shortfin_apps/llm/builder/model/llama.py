@@ -1,4 +1,4 @@
-"""Llama, and families that differ by what the spec says: biases, norms, the rotation, windows, experts."""
+"""Llama, and families that the spec distinguishes: biases, norms, the rotation, windows, experts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 
 def tensors(spec: ModelSpec) -> Iterator[ModelTensor]:
-    """Every tensor, in the order in which an invocation reads them; a matrix is [out, in]."""
+    """List every tensor in the order in which an invocation reads them; a matrix is [out, in]."""
     yield _whole("token_embd.weight", (spec.vocab_size, spec.hidden_size))
     for number in range(spec.num_hidden_layers):
         for tensor in _layer(spec, number):
@@ -47,7 +47,7 @@ def tensors(spec: ModelSpec) -> Iterator[ModelTensor]:
 
 
 def _layer(spec: ModelSpec, number: int) -> Iterator[ModelTensor]:
-    """A layer's tensors by their names within it."""
+    """List a layer's tensors by their names in the layer."""
     if spec.delta_net is not None and spec.has_state(number):
         yield from (ModelTensor(*each) for each in _delta_net_tensors(spec, spec.delta_net))
     else:
@@ -60,7 +60,7 @@ def _layer(spec: ModelSpec, number: int) -> Iterator[ModelTensor]:
 
 
 def _attention_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Name, shape, and the stored weight on whose rows it is stacked."""
+    """List name, shape, and the stored weight that stacks the tensor's rows."""
     hidden = spec.hidden_size
     queries = spec.num_attention_heads * spec.head_dim
     keys = spec.num_key_value_heads * spec.head_dim
@@ -93,7 +93,7 @@ def _attention_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], 
 
 
 def _delta_net_tensors(spec: ModelSpec, net: DeltaNet) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """As of `_attention_tensors`."""
+    """List name, shape and stored weight, like `_attention_tensors`."""
     hidden, heads = spec.hidden_size, net.value_heads
     yield "attn_norm.weight", (hidden,), "attn_norm.weight"
     if net.has_fused_inputs:
@@ -142,7 +142,7 @@ def _expert_tensors(hidden: int, experts: RoutedExperts) -> Iterator[ModelTensor
 
 
 def _shared_tensors(hidden: int, features: int) -> Iterator[ModelTensor]:
-    """Those of the expert that all tokens have."""
+    """List the tensors of the expert that all tokens use."""
     yield _whole("ffn_gate_inp_shexp.weight", (1, hidden))
     yield ModelTensor("ffn_gate_shexp.weight", (features, hidden), "ffn_gate_up_shexp.weight")
     yield ModelTensor("ffn_up_shexp.weight", (features, hidden), "ffn_gate_up_shexp.weight")
@@ -152,7 +152,7 @@ def _shared_tensors(hidden: int, features: int) -> Iterator[ModelTensor]:
 def _of_experts(
     count: int, kinds: Sequence[str], weight: str, shape: tuple[int, ...]
 ) -> Iterator[ModelTensor]:
-    """Those of every expert that are stacked into `weight`."""
+    """List the tensors of every expert that are stacked into `weight`."""
     suffix = weight.rpartition(".")[2]
     for number in range(count):
         for kind in kinds:
@@ -160,7 +160,7 @@ def _of_experts(
 
 
 def operations(spec: ModelSpec) -> Iterator[Operation]:
-    """Token ids `tokens` [tokens] i64 -> `logits` [rows, vocab] f32 of each row's last valid token."""
+    """List the operations from `tokens` [tokens] i64 to `logits` [rows, vocab] f32 of rows' last tokens."""
     yield Embed("tokens", "x", "token_embd.weight")
     for number in range(spec.num_hidden_layers):
         yield from (_delta_net if spec.has_state(number) else _attention)(spec, number, f"blk.{number}.")
@@ -223,7 +223,7 @@ def _feed_forward(spec: ModelSpec, block: str) -> Iterator[Operation]:
 
 
 def _before(spec: ModelSpec, x: str, weight: str) -> Operation:
-    """What comes before a layer's matmuls: `x` to the value `normed`."""
+    """Return the operation before a layer's matmuls: `x` to the value `normed`."""
     return Norm(x, "normed", weight) if spec.norms_before else Narrow(x, "normed")
 
 

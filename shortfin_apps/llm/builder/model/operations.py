@@ -1,7 +1,7 @@
-"""The vocabulary in which a model family is written: its tensors, and a layer as a list of operations.
+"""The vocabulary for describing a model family: its tensors, and a layer as a list of operations.
 
-Values are named by strings and may be overwritten: a read gets the value written last.
-Activations are `[tokens, features]`; a weight goes by the name of its parameters' weight (model/family.py).
+Values are named by strings and may be overwritten: a read gets the last written value. Activations are
+`[tokens, features]`; weights are named as in model/family.py.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from shortfin_apps.llm.builder.model.rope import Rotation
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """A source's tensor: GGUF's name for it, its shape, and the stored weight on whose rows it is stacked.
+    """A source's tensor: its GGUF name and shape, and the stored weight that stacks its rows.
 
     It is stored times `scale`, which is 1 unless the weight is a vector. The weight of a layer's experts is
-    [experts, out, in], to which a tensor belongs that is of one `expert`.
+    [experts, out, in]; `expert` is the number of a tensor's expert.
     """
 
     name: str
@@ -28,7 +28,7 @@ class ModelTensor:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Reads the value `x` and writes the value `out`."""
+    """An operation that reads the value `x` and writes the value `out`."""
 
     x: str
     out: str
@@ -51,14 +51,14 @@ class Embed(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Norm(Operation):
-    """RMS norm: [tokens, hidden] f32 -> the same shape, in the type that matmuls read."""
+    """RMS norm: [tokens, hidden] f32 -> the same shape, in the matmuls' activation type."""
 
     weight: str
 
 
 @dataclass(frozen=True, slots=True)
 class AddNormed(Operation):
-    """[tokens, hidden] f32 -> the same shape, f32: the RMS norm of `x`, plus the value `residual`."""
+    """RMS norm of `x` plus the value `residual`: [tokens, hidden] f32 -> the same shape, f32."""
 
     weight: str
     residual: str
@@ -70,7 +70,7 @@ class AddNormed(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Narrow(Operation):
-    """[tokens, hidden] f32 -> the same shape, in the type that matmuls read."""
+    """[tokens, hidden] f32 -> the same shape, in the matmuls' activation type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class NormHeads(Operation):
 
 @dataclass(frozen=True, slots=True)
 class NormWhole(Operation):
-    """As NormHeads, but q is normed as a whole, over all its heads, and so is k.
+    """NormHeads, but over all heads of q together, and over all heads of k.
 
     `weight` [(heads + kv_heads) * head_dim] holds q's weights, then k's.
     """
@@ -114,28 +114,30 @@ class NormWhole(Operation):
 
 @dataclass(frozen=True, slots=True)
 class GatedLinear(Operation):
-    """[tokens, in] -> [tokens, out / 2], in the type that matmuls read: the spec's `activation` of gate,
-    times up, `weight` holding gate and up."""
+    """[tokens, in] -> [tokens, out / 2], in the matmuls' activation type: the activation of gate, times up.
+
+    `weight` holds gate and up; the spec defines the `activation`.
+    """
 
     weight: str
 
 
 @dataclass(frozen=True, slots=True)
 class Route(Operation):
-    """Logits of a router [tokens, experts] f32 -> which experts each token has, with what weights (see
-    RoutedExperts): a value for the two operations below, in whatever form the same kernels read it.
+    """Router logits [tokens, experts] f32 -> each token's experts and their weights (see RoutedExperts).
 
-    Padding has no experts.
+    The result is an input of the two operations below, in a form private to their kernels. Padding has no
+    experts.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class GatedExperts(Operation):
-    """[tokens, in] -> [tokens * experts per token, out / 2], in the type that matmuls read: the GatedLinear
-    of each of a token's experts, most likely first. `weight` is [experts, out, in], `bias` [experts, out] f32
-    is added ahead of the activation, `routing` is Route's value.
+    """[tokens, in] -> [tokens * experts per token, out / 2]: GatedLinear of each of a token's experts.
 
-    Reads no weights of an expert that no token has. What padding gets is undefined.
+    Results are in the matmuls' activation type, most likely expert first. `weight` is [experts, out, in];
+    `bias` [experts, out] f32 is added before the activation; `routing` is Route's value. Weights of experts
+    that no token uses are not read. Results for padding are undefined.
     """
 
     weight: str
@@ -149,9 +151,11 @@ class GatedExperts(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SumExperts(Operation):
-    """[tokens * experts per token, in] -> [tokens, out] f32: the value `residual`, plus each expert's Linear
-    times its weight, most likely first. `weight` is [experts, out, in], and `bias` [experts, out] f32 a part
-    of the Linear; padding gets the residual alone."""
+    """[tokens * experts per token, in] -> [tokens, out] f32: the `residual` plus the experts' Linear results.
+
+    Each is multiplied by the expert's weight, most likely expert first. `weight` is [experts, out, in];
+    `bias` [experts, out] f32 is part of the Linear. Padding gets only the residual.
+    """
 
     weight: str
     routing: str
@@ -165,10 +169,10 @@ class SumExperts(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Attend(Operation):
-    """q, k and v [tokens, qkv features] f32 -> [tokens, heads * head_dim], in the type that matmuls read.
+    """q, k and v [tokens, qkv features] f32 -> [tokens, heads * head_dim], in the matmuls' activation type.
 
-    Turns q and k by the layer's `rotation`, writes k and v to its part of the KV cache, and attends over it,
-    as far as the layer's window reaches (the spec's `window_of`), with its sinks (`sinks_of`).
+    Rotates q and k by the layer's `rotation`, writes k and v to its part of the KV cache, and attends over
+    it, within the layer's window (the spec's `window_of`), with its sinks (`sinks_of`).
     """
 
     layer: int
@@ -177,14 +181,18 @@ class Attend(Operation):
 
 @dataclass(frozen=True, slots=True)
 class DropGates(Operation):
-    """[tokens, q features + qkv features] f32 -> [tokens, qkv features]: q, k and v without the gates of
-    attention's result, which are between q and k."""
+    """[tokens, q features + qkv features] f32 -> [tokens, qkv features]: q, k and v without the gates.
+
+    The gates of attention's result are between q and k.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Gate(Operation):
-    """[tokens, heads * head_dim] -> the same shape and type: `x` times the sigmoid of the gates in `gates`,
-    which is what DropGates reads."""
+    """[tokens, heads * head_dim] -> the same shape and type: `x` times the sigmoid of its gates.
+
+    `gates` names the value that DropGates reads.
+    """
 
     gates: str
 
@@ -195,8 +203,7 @@ class Gate(Operation):
 
 @dataclass(frozen=True, slots=True)
 class GateTokens(Operation):
-    """[tokens, features] -> the same shape and type: `x` times the sigmoid of the value `gates` [tokens, 1]
-    f32."""
+    """[tokens, features] -> the same shape and type: `x` times the sigmoid of `gates` [tokens, 1] f32."""
 
     gates: str
 
@@ -207,16 +214,16 @@ class GateTokens(Operation):
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule(Operation):
-    """The inputs of a gated delta net (DeltaNet) -> [tokens, value features], in the type that matmuls read.
+    """Inputs of a gated delta net (DeltaNet) -> [tokens, value features], in the matmuls' activation type.
 
-    `x` [tokens, channels + value features] f32 are the convolution's inputs and gates of the result; `rates`
-    [tokens, 2 * value_heads] f32 has b before its sigmoid, and what the decay is made of: g is the second
-    half of `steps` times the softplus of that plus the first half. q and k are divided by their lengths, q
-    also by sqrt(key_dim), and the result of each head is an RMS norm of o by `norm`, times the SiLU of its
+    `x` [tokens, channels + value features] f32 holds the convolution's inputs and the result's gates. `rates`
+    [tokens, 2 * value_heads] f32 holds b before its sigmoid, and the inputs of the decay: g is the second
+    half of `steps` times the softplus of the input plus the first half. q and k are divided by their lengths,
+    q also by sqrt(key_dim). The result of each head is an RMS norm of o by `norm`, times the SiLU of its
     gates. Padding yields zeros.
 
-    A layer's state is in its page of the cache's second slab: that of the block of the token before, which
-    is read, and those of the blocks that tokens are in, which have the state behind the last of them.
+    A layer's state is in its pages of the cache's second slab. The page of the preceding token's block is
+    read; the page of each block with tokens receives the state after the last of them.
     """
 
     rates: str
@@ -237,7 +244,7 @@ class LastTokens(Operation):
 
 @dataclass(frozen=True, slots=True)
 class CapLogits(Operation):
-    """[rows, vocab] f32 -> the same shape: cap * tanh(x / cap), of the spec's `logit_cap`."""
+    """[rows, vocab] f32 -> the same shape: cap * tanh(x / cap), with the spec's `logit_cap`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +260,10 @@ class TopK(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Sample(Operation):
-    """Candidates as of TopK -> `out` [rows] i64, the token that a decode loop draws for each row.
+    """TopK's candidates -> `out` [rows] i64, the token that a decode loop draws for each row.
 
-    `logits` [rows, vocab] f32 are what they are the best of. Reads the loop's `sampling` [fields, rows] i64,
-    and advances its `tokens` and `positions` [rows] i64.
+    `logits` [rows, vocab] f32 are the full rows of the candidates. Reads the loop's `sampling` [fields, rows]
+    i64, and advances its `tokens` and `positions` [rows] i64.
     """
 
     indices: str

@@ -1,8 +1,8 @@
-"""Scalings of the rotary embedding, with which a model was extended to longer contexts.
+"""Scalings of the rotary embedding, which extend a model to longer contexts.
 
-Each takes the frequencies [rotated / 2] f64, in radians per position, that the base `theta` alone gives, and
-the most positions that a program is compiled for, `context`.
-Cosines and sines are multiplied by its `magnitude`, and so every score by the square of that.
+Each takes the frequencies [rotated / 2] f64 of the base `theta`, in radians per position, and the maximum
+number of positions that a program is compiled for, `context`. Cosines and sines are multiplied by its
+`magnitude`, and so every score by the square of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Frequencies = npt.NDArray[np.float64]
 
 
 class Rotation(Enum):
-    """How a layer rotates q and k: by the model's base and scaling, by its `local_rope_theta`, or not."""
+    """The rotation of q and k in a layer: by the model's base and scaling, by `local_rope_theta`, or none."""
 
     GLOBAL = auto()
     LOCAL = auto()
@@ -27,7 +27,7 @@ class Rotation(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
-    """All frequencies by `factor` slower (Hugging Face's `rope_type: linear`)."""
+    """Divides all frequencies by `factor` (Hugging Face's `rope_type: linear`)."""
 
     factor: float
 
@@ -41,7 +41,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
-    """Long wavelengths are slowed by `factor`, short ones kept, others blended (`rope_type: llama3`)."""
+    """Divides low frequencies by `factor`, keeps high ones, and blends others (`rope_type: llama3`)."""
 
     factor: float
     low_freq_factor: float
@@ -60,10 +60,10 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnScaling:
-    """YaRN (arXiv:2309.00071, `rope_type: yarn`): as Llama 3's, but blended along the index of a frequency.
+    """YaRN (arXiv:2309.00071, `rope_type: yarn`): like Llama 3's, but blended along the frequency index.
 
-    Those that turn `beta_fast` times or more within the original context are kept, those that turn at most
-    `beta_slow` times slowed; `truncate` rounds both borders outwards to an index.
+    Frequencies that turn `beta_fast` times or more within the original context are kept, and ones that turn
+    at most `beta_slow` times are divided by `factor`; `truncate` rounds both bounds outwards to an index.
     """
 
     factor: float
@@ -87,17 +87,17 @@ class YarnScaling:
         return _blended(frequencies, self.factor, 1 - slowed)
 
     def _index(self, turns: float, count: int, theta: float) -> float:
-        """Where a frequency that turns so often would stand among `count` of them."""
+        """Return the (fractional) index of a frequency with `turns` turns among `count` frequencies."""
         wavelength = self.original_max_position_embeddings / turns
         return count * math.log(wavelength / (2 * math.pi)) / math.log(theta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRopeScaling:
-    """LongRoPE (arXiv:2402.13753): each frequency is divided by a factor of its own.
+    """LongRoPE (arXiv:2402.13753): each frequency is divided by its own factor.
 
-    There are two sets of them: `short_factors` while no context can exceed the original one, and else
-    `long_factors`. Transformers changes them while a sequence grows, which keys in a cache would not follow.
+    `short_factors` apply if no context can exceed the original one, otherwise `long_factors`. Transformers
+    switches between them while a sequence grows, which cached keys could not follow.
     """
 
     short_factors: tuple[float, ...]  # [rotated / 2]
@@ -120,17 +120,17 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
-    """YaRN's temperature for contexts that are longer by `factor`."""
+    """Return YaRN's attention temperature for contexts extended by `factor`."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def longrope_attention_factor(factor: float, original: int) -> float:
-    """LongRoPE's temperature for contexts that are longer than the `original` by `factor`."""
+    """Return LongRoPE's attention temperature for contexts extended by `factor` from `original`."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _blended(frequencies: Frequencies, factor: float, kept: Frequencies) -> Frequencies:
-    """`frequencies` where `kept` is 1 or more, those slowed by `factor` where it is 0 or less."""
+    """Keep `frequencies` where `kept` is 1 or more, divide by `factor` where it is 0 or less, else blend."""
     share = np.clip(kept, 0.0, 1.0)
     blended: Frequencies = frequencies * (share + (1 - share) / factor)
     return blended

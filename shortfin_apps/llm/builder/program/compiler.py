@@ -1,4 +1,4 @@
-"""Compiles a model's graph to a VMFB with the IREE compiler."""
+"""Compile a model's graph to a VMFB with the IREE compiler."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from shortfin_apps.llm.errors import BuildError
 
 __all__ = ["CompileResult", "compile_model", "parameter_types"]
 
-# For heads of 16 or 32 elements, the attention of entries of a fixed size (`--extend-sizes`) makes LLVM's
-# load and store vectorizer run for ever, in IREE 3.9 for gfx942 at least.
+# With heads of 16 or 32 elements, the attention of fixed-size entries (`--extend-sizes`) sends LLVM's load
+# and store vectorizer into an endless loop, at least in IREE 3.9 for gfx942.
 _SMALLEST_SOUND_HEAD = 64
 _NO_VECTORIZED_LOADS = "--amdgpu-load-store-vectorizer=0"
 
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """A compilation: `entries` are without the `$async` suffix; `kernels` say what each kind of operation is
-    computed by, and why."""
+    """The result of a compilation.
+
+    `entries` are without the `$async` suffix. `kernels` state the kernel of each kind of operation, and why.
+    """
 
     compiler_version: str
     flags: tuple[str, ...]
@@ -46,11 +48,11 @@ def compile_model(
     out: Path,
     on_progress: Callable[[str], None] | None = None,
 ) -> CompileResult:
-    """Writes the VMFB of `spec` to `out`, whole or not at all.
+    """Compile `spec` and write the VMFB to `out`, completely or not at all.
 
-    The module reads the parameters that `parameter_types` lists, in scope `model`. Raises BuildError when
-    the target is unknown or the compiler fails, OSError when the disk is full; an interrupt stops the
-    compiler and leaves nothing behind.
+    The module reads the parameters that `parameter_types` lists, in scope `model`. Raises BuildError if the
+    target is unknown or the compiler fails, OSError if the disk is full. An interrupt stops the compiler and
+    leaves no files.
     """
     report = on_progress or (lambda _: None)
     target = resolve_target(options.device)
@@ -71,15 +73,15 @@ def _flags_for(spec: ModelSpec, options: BuildOptions, target: Target) -> tuple[
 
 
 def compile_text(text: str, flags: tuple[str, ...], out: Path) -> None:
-    """Compiles MLIR `text` to `out`, through a temporary folder beside it.
+    """Compile MLIR `text` to `out`, through a temporary folder next to it.
 
-    Only the input is verified. Verification between passes takes up to a third of the compile time, and does
+    Only the input is verified. Verification between passes takes up to a third of the compile time and does
     not change the program.
     """
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         source, made = Path(folder, "model.mlir"), Path(folder, "model.vmfb")
         source.write_text(text, encoding="utf-8")
-        # subprocess.run kills the compiler when an exception (an interrupt, say) passes through it.
+        # subprocess.run kills the compiler when an exception such as an interrupt passes through it.
         run = subprocess.run(
             [find_tool("iree-compile"), str(source), "-o", str(made), "--verify=false", *flags],
             capture_output=True,

@@ -1,4 +1,4 @@
-"""Writes the module's entries: functions of the ABI in `abi.py`, around a body that computes the model.
+"""Write the module's entries: functions with the ABI in `abi.py` around a body that computes the model.
 
 Entries follow IREE's coarse-fences model (`name$async`, two fences last). Their reflection data declares
 their types, and that only dispatches write the cache.
@@ -25,13 +25,13 @@ from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tenso
 from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, LeftRows, Values
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 
-# Rows that an `extend_t{T}` whose caller owns its results has room for. Each row has logits, and as many rows
-# as the largest decode has share its memory.
+# Row limit of an `extend_t{T}` entry with caller-owned results. Every row needs memory for its logits, which
+# is shared with the largest decode; that has as many rows.
 MOST_PACKED_ROWS = 256
 
-CACHES = ("cache", "window_cache")  # the slabs, as arguments
+CACHES = ("cache", "window_cache")  # argument names of the slabs
 
-# The slabs of the cache by the layers that they are for: elements of a page.
+# Slabs of the cache: elements per page, by the layers that share the slab.
 Slabs = Mapping[tuple[int, ...], int]
 Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
 Draw = Callable[[Emitter, LeftRows], Tensor]
@@ -39,7 +39,7 @@ DrawAdjusted = Callable[[Emitter, AdjustedRows], Tensor]
 
 
 def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry]:
-    """Every entry that the options ask for; kernels that sample may be able to draw from whole rows."""
+    """List every entry that the options ask for; `draws_rows` adds the entries that sample from full rows."""
     sizes = options.prefill_batch_sizes
     return [
         *(Entry(EntryFamily.PREFILL, n, None) for n in sizes),
@@ -55,9 +55,9 @@ def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry
 def write_entry(
     entry: Entry, options: BuildOptions, slabs: Slabs, body: Body, *, static_workspace: bool
 ) -> str:
-    """The function's MLIR; `body` computes values, indices and logits from the imported tensors.
+    """Return the function's MLIR; `body` computes values, indices and logits from the imported tensors.
 
-    With `static_workspace` the size of what `body` needs in between does not depend on the block table's.
+    With `static_workspace`, the size of the temporaries of `body` does not depend on the block table's size.
     """
     e = Emitter()
     tokens, batch = _arguments(e, entry, options, slabs)
@@ -76,7 +76,7 @@ def write_entry(
 def write_decode_loop(
     entry: Entry, options: BuildOptions, slabs: Slabs, body: Body, *, static_workspace: bool
 ) -> str:
-    """The same for a decode whose `body` samples a token for each row, and advances the loop's state."""
+    """Return the MLIR of a decode loop: `body` samples a token for each row and advances the loop's state."""
     e = Emitter()
     rows = entry.rows
     assert rows is not None, "a decode loop has a fixed number of rows"
@@ -95,7 +95,7 @@ def write_decode_loop(
 def write_sample(
     entry: Entry, options: BuildOptions, vocab_size: int, draw: Draw, *, static_workspace: bool
 ) -> str:
-    """The MLIR of a function that draws tokens from rows which another entry has left on the device."""
+    """Return the MLIR of a function that draws tokens from rows that another entry left on the device."""
     e = Emitter()
     rows = entry.rows
     assert rows is not None, "a `sample` has a fixed number of rows"
@@ -118,7 +118,7 @@ def write_sample(
 def write_adjusted_sample(
     entry: Entry, vocab_size: int, draw: DrawAdjusted, *, static_workspace: bool
 ) -> str:
-    """The same for one that adjusts the rows' logits before."""
+    """Return the MLIR of a function that adjusts the rows' logits, then draws tokens."""
     e = Emitter()
     dynamic: dict[str, Sequence[Dim]] = {
         "logits": (_dim(e, "logits", 0), 1, vocab_size),
@@ -135,13 +135,13 @@ def write_adjusted_sample(
 
 
 def _bounded(batch: Batch) -> Dim:
-    """The number of rows, bounded where rows are packed in a fixed number of tokens."""
+    """Return the number of rows, bounded if rows are packed in a fixed number of tokens."""
     if isinstance(batch.rows, str) and isinstance(batch.tokens, int):
         return Bounded(batch.rows, min(batch.tokens, MOST_PACKED_ROWS))
     return batch.rows
 
 
-# Of a row of a decode loop, which is padding if its position is negative.
+# A negative position marks a row of a decode loop as padding.
 _START = """\
   %zero = arith.constant 0 : i64
   %y = arith.maxsi %a, %zero : i64
@@ -161,9 +161,9 @@ def _function(
     *,
     owned: bool,
 ) -> str:
-    """The lines emitted so far as the function of an entry, which writes tensors over arguments `in_place`.
+    """Wrap the emitted lines in an entry's function, which writes tensors over the arguments `in_place`.
 
-    `types` are those of its arguments. With `owned`, results and workspace belong to the caller.
+    `types` are the argument types. With `owned`, results and workspace belong to the caller.
     """
     names = list(types)
     if owned:
@@ -191,7 +191,7 @@ def _function(
 
 
 def _arguments(e: Emitter, entry: Entry, options: BuildOptions, slabs: Slabs) -> tuple[Tensor, Batch]:
-    """Imports the arguments: token ids `[tokens]` i64, and the batch that they belong to."""
+    """Import the arguments: token ids `[tokens]` i64, and the batch that they belong to."""
     is_packed = entry.layout() is Layout.PACKED
     length = entry.length or _dim(e, "tokens", 0 if is_packed else 1)
     rows = entry.rows or _dim(e, "offsets", 0)
@@ -214,7 +214,7 @@ def _batch(
     length: Dim = 1,
     offsets: Tensor | None = None,
 ) -> Batch:
-    """The batch of rows of `length` tokens, or of as many in total where rows have `offsets`.
+    """Return the batch: rows of `length` tokens, or with `offsets`, rows of `length` tokens in total.
 
     Imports the block tables and the slabs of the cache.
     """
@@ -238,19 +238,19 @@ def _batch(
 def _slab(
     e: Emitter, rows: Dim, layers: Sequence[int], elements: int, options: BuildOptions, *, of_windows: bool
 ) -> Slab:
-    """Imports a slab and its block table; the second one is of layers with a window."""
+    """Import a slab and its block table; the second slab holds the layers with a window."""
     table, name = BLOCK_TABLES[of_windows], CACHES[of_windows]
     return Slab(
         layers=layers,
         blocks=_import(e, table, (rows, _dim(e, table, 1)), "i64"),
-        # `consume` hands the buffer over to the function; without it every call copies the cache.
+        # `consume` hands the buffer to the function; without it, every call copies the cache.
         cache=_import(e, name, (_dim(e, name, 0), elements), options.cache_dtype, "consume "),
         suffix="_in_windows" if of_windows else "",
     )
 
 
 def _caches(batch: Batch) -> dict[str, Tensor]:
-    """What is written over each slab."""
+    """Map each slab's argument to the tensor written over it."""
     return {name: slab.cache for name, slab in zip(CACHES, batch.slabs, strict=False)}
 
 
@@ -270,9 +270,9 @@ def _import(e: Emitter, name: str, shape: Sequence[Dim], dtype: str, how: str = 
 def _return(
     e: Emitter, results: Mapping[str, Tensor], in_place: Mapping[str, Tensor], workspace: str | None = None
 ) -> None:
-    """Returns `results`, and writes each tensor of `in_place` over the argument of that name.
+    """Return `results`, and write each tensor of `in_place` over the argument of that name.
 
-    What is computed on the way lies in the argument `workspace`, else in memory that the function allocates.
+    Temporaries use the argument `workspace`, or memory that the function allocates if it is None.
     """
     written = [_alias(e, argument, t) for argument, t in in_place.items()]
     if workspace is not None:
@@ -293,20 +293,20 @@ def _return(
 
 
 def _alias(e: Emitter, argument: str, t: Tensor) -> Tensor:
-    """`t`, written over the argument."""
+    """Write `t` over the argument."""
     written = f"{t.name} : {t.sized_type} to %{argument} : !hal.buffer_view"
     return e.tensor(f"hal.tensor.alias wait(%wait) => {written}", t.shape, t.dtype)
 
 
 def _with_transients(e: Emitter, t: Tensor, storage: str) -> Tensor:
-    """`t`, computed with nothing but `storage`, a !hal.buffer, for what lies in between."""
+    """Compute `t` with all temporaries in `storage`, a !hal.buffer."""
     return e.tensor(
         f"hal.tensor.transients {t.name} : {t.sized_type} from {storage} : !hal.buffer", t.shape, t.dtype
     )
 
 
 def _argument_types(entry: Entry, options: BuildOptions, slabs: Slabs) -> dict[str, str]:
-    """The arguments of an entry that computes tokens, by name and in order."""
+    """Return the argument types of an entry that computes tokens, by name and in order."""
     shapes = _shapes_of(entry, has_windows=len(slabs) > 1)
     caches = {
         name: tensor_type(("?", elements), options.cache_dtype)
@@ -321,7 +321,7 @@ def _shapes_of(entry: Entry, *, has_windows: bool = False) -> dict[str, list[Dim
 
 
 def _declaration(entry: Entry, types: Iterable[str], results: list[Tensor]) -> str:
-    """The signature as IREE declares its own entries; `runtime/declaration.py` parses it."""
+    """Return the signature as IREE declares its own entries; `runtime/declaration.py` parses it."""
     ins = ", ".join(f"%input{i}: {kind}" for i, kind in enumerate(types))
     outs = ", ".join(f"%output{i}: {t.type}" for i, t in enumerate(results))
     return f"async func @{entry.name}({ins}) -> ({outs})"

@@ -1,7 +1,7 @@
 """The compiled module: a decoder over a paged cache, as MLIR text.
 
-The model itself is in model/, the kernels that a target computes it with in lowering/, and what an entry
-looks like from outside in entry.py.
+model/ defines the model, lowering/ the kernels that a target computes it with, and entry.py the entries'
+external interface.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOOP_RESULTS = ("token_ids", "tokens", "positions")
 
 
 class ModelModule:
-    """The module of one model for one target. `choices` are the kernels it is made of, and why."""
+    """The module of one model for one target; `choices` are its kernels and the reasons for them."""
 
     def __init__(self, spec: ModelSpec, options: BuildOptions, target: Target) -> None:
         self._spec = spec = within(spec, context_length(spec, options))
@@ -49,7 +49,7 @@ class ModelModule:
         return entries_of(self._options, draws_rows=self._lowering.draws_rows)
 
     def text(self) -> str:
-        """The MLIR text of all entries, in a module named `module`."""
+        """Return the MLIR text of all entries, in a module named `module`."""
         functions = [self._function(entry) for entry in self.entries]
         declarations = [
             *self._weights.declarations(),

@@ -1,1 +1,1 @@
-"""The forward pass in numpy, f32 and dense: what a compiled model is compared with."""
+"""The reference forward pass for compiled models: in numpy, f32 and dense."""

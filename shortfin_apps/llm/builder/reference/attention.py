@@ -1,4 +1,4 @@
-"""Attention over what a sequence has in its cache, whose keys are rotated."""
+"""Attention over a sequence's cache, with rotated keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F32 = npt.NDArray[np.float32]
 
 
 def projected(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32:
-    """[tokens, heads, head_dim]: q, k and v before the rotation."""
+    """Project to q, k and v before the rotation: [tokens, heads, head_dim]."""
     weight, queries = block["attn_qkv.weight"], spec.num_attention_heads * spec.head_dim
     if spec.attention_gate:
         weight = np.delete(weight, slice(queries, 2 * queries), axis=0)
@@ -43,7 +43,7 @@ def gates(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32:
 
 
 def quantised_heads(x: F32) -> tuple[npt.NDArray[np.int8], F32]:
-    """x [.., head_dim] in 8 bits, and the scale [..] of each head: its largest magnitude / 127."""
+    """Quantise x [.., head_dim] to 8 bits; return it and the heads' scales [..]: largest magnitude / 127."""
     scales = np.abs(x).max(axis=-1) / np.float32(127)
     divisors = np.where(scales > 0, scales, np.float32(1))[..., None]
     return np.rint(x / divisors).astype(np.int8), scales

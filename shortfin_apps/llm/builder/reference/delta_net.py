@@ -15,7 +15,7 @@ F32 = npt.NDArray[np.float32]
 
 
 def delta_net(spec: ModelSpec, net: DeltaNet, x: F32, block: Mapping[str, F32]) -> F32:
-    """[tokens, value features], from position 0 on."""
+    """Compute [tokens, value features] for a sequence that starts at position 0."""
     mixed, gates = np.split(x @ block["ssm_in.weight"].T, [net.channels], axis=1)
     padded = np.concatenate([np.zeros((net.taps - 1, net.channels), np.float32), mixed])
     taps = block["ssm_conv1d.weight"].T

@@ -32,13 +32,13 @@ def routed(spec: ModelSpec, experts: RoutedExperts, x: F32, block: Mapping[str, 
 
 
 def _projections(block: Mapping[str, F32], name: str) -> tuple[F32, F32]:
-    """The weights [experts, out, in] and biases [experts, out]."""
+    """Return the weights [experts, out, in] and biases [experts, out]."""
     weight = block[f"{name}.weight"]
     return weight, block.get(f"{name}.bias", np.zeros(weight.shape[:2], np.float32))
 
 
 def route(experts: RoutedExperts, logits: F32) -> tuple[npt.NDArray[np.int64], F32]:
-    """Each token's experts, most likely first, and their weights [tokens, experts of each]."""
+    """Return each token's experts, most likely first, and their weights [tokens, experts per token]."""
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     chosen = np.argsort(-logits, axis=-1, kind="stable")[:, : experts.per_token]

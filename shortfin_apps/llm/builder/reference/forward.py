@@ -1,4 +1,4 @@
-"""The forward pass, layer by layer: whoever calls it need not hold more than one layer's weights."""
+"""The forward pass, layer by layer, so that callers need only one layer's weights in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Weights = Mapping[str, F32]
 
 @dataclass(frozen=True, slots=True)
 class KeysValues:
-    """K, already rotated, and V of a layer, as the cache has them: [tokens, kv_heads, head_dim]."""
+    """K, already rotated, and V of a layer, as in the cache: [tokens, kv_heads, head_dim]."""
 
     keys: F32
     values: F32
@@ -41,11 +41,11 @@ def forward(
     past: F32 | None = None,
     has_quantised_cache: bool = False,
 ) -> F32:
-    """Logits [tokens, vocab] of one sequence.
+    """Compute the logits [tokens, vocab] of one sequence.
 
     `past` [layers, 2, positions, kv_heads, head_dim] is K and V of the positions before `tokens`, K already
-    rotated; without it the sequence starts at position 0. With a quantised cache, K and V of `tokens` are
-    rounded to 8 bits as `quantised_heads` does.
+    rotated; without it, the sequence starts at position 0. With a quantised cache, K and V of `tokens` are
+    rounded to 8 bits, as in `quantised_heads`.
     """
     if past is None:
         past = np.zeros((spec.num_hidden_layers, 2, 0, spec.num_key_value_heads, spec.head_dim), np.float32)
@@ -57,18 +57,18 @@ def forward(
 
 
 def embedded(spec: ModelSpec, rows: F32) -> F32:
-    """What the first layer reads, of rows [tokens, hidden] of the embedding."""
+    """Scale rows [tokens, hidden] of the embedding to the first layer's input."""
     scaled: F32 = rows * np.float32(spec.embedding_scale)
     return scaled
 
 
 def normed(spec: ModelSpec, x: F32, weight: F32) -> F32:
-    """What the head multiplies."""
+    """Norm the last layer's output for the head."""
     return rms_norm(spec, x, weight)
 
 
 def block_of(weights: Weights, layer: int) -> dict[str, F32]:
-    """The layer's own weights by their names behind `blk.N.`."""
+    """Return the layer's own weights, by their names without `blk.N.`."""
     prefix = f"blk.{layer}."
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
@@ -81,10 +81,10 @@ def run_layer(
     past: F32 | None = None,
     has_quantised_cache: bool = False,
 ) -> tuple[F32, KeysValues | None]:
-    """The residual stream [tokens, hidden] behind the layer, and what it adds to the cache.
+    """Run a layer; return the residual stream [tokens, hidden] and the layer's new cache entries.
 
-    `past` [2, positions, kv_heads, head_dim] is K and V of the positions before. A layer with a state adds
-    none, and must start at position 0.
+    `past` [2, positions, kv_heads, head_dim] is K and V of the preceding positions. A layer with a state has
+    no cache entries and must start at position 0.
     """
     if past is None:
         past = np.zeros((2, 0, spec.num_key_value_heads, spec.head_dim), np.float32)
@@ -99,7 +99,7 @@ def run_layer(
 def _mixed(
     spec: ModelSpec, layer: int, block: Weights, h: F32, past: F32, has_quantised_cache: bool
 ) -> tuple[F32, KeysValues | None]:
-    """What attention, or the state, adds to each token."""
+    """Compute the contribution of attention, or of the state, to each token."""
     if spec.delta_net is not None and spec.has_state(layer):
         assert not past.shape[1], "a state is not among keys and values"
         return delta_net(spec, spec.delta_net, h, block) @ block["ssm_out.weight"].T, None

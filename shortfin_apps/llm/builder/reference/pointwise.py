@@ -1,4 +1,4 @@
-"""Norms, caps and the feed-forward's activation, f32."""
+"""Norms, caps and the feed-forward's activation, in f32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def activated(spec: ModelSpec, gate: F32) -> F32:
 
 
 def gated(spec: ModelSpec, both: F32) -> F32:
-    """[.., 2 * features], gate and up -> [.., features]."""
+    """Combine gate and up: [.., 2 * features] -> [.., features]."""
     gate, up = np.split(both, 2, axis=-1)
     if spec.activation != "clamped":
         return activated(spec, gate) * up

@@ -1,4 +1,4 @@
-"""Rotary position embedding by its definition, case by case as in the papers' code."""
+"""Rotary position embedding by definition, case by case as in the papers' code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rotate(x: F32, cos: F32, sin: F32) -> F32:
 
 
 def rotary(spec: ModelSpec, start: int, tokens: int, way: Rotation) -> tuple[F32, F32]:
-    """[tokens, 1, head_dim / 2] each, for programs of the longest context."""
+    """Return cosines and sines, [tokens, 1, head_dim / 2] each, for programs of the maximum context."""
     rotated = spec.rotated_dim or spec.head_dim
     if way is Rotation.LOCAL:
         assert spec.local_rope_theta is not None
@@ -44,7 +44,7 @@ def rotary(spec: ModelSpec, start: int, tokens: int, way: Rotation) -> tuple[F32
 
 
 def _scaled(spec: ModelSpec, index: int, frequency: float) -> float:
-    """The frequency after the model's scaling, case by case as in the papers' code."""
+    """Scale a frequency as the model does, case by case as in the papers' code."""
     match spec.rope_scaling:
         case None:
             return frequency

@@ -1,1 +1,1 @@
-"""Makes the artefact's self-test: what the reference computes for a few prompts."""
+"""The artefact's self-test: the reference's results for a few prompts."""

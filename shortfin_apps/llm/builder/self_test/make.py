@@ -1,6 +1,6 @@
-"""Computes a self-test with the reference, one layer's weights in memory at a time.
+"""Compute a self-test with the reference, with one layer's weights in memory at a time.
 
-It needs no device, so that of an artefact for another machine is made as any other.
+It needs no device, so artefacts for other machines get their self-tests in the same way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ Tokens = npt.NDArray[np.int64]
 
 SEED = 2011
 NUM_SAMPLED = 64
-# Texts, as of tokens at random, which a model has never seen in a row, some are far off in types of few bits.
+# Real texts: models have never seen random tokens in sequence, and some types of few bits are far off on
+# them.
 TEXTS = (
     "The quick brown fox jumps over the lazy dog. Once upon a time, in a small village by the sea, there "
     "lived an old clockmaker who repaired everything that people brought to him: watches, toys and radios. ",
@@ -48,7 +49,7 @@ TEXTS = (
 def make_self_test(
     source: ModelSource, options: BuildOptions, target: Target, on_progress: Callable[[int], None]
 ) -> SelfTestFile:
-    """The self-test of what is built of `source`. `on_progress` is told each layer that is done."""
+    """Compute the self-test of a build of `source`; call `on_progress` after each layer."""
     spec = _built_spec(source.spec, options)
     layout = TestLayout.of(options.block_seq_stride, spec.max_position_embeddings)
     rng = np.random.default_rng(SEED)
@@ -85,13 +86,13 @@ def make_self_test(
 
 
 def _built_spec(spec: ModelSpec, options: BuildOptions) -> ModelSpec:
-    """The model within the context that it is built for, by which some rotations and windows are chosen."""
+    """Limit the model to the context it is built for, which selects some rotations and windows."""
     context = context_length(spec, options)
     return replace(within(spec, context), max_position_embeddings=context)
 
 
 def _prompts(source: ModelSource, length: int) -> list[Tokens]:
-    """The first `length` tokens of each text, which is repeated if it has fewer."""
+    """Return the first `length` tokens of each text, repeating shorter texts."""
     files = source.tokenizer_files()
     try:
         tokenizer = Tokenizer.from_str(files.tokenizer)
@@ -108,7 +109,7 @@ def _embed(spec: ModelSpec, weights: StoredWeights, tokens: Tokens) -> F32:
 
 
 def _logits(spec: ModelSpec, weights: StoredWeights, streams: Sequence[F32]) -> list[F32]:
-    """[positions, vocab] of each stream [positions, hidden]."""
+    """Compute logits [positions, vocab] for each stream [positions, hidden]."""
     norm = weights.whole("output_norm.weight")
     hidden = np.concatenate([normed(spec, x, norm) for x in streams])
     products = [hidden @ rows.T for rows in weights.slices(spec.head_weight)]
@@ -127,7 +128,7 @@ def _expected(position: int, row: F32, sample_ids: npt.NDArray[np.int64]) -> Exp
 
 
 def _page_sums(layer: int, kept: KeysValues | None, layout: TestLayout) -> list[PageSums]:
-    """Those of a layer; a state has none."""
+    """Sum the cache entries of a layer by page; a state has none."""
     if kept is None:
         return []
     return [
@@ -148,7 +149,7 @@ def _sums(x: F32) -> tuple[float, float]:
 
 
 def _rounded(values: F32) -> tuple[float, ...]:
-    """In six digits, which is more than any tolerance sees."""
+    """Round to six digits, which is finer than any tolerance."""
     return tuple(_significant(value) for value in values)
 
 

@@ -29,11 +29,11 @@ from shortfin_apps.llm.builder.weights.write import Weight, plan_weights
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 
-HEAD_ROWS = 8192  # of the embedding or head that are f32 at a time
+HEAD_ROWS = 8192  # rows of the embedding or head converted to f32 at a time
 
 
 class StoredWeights:
-    """The weights of a source as the target's parameters hold them, read one layer at a time."""
+    """A source's weights with the values of the target's parameters, read one layer at a time."""
 
     def __init__(self, source: ModelSource, options: BuildOptions, target: Target) -> None:
         self._source = source
@@ -46,23 +46,23 @@ class StoredWeights:
         return list(weight_shapes(self._source.spec))
 
     def whole(self, name: str) -> F32:
-        """A weight of its own shape."""
+        """Return a weight in its own shape."""
         weight = self._plan[name]
         matrices = [_worth(self._load(each), self._layout(name), self._options) for each in weight.matrices()]
         return matrices[0] if weight.experts is None else np.stack(matrices)
 
     def block(self, layer: int) -> dict[str, F32]:
-        """The layer's weights by their names behind `blk.N.`."""
+        """Return the layer's weights, by their names without `blk.N.`."""
         prefix = f"blk.{layer}."
         names = [name for name in self._plan if name.startswith(prefix)]
         return {name.removeprefix(prefix): self.whole(name) for name in names}
 
     def rows(self, name: str, indices: npt.NDArray[np.intp]) -> F32:
-        """Some rows of a matrix."""
+        """Return some rows of a matrix."""
         return _worth(_taken(self._load(self._plan[name]), indices), self._layout(name), self._options)
 
     def slices(self, name: str) -> Iterator[F32]:
-        """All rows of a matrix, HEAD_ROWS at a time."""
+        """Yield all rows of a matrix, HEAD_ROWS at a time."""
         value, layout = self._load(self._plan[name]), self._layout(name)
         count = len(value.quants if isinstance(value, Blocks) else value)
         for begin in range(0, count, HEAD_ROWS):
@@ -82,7 +82,7 @@ def _taken(value: Array | Blocks, rows: npt.NDArray[np.intp]) -> Array | Blocks:
 
 
 def _worth(value: Array | Blocks, layout: WeightLayout, options: BuildOptions) -> F32:
-    """What `value` is worth once it is stored. Every layout stores a row by itself."""
+    """Return `value` after a round trip through storage; every layout stores rows independently."""
     if isinstance(value, Blocks):
         return value.dequantise()
     quants: Array

@@ -1,1 +1,1 @@
-"""Model sources: one module per kind; `catalogue.open_source` picks the one for a given name."""
+"""Model sources: one module per kind; `catalogue.open_source` selects one by name."""

@@ -1,4 +1,4 @@
-"""`ModelSource`: the interface of every source of weights, and the checks that they share."""
+"""`ModelSource`: the interface of every source of weights, and checks common to all sources."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from shortfin_apps.llm.errors import BuildError
 
 Array = npt.NDArray[Any]
 Model = TypeVar("Model", bound=BaseModel)
-# Lists that have an item for each layer are made before the layers' tensors are looked for.
+# Limited, as lists with an item per layer are created before the layers' tensors are looked up.
 LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
-# JSON has numbers of any length; these can be converted to floats, multiplied and printed.
+# Limited, as JSON numbers have any length; these can be converted to floats, multiplied and printed.
 Size = Annotated[int, Field(gt=0, lt=1 << 63)]
 
 
@@ -34,8 +34,8 @@ Size = Annotated[int, Field(gt=0, lt=1 << 63)]
 class TokenizerFiles:
     """The content of `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`.
 
-    `config` has `bos_token`, `eos_token`, `pad_token`, `unk_token`, `add_bos_token` and `chat_template`
-    as far as the source knows them; `generation` has `eos_token_id` as a list, and sampling defaults.
+    `config` has `bos_token`, `eos_token`, `pad_token`, `unk_token`, `add_bos_token` and `chat_template`, if
+    the source provides them; `generation` has `eos_token_id` as a list, and sampling defaults.
     """
 
     tokenizer: str
@@ -44,7 +44,7 @@ class TokenizerFiles:
 
 
 def templates(template: object, named: Mapping[str, str]) -> object:
-    """`chat_template` of a `tokenizer_config.json` with further ones; the last one of a name counts."""
+    """Add named templates to a `tokenizer_config.json`'s `chat_template`; the last of a name counts."""
     if not named:
         return template
     default = [{"name": "default", "template": template}] if isinstance(template, str) else []
@@ -57,7 +57,7 @@ class Quantisation:
     """The quantisation of a source's weights.
 
     `name` is the source's name for it, `weights` the closest type that `build` offers, and `kept` whether
-    that type keeps the source's quants.
+    this type keeps the source's quants.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Quantisation:
 
 
 class ModelSource(ABC):
-    """A model to build from. `sha256` is the hash of everything read from it."""
+    """A model to build from; `sha256` is the hash of everything read from it."""
 
     spec: ModelSpec
     sha256: str
@@ -78,36 +78,36 @@ class ModelSource(ABC):
 
     @abstractmethod
     def tensor(self, name: str) -> Array:
-        """Reads one tensor of `tensor_shapes(spec)`, in any float dtype.
+        """Read one tensor of `tensor_shapes(spec)`, in any float dtype.
 
-        Rows of q and k are in the order that ModelSpec has. Raises BuildError.
+        Rows of q and k are in ModelSpec's order. Raises BuildError.
         """
 
     def blocks(self, name: str) -> Blocks | None:
-        """The tensor's quantised blocks, rows as in `tensor`; None if it has none that ours can keep."""
+        """Return the tensor's quantised blocks, with rows as in `tensor`; None if no block type fits."""
         return None
 
     def block_type(self, name: str) -> BlockType | None:
-        """The type of `blocks`, or what is nearest to that of others; None for floats."""
+        """Return the type of `blocks`, or the nearest for other quantised types; None for floats."""
         return None
 
     @abstractmethod
     def tokenizer_files(self) -> TokenizerFiles:
-        """The tokenizer's files. Raises BuildError when it is missing or of an unsupported kind."""
+        """Return the tokenizer's files. Raises BuildError if it is missing or of an unsupported kind."""
 
 
 def row_order(spec: ModelSpec, name: str) -> npt.NDArray[np.intp] | None:
-    """The row in a file of each row of tensor `name`, where a file's heads begin with all that rotates, and
-    those of gated delta nets have all their projections together if these are one tensor.
+    """Return the file's row index of each row of tensor `name`; None if the order is the same.
 
-    None if their order is the same.
+    Heads in a file start with all elements that rotate. Gated delta nets in a file have all their projections
+    together if these are one tensor.
     """
     queries, keys = spec.num_attention_heads, spec.num_key_value_heads
     if spec.delta_net and name.startswith("blk.") and spec.has_state(int(name.split(".")[1])):
         return delta_row_order(spec.delta_net, name)
     if spec.attention_gate and name.endswith(".attn_q.weight"):
         return _ungated_row_order(spec)
-    normed = (queries, keys) if spec.whole_qk_norm else (1, 1)  # heads that norms have weights for
+    normed = (queries, keys) if spec.whole_qk_norm else (1, 1)  # number of heads in the norms' weights
     heads = {
         "attn_q": queries,
         "attn_k": keys,
@@ -125,7 +125,7 @@ def row_order(spec: ModelSpec, name: str) -> npt.NDArray[np.intp] | None:
 
 
 def _head_row_order(spec: ModelSpec) -> npt.NDArray[np.intp]:
-    """The row in a file's head of each row of a head of q or k."""
+    """Return the row in a file's head of each row of a head of q or k."""
     if spec.rotated_dim is None:
         return np.arange(spec.head_dim)
     half, kept = spec.rotated_dim // 2, (spec.head_dim - spec.rotated_dim) // 2
@@ -134,14 +134,17 @@ def _head_row_order(spec: ModelSpec) -> npt.NDArray[np.intp]:
 
 
 def _ungated_row_order(spec: ModelSpec) -> npt.NDArray[np.intp]:
-    """The same of q with its gates, which follow each head in a file, and all heads here."""
+    """Return the file's row index of each row of q and its gates.
+
+    In a file, the gates follow each head; here, they follow all heads.
+    """
     file = np.arange(2 * spec.num_attention_heads * spec.head_dim)
     heads = file.reshape(spec.num_attention_heads, 2, spec.head_dim)
     return np.concatenate([heads[:, 0, _head_row_order(spec)].reshape(-1), heads[:, 1].reshape(-1)])
 
 
 def check_spec(where: str, spec: ModelSpec) -> None:
-    """Raises BuildError for inconsistent sizes; `where` names the source."""
+    """Raise BuildError for inconsistent sizes; `where` names the source."""
     if spec.num_attention_heads % spec.num_key_value_heads:
         raise BuildError(
             f"{where}: {spec.num_attention_heads} attention heads do not divide among "
@@ -183,10 +186,10 @@ def _check_delta_net(where: str, spec: ModelSpec) -> None:
 
 
 def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises BuildError unless `found` is exactly what `tensor_shapes(spec)` asks for."""
+    """Raise BuildError unless `found` is exactly what `tensor_shapes(spec)` requires."""
     layers = spec.num_hidden_layers
     experts = sum(each.count for each in map(spec.experts_of, range(layers)) if each is not None)
-    if layers + experts > len(found):  # before naming the tensors of so many
+    if layers + experts > len(found):  # checked before generating that many tensor names
         beside = f" and {experts} experts" if experts else ""
         raise BuildError(f"{where}: {len(found)} tensors are too few for {layers} layers{beside}")
     expected = tensor_shapes(spec)
@@ -203,17 +206,17 @@ def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ..
 
 
 def supported_models() -> str:
-    """The models that can be built, for an error's end."""
+    """Return the models that can be built, as the end of an error message."""
     return f"{SUPPORTED} (architecture {' or '.join(f'`{name}`' for name in FAMILIES)})"
 
 
 def unsupported(where: str, what: str) -> BuildError:
-    """The error for an unsupported model; `what` names the feature that is not supported."""
+    """Return the error for an unsupported model; `what` names the unsupported feature."""
     return BuildError(f"{where}: {what} is not supported; supported are {supported_models()}")
 
 
 def parse(where: str, kind: type[Model], raw: object) -> Model:
-    """Validates `raw` with a pydantic model. Raises BuildError naming the first invalid field."""
+    """Validate `raw` with a pydantic model. Raises BuildError naming the first invalid field."""
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
@@ -224,7 +227,7 @@ def parse(where: str, kind: type[Model], raw: object) -> Model:
 
 @contextmanager
 def computing_spec(where: str) -> Iterator[None]:
-    """Context that raises BuildError where the numbers in `where` give no spec, such as a divisor of 0."""
+    """Context that raises BuildError if the numbers in `where` give no spec, such as a divisor of 0."""
     try:
         yield
     except (ArithmeticError, ValueError) as error:
@@ -232,7 +235,7 @@ def computing_spec(where: str) -> Iterator[None]:
 
 
 def sha256_of(paths: Iterable[Path]) -> str:
-    """The hash of one file, or of several files together with their names."""
+    """Hash one file, or several files together with their names."""
     files = list(paths)
     digests = [(path.name, _sha256(path)) for path in files]
     if len(digests) == 1:
@@ -249,7 +252,7 @@ def _sha256(path: Path) -> str:
 
 
 def as_float(where: str, array: Array) -> Array:
-    """Returns `array`. Raises BuildError when it contains NaN or infinity."""
+    """Return `array`. Raises BuildError if it contains NaN or infinity."""
     if not np.isfinite(array).all():
         raise BuildError(f"{where} contains NaN or infinite values; the file is damaged")
     return array

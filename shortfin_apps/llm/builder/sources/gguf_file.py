@@ -1,7 +1,7 @@
 """Source: a model in a GGUF file, or in the parts of one, quantised or not.
 
-The format is llama.cpp's (docs/gguf.md). For some architectures its converter interleaves the rows of q and k
-for its rotary embedding; this module restores the half-split order.
+The format is llama.cpp's (docs/gguf.md). For some architectures, its converter interleaves the rows of q and
+k for its rotary embedding; this module restores the half-split order.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Hyperparameters(BaseModel):
     block_count: LayerCount
     context_length: PositiveInt
     embedding_length: PositiveInt
-    feed_forward_length: NonNegativeInt = 0  # of dense layers; mixtures without these may lack it
+    feed_forward_length: NonNegativeInt = 0  # of dense layers; mixtures without dense layers may lack it
     head_count: PositiveInt = Field(alias="attention.head_count")
     head_count_kv: PositiveInt | None = Field(None, alias="attention.head_count_kv")
     rms_epsilon: PositiveFloat = Field(alias="attention.layer_norm_rms_epsilon")
@@ -112,7 +112,7 @@ class _Hyperparameters(BaseModel):
 
     @property
     def num_layers(self) -> int:
-        """Without those of a draft model, which is not computed."""
+        """The number of layers without a draft model's, which are not computed."""
         return self.block_count - self.draft_layers
 
     @property
@@ -134,7 +134,7 @@ class _Hyperparameters(BaseModel):
         )
 
     def multipliers(self, family: GgufFamily) -> Multipliers:
-        """Of 0 is none, as in llama.cpp."""
+        """Return the multipliers; 0 stands for none, as in llama.cpp."""
         width = self.embedding_length
         scores = family.score_scale(self.block_count, width, self.head_count)
         return Multipliers(
@@ -151,14 +151,15 @@ class _Hyperparameters(BaseModel):
 
     @property
     def rotated_dim(self) -> int:
-        """The elements of a head that rotate."""
+        """The number of elements of a head that rotate."""
         return self.rope_dimensions or self.head_dim
 
 
 class _CheckedReader(GGUFReader):
-    """Raises on reads past the end, where the library returns empty arrays or loops over a huge count.
+    """A reader that raises on reads past the end and on oversized metadata.
 
-    And on more metadata than MAX_ITEMS and the like, as the library makes an array of each item.
+    The library would return empty arrays or loop over a huge count. It creates an array for each item, so
+    metadata is limited by MAX_ITEMS and similar constants.
     """
 
     def __init__(self, path: Path) -> None:
@@ -207,9 +208,8 @@ class _CheckedReader(GGUFReader):
 class GgufSource(ModelSource):
     """A GGUF file, or the file that `path` is a part of.
 
-    Raises BuildError when it is damaged, lacks a part or is of no family that is supported.
-
-    `sampling` are defaults for `generation_config.json`; `accepted` are unknown keys to ignore.
+    Raises BuildError if it is damaged, lacks a part or is of an unsupported family. `sampling` are defaults
+    for `generation_config.json`; `accepted` are unknown keys to ignore.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class GgufSource(ModelSource):
         return block_type_of(self._tensors[name].tensor_type)
 
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
-        """The file's row index of each row of `tensor`; None if they are in their order."""
+        """Return the file's row index of each row of `tensor`; None if the order is the same."""
         if not GGUF_FAMILIES[self.spec.architecture].has_pairs:
             return row_order(self.spec, name)
         if name.endswith((".attn_q.weight", ".attn_q.bias")):
@@ -280,7 +280,7 @@ class GgufSource(ModelSource):
         return architecture
 
     def _own_name(self, name: str) -> str:
-        """The name that the family's table has for the file's tensor `name`."""
+        """Return the name in the family's table for the file's tensor `name`."""
         *block, kind, suffix = name.split(".") if name.count(".") > 1 else [name, ""]
         renamed = self._family.renamed.get(kind)
         return ".".join([*block, renamed, suffix]) if renamed else name
@@ -345,15 +345,15 @@ class GgufSource(ModelSource):
         )
 
     def _shared_features(self, found: _Hyperparameters) -> int:
-        """As llama.cpp: without the key, those of a feed-forward."""
+        """Return the key's value or, like llama.cpp, a feed-forward's size if it is missing."""
         return found.shared_feed_forward_length or found.feed_forward_length
 
     def _keys(self, prefix: str) -> dict[str, Any]:
-        """The metadata keys that begin with `prefix`, without it."""
+        """Return the metadata keys that start with `prefix`, without it."""
         return {k.removeprefix(prefix): v for k, v in self._metadata.items() if k.startswith(prefix)}
 
     def _check_keys(self, architecture: str, family: GgufFamily) -> None:
-        """Raises BuildError for a key that would change the computation."""
+        """Raise BuildError for a key that would change the computation."""
         read_elsewhere = {k: v for k, v in self._metadata.items() if k in GGUF_FILE.neutral}
         GGUF_FILE.check(self._where, read_elsewhere)
         for prefix, known in ((architecture, GGUF_MODEL.using(family.keys)), ("tokenizer.", GGUF_TOKENIZER)):
@@ -409,7 +409,7 @@ def _read(path: Path) -> GGUFReader:
 
 
 def _check_parts(paths: list[Path], readers: list[GGUFReader]) -> None:
-    """Raises BuildError for a file that does not say that it is the part that its name says."""
+    """Raise BuildError if a file's metadata contradicts the part number in its name."""
     for number, (path, reader) in enumerate(zip(paths, readers, strict=True)):
         keys = {"split.no": 0, "split.count": 1} | _metadata(str(path), reader)
         for key in ("split.no", "split.count"):
@@ -429,16 +429,16 @@ def _metadata(where: str, reader: GGUFReader) -> dict[str, Any]:
 
 
 def model_name(stem: str) -> str:
-    """The file's name without its quantisation suffix; `general.name` inside is often meaningless."""
+    """Return the file's name without its quantisation suffix; `general.name` inside is often meaningless."""
     return re.sub(r"[.-](I?Q\d\w*|B?F16|F32)$", "", stem, flags=re.IGNORECASE)
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
-    """The gate of a shared expert is a vector in the file."""
+    """Return the tensor's shape, with the gate of a shared expert as a matrix; files store a vector."""
     shape = tuple(int(size) for size in reversed(tensor.shape))
     return (1, *shape) if tensor.name.endswith(_SHARED_GATE) and len(shape) == 1 else shape
 
 
 def _half_split(heads: int, head_dim: int) -> npt.NDArray[np.intp]:
-    """Reorders rows from `[heads, head_dim / 2, 2]` (llama.cpp's pairs) to `[heads, 2, head_dim / 2]`."""
+    """Reorder rows from `[heads, head_dim / 2, 2]` (llama.cpp's pairs) to `[heads, 2, head_dim / 2]`."""
     return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)

@@ -1,4 +1,4 @@
-"""The single values in a GGUF file's metadata, read without its arrays and tensors, in milliseconds."""
+"""Read the single values in a GGUF file's metadata, without its arrays and tensors, in milliseconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
 from shortfin_apps.llm.errors import BuildError
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
-# Types of values by their number (docs/gguf.md of llama.cpp), as struct formats.
+# struct formats of value types, by type number (docs/gguf.md of llama.cpp).
 _NUMBERS = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
@@ -29,7 +29,7 @@ class _EndsTooEarlyError(ValueError):
 
 
 def read_scalars(path: Path) -> dict[str, Scalar]:
-    """Every key with a single value. Raises BuildError when the file is no GGUF file or ends too early."""
+    """Return every key with a single value. Raises BuildError if the file is not GGUF or ends too early."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return dict(_Reader(str(path), data).scalars())
@@ -38,9 +38,9 @@ def read_scalars(path: Path) -> dict[str, Scalar]:
 
 
 def scalars_at_start(where: str, start: bytes) -> dict[str, Scalar]:
-    """The keys with a single value that a file begins with, of which `start` are the first bytes.
+    """Return the keys with a single value in a file's first bytes, `start`.
 
-    Raises BuildError when that is no GGUF file.
+    Raises BuildError if it is not a GGUF file.
     """
     found: dict[str, Scalar] = {}
     try:
@@ -66,7 +66,7 @@ class _Reader:
         self._at = 4
         if (version := self._number("I")) not in _VERSIONS:
             raise ValueError(f"its version is {version}")
-        self._number("Q")  # of tensors
+        self._number("Q")  # number of tensors
         num_keys = self._number("Q")
         check_at_most(self._where, "it has {} keys", num_keys, MAX_KEYS)
         for _ in range(num_keys):
@@ -75,7 +75,7 @@ class _Reader:
                 yield key, value
 
     def _value(self, kind: int) -> Scalar | None:
-        """The next value; None for an array, which is passed over."""
+        """Return the next value; None for an array, which is skipped."""
         if kind == _STRING:
             return self._text()
         if kind == _ARRAY:
@@ -117,7 +117,7 @@ class _Reader:
 
 
 def _form(kind: int) -> str:
-    """The struct format of a type of numbers."""
+    """Return the struct format of a number type."""
     if kind not in _NUMBERS:
         raise ValueError(f"a value has type {kind}")
     return _NUMBERS[kind]

@@ -1,4 +1,4 @@
-"""The files of a GGUF model that llama.cpp's llama-gguf-split has cut into parts."""
+"""The files of a GGUF model that llama.cpp's llama-gguf-split split into parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files of the model that `path` is one of, the first has its metadata. Raises BuildError."""
+    """Return all files of the model that `path` belongs to; the first has its metadata. Raises BuildError."""
     match = _PART.fullmatch(path.stem)
     if match is None:
         return [path]
@@ -26,6 +26,6 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def whole_stem(stem: str) -> str:
-    """The name of a file without its ending, and without the number of a part."""
+    """Return a file's name without its extension and part number."""
     match = _PART.fullmatch(stem)
     return match["stem"] if match else stem

@@ -1,4 +1,4 @@
-"""The scaling of the rotary embedding in a GGUF file: by keys `rope.scaling.*`, or Llama 3's by a tensor."""
+"""Rotary scaling in a GGUF file: from `rope.scaling.*` keys, or from a tensor for Llama 3."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 FACTORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 
-# GGUF keeps Llama 3's factors but not the rule that made them; every published Llama 3 uses these.
+# GGUF stores Llama 3's factors but not the rule that made them; every published Llama 3 uses these.
 LLAMA3_LOW_FREQ_FACTOR = 1.0
 LLAMA3_HIGH_FREQ_FACTOR = 4.0
 LLAMA3_ORIGINAL_CONTEXT = 8192
 
 
 class GgufRope(BaseModel):
-    """The keys below the architecture's name that say how the rotation is scaled."""
+    """The keys below the architecture's name that define the rotary scaling."""
 
     model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
 
     context_length: PositiveInt
-    kind: str = Field("linear", alias="rope.scaling.type")  # as llama.cpp has it where there is none
+    kind: str = Field("linear", alias="rope.scaling.type")  # llama.cpp's default
     factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.factor")
     original_context: PositiveInt | None = Field(None, alias="rope.scaling.original_context_length")
     attention_factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.attn_factor")
@@ -43,10 +43,10 @@ class GgufRope(BaseModel):
     yarn_beta_slow: float = Field(1.0, ge=1e-3, le=1e6, alias="rope.scaling.yarn_beta_slow")
 
     def scaling(self, where: str, factors: Mapping[str, Array], yarn_truncates: bool) -> RopeScaling | None:
-        """`factors` are those of FACTORS that the file has. A factor of 0 is none, as in llama.cpp.
-        `yarn_truncates` is the family's.
+        """Return the scaling. Raises BuildError if it is not supported.
 
-        Raises BuildError.
+        `factors` are the tensors of FACTORS in the file. A factor of 0 stands for none, as in llama.cpp.
+        `yarn_truncates` is the family's.
         """
         is_scaled = self.factor not in (0.0, 1.0)
         if SHORT_FACTORS in factors and LONG_FACTORS in factors and not is_scaled:
@@ -83,7 +83,7 @@ class GgufRope(BaseModel):
 
 
 def llama3_scaling(where: str, factors: Array, head_dim: int, theta: float) -> Llama3Scaling:
-    """The scaling that makes ROPE_FACTORS. Raises BuildError if it is not Llama 3's."""
+    """Return the scaling that makes ROPE_FACTORS. Raises BuildError if it is not Llama 3's."""
     scaling = Llama3Scaling(
         factor=round(float(factors.max(initial=1.0)), 4),
         low_freq_factor=LLAMA3_LOW_FREQ_FACTOR,
@@ -97,6 +97,6 @@ def llama3_scaling(where: str, factors: Array, head_dim: int, theta: float) -> L
 
 
 def rope_factors(scaling: Llama3Scaling, head_dim: int, theta: float) -> npt.NDArray[np.float64]:
-    """The divisors of the rotary frequencies, `[head_dim / 2]`."""
+    """Return the divisors of the rotary frequencies, `[head_dim / 2]`."""
     frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     return np.asarray(frequencies / scaling.scaled(frequencies, theta, LLAMA3_ORIGINAL_CONTEXT))

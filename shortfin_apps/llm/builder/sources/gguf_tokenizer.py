@@ -1,7 +1,7 @@
-"""Rebuilds the tokenizer in a GGUF file for the `tokenizers` library.
+"""Rebuild the tokenizer in a GGUF file for the `tokenizers` library.
 
 GGUF stores the vocabulary and the merges or scores, but only the *name* of the rules that split text into
-words (`tokenizer.ggml.pre`); word_rules.py has the rules.
+words (`tokenizer.ggml.pre`); word_rules.py defines the rules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shortfin_apps.llm.errors import BuildError, is_library_error
 
 
 class TokenType(IntEnum):
-    """`llama_token_type` of llama.cpp."""
+    """llama.cpp's `llama_token_type`."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -54,7 +54,7 @@ class GgufVocabulary(BaseModel):
     eot_token_id: int | None = Field(None, alias="ggml.eot_token_id")
     eom_token_id: int | None = Field(None, alias="ggml.eom_token_id")
     unknown_token_id: int | None = Field(None, alias="ggml.unknown_token_id")
-    separator_token_id: int | None = Field(None, alias="ggml.seperator_token_id")  # llama.cpp spells it so
+    separator_token_id: int | None = Field(None, alias="ggml.seperator_token_id")  # llama.cpp's spelling
     padding_token_id: int | None = Field(None, alias="ggml.padding_token_id")
     cls_token_id: int | None = Field(None, alias="ggml.cls_token_id")
     mask_token_id: int | None = Field(None, alias="ggml.mask_token_id")
@@ -69,20 +69,20 @@ class GgufVocabulary(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _collect_templates(cls, keys: dict[str, Any]) -> dict[str, Any]:
-        """Further templates are keys of their own: `chat_template.NAME`."""
+        """Collect additional templates from their separate keys, `chat_template.NAME`."""
         prefix = "chat_template."
         named = {k.removeprefix(prefix): text for k, text in keys.items() if k.startswith(prefix)}
         return {**keys, "named_templates": named}
 
     def text(self, token_id: int | None) -> str | None:
-        """The token with this id; None for None or an id outside the vocabulary."""
+        """Return the token with this id; None for None or an id outside the vocabulary."""
         if token_id is None or not 0 <= token_id < len(self.tokens):
             return None
         return self.tokens[token_id]
 
     @property
     def control(self) -> list[str]:
-        """Control tokens, and those that end a turn of whatever type, as in llama.cpp."""
+        """Control tokens, and tokens of any type that end a turn, as in llama.cpp."""
         named = set(self.of_type(TokenType.CONTROL))
         return [token for token in self.tokens if token in named or token in END_TOKENS]
 
@@ -90,7 +90,7 @@ class GgufVocabulary(BaseModel):
         return [token for token, kind in zip(self.tokens, self.token_type, strict=False) if kind in types]
 
 
-# Tokens that end a turn or a document, llama.cpp's list; all of them stop generation.
+# Tokens that end a turn or a document, from llama.cpp's list; all of them stop generation.
 END_TOKENS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
@@ -98,12 +98,12 @@ END_TOKENS = frozenset(
         *("<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|flush|>", "<|calls|>"),
     }
 )
-# Of gpt-oss, whose turn has several messages: <|end|> ends one of them, and more follow.
+# For gpt-oss, where a turn has several messages: <|end|> ends one of them, and more follow.
 TURN_ENDS = frozenset({"<|return|>", "<|call|>"})
 MESSAGE_END = "<|end|>"
 
 
-# llama.cpp's `general.sampling.*` by their names in `generation_config.json`.
+# llama.cpp's `general.sampling.*` keys -> fields of `generation_config.json`.
 _SAMPLING_NAMES = {
     **{name: name for name in ("sequence", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
     **{name: name for name in ("penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta")},
@@ -113,7 +113,7 @@ _SAMPLING_NAMES = {
 
 
 def check_tokenizer(where: str, model: str, pre: str) -> None:
-    """Raises BuildError unless `tokenizer.ggml.model` and `tokenizer.ggml.pre` are supported."""
+    """Raise BuildError unless `tokenizer.ggml.model` and `tokenizer.ggml.pre` are supported."""
     if model not in _BUILDERS:
         known = ", ".join(sorted(_BUILDERS))
         raise BuildError(f"{where}: tokenizer model `{model}` is not supported; known are {known}")
@@ -123,7 +123,7 @@ def check_tokenizer(where: str, model: str, pre: str) -> None:
 
 
 def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
-    """Rebuilds the tokenizer's files. Raises BuildError for an unknown kind; `where` names the file."""
+    """Rebuild the tokenizer's files. Raises BuildError for an unknown kind; `where` names the file."""
     check_tokenizer(where, vocabulary.model, vocabulary.pre)
     _check_sizes(where, vocabulary)
     if len(set(vocabulary.tokens)) != len(vocabulary.tokens):
@@ -147,7 +147,7 @@ def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
 
 
 def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
-    """Raises BuildError for more than any vocabulary has."""
+    """Raise BuildError for sizes beyond any vocabulary's."""
     check_vocabulary(where, vocabulary.tokens)
     if vocabulary.precompiled_charsmap:
         check_charsmap(where, _charsmap(vocabulary))
@@ -156,26 +156,25 @@ def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
 
 
 def sampling_defaults(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `generation_config.json` from the `general.sampling.*` keys, without that prefix.
+    """Return fields of `generation_config.json` from the `general.sampling.*` keys, without this prefix.
 
-    Keys that llama.cpp does not know are left out, or they could replace other fields, such as the ends of
-    answers.
+    Keys unknown to llama.cpp are dropped, as they could replace other fields, such as end tokens.
     """
     found = {_SAMPLING_NAMES[key]: _shortest(keys[key]) for key in keys if key in _SAMPLING_NAMES}
-    if found.get("penalty_last_n") == 0:  # the penalty is for no token
+    if found.get("penalty_last_n") == 0:  # the penalty covers no tokens
         found.pop("repetition_penalty", None)
     if isinstance(found.get("temperature"), float):
-        found["temperature"] = max(found["temperature"], 0.0)  # below is greedy, too
+        found["temperature"] = max(found["temperature"], 0.0)  # negative temperatures are greedy, too
     return found
 
 
 def _shortest(value: Any) -> Any:
-    """A float as it was before it was rounded to f32: 0.7, not 0.699999988079071."""
+    """Undo a float's rounding to f32: 0.7, not 0.699999988079071."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
-    """GPT-2's byte-level BPE."""
+    """Build GPT-2's byte-level BPE."""
     rules = WORD_RULES[vocabulary.pre]
     merges = [_pair(where, merge) for merge in vocabulary.merges]
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
@@ -188,14 +187,14 @@ def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
 
 
 def _pair(where: str, merge: str) -> tuple[str, str]:
-    pair = merge.split(" ", 2)  # a damaged one may have millions of spaces
+    pair = merge.split(" ", 2)  # a damaged merge may have millions of spaces
     if len(pair) != 2:
         raise BuildError(f"{where}: a merge of the vocabulary is not a pair of tokens")
     return pair[0], pair[1]
 
 
 def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
-    """SentencePiece's BPE: merges are derived from scores, with a fallback to byte tokens."""
+    """Build SentencePiece's BPE: merges are derived from scores, with a fallback to byte tokens."""
     _check_scores(where, vocabulary)
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
     unknown = vocabulary.text(vocabulary.unknown_token_id) or "<unk>"
@@ -213,12 +212,13 @@ def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
 
 
 def _unigram(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
-    """SentencePiece's unigram model: the pieces with the largest sum of scores, bytes where there is none."""
+    """Build SentencePiece's unigram model: pieces with the largest score sum, bytes where none match."""
     _check_scores(where, vocabulary)
     kinds = vocabulary.token_type or [TokenType.NORMAL] * len(vocabulary.tokens)
     plain = (TokenType.NORMAL, TokenType.USER_DEFINED)
     found = [score for score, kind in zip(vocabulary.scores, kinds, strict=True) if kind in plain]
-    # Other tokens are not found in text; the library finds every one, but those of the least score only last.
+    # Other tokens must not match text. The library matches every token, but prefers higher scores, so they
+    # get the lowest.
     least = min(found, default=0.0)
     scored = zip(vocabulary.tokens, vocabulary.scores, kinds, strict=True)
     vocab = [(token, score if kind in plain else least) for token, score, kind in scored]
@@ -233,7 +233,7 @@ def _charsmap(vocabulary: GgufVocabulary) -> bytes:
 
 
 def _cleaning(vocabulary: GgufVocabulary) -> list[Any]:
-    """What becomes of text before its spaces are marked."""
+    """Return the normalisation steps before spaces are marked."""
     steps: list[Any] = []
     if vocabulary.precompiled_charsmap:
         steps.append(normalizers.Precompiled(_charsmap(vocabulary)))
@@ -258,7 +258,7 @@ def _check_scores(where: str, vocabulary: GgufVocabulary) -> None:
 
 
 def _merges_of_scores(where: str, vocabulary: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """All pairs of pieces that make up another piece, in the order of that piece's score, best first."""
+    """Return all pairs of pieces that form another piece, by descending score of that piece."""
     ranked = sorted(range(len(vocabulary.tokens)), key=lambda index: -vocabulary.scores[index])
     lengths = {len(piece) for piece in vocab}
     merges: list[tuple[str, str]] = []
@@ -273,7 +273,7 @@ def _merges_of_scores(where: str, vocabulary: GgufVocabulary, vocab: dict[str, i
 
 
 def _pairs(piece: str, vocab: dict[str, int], lengths: set[int]) -> Iterator[tuple[str, str]]:
-    """The cuts of `piece` into two pieces of `vocab`, which has pieces of these `lengths` alone."""
+    """Yield the splits of `piece` into two pieces of `vocab`; `lengths` are all piece lengths in it."""
     for cut in range(1, len(piece)):
         if cut in lengths and len(piece) - cut in lengths:
             pair = piece[:cut], piece[cut:]
@@ -297,7 +297,7 @@ def _adds_bos(vocabulary: GgufVocabulary) -> bool:
 
 
 def _frame(tokenizer: Tokenizer, vocabulary: GgufVocabulary, add_bos: bool) -> None:
-    """Makes `encode` add the BOS and EOS tokens that the model was trained with."""
+    """Make `encode` add the BOS and EOS tokens that the model was trained with."""
     bos = vocabulary.text(vocabulary.bos_token_id) if add_bos else None
     eos = vocabulary.text(vocabulary.eos_token_id) if vocabulary.add_eos_token else None
     added = [token for token in (bos, eos) if token is not None]

@@ -56,7 +56,7 @@ ROPE_KINDS = ("full_attention", "sliding_attention")
 ROUNDED = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
-_SINKS = "self_attn.sinks"  # the one tensor whose name has no ending
+_SINKS = "self_attn.sinks"  # the only tensor name without a suffix
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -130,10 +130,10 @@ class _Config(BaseModel):
     dtype: str | None = None
     torch_dtype: str | None = None
     num_experts: NonNegativeInt | None = None
-    num_local_experts: NonNegativeInt | None = None  # another name of it
+    num_local_experts: NonNegativeInt | None = None  # an alias
     num_experts_per_tok: NonNegativeInt = 0
     moe_intermediate_size: Size | None = None  # None: `intermediate_size`
-    shared_intermediate_size: Size | None = None  # of the feed-forward beside experts
+    shared_intermediate_size: Size | None = None  # of the feed-forward next to the experts
     shared_expert_intermediate_size: Size | None = None
     position_embedding_type: str = "rope"
     norm_topk_prob: bool = False
@@ -161,7 +161,7 @@ class _Config(BaseModel):
 
     @property
     def local_rope(self) -> HfRope | None:
-        """That of layers with a window, where they have one of their own."""
+        """The rotation of layers with a window, if it differs from the other layers'."""
         given = self.rope_parameters and self.rope_parameters.sliding_attention
         theta = self.rope_local_base_freq
         if given is None:
@@ -174,20 +174,23 @@ class _Config(BaseModel):
 
     @property
     def activation(self) -> Activation | None:
-        """None if it is not supported."""
+        """The activation; None if it is not supported."""
         if self.family.activation is not None:
             return self.family.activation
         return ACTIVATIONS.get(self.hidden_activation or self.hidden_act)
 
     @property
     def rotated_dim(self) -> int:
-        """The elements of a head that rotate."""
+        """The number of elements of a head that rotate."""
         share = self.rope.partial_rotary_factor or self.partial_rotary_factor or 1.0
         return int(self.own_head_dim * share)
 
     @property
     def unrotated_layers(self) -> tuple[int, ...]:
-        """`no_rope_layers` has 1 for those that rotate; without it one of each interval does not."""
+        """The layers that do not rotate.
+
+        `no_rope_layers` has 1 for layers that rotate; without it, the last layer of each interval does not.
+        """
         if self.position_embedding_type != "rope":
             return tuple(range(self.num_hidden_layers))
         if "no_rope_layers" not in self.family.fields:
@@ -198,7 +201,7 @@ class _Config(BaseModel):
 
     @property
     def embedding_scale(self) -> float:
-        """As transformers rounds it: to the type of the weights."""
+        """The embedding's scale, rounded to the type of the weights as in transformers."""
         if not self.family.scales_embedding:
             return 1.0
         rounded = ROUNDED.get(self.dtype or self.torch_dtype or "float32", np.float32)
@@ -216,7 +219,7 @@ class _Config(BaseModel):
 
     @property
     def experts(self) -> RoutedExperts | None:
-        """Those of every `decoder_sparse_step`th layer that is not one of `mlp_only_layers`."""
+        """The experts of every `decoder_sparse_step`th layer that is not in `mlp_only_layers`."""
         given = [count for count in (self.num_experts, self.num_local_experts) if count is not None]
         count = given[0] if given else 128
         if not self.family.has_experts or not count:
@@ -236,7 +239,7 @@ class _Config(BaseModel):
 
     @property
     def delta_net(self) -> DeltaNet | None:
-        """Of the layers that `layer_types` names; else of all but the last of each interval."""
+        """The gated delta nets: the layers listed in `layer_types`, or all but the last of each interval."""
         if not self.family.has_delta_nets:
             return None
         layers, interval = range(self.num_hidden_layers), self.full_attention_interval
@@ -255,13 +258,13 @@ class _Config(BaseModel):
 
     @property
     def window(self) -> int | None:
-        """Tokens that a layer with sliding attention sees, if there is one."""
+        """The number of tokens that a layer with sliding attention sees; None without such layers."""
         is_on = self.use_sliding_window or not self.family.window_has_switch
         return self.sliding_window if is_on else None
 
     @property
     def windowed_layers(self) -> tuple[int, ...]:
-        """Those that `layer_types` names; else all but the last of each interval, or those from one on."""
+        """The layers with a window: by `layer_types`, by interval, or from `max_window_layers` on."""
         layers = range(self.num_hidden_layers)
         if self.window is None:
             return ()
@@ -274,10 +277,10 @@ class _Config(BaseModel):
 
 
 class HfDirectorySource(ModelSource):
-    """A Hugging Face directory. Raises BuildError when it is incomplete or of no family that is supported.
+    """A Hugging Face directory. Raises BuildError if it is incomplete or of an unsupported family.
 
-    `name` overrides the directory's name as the model's; `accepted` are unknown fields of `config.json` to
-    ignore.
+    `name` overrides the directory's name as the model's name; `accepted` are unknown fields of `config.json`
+    to ignore.
     """
 
     def __init__(self, directory: Path, name: str | None = None, accepted: Collection[str] = ()) -> None:
@@ -415,7 +418,7 @@ class HfDirectorySource(ModelSource):
                     yield ours, (path, hf_name)
 
     def _find_matrices(self) -> QuantisedMatrices | StackedExperts:
-        """Those that are not each a tensor, which leave `_tensors`."""
+        """Find the matrices not stored as one tensor each, and remove their tensors from `_tensors`."""
         quantisation, stacks = self._config.quantization_config, self._config.family.stacks_experts
         if stacks and (quantisation or {}).get("quant_method") in (None, "mxfp4"):
             return StackedExperts(self._where, self._tensors, self._files)
@@ -435,7 +438,7 @@ class HfDirectorySource(ModelSource):
 
 
 def _check_fields(where: str, family: HfFamily, raw: dict[str, Any], accepted: Collection[str]) -> None:
-    """Raises BuildError for a field that would change the computation; `raw` is valid for `_Config`."""
+    """Raise BuildError for a field that would change the computation; `raw` is valid for `_Config`."""
     HF_CONFIG.using(family.fields | family.harmless).check(where, raw, accepted)
     for name in ("rope_scaling", "rope_parameters"):
         rope = raw.get(name) or {}
@@ -454,12 +457,12 @@ def _open(path: Path) -> Any:
 
 
 def _matrix_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """[channels, taps] of a convolution, whose groups have one channel each."""
+    """Return a depthwise convolution's shape as [channels, taps]; other shapes are unchanged."""
     return (shape[0], shape[2]) if len(shape) == 3 and shape[1] == 1 else shape
 
 
 def _gguf_name(name: str, names: Mapping[str, str]) -> str:
-    """The GGUF name of a Hugging Face tensor by `names`, or the same name if there is none."""
+    """Return the GGUF name of a Hugging Face tensor by `names`, or the same name if it is unknown."""
     if name.endswith(_SINKS):
         name = f"{name}.weight"
     stem, dot, kind = name.rpartition(".")

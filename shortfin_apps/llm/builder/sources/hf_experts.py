@@ -1,11 +1,11 @@
-"""The experts of gpt-oss in a Hugging Face directory: a tensor holds a projection of all those of a layer.
+"""gpt-oss's experts in a Hugging Face directory: one tensor per projection holds all experts of a layer.
 
     mlp.experts.gate_up_proj         [experts, in, out] floats
     mlp.experts.gate_up_proj_blocks  [experts, out, in / 32, 16] u8, and
-    mlp.experts.gate_up_proj_scales  [experts, out, in / 32] u8, in its place: MXFP4 (mxfp4.py)
+    mlp.experts.gate_up_proj_scales  [experts, out, in / 32] u8, which replace it: MXFP4 (mxfp4.py)
     mlp.experts.gate_up_proj_bias    [experts, out]
 
-and `down_proj` so, too. Outputs of `gate_up_proj` are those of gate and of up in turn.
+`down_proj` is stored likewise. Outputs of `gate_up_proj` alternate between gate and up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shortfin_apps.llm.builder.sources.mxfp4 import mxfp4_blocks
 from shortfin_apps.llm.errors import BuildError
 
 _STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias|_blocks|_scales)?")
-# Which outputs of a projection a kind of tensor has.
+# The outputs of a projection that a kind of tensor has.
 _OUTPUTS = {
     "gate_up": {"gate": slice(0, None, 2), "up": slice(1, None, 2)},
     "down": {"down": slice(None)},
@@ -37,7 +37,7 @@ _RANKS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The tensor of one expert: `outputs` of its share of the tensors `stack`, by their endings."""
+    """The tensor of one expert: `outputs` of its share of the tensors in `stack`, by suffix."""
 
     stack: Mapping[str, Place]
     expert: int
@@ -50,7 +50,7 @@ class _Part:
 
 
 class StackedExperts:
-    """Those of `tensors`, which holds all others afterwards; `files` are opened by safetensors.
+    """The experts' tensors, removed from `tensors`; `files` are opened by safetensors.
 
     Raises BuildError for a projection that lacks a tensor or has one of another rank or type, and for more
     experts than any model has.
@@ -87,7 +87,7 @@ class StackedExperts:
         return MXFP4 if name in self._parts and self._parts[name].is_mxfp4 else None
 
     def values(self, name: str) -> Array:
-        """A matrix [out, in] or a bias [out]. Raises BuildError."""
+        """Return a matrix [out, in] or a bias [out]. Raises BuildError."""
         blocks, part = self.blocks(name), self._parts[name]
         if blocks is not None:
             return blocks.dequantise()
@@ -96,7 +96,7 @@ class StackedExperts:
         return np.ascontiguousarray(self._read(part, "").T[part.outputs])
 
     def blocks(self, name: str) -> Blocks | None:
-        """Those of a matrix in MXFP4, None of others. Raises BuildError."""
+        """Return the blocks of an MXFP4 matrix; None for other tensors. Raises BuildError."""
         part = self._parts.get(name)
         if part is None or not part.is_mxfp4:
             return None
@@ -106,7 +106,7 @@ class StackedExperts:
         return blocks
 
     def _parts_of(self, layer: str, projection: str, stack: Mapping[str, Place]) -> dict[str, _Part]:
-        """Those that one projection of a layer has, by GGUF's names."""
+        """Return the tensors of one projection of a layer, by GGUF name."""
         weights = stack.keys() - {"_bias"}
         if weights != {""} and weights != {"_blocks", "_scales"}:
             problem = "has several forms of" if "" in weights else "lacks"
@@ -119,7 +119,7 @@ class StackedExperts:
         if "" not in stack:
             self._check_mxfp4(stack["_blocks"], stack["_scales"])
         count = min(self._stored_shape(place)[0] for place in stack.values())
-        self._num_experts += count  # any number, if each of them is empty
+        self._num_experts += count  # unlimited by the file's size, if the experts are empty
         check_at_most(self._where, "its tensors hold {} experts", self._num_experts, MAX_EXPERTS)
         return {
             f"blk.{layer}.ffn_{kind}.{expert}.{suffix}": _Part(stack, expert, outputs, suffix == "bias")
@@ -155,7 +155,7 @@ class StackedExperts:
         return tuple(self._files[path].get_slice(name).get_shape())
 
     def _read(self, part: _Part, ending: str) -> Array:
-        """The expert's share of a tensor."""
+        """Read the expert's share of a tensor."""
         path, name = part.stack[ending]
         try:
             array: Array = self._files[path].get_slice(name)[part.expert]
@@ -165,5 +165,5 @@ class StackedExperts:
 
 
 def _in_turn(packed: Array) -> Array:
-    """The 4 bits of bytes [.., 16], those of the lower bits first: [.., 32] u8."""
+    """Unpack the 4-bit values of bytes [.., 16], lower bits first: [.., 32] u8."""
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""What a Hugging Face `model_type` implies that `config.json` does not say, or says in fields of its own."""
+"""Properties of a Hugging Face `model_type` that `config.json` omits, or states in separate fields."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from shortfin_apps.llm.builder.sources.base import unsupported
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfFamily:
-    """The differences from Llama, as transformers' classes for the `model_type` have them."""
+    """The differences from Llama, as in transformers' classes for the `model_type`."""
 
-    architecture: str | None = None  # the spec's, where that is not the `model_type`
+    architecture: str | None = None  # the spec's, if it is not the `model_type`
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that `config.json` may lack
-    qkv_bias: bool = False  # whatever `attention_bias` says
+    qkv_bias: bool = False  # regardless of `attention_bias`
     qk_norm: bool = False
     whole_qk_norm: bool = False
     norms_before: bool = True
     norms_after: bool = False
-    norms_from_zero: bool = False  # 1 is added to the weights of norms
-    scales_embedding: bool = False  # by the root of hidden_size
-    renamed: Mapping[str, str] = field(default_factory=dict)  # tensors of a layer, beside GGUF_NAMES
+    norms_from_zero: bool = False  # norms add 1 to their weights
+    scales_embedding: bool = False  # by the square root of hidden_size
+    renamed: Mapping[str, str] = field(default_factory=dict)  # tensors of a layer, in addition to GGUF_NAMES
     has_fused_qkv: bool = False
     has_fused_gate_up: bool = False
-    fields: frozenset[str] = frozenset()  # of `config.json`, which Llama refuses unless they are neutral
-    harmless: frozenset[str] = frozenset()  # fields that Llama refuses, and that change nothing here
+    fields: frozenset[str] = frozenset()  # of `config.json`, which Llama rejects unless they are neutral
+    harmless: frozenset[str] = frozenset()  # fields that Llama rejects, and that have no effect here
     has_experts: bool = False
-    stacks_experts: bool = False  # one tensor for all of a layer, which have biases (hf_experts.py)
+    stacks_experts: bool = False  # one tensor holds all of a layer, with biases (hf_experts.py)
     has_sinks: bool = False
-    activation: Activation | None = None  # whatever `hidden_act` says
-    has_delta_nets: bool = False  # in layers of `linear_attention`; others have gates of attention's result
-    has_fused_delta_nets: bool = False  # whose projections are two tensors
-    ignored: tuple[str, ...] = ()  # beginnings of the names of tensors that the decoder does not have
-    window_has_switch: bool = False  # `sliding_window` counts only with `use_sliding_window`
+    activation: Activation | None = None  # regardless of `hidden_act`
+    has_delta_nets: bool = False  # in `linear_attention` layers; others have gates of attention's result
+    has_fused_delta_nets: bool = False  # delta net projections are two tensors
+    ignored: tuple[str, ...] = ()  # name prefixes of tensors that the decoder does not use
+    window_has_switch: bool = False  # `sliding_window` only counts with `use_sliding_window`
 
 
 GRANITE = frozenset({"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
@@ -117,7 +117,7 @@ _QWEN3_NEXT_DEFAULTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 512,
     "norm_topk_prob": True,
 }
-# The type of states, which are f32 here, and a draft model.
+# The type of states, which are always f32 here, and a draft model.
 _QWEN3_5_HARMLESS = frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
 
 _GPT_OSS_DEFAULTS: dict[str, Any] = {
@@ -159,7 +159,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         has_sinks=True,
         activation="clamped",
         fields=EXPERT_COUNTS,
-        # which repeat other fields
+        # the last two repeat other fields
         harmless=ROUTER_TRAINING | {"experts_per_token", "initial_context_length"},
         defaults=_GPT_OSS_DEFAULTS,
     ),
@@ -186,7 +186,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         has_fused_qkv=True,
         has_fused_gate_up=True,
         fields=frozenset({"partial_rotary_factor"}),
-        harmless=frozenset({"auto_map"}),  # code that transformers has by now
+        harmless=frozenset({"auto_map"}),  # transformers includes that code by now
     ),
     "qwen2": HfFamily(qkv_bias=True, window_has_switch=True, defaults={"max_window_layers": 28}),
     "qwen3": HfFamily(
@@ -216,7 +216,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         fields=QWEN3_5 | QWEN3_5_MOE,
         harmless=_QWEN3_5_HARMLESS | ROUTER_TRAINING,
         defaults=_QWEN3_NEXT_DEFAULTS
-        | {"num_experts": 256, "num_experts_per_tok": 8, "intermediate_size": 512},  # the last of no layer
+        | {"num_experts": 256, "num_experts_per_tok": 8, "intermediate_size": 512},  # no layer uses the last
         renamed=_DELTA_NETS | _SHARED_EXPERT,
         **_QWEN3_5,
     ),
@@ -235,7 +235,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
 
 
 def hf_family(where: str, config: Mapping[str, Any]) -> HfFamily:
-    """The family of a `config.json`. Raises BuildError if it is not supported, `where` naming the model."""
+    """Return the family of a `config.json`. Raises BuildError if unsupported; `where` names the model."""
     model_type = config.get("model_type")
     if "vision_config" in config:
         raise unsupported(where, f"a vision tower (`{model_type}`)")

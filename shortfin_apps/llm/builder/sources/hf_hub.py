@@ -1,4 +1,4 @@
-"""Downloads models from the Hugging Face hub: `ORG/NAME`, `ORG/NAME@REVISION`, `ORG/NAME:Q4_K_M`."""
+"""Download models from the Hugging Face hub: `ORG/NAME`, `ORG/NAME@REVISION`, `ORG/NAME:Q4_K_M`."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ Answer = TypeVar("Answer")
 _FORMS = "hf:ORG/NAME, hf:ORG/NAME@REVISION or hf:ORG/NAME:Q4_K_M, a GGUF file of the repository"
 
 
-_START = 1 << 18  # bytes of a GGUF file, in which the architecture and the kind of tokenizer are
+_START = 1 << 18  # first bytes of a GGUF file, which contain the architecture and the kind of tokenizer
 
 
 class Hub(Protocol):
-    """What is used of the hub."""
+    """The part of the hub's interface that is used."""
 
     def fetch(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        """Downloads files; the directory that they are in."""
+        """Download files; return their directory."""
         ...
 
     def files(self, repo_id: str, revision: str | None) -> list[str] | None:
-        """The names of a repository's files; None where it is not asked, as HF_HUB_OFFLINE is set."""
+        """List a repository's files; None if HF_HUB_OFFLINE is set."""
         ...
 
     def read_start(self, repo_id: str, revision: str | None, name: str) -> bytes:
-        """The first bytes of a file."""
+        """Read the first bytes of a file."""
         ...
 
 
 def fetch_model(name: str, progress: BuildProgress, hub: Hub | None = None) -> Path:
-    """Downloads a model to the hub's cache; its directory, or its GGUF file if `name` has a quantisation.
+    """Download a model to the hub's cache; return its directory, or its GGUF file if `name` names one.
 
-    Of a file in parts that is the first. Of a directory, the configuration and the tokenizer are fetched and
-    looked at first, then the weights that belong to them and no others; of a GGUF file, its beginning. The
-    hub's environment variables apply: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE. Raises BuildError.
+    For a file in parts, this is the first part. For a directory, the configuration and the tokenizer are
+    fetched and checked first, and then only the weights that belong to them; for a GGUF file, its start is
+    checked first. The hub's environment variables apply: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+    Raises BuildError.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -76,7 +77,10 @@ class _Repository:
         return self._get(_weight_files(directory))
 
     def fetch_gguf(self, quantisation: str) -> Path:
-        """The one file whose name ends in the quantisation, in whatever case, or the first of its parts."""
+        """Fetch the one file with a name that ends in the quantisation, or the first of its parts.
+
+        The case of the quantisation is ignored.
+        """
         self._look_at_gguf(quantisation)
         endings = {quantisation, quantisation.upper(), quantisation.lower()}
         patterns = [f"*{ending}{part}.gguf" for ending in endings for part in ("", "-?????-of-?????")]
@@ -85,7 +89,7 @@ class _Repository:
         return directory / self._choose(found, quantisation)
 
     def _look_at_gguf(self, quantisation: str) -> None:
-        """Raises BuildError for a file that is not supported, before all of it is fetched."""
+        """Raise BuildError for an unsupported file before fetching all of it."""
         files = self._ask(lambda: self._hub.files(self._repo_id, self._revision))
         if files is None:
             return
@@ -123,7 +127,7 @@ class _Repository:
 
 
 def _weight_files(directory: Path) -> list[str]:
-    """The files that the index names, or the only one: not `consolidated.safetensors` nor adapters."""
+    """List the files in the index, or the only one; skips `consolidated.safetensors` and adapters."""
     index = directory / WEIGHTS_INDEX
     if not index.exists():
         return [WEIGHTS]
@@ -134,7 +138,7 @@ def _weight_files(directory: Path) -> list[str]:
 
 
 class _HuggingFace:
-    """Implements Hub. The library is imported when it is used because it is slow."""
+    """A Hub that imports the library on use, because the import is slow."""
 
     def fetch(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         from huggingface_hub import snapshot_download

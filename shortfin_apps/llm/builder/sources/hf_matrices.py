@@ -1,4 +1,4 @@
-"""The quantised matrices in the files of a Hugging Face directory, each held in several tensors."""
+"""Quantised matrices in a Hugging Face directory, each stored as several tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Place = tuple[Path, str]  # a file, and the name of a tensor in it
 
 
 class QuantisedMatrices:
-    """Those of `tensors`, which holds all others afterwards; `files` are opened by safetensors."""
+    """The quantised matrices, removed from `tensors`; `files` are opened by safetensors."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class QuantisedMatrices:
 
     @property
     def quantisation(self) -> Quantisation | None:
-        """None where all are floats, of 8 bits or more."""
+        """The quantisation; None if all matrices are floats, of 8 bits or more."""
         if self._format is None or self._format.block_type(BLOCK) is None or not self._places:
             return None
         return Quantisation(self._format.name, "q4", kept=True)
@@ -52,18 +52,18 @@ class QuantisedMatrices:
         return self._format.block_type(self._shape(name)[1])
 
     def values(self, name: str) -> Array:
-        """A matrix in f32. Raises BuildError."""
+        """Return a matrix in f32. Raises BuildError."""
         assert self._format is not None
         return self._format.values(*self._content(name))
 
     def blocks(self, name: str) -> Blocks | None:
-        """Those of a matrix; None of floats and of tensors that are none. Raises BuildError."""
+        """Return a matrix's blocks; None for floats and for other tensors. Raises BuildError."""
         if self._format is None or name not in self._places:
             return None
         return self._format.blocks(*self._content(name))
 
     def _content(self, name: str) -> tuple[str, dict[str, Array]]:
-        """Where a matrix is, for errors, and its tensors."""
+        """Return a matrix's name for errors, and its tensors."""
         places = self._places[name].items()
         return f"{self._where}: `{name}`", {
             ending: read_tensor(self._files, place) for ending, place in places
@@ -81,7 +81,7 @@ class QuantisedMatrices:
 
 
 def read_tensor(files: Mapping[Path, Any], place: Place) -> Array:
-    """Raises BuildError."""
+    """Read a tensor. Raises BuildError."""
     path, name = place
     try:
         if files[path].get_slice(name).get_dtype() in FP8_TYPES:
@@ -93,7 +93,7 @@ def read_tensor(files: Mapping[Path, Any], place: Place) -> Array:
 
 
 def _taken(kind: MatrixFormat, tensors: dict[str, Place]) -> dict[str, dict[str, Place]]:
-    """Of each quantised matrix, its tensors by their endings, which leave `tensors`."""
+    """Return the tensors of each quantised matrix by suffix, removing them from `tensors`."""
     stems = (name.rpartition(".") for name in tensors)
     marked = {stem for stem, _, ending in stems if ending in kind.marks}
     endings = {*kind.marks, *kind.needed, *kind.others}

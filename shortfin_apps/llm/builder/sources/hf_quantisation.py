@@ -1,4 +1,4 @@
-"""`quantization_config` of a Hugging Face directory: which format its matrices have."""
+"""The format of quantised matrices, from `quantization_config` of a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shortfin_apps.llm.builder.sources.hf_quantised import Awq, Fp8, Gptq, Matri
 
 
 class _Weights(BaseModel):
-    """Of a group of compressed-tensors."""
+    """The weights of a compressed-tensors group."""
 
     num_bits: int
     type: str = "int"
@@ -41,9 +41,9 @@ class _Config(BaseModel):
 
 
 def matrix_format(where: str, raw: dict[str, Any] | None) -> MatrixFormat | None:
-    """The format of quantised matrices, None if there is no `quantization_config`.
+    """Return the format of quantised matrices; None if there is no `quantization_config`.
 
-    Raises BuildError for formats that are not supported, by name.
+    Raises BuildError naming the format if it is not supported.
     """
     if raw is None:
         return None
@@ -96,7 +96,7 @@ _FORMATS: dict[str, Callable[[_Config], MatrixFormat | None]] = {
 
 
 def _group(size: int | None) -> int | None:
-    """None for -1, which stands for all input features."""
+    """Return the group size; None for -1, which stands for all input features."""
     return None if size is None or size < 0 else size
 
 

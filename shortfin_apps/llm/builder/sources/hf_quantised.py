@@ -1,8 +1,8 @@
-"""Quantised matrices of Hugging Face directories: the tensors that hold one, and what they stand for.
+"""Formats of quantised matrices in Hugging Face directories: their tensors and values.
 
-GPTQ, AWQ and compressed-tensors keep integers of 4 bits, eight in a 32-bit word, whose value is
-`scale * (q - zero)`, with a scale and a zero for a group of input features. 8-bit floats have a scale for the
-matrix, for each output feature, or for each tile.
+GPTQ, AWQ and compressed-tensors store 4-bit integers, eight per 32-bit word, with the value `scale * (q -
+zero)`; a group of input features shares a scale and a zero. 8-bit floats have a scale for the matrix, for
+each output feature, or for each tile.
 """
 
 from __future__ import annotations
@@ -23,54 +23,54 @@ Shape = tuple[int, ...]
 Quants = npt.NDArray[np.uint8]
 
 _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
-_IN_WORD = 8  # integers of 4 bits
+_IN_WORD = 8  # 4-bit integers
 _IN_ORDER = tuple(range(_IN_WORD))
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each integer in its word
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # position of each integer in its word
 
 
 class MatrixFormat(Protocol):
-    """How a matrix [out, in] is stored in several tensors, which have its name and an ending each."""
+    """The storage format of a matrix [out, in] in several tensors, named after it plus a suffix each."""
 
     @property
     def name(self) -> str:
-        """For users."""
+        """The name for users."""
         ...
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Endings, one of which every matrix that is stored so has."""
+        """Suffixes, at least one of which every matrix in this format has."""
         ...
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Endings of the matrices that it consists of."""
+        """Suffixes of the required matrices."""
         ...
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Endings of other tensors that may belong to it."""
+        """Suffixes of optional tensors."""
         ...
 
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
-        """The matrix's, by those of its tensors."""
+        """Return the matrix's shape from its tensors' shapes."""
         ...
 
     def block_type(self, in_features: int) -> BlockType | None:
-        """The type of `blocks`, None for floats."""
+        """Return the type of `blocks`; None for floats."""
         ...
 
     def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks | None:
-        """None for floats. Raises BuildError."""
+        """Return the matrix's blocks; None for floats. Raises BuildError."""
         ...
 
     def values(self, where: str, tensors: Mapping[str, Array]) -> Array:
-        """The matrix in f32. Raises BuildError."""
+        """Return the matrix in f32. Raises BuildError."""
         ...
 
 
 @dataclass(frozen=True)
 class _Int4:
-    """Groups of `group` input features, all where that is None."""
+    """4-bit integers in groups of `group` input features, or of all if it is None."""
 
     group: int | None
 
@@ -84,7 +84,7 @@ class _Int4:
         raise NotImplementedError
 
     def _made(self, where: str, quants: Quants, scales: Array, zeros: Array) -> Blocks:
-        """Of `quants` [out, in], and `scales` and `zeros` [out, in / group]."""
+        """Create blocks from `quants` [out, in], and `scales` and `zeros` [out, in / group]."""
         columns = quants.shape[1]
         group = self.group or columns
         if group % BLOCK or columns % group:
@@ -100,7 +100,7 @@ class _Int4:
         return Blocks(kind, quants, Terms(narrow, np.ones_like(of_blocks)), Terms(narrow, -of_blocks))
 
     def _check_order(self, where: str, tensors: Mapping[str, Array], name: str) -> None:
-        """Raises BuildError for groups of features that are not neighbours."""
+        """Raise BuildError for groups of non-adjacent features."""
         of_feature = tensors.get(name)
         if of_feature is None:
             return
@@ -113,7 +113,7 @@ class _Int4:
 class Gptq(_Int4):
     """`qweight` [in / 8, out], `qzeros` [in / group, out / 8], `scales` [in / group, out].
 
-    `added` is what a zero is more than stored: 1 in the first version of the format.
+    `added` is added to stored zeros: 1 in the first version of the format.
     """
 
     added: int
@@ -154,7 +154,7 @@ class Awq(_Int4):
 class PackedInt4(_Int4):
     """`weight_packed` [out, in / 8], `weight_scale` [out, in / group].
 
-    `weight_zero_point` [out / 8, in / group] is packed, too; without it zeros are 8.
+    `weight_zero_point` [out / 8, in / group] is packed too; without it, zeros are 8.
     """
 
     name = "compressed-tensors int4"
@@ -177,15 +177,15 @@ class PackedInt4(_Int4):
         zeros = tensors.get("weight_zero_point")
         if zeros is None:
             return np.full(shape, _IN_WORD, np.uint8)
-        # Those of early versions are not packed, and signed as the integers are without their 8.
+        # Early versions store zeros unpacked, as signed integers without the offset of 8.
         return zeros + np.int8(8) if zeros.dtype == np.int8 else _unpacked(zeros.T).T
 
 
 @dataclass(frozen=True)
 class Fp8:
-    """`weight` [out, in] in E4M3, times `weight_scale` or `weight_scale_inv`, which multiply alike.
+    """`weight` [out, in] in E4M3, multiplied by `weight_scale` or by `weight_scale_inv`.
 
-    There is one scale, one for each output feature, or one for each `tile`, whose last may be cut.
+    There is one scale, one per output feature, or one per `tile`; the last tile may be partial.
     """
 
     tile: tuple[int, int] | None
@@ -211,7 +211,7 @@ class Fp8:
         return weight.astype(np.float32) * self._spread(where, scale, weight.shape)
 
     def _spread(self, where: str, scale: Array, shape: Shape) -> Array:
-        """The scales, to be multiplied with a matrix of `shape`."""
+        """Expand the scales to be multiplied with a matrix of `shape`."""
         rows, columns = shape
         if scale.size == 1:
             return scale.reshape(1, 1)
@@ -225,7 +225,7 @@ class Fp8:
 
 
 def _unpacked(words: Array, places: tuple[int, ...] = _IN_ORDER) -> Quants:
-    """The integers of 4 bits in 32-bit words, [.., 8 * words]; each word's are at `places`."""
+    """Unpack the 4-bit integers in 32-bit words, at `places` in each word: [.., 8 * words]."""
     shifts = np.array(places, np.uint32) * 4
     four = np.ascontiguousarray(words).view(np.uint32)[..., None] >> shifts & 15
     return four.astype(np.uint8).reshape(*words.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""`rope_scaling` of a Hugging Face `config.json` (`rope_parameters` in newer files)."""
+"""Rotary scaling: `rope_scaling` of a Hugging Face `config.json` (`rope_parameters` in newer files)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Turns = Annotated[float, Field(ge=1e-3, le=1e6)]  # published models have 1 to 3
 
 
 class HfRope(BaseModel):
-    """The fields of `rope_scaling`, whichever its kind."""
+    """The fields of `rope_scaling`, for all kinds."""
 
     model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
 
@@ -42,7 +42,7 @@ class HfRope(BaseModel):
     short_factor: list[PositiveFloat] | None = None
     long_factor: list[PositiveFloat] | None = None
     partial_rotary_factor: PositiveFloat | None = None
-    full_attention: HfRope | None = None  # where kinds of layers have their own, these two are all there is
+    full_attention: HfRope | None = None  # scalings per kind of layer; no other field is set then
     sliding_attention: HfRope | None = None
 
     @property
@@ -50,9 +50,9 @@ class HfRope(BaseModel):
         return self.rope_type or self.type or "default"
 
     def scaling(self, where: str, context: int, rotated: int) -> RopeScaling | None:
-        """`context` is `max_position_embeddings`, `rotated` the elements of a head that rotate.
+        """Return the scaling. Raises BuildError if it is not supported; `where` names the model.
 
-        Raises BuildError, `where` naming the model.
+        `context` is `max_position_embeddings`, `rotated` the number of elements of a head that rotate.
         """
         match self.kind:
             case "default":
@@ -114,7 +114,7 @@ class HfRope(BaseModel):
         )
 
     def _yarn_attention_factor(self, factor: float) -> float:
-        """As transformers infers it; DeepSeek's `mscale` count as a pair only."""
+        """Infer the attention factor like transformers; DeepSeek's `mscale` fields only count as a pair."""
         if not self.mscale or not self.mscale_all_dim:
             return yarn_attention_factor(factor)
         return yarn_attention_factor(factor, self.mscale) / yarn_attention_factor(factor, self.mscale_all_dim)

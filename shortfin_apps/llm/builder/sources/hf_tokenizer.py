@@ -18,7 +18,7 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
 )
 from shortfin_apps.llm.errors import BuildError
 
-# Names and patterns, in the order of their importance.
+# Names and patterns, in order of precedence.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -39,16 +39,16 @@ _TOKENIZER_KEYS = (
     "add_eos_token",
     "chat_template",
 )
-_NOT_KEPT = ("_from_model_config", "transformers_version", "eos_token_id")  # of generation_config.json
+_NOT_KEPT = ("_from_model_config", "transformers_version", "eos_token_id")  # fields of generation_config.json
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """The files of TOKENIZER_FILES that are there."""
+    """List the existing files of TOKENIZER_FILES."""
     return [file for name in TOKENIZER_FILES for file in sorted(directory.glob(name))]
 
 
 def tokenizer_text(directory: Path) -> str:
-    """`tokenizer.json`. Raises BuildError, also for a vocabulary larger than any."""
+    """Read `tokenizer.json`. Raises BuildError, also for a vocabulary of impossible size."""
     path = directory / "tokenizer.json"
     if not path.exists():
         raise BuildError(f"{path}: no such file; save the model with its fast tokenizer to have one")
@@ -61,11 +61,11 @@ def tokenizer_text(directory: Path) -> str:
 
 
 def _charsmaps(normalizer: object) -> Iterator[bytes]:
-    """The tables of a normalizer and those that it consists of."""
+    """Yield the tables of a normalizer and of its parts."""
     if not isinstance(normalizer, dict):
         return
     if isinstance(text := normalizer.get("precompiled_charsmap"), str):
-        with suppress(ValueError):  # which the library refuses, too
+        with suppress(ValueError):  # the library rejects invalid ones, too
             yield base64.b64decode(text)
     parts = normalizer.get("normalizers")
     for part in parts if isinstance(parts, list) else ():
@@ -73,7 +73,7 @@ def _charsmaps(normalizer: object) -> Iterator[bytes]:
 
 
 def _tokens(tokenizer: Mapping[str, Any]) -> Iterator[str]:
-    """The tokens that a `tokenizer.json` names; other forms are left to the library that reads it."""
+    """Yield the tokens that a `tokenizer.json` names; other forms are left to the library that reads it."""
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     names = (
@@ -81,15 +81,15 @@ def _tokens(tokenizer: Mapping[str, Any]) -> Iterator[str]:
     )
     if isinstance(vocab, dict):
         names += vocab
-    if isinstance(vocab, list):  # of pairs with a score
+    if isinstance(vocab, list):  # pairs of token and score
         names += [each[0] for each in vocab if isinstance(each, list) and each]
     yield from (name for name in names if isinstance(name, str))
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
-    """The fields of `tokenizer_config.json` that are used. Raises BuildError.
+    """Return the used fields of `tokenizer_config.json`. Raises BuildError.
 
-    With templates from their own files, and tokens that only `special_tokens_map.json` names.
+    Adds templates from separate files, and tokens that only `special_tokens_map.json` names.
     """
     raw = read_json(directory / "tokenizer_config.json", optional=True)
     raw = read_json(directory / "special_tokens_map.json", optional=True) | _given(raw)
@@ -105,9 +105,9 @@ def tokenizer_config(directory: Path) -> dict[str, Any]:
 
 
 def generation_config(directory: Path, model_eos: int | list[int] | None) -> dict[str, Any]:
-    """`generation_config.json`, whose sampling fields are the publisher's defaults. Raises BuildError.
+    """Return `generation_config.json` with the publisher's sampling defaults. Raises BuildError.
 
-    `model_eos` is the `eos_token_id` of `config.json`, which counts where this file has none.
+    `model_eos` is the `eos_token_id` of `config.json`, used if this file has none.
     """
     raw = read_json(directory / "generation_config.json", optional=True)
     eos = _given(raw).get("eos_token_id", model_eos)
@@ -117,12 +117,12 @@ def generation_config(directory: Path, model_eos: int | list[int] | None) -> dic
 
 
 def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are not null."""
+    """Return the fields that are not null."""
     return {key: value for key, value in raw.items() if value is not None}
 
 
 def _check_template(where: str, template: object) -> None:
-    """`chat_template` is one text, or a list of named ones."""
+    """Check `chat_template`, one text or a list of named ones."""
     named = template if isinstance(template, list) else [{"template": template}]
     for text in (each.get("template") for each in named if isinstance(each, dict)):
         if isinstance(text, str):

@@ -1,4 +1,4 @@
-"""Reads the files of a model directory; imports nothing that takes long, for a first look at it."""
+"""Read the files of a model directory; all imports are fast, for quick checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shortfin_apps.llm.errors import BuildError
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in `path`; empty if it is `optional` and missing. Raises BuildError."""
+    """Return the JSON object in `path`; empty if it is `optional` and missing. Raises BuildError."""
     if optional and not path.exists():
         return {}
     try:
@@ -24,7 +24,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text in `path`. Raises BuildError, also for a file that is too large to be metadata."""
+    """Return the text in `path`. Raises BuildError, also for a file that is too large to be metadata."""
     try:
         check_at_most(str(path), "has {} bytes", path.stat().st_size, MAX_JSON_BYTES)
         return path.read_text(encoding="utf-8")

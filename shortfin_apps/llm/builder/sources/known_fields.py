@@ -1,8 +1,9 @@
 """Tables of known configuration fields, so that no field that changes the computation is silently ignored.
 
 A field is either used by the reader, or harmless (no effect on the computation), or must have one of its
-neutral values, which leave the computation unchanged. An unknown field is accepted only if it is null, false
-or empty, as it may change the computation in code that we do not know; `build --accept-field` allows it.
+neutral values, which leave the computation unchanged. An unknown field may change the computation in code
+that is not known here, so it is only accepted if it is null, false or empty; `build --accept-field` allows
+it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def _names(text: str) -> frozenset[str]:
 class KnownFields:
     """The tables for one configuration object.
 
-    `neutral` gives the accepted values of fields that are not supported otherwise; `harmless_prefixes` cover
-    every field that begins with them.
+    `neutral` lists the accepted values of fields that are otherwise not supported; `harmless_prefixes` cover
+    every field that starts with them.
     """
 
     used: frozenset[str]
@@ -33,13 +34,13 @@ class KnownFields:
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
     def using(self, names: AbstractSet[str]) -> KnownFields:
-        """The same for a reader that also uses `names`."""
+        """Return the tables for a reader that also uses `names`."""
         return replace(self, used=self.used | names)
 
     def check(
         self, where: str, given: Mapping[str, object], accepted: Collection[str] = (), prefix: str = ""
     ) -> None:
-        """Raises BuildError for the first field of `given` that would change the computation.
+        """Raise BuildError for the first field of `given` that would change the computation.
 
         `accepted` are unknown fields that the user declares harmless; `prefix` is put before names in errors.
         """
@@ -58,12 +59,12 @@ class KnownFields:
 
 
 def _says_nothing(value: object) -> bool:
-    """Whether the value is null, false or empty. Zero is not: a factor of 0 has a meaning."""
+    """Whether the value is null, false or empty. Zero is not, as a factor of 0 has a meaning."""
     return value is None or value is False or value in ("", [], {})
 
 
 def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
-    if isinstance(value, float):  # GGUF keeps f32
+    if isinstance(value, float):  # GGUF stores f32
         return any(isinstance(n, float | int) and math.isclose(value, n, rel_tol=1e-6) for n in neutral)
     return value in neutral
 
@@ -76,7 +77,7 @@ def _short(value: object) -> str:
 _OFF = (0, -1)
 _ONE = (1,)
 
-# Multipliers and switches of models that are Llamas otherwise (Granite, MiniCPM, Cohere, OLMo, Gemma).
+# Multipliers and switches of models that are otherwise Llamas (Granite, MiniCPM, Cohere, OLMo, Gemma).
 _VARIANTS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), _ONE),
     **dict.fromkeys(("scale_emb", "embedding_scale", "residual_scale", "rope_ratio", "mup_scale"), _ONE),
@@ -129,14 +130,14 @@ HF_CONFIG = KnownFields(
     neutral=_VARIANTS,
 )
 
-# `rope_scaling` and `rope_parameters`. Other kinds are refused earlier, by their type.
+# `rope_scaling` and `rope_parameters`. Unsupported kinds are rejected earlier, by their type.
 HF_ROPE = KnownFields(
     used=_names(
         "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
         "attention_factor mscale mscale_all_dim beta_fast beta_slow truncate short_factor long_factor "
         "full_attention sliding_attention"
     ),
-    harmless=_names("mrope_section mrope_interleaved"),  # a text has one position in all three of them
+    harmless=_names("mrope_section mrope_interleaved"),  # text has the same position in all three sections
     neutral={"partial_rotary_factor": _ONE},
 )
 
@@ -151,21 +152,21 @@ GGUF_MODEL = KnownFields(
         "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow "
         "expert_count"
     ),
-    # The sections are of images' positions, where a text has the same ones.
+    # The sections are for positions in images; text has the same position in all of them.
     harmless=_names("vocab_size tensor_data_layout rope.dimension_sections"),
     neutral={
         **dict.fromkeys(
             ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale"), (0, 1)
         ),
-        "rope.scale_linear": (0, 1),  # an older name of a linear scaling's factor
+        "rope.scale_linear": (0, 1),  # older name of a linear scaling's factor
         **dict.fromkeys(("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), (-1, 1)),
         "rope.scaling.yarn_log_multiplier": (0,),
         **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.scale"), (0,)),
         **dict.fromkeys(("attention.max_alibi_bias", "attention.clamp_kqv", "pooling_type"), (0,)),
         **dict.fromkeys(("expert_used_count", "expert_shared_count", "leading_dense_block_count"), (0,)),
         **dict.fromkeys(("expert_shared_feed_forward_length", "expert_feed_forward_length"), (0,)),
-        "expert_gating_func": (0, 1),  # a softmax, also where it is not said
-        "expert_weights_norm": (True,),  # which it is, whatever is said
+        "expert_gating_func": (0, 1),  # softmax, explicitly or by default
+        "expert_weights_norm": (True,),  # always true, regardless of the key
         "expert_weights_scale": (0, 1),
         **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
         **dict.fromkeys(("nextn_predict_layers", "interleave_moe_layer_step"), (0,)),
@@ -176,7 +177,7 @@ GGUF_MODEL = KnownFields(
     },
 )
 
-# The only other keys that llama.cpp reads; keys that quantisers add under their own names are harmless.
+# The only other keys that llama.cpp reads; keys that quantisers add under separate names are harmless.
 GGUF_FILE = KnownFields(
     used=frozenset({"general.architecture"}),
     neutral={

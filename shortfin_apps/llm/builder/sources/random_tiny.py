@@ -1,6 +1,6 @@
 """Sources `random:NAME`: small models with seeded random weights and a byte tokenizer, for tests.
 
-`tiny` is a two-layer Llama, `tiny-hybrid` has gated delta nets, attention behind gates and routed experts.
+`tiny` is a two-layer Llama; `tiny-hybrid` has gated delta nets, gated attention and routed experts.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ HYBRID_SPEC = replace(
 RANDOM_SPECS: Mapping[str, ModelSpec] = {"tiny": SPEC, "tiny-hybrid": HYBRID_SPEC}  # by NAME
 
 # Standard deviations times sqrt(in_features). Queries and keys are large enough for attention to focus on few
-# tokens, and a block's output is as large as the residual: so each next token depends on the whole prompt,
-# and the gap between the best and the second logit is large.
+# tokens, and a block's output is as large as the residual. So each next token depends on the full prompt, and
+# the gap between the best and the second logit is large.
 GAINS = {"attn_q": 1.6, "attn_k": 1.6, "attn_output": 2.0, "ffn_down": 3.0, "output": 4.0}
 LIKELY = slice(32, 127)  # printable ASCII, so that tests show readable text
 UNLIKELY_GAIN = 0.5
 
 
 class RandomTinySource(ModelSource):
-    """A model of this spec, with an untied head; token ids below 256 are bytes."""
+    """A model of the given spec, with an untied head; token ids below 256 are bytes."""
 
     def __init__(self, spec: ModelSpec = SPEC) -> None:
         assert spec.vocab_size == SPEC.vocab_size, "the tokenizer's"
@@ -84,7 +84,7 @@ class RandomTinySource(ModelSource):
             return 1.0 + 0.1 * values
         if kind == "token_embd":
             return values
-        if name.endswith(".ssm_a"):  # of states, which decay
+        if name.endswith(".ssm_a"):  # negative, so that states decay
             return -np.abs(values)
         values *= GAINS.get(kind, 1.0) / np.float32(np.sqrt(shape[-1]))
         if kind == "output":
@@ -111,13 +111,13 @@ class RandomTinySource(ModelSource):
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A tokenizer with one token per byte, whose id is the byte's value, then the special tokens."""
+    """Create a tokenizer with one token per byte, with the byte's value as id, then the special tokens."""
     characters = _byte_characters()
     reserved = [f"<|reserved_{index}|>" for index in range(NUM_RESERVED)]
     vocab = {token: index for index, token in enumerate([*characters, *SPECIAL_TOKENS, *reserved])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    # Words are split, as real tokenizers split them: `tokenizers` keeps a cache of words, which would else
-    # be whole prompts.
+    # Text is split into words, as by real tokenizers: `tokenizers` caches words, which would otherwise be
+    # full prompts.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     special = [AddedToken(token, special=True, normalized=False) for token in (*SPECIAL_TOKENS, *reserved)]
@@ -126,7 +126,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _byte_characters() -> list[str]:
-    """GPT-2's printable character for each byte value (`bytes_to_unicode` of its encoder.py)."""
+    """Return GPT-2's printable character for each byte value (`bytes_to_unicode` of its encoder.py)."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -1,4 +1,4 @@
-"""Reads tensors of 8-bit floats from safetensors files, of which the library makes no numpy arrays."""
+"""Read 8-bit float tensors from safetensors files, which the library cannot convert to numpy arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZE_BYTES = 8
 
 
 def read_fp8(path: Path, name: str) -> npt.NDArray[Any]:
-    """The tensor `name` of a file that safetensors has opened, so its header is valid. Raises OSError."""
+    """Read tensor `name` of a file already opened by safetensors, so its header is valid. Raises OSError."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(_SIZE_BYTES), "little")
         entry = json.loads(file.read(header_bytes))[name]

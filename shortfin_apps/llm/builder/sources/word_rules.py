@@ -1,7 +1,7 @@
-"""How a byte-level vocabulary in a GGUF file splits text into words, by the name in `tokenizer.ggml.pre`.
+"""Word-splitting rules of byte-level vocabularies in GGUF files, by name in `tokenizer.ggml.pre`.
 
-A GGUF file has the vocabulary and its merges, but only the name of the rules. Where the model's own
-`tokenizer.json` and llama.cpp differ, as they do for letters with combining marks, these are the model's.
+A GGUF file has the vocabulary and its merges, but only the name of the rules. If the model's own
+`tokenizer.json` and llama.cpp differ, as for letters with combining marks, these rules follow the model.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 @dataclass(frozen=True, slots=True)
 class WordRules:
-    """What the name of a pre-tokeniser stands for.
+    """The rules of a named pre-tokeniser.
 
-    `patterns` are regular expressions of Oniguruma: a text is split at the matches of the first, each piece
-    at those of the next, and so on; matches and what is between them are words. With `whole_words`, a word
-    that is a token is that token even if no merges make it. `adds_bos` is the default of
-    `tokenizer.ggml.add_bos_token`. With `composes`, the text is brought into Unicode's form NFC first.
+    `patterns` are Oniguruma regular expressions: a text is split at the matches of the first, each piece at
+    the matches of the next, and so on; matches and the text between them are words. With `whole_words`, a
+    word that is a token becomes this token even if no merges make it. `adds_bos` is the default of
+    `tokenizer.ggml.add_bos_token`. With `composes`, the text is first normalised to Unicode NFC.
     """
 
     patterns: tuple[str, ...]
@@ -33,19 +33,19 @@ class WordRules:
 
     @property
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """Splits a text into words, then maps their bytes to characters."""
+        """The splitting of a text into words, followed by the mapping of bytes to characters."""
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
         return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
 
 
-# The patterns have these parts in common.
+# Parts common to several patterns.
 _CONTRACTION = r"'s|'t|'re|'ve|'m|'ll|'d"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _HAN_AND_KANA = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{30ff}]+"
-# Letters after those that may be capitals, and letters after capitals.
+# Lower-case letters after any capitals, and letters after capitals.
 _WORD = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
 _CAPITALS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-# DeepSeek lists the letters with case of an old Unicode: these are not among them.
+# DeepSeek lists the cased letters of an old Unicode version, which lacks these.
 _UNLISTED = (
     r"\x{560}\x{588}\x{10c7}-\x{10ff}\x{1c80}-\x{1c8a}\x{2d00}-\x{2d2d}\x{a790}-\x{a7fa}\x{ab30}-\x{ab68}"
     r"\x{10570}-\x{105bc}\x{10d50}-\x{10d85}\x{16e40}-\x{16e7f}\x{1d400}-\x{1df2a}"
@@ -61,7 +61,7 @@ _DEEPSEEK3 = (
 
 
 def _gpt4(numbers: str, letters: str = r"\p{L}") -> str:
-    """The words of GPT-4: a contraction, letters after at most one other character, numbers, the rest."""
+    """Return GPT-4's pattern: a contraction, letters after at most one other character, numbers, the rest."""
     letter = letters if letters == r"\p{L}" else f"[{letters}]"
     return (
         rf"(?i:{_CONTRACTION})|[^\r\n\p{{L}}\p{{N}}]?{letter}+|{numbers}"
@@ -70,7 +70,7 @@ def _gpt4(numbers: str, letters: str = r"\p{L}") -> str:
 
 
 def _gpt4o(numbers: str, contraction: str = "") -> str:
-    """The words of GPT-4o, which end where a capital begins another."""
+    """Return GPT-4o's pattern, which splits words before a capital."""
     words = "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{word}{contraction}" for word in (_WORD, _CAPITALS))
     return rf"{words}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 

@@ -1,37 +1,37 @@
-"""Layouts of weights in the parameter file: row by row, or in the panels that the CPU kernels read.
+"""Layouts of weights in the parameter file: row-major, or in the panels that the CPU kernels read.
 
 A weight [out, in] is one logical matrix. A panel holds 32 of its output features, so that a kernel reads one
-forward stream. `pair` neighbours along K stay together, as many as a dot product adds (2 of bf16, 4 of
-bytes, 8 of bytes in products of matrices), or 1:
+forward stream. `pair` neighbours along K stay together: as many as a dot product adds (2 of bf16, 4 of bytes,
+8 of bytes in products of matrices), or 1.
 
-    BlockRows           name           [out, K] i8; of 4 bits
+    BlockRows           name           [out, K] i8; for 4 bits
                                        [out, K / 2] i8: byte j of 16 has the elements j and j + 16 of 32 in
                                        its low and its high bits
                         name.scales    [out, K / size] f16; in groups
                                        [out, 2 * K / group + K / size] i8: a row's f16, then its i8, padded
                                        to a multiple of 4
-                        name.minima    as the scales, of types with minima
+                        name.minima    like the scales, for types with minima
     Taps                name           [taps, channels] f32, of a convolution's [channels, taps]
     Fp8Rows             name           [out, K] of the target's 8-bit floats
                         name.scales    [out] f32
     Panels              name           [panels, K / pair, 32 * pair]
-    QuantisedPanels     name           [panels, K / pair, 32 * pair] i8; of 4 bits
+    QuantisedPanels     name           [panels, K / pair, 32 * pair] i8; for 4 bits
                                        [panels, K / pair, 16 * pair] i8: byte j has element j of the panel's
                                        first half in its low bits and of its second half in its high bits
-                        name.scales    [panels, K / size, 32] f16, with minima
+                        name.scales    [panels, K / size, 32] f16; with minima
                                        [panels, K / size, 2, 32] f16: scales, then minima; in groups
-                                       [panels, K / group, bytes] i8: 32 f16 of each term, then of each block
-                                       32 i8 of each term
+                                       [panels, K / group, bytes] i8: 32 f16 per term, then 32 i8 per term
+                                       for each block
     TilePanels          name           [panels, K / 32, 2, 16, 32] bf16 or f16: AMX tiles of each half, of 16
                                        pairs
-    Int8Panels          name           [panels, K / 64, 2, 64 / pair, 16 * pair] i8: tiles of each half; of
-                                       16 fours they are AMX's
+    Int8Panels          name           [panels, K / 64, 2, 64 / pair, 16 * pair] i8: tiles of each half, which
+                                       are AMX tiles if `pair` is 4
                         name.scales    [panels, 32] f32
 
-A panel's halves are 16 features each: neighbours, or, where `gated`, of gate and of up, which the matrix
-stacks. What is missing in the last panel or tile is zero.
+A panel's halves are 16 features each: neighbours, or, if `gated`, 16 of gate and 16 of up, which the matrix
+stacks. Missing elements in the last panel or tile are zero.
 
-A weight of experts [experts, out, in] is a matrix of each, one stored behind another.
+A weight of experts [experts, out, in] is stored as one matrix per expert, concatenated.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ LANES = 16  # output features of half a panel
 PANEL = 2 * LANES  # output features of a panel
 WORD = 4  # bytes
 TILE = 64  # bytes along K of an AMX tile
-DOT_BYTES = 4  # of a column along K that an integer dot product takes
-MATRIX_BYTES = 8  # that NEON's product of matrices (SMMLA) takes
+DOT_BYTES = 4  # bytes of a column along K per integer dot product
+MATRIX_BYTES = 8  # bytes along K per NEON matrix product (SMMLA)
 GATED = ("ffn_gate_up.weight", "ffn_gate_up_exps.weight", "ffn_gate_up_shexp.weight")
 EXPERTS = ("ffn_gate_up_exps.weight", "ffn_down_exps.weight")
-ROUTER = "ffn_gate_inp.weight"  # small, and what it chooses is discrete, so it is not quantised
-# The rates act on all later tokens; the gate of a shared expert has one row.
+ROUTER = "ffn_gate_inp.weight"  # small, and makes discrete choices, so not quantised
+# Not quantised: the rates act on all later tokens; the gate of a shared expert has one row.
 KEPT = (ROUTER, "ssm_rates.weight", "ffn_gate_inp_shexp.weight")
 TAPS = "ssm_conv1d.weight"  # of a convolution, [channels, taps]
 
@@ -78,25 +78,25 @@ FP8_DTYPES: dict[Fp8Type, np.dtype[Any]] = {
 
 
 class WeightLayout(Protocol):
-    """Layout of one weight in the parameter file; `name` is the weight's and `shape` its matrix's."""
+    """The layout of one weight in the parameter file; `name` is the weight's and `shape` its matrix's."""
 
     @property
     def blocks(self) -> BlockType | None:
-        """The type of quantised blocks, None for others."""
+        """The type of quantised blocks; None for other layouts."""
         ...
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
-        """The parameters' shapes and types, in the order in which kernels read them."""
+        """Return the parameters' shapes and types, in the order in which kernels read them."""
         ...
 
     def store(self, value: Array | Blocks) -> list[Array]:
-        """The parameters' values. A quantised layout takes blocks of its bits, or floats to quantise."""
+        """Return the parameters' values; quantised layouts take blocks of their bits, or quantise floats."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RowMajor:
-    """Implements WeightLayout: the matrix row by row."""
+    """A WeightLayout: row-major floats."""
 
     dtype: FloatType
     blocks: None = None
@@ -111,7 +111,7 @@ class RowMajor:
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """Implements WeightLayout: what a convolution multiplies, tap by tap."""
+    """A WeightLayout: the factors of a convolution, tap by tap."""
 
     blocks: None = None
 
@@ -126,7 +126,7 @@ class Taps:
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """Implements WeightLayout: quantised blocks row by row, for GPUs."""
+    """A WeightLayout: row-major quantised blocks, for GPUs."""
 
     blocks: BlockType
 
@@ -135,7 +135,7 @@ class BlockRows:
         return "f16" if self.blocks.group is None else "i8"
 
     def terms_size(self, columns: int) -> int:
-        """Elements of a row of scales or minima."""
+        """Return the elements of a row of scales or minima."""
         blocks = columns // self.blocks.size
         if self.blocks.group is None:
             return blocks
@@ -165,7 +165,7 @@ class BlockRows:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """Implements WeightLayout: 8-bit floats row by row and a scale for each output feature, for GPUs."""
+    """A WeightLayout: row-major 8-bit floats and a scale per output feature, for GPUs."""
 
     dtype: Fp8Type
     blocks: None = None
@@ -180,7 +180,7 @@ class Fp8Rows:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """Implements WeightLayout: floats in panels."""
+    """A WeightLayout: floats in panels."""
 
     dtype: FloatType
     pair: int
@@ -198,7 +198,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class TilePanels:
-    """Implements WeightLayout: bf16 or f16 in AMX tiles, all of which the matrix must fill."""
+    """A WeightLayout: bf16 or f16 in AMX tiles, all of which the matrix must fill."""
 
     dtype: FloatType
     gated: bool
@@ -214,7 +214,7 @@ class TilePanels:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedPanels:
-    """Implements WeightLayout: quantised blocks in panels."""
+    """A WeightLayout: quantised blocks in panels."""
 
     blocks: BlockType
     pair: int
@@ -241,7 +241,7 @@ class QuantisedPanels:
         return [self._pack(blocks.codes), np.concatenate([shared, own], axis=2)]
 
     def _columns(self, terms: list[Array]) -> Array:
-        """[out, count] each -> [panels, count, terms, 32]."""
+        """Arrange terms, [out, count] each, as [panels, count, terms, 32]."""
         halves = [_halves(each, self.gated).transpose(0, 3, 1, 2) for each in terms]
         return np.stack([each.reshape(*each.shape[:2], PANEL) for each in halves], axis=2)
 
@@ -254,7 +254,7 @@ class QuantisedPanels:
 
 @dataclass(frozen=True, slots=True)
 class Int8Panels:
-    """Implements WeightLayout: bytes in tiles and a scale for each output feature, for int8."""
+    """A WeightLayout: bytes in tiles and a scale per output feature, for int8."""
 
     gated: bool
     pair: int = DOT_BYTES
@@ -281,7 +281,7 @@ class Int8Panels:
 
 
 def stored_types(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> StoredTypes:
-    """The parameters of a weight, of which that of experts has three dimensions."""
+    """Return the parameters of a weight; a weight of experts has three dimensions."""
     if len(shape) < 3:
         return layout.stored(name, shape)
     experts, *matrix = shape
@@ -290,7 +290,7 @@ def stored_types(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> Sto
 
 
 def fills_panels(spec: ModelSpec) -> bool:
-    """Whether all matrices of the model are whole panels and blocks, none of an expert or a delta net."""
+    """Whether all matrices of the model are whole panels and blocks, without experts and delta nets."""
     if spec.experts is not None or spec.delta_net is not None:
         return False
     heads = spec.num_attention_heads * spec.head_dim
@@ -299,8 +299,10 @@ def fills_panels(spec: ModelSpec) -> bool:
 
 
 def fills_tiles(spec: ModelSpec, activations: FloatType, target: Target) -> bool:
-    """Whether the CPU has AMX for what is made of such activations, and all matrices of the model are whole
-    tiles: with f16 only that, with bf16 that and bytes."""
+    """Whether the CPU has AMX for these activations, and all matrices of the model are whole tiles.
+
+    f16 needs AMX for f16 only, bf16 needs it for bf16 and for bytes.
+    """
     in_bf16 = activations == "bf16" and target.has_amx_int8 and target.has_int8_dot
     in_f16 = activations == "f16" and target.has_amx_fp16
     return (in_bf16 or in_f16) and fills_panels(spec)
@@ -312,21 +314,21 @@ def multiplies_blocks(spec: ModelSpec, target: Target) -> bool:
 
 
 def multiplies_matrices(spec: ModelSpec, target: Target) -> bool:
-    """Whether integers are multiplied by NEON's products of matrices, which only the fused layer has."""
+    """Whether integers use NEON's matrix products, which only the fused layer supports."""
     return target.has_smmla and fills_panels(spec)
 
 
 def multiplies_pairs(spec: ModelSpec, options: BuildOptions, target: Target) -> bool:
-    """Whether matmuls in floats take dot products of pairs of bf16.
+    """Whether float matmuls use dot products of bf16 pairs.
 
-    On aarch64 only the fused layer has them.
+    On aarch64, only the fused layer supports them.
     """
     has_dot = target.has_bf16_dot or (target.has_neon_bf16_dot and fills_panels(spec))
     return options.activations == "bf16" and has_dot
 
 
 def experts_fill_tiles(spec: ModelSpec, options: BuildOptions, target: Target) -> bool:
-    """Whether the CPU has AMX for the experts' matrices, bf16 or f16, and they are whole tiles."""
+    """Whether the CPU has AMX for the experts' bf16 or f16 matrices, and they are whole tiles."""
     has_tiles = {"bf16": target.has_amx, "f16": target.has_amx_fp16}.get(options.weights, False)
     if spec.experts is None or not has_tiles:
         return False
@@ -335,7 +337,7 @@ def experts_fill_tiles(spec: ModelSpec, options: BuildOptions, target: Target) -
 
 
 def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Target) -> WeightLayout:
-    """The layout of the weight `name` that the target's kernels read."""
+    """Return the layout of the weight `name` that the target's kernels read."""
     if name.endswith(("norm.weight", "sinks.weight", ".bias")):
         return RowMajor("f32")
     if name.endswith(TAPS):
@@ -344,7 +346,7 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
         options = replace(options, weights=options.activations)
     blocks = dict(options.block_types).get(name, made_blocks(name, options.weights))
     if not target.is_cpu:
-        if options.weights == "fp8" and target.fp8 and name.startswith("blk."):  # not embedding and head
+        if options.weights == "fp8" and target.fp8 and name.startswith("blk."):  # neither embedding nor head
             return Fp8Rows(target.fp8)
         return RowMajor(options.activations) if blocks is None else BlockRows(blocks)
     pair = 2 if multiplies_pairs(spec, options, target) else 1
@@ -352,7 +354,7 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
     block_pair = byte_pair if multiplies_blocks(spec, target) else pair
     gated = name.endswith(GATED)
     if blocks is not None:
-        widened = blocks.is_e2m1 and multiplies_blocks(spec, target)  # as integers
+        widened = blocks.is_e2m1 and multiplies_blocks(spec, target)  # to integers
         return QuantisedPanels(Q8_0 if widened else blocks, block_pair, gated)
     match options.weights:
         case "int8":
@@ -366,19 +368,19 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
 
 
 def made_blocks(name: str, weights: WeightType) -> BlockType | None:
-    """The blocks that a matrix is quantised to; None if it is not in blocks."""
+    """Return the blocks that a matrix is quantised to; None if it is not in blocks."""
     match weights:
         case "q8_0":
             return Q8_0
         case "q4":
-            # As in GGUF files of 4 bits, embedding and head keep 8: their errors cost the most.
+            # As in 4-bit GGUF files, embedding and head keep 8 bits, as their errors cost the most.
             return Q4_1 if name.startswith("blk.") else Q8_0
         case _:
             return None
 
 
 def panel_terms(blocks: BlockType, panels: int, columns: int) -> tuple[tuple[int, ...], str]:
-    """The shape and type of the scales and minima of QuantisedPanels."""
+    """Return the shape and type of the scales and minima of QuantisedPanels."""
     if blocks.group is None:
         terms = (2,) if blocks.has_minima else ()
         return (panels, columns // blocks.size, *terms, PANEL), "f16"
@@ -386,7 +388,7 @@ def panel_terms(blocks: BlockType, panels: int, columns: int) -> tuple[tuple[int
 
 
 def group_bytes(blocks: BlockType) -> int:
-    """Bytes of a group's terms in a panel."""
+    """Return the bytes of a group's terms in a panel."""
     assert blocks.group is not None
     return PANEL * blocks.num_terms * (2 + blocks.group // blocks.size)
 
@@ -407,7 +409,7 @@ def num_tiles(in_features: int) -> int:
 
 
 def cast_floats(value: Array, dtype: FloatType) -> Array:
-    """`value` as `dtype`; f16 saturates."""
+    """Cast `value` to `dtype`; f16 saturates."""
     if dtype != "f16":
         return value.astype(FLOAT_DTYPES[dtype], copy=False)
     largest = np.finfo(np.float16).max
@@ -415,7 +417,7 @@ def cast_floats(value: Array, dtype: FloatType) -> Array:
 
 
 def _halves(matrix: Array, gated: bool) -> Array:
-    """[out, columns] -> [panels, 2, lanes, columns]."""
+    """Split into halves of panels: [out, columns] -> [panels, 2, lanes, columns]."""
     rows, columns = matrix.shape
     if gated:
         return matrix.reshape(2, rows // 2 // LANES, LANES, columns).swapaxes(0, 1)
@@ -425,14 +427,14 @@ def _halves(matrix: Array, gated: bool) -> Array:
 
 
 def _tile(halves: Array, pair: int, steps: int = LANES) -> Array:
-    """[panels, 2, lanes, K] -> [panels, tiles, 2, steps along K, lanes * pair]."""
+    """Tile halves: [panels, 2, lanes, K] -> [panels, tiles, 2, steps along K, lanes * pair]."""
     panels = len(halves)
     ordered = halves.reshape(panels, 2, LANES, -1, steps, pair).transpose(0, 3, 1, 4, 2, 5)
     return np.ascontiguousarray(ordered).reshape(panels, -1, 2, steps, LANES * pair)
 
 
 def _interleave(halves: Array, pair: int) -> Array:
-    """[panels, 2, lanes, K] -> [panels, K / pair, 2, lanes * pair]."""
+    """Interleave pairs: [panels, 2, lanes, K] -> [panels, K / pair, 2, lanes * pair]."""
     panels, _, _, columns = halves.shape
     pairs = halves.reshape(panels, 2, LANES, columns // pair, pair).transpose(0, 3, 1, 2, 4)
     return np.ascontiguousarray(pairs).reshape(panels, columns // pair, 2, LANES * pair)

@@ -1,4 +1,4 @@
-"""The types that a source's weights have already."""
+"""Build options that keep the types of a source's weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shortfin_apps.llm.builder.weights.layout import KEPT, TAPS, made_blocks
 
 
 def with_own_types(source: ModelSource, options: BuildOptions) -> BuildOptions:
-    """The options for weights as they are in the source: bf16 for floats, else its own blocks.
+    """Return options that keep the source's types: its own blocks, or bf16 for floats.
 
-    A weight that is stacked of several tensors has blocks that keep those of each.
+    A weight stacked from several tensors gets a block type that preserves the blocks of each.
     """
     quantisation = source.quantisation
     if quantisation is None:
@@ -33,9 +33,9 @@ def _own_blocks(source: ModelSource) -> Iterator[tuple[str, BlockType | None]]:
 
 
 def _stacked(types: list[BlockType | None], name: str) -> BlockType | None:
-    """The type of a weight whose tensors have these: floats stay floats where all are."""
+    """Return the type of a weight stacked from tensors of `types`; it is float only if all are."""
     if not any(types):
         return None
     kind = common_type([each or Q8_0 for each in types])
-    # The embedding is read a weight at a time, of a byte.
+    # The embedding is read element by element, in bytes.
     return replace(kind, bits=8, is_e2m1=False) if name == "token_embd.weight" else kind

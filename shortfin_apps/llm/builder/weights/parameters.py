@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.weights.layout import (
 
 
 def parameter_types(spec: ModelSpec, options: BuildOptions, target: Target) -> StoredTypes:
-    """Every parameter of the compiled module: name -> (shape, MLIR dtype), in the order of the graph."""
+    """Return every parameter of the compiled module: name -> (shape, MLIR dtype), in graph order."""
     types: StoredTypes = {}
     layouts = weight_layouts(spec, options, target)
     for name, shape in weight_shapes(spec).items():
@@ -25,7 +25,7 @@ def parameter_types(spec: ModelSpec, options: BuildOptions, target: Target) -> S
 
 
 def weight_layouts(spec: ModelSpec, options: BuildOptions, target: Target) -> dict[str, WeightLayout]:
-    """The layout of every weight that the target's program reads, by its name.
+    """Return the layout of every weight that the target's program reads, by name.
 
     Programs with equal layouts read the same parameter file.
     """
@@ -45,19 +45,19 @@ class WeightTypes:
         return list(self._shapes.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The weight's own shape, however it is stored."""
+        """Return the weight's logical shape, independent of its storage."""
         return self._shapes[name]
 
     def layout(self, name: str) -> WeightLayout:
         return self._layouts[name]
 
     def load(self, e: Emitter, name: str) -> list[Tensor]:
-        """The parameters that hold the weight."""
+        """Load the parameters that hold the weight."""
         stored = stored_types(self._layouts[name], name, self._shapes[name])
         return [e.load(parameter, *kind) for parameter, kind in stored.items()]
 
     def load_one(self, e: Emitter, name: str) -> Tensor:
-        """The parameter of a weight that is stored in one."""
+        """Load the parameter of a weight that is stored in one."""
         [parameter] = self.load(e, name)
         return parameter
 

@@ -1,4 +1,4 @@
-"""From a source's tensors to the parameters that the compiled model reads."""
+"""Write a source's tensors as the parameters that the compiled model reads."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ITEM_BYTES = {"i8": 1, "f8E4M3FN": 1, "f8E4M3FNUZ": 1, "bf16": 2, "f16": 2, "f3
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight of the graph: `parts` are the source's tensors, stacked on rows in that order.
+    """One weight of the graph; `parts` are the source's tensors, stacked on rows in order.
 
-    If it is a vector, it may be stored times `scale`. That of `experts` has equally many parts of each.
+    A vector may be stored times `scale`. A weight of `experts` has equally many parts per expert.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Weight:
     experts: int | None = None
 
     def matrices(self) -> list[Weight]:
-        """The weight of each expert; of a weight without experts itself."""
+        """Return the weight of each expert, or the weight itself if it has no experts."""
         if self.experts is None:
             return [self]
         shape, count = self.shape[1:], len(self.parts) // self.experts
@@ -44,17 +44,17 @@ class Weight:
         return [Weight(self.name, shape, each) for each in parts]
 
     def load(self, source: ModelSource) -> Array:
-        """Its value in the widest type among its parts; not of a weight of experts."""
+        """Return its value in the widest type of its parts; not for weights of experts."""
         tensors = [source.tensor(part) for part in self.parts]
         value = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
         return value if self.scale == 1 else value.astype(np.float32) * np.float32(self.scale)
 
     def load_blocks(self, source: ModelSource, kind: BlockType) -> Blocks:
-        """Its blocks: the source's own where `kind` has room for them, else made from its values."""
+        """Return its blocks: the source's own if `kind` can hold them, otherwise quantised values."""
         return stack([_blocks(source, part, kind) for part in self.parts])
 
     def stored(self, source: ModelSource, layout: WeightLayout) -> Iterator[Array]:
-        """The values of the parameters that hold it, one matrix in memory at a time but for its scales."""
+        """Yield the values of its parameters, with one matrix in memory at a time, besides its scales."""
         scales: list[list[Array]] = []
         for matrix in self.matrices():
             first, *others = matrix._store(source, layout)
@@ -77,7 +77,7 @@ def _blocks(source: ModelSource, part: str, kind: BlockType) -> Blocks:
 
 
 def plan_weights(spec: ModelSpec) -> list[Weight]:
-    """The weights of a model, in the order in which an invocation reads them."""
+    """List the weights of a model, in an invocation's read order."""
     shapes = weight_shapes(spec)
     return [
         Weight(
@@ -92,7 +92,7 @@ def plan_weights(spec: ModelSpec) -> list[Weight]:
 
 
 def stored_bytes(spec: ModelSpec, options: BuildOptions, target: Target) -> int:
-    """The size of all parameters together."""
+    """Return the size of all parameters together."""
     return sum(entry.num_bytes for entry in _entries(spec, options, target))
 
 
@@ -103,9 +103,9 @@ def write_weights(
     path: Path,
     on_progress: Callable[[int], None],
 ) -> None:
-    """Writes an IREE parameter archive, holding one matrix in memory at a time.
+    """Write an IREE parameter archive, with one matrix in memory at a time.
 
-    `on_progress` is told the bytes written since it was last told.
+    `on_progress` is called with the bytes written since its last call.
     """
 
     def contents() -> Iterator[bytes | memoryview]:

@@ -1,1 +1,1 @@
-"""Compiles the kernels of kernels/triton ahead of time, and makes IREE executables of them."""
+"""Compile the kernels of kernels/triton ahead of time, and wrap them in IREE executables."""

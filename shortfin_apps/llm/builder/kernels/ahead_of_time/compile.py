@@ -1,7 +1,7 @@
-"""Compiles Triton kernels ahead of time: to machine code for AMD GPUs, to PTX for NVIDIA's.
+"""Compile Triton kernels ahead of time: to machine code for AMD GPUs, to PTX for NVIDIA's.
 
-Only a build needs Triton. Code is kept between builds where TRITON_CACHE_DIR, Triton's own variable, names a
-folder for it.
+Only a build needs Triton. Code is cached between builds if TRITON_CACHE_DIR, Triton's own variable, names a
+folder.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _POINTERS = {
     "i8": "*i8",
 }
 _WARP = 32  # lanes
-_PTX_VERSION = 84  # of CUDA 12.4: drivers refuse versions that are newer than they are
-_ALIGNMENT = 16  # bytes, of every buffer that IREE passes; lets Triton load 16 bytes a lane
+_PTX_VERSION = 84  # of CUDA 12.4: drivers reject versions newer than their own
+_ALIGNMENT = 16  # bytes, for every buffer that IREE passes; lets Triton load 16 bytes per lane
 
 Signature = dict[str, str]
 Constants = dict[tuple[int], Constexpr]
@@ -49,13 +49,13 @@ class CodeObject:
 
 
 def compile_kernel(kernel: Kernel, architecture: str, chip: str) -> CodeObject:
-    """For a chip of "nvptx" or "amdgpu". Raises BuildError if IREE could not launch what comes of it."""
+    """Compile for a chip of "nvptx" or "amdgpu". Raises BuildError if IREE could not launch the result."""
     return _for_nvidia(kernel, chip) if architecture == "nvptx" else _for_amd(kernel, chip)
 
 
 def _for_amd(kernel: Kernel, chip: str) -> CodeObject:
     lanes = 32 if chip.startswith("gfx1") else 64
-    # One kind of matrix instruction, so that tiles of all sizes add in the same order.
+    # Use one kind of matrix instruction, so that tiles of all sizes add in the same order.
     options = {"matrix_instr_nonkdim": 16}
     edit = f"{kernel.name} {_num_operands(kernel)} {_version_of_edit()}"
     with _edited(lambda ir, shared: llvm_ir.for_iree(ir, kernel.name, _num_operands(kernel), shared), edit):
@@ -77,7 +77,7 @@ def _num_operands(kernel: Kernel) -> int:
 
 
 def _compile(kernel: Kernel, target: tuple[str, str | int, int], options: dict[str, Any]) -> Any:
-    """Compiles for Triton's (backend, chip, lanes of a wave)."""
+    """Compile for Triton's (backend, chip, lanes of a wave)."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -93,7 +93,7 @@ def _compile(kernel: Kernel, target: tuple[str, str | int, int], options: dict[s
 
 @contextmanager
 def _known_to_kernels(target: Any) -> Iterator[None]:
-    """Lets kernels ask for the target (triton.language.target_info), which Triton reads from its driver."""
+    """Let kernels query the target (triton.language.target_info), which Triton reads from its driver."""
     from triton.runtime import driver
 
     driver.set_active(_Driver(target))
@@ -105,7 +105,7 @@ def _known_to_kernels(target: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Driver:
-    """What target_info asks of a driver."""
+    """The part of a driver that target_info uses."""
 
     target: Any
 
@@ -114,7 +114,7 @@ class _Driver:
 
 
 def _signature(kernel: Kernel) -> tuple[Signature, Constants, Attributes]:
-    """Triton's types of all parameters, values of constexprs and attributes of buffers, by position."""
+    """Return Triton's parameter types, and by position the constexprs' values and the buffers' attributes."""
     names: list[str] = kernel.function.arg_names
     operands = {name: _POINTERS[buffer.dtype] for name, buffer in kernel.interface.buffers.items()}
     attributes: Attributes = {(names.index(name),): [["tt.divisibility", _ALIGNMENT]] for name in operands}
@@ -132,11 +132,11 @@ def _version_of_edit() -> str:
 
 @contextmanager
 def _edited(edit: Callable[[str, int], str], key: str) -> Iterator[None]:
-    """Triton's stage that makes LLVM IR is followed by an edit, which `key` tells from others."""
+    """Apply `edit` after Triton's LLVM IR stage; `key` identifies the edit in Triton's cache."""
     from triton import knobs
 
     def inspect(*arguments: Any) -> tuple[str, str] | None:
-        if not arguments:  # asked for what it adds to the key of Triton's cache
+        if not arguments:  # a call for the addition to the key of Triton's cache
             return key, hashlib.sha256(key.encode()).hexdigest()
         stages: dict[str, Any] = arguments[1]
         make = stages["llir"]
@@ -150,7 +150,7 @@ def _edited(edit: Callable[[str, int], str], key: str) -> Iterator[None]:
 
 @contextmanager
 def _chosen_cache() -> Iterator[None]:
-    """Triton's cache is read and written where the user chose a folder; else nothing is left behind."""
+    """Use Triton's cache if the user chose a folder; otherwise use a temporary one."""
     from triton import knobs
 
     if os.environ.get("TRITON_CACHE_DIR"):

@@ -1,4 +1,4 @@
-"""IREE's executables around code objects, as MLIR text."""
+"""IREE executables with code objects, as MLIR text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _FORMATS = {"amdgpu": ('"rocm", "rocm-hsaco-fb"', "hsaco"), "nvptx": ('"cuda", "
 
 
 def executable(kernel: Kernel, code: CodeObject, architecture: str) -> str:
-    """`hal.executable.source` of `code`, to be dispatched as `@name::@name[workload](...)`.
+    """Return the `hal.executable.source` of `code`, dispatched as `@name::@name[workload](...)`.
 
-    In the generic form, as IREE 3.13 parses no other with objects.
+    It is in the generic form, the only one with objects that IREE 3.13 parses.
     """
     name, operands = kernel.name, {each: f"%w{n}" for n, each in enumerate(kernel.workload)}
     arguments = "".join(f", {operand}: index" for operand in operands.values())
@@ -37,7 +37,7 @@ def executable(kernel: Kernel, code: CodeObject, architecture: str) -> str:
 
 
 def _count(axis: str, extent: int | Tiles, operands: Mapping[str, str]) -> str:
-    """Text that sets %x, %y or %z."""
+    """Return text that sets %x, %y or %z."""
     if isinstance(extent, int):
         return f"    %{axis} = arith.constant {extent} : index\n"
     tiles = f"%{axis}" if extent.more is None else f"%{axis}.tiles"

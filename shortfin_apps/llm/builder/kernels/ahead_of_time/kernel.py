@@ -14,9 +14,9 @@ Constexpr = int | float | bool | str | tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a kernel is spread over a workgroup: waves, and tiles of loads that are in flight at once.
+    """Waves per workgroup, and pipeline stages: tiles of loads in flight at once.
 
-    With `fuses_products`, a product and a sum may be one instruction, which rounds once.
+    With `fuses_products`, a product and a sum may become one instruction, which rounds once.
     """
 
     num_waves: int = 4
@@ -26,11 +26,11 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Workgroups of one dimension of the grid: `operand`, a number of the dispatch, in tiles of `size`."""
+    """Workgroups in one dimension of the grid: the dispatch's number `operand` in tiles of `size`."""
 
     operand: str
     size: int = 1
-    more: str | None = None  # a second number, added to that of tiles
+    more: str | None = None  # a second number, added to the number of tiles
 
 
 Grid = Sequence[int | Tiles]  # up to three dimensions, x first
@@ -38,10 +38,10 @@ Grid = Sequence[int | Tiles]  # up to three dimensions, x first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A `triton.jit` function of one set of sizes.
+    """A `triton.jit` function with one set of sizes.
 
-    Its parameters are, in this order, the buffers of the interface (those read, those written in place, the
-    results) and its constants; each other parameter is in `constexprs`, anywhere.
+    Its parameters are, in this order, the buffers of the interface (read, written in place, results) and its
+    constants; every other parameter is in `constexprs`, at any position.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Kernel:
 
     @property
     def workload(self) -> tuple[str, ...]:
-        """The numbers that the grid is computed from."""
+        """The numbers that determine the grid."""
         named = [name for each in self.grid if isinstance(each, Tiles) for name in (each.operand, each.more)]
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     def without(self, absent: AbstractSet[str]) -> Kernel:
-        """Without these buffers of its interface: they are None in the function."""
+        """Remove these buffers from the interface; they are None in the function."""
         if not absent:
             return self
         old = self.interface

@@ -1,9 +1,9 @@
-"""Edits of the LLVM IR that Triton 3.9 makes of a kernel, so that IREE 3.9 can launch the machine code.
+"""Edits of the LLVM IR that Triton 3.9 generates, so that IREE 3.9 can launch the machine code.
 
-- Triton adds two pointer parameters for scratch memory. IREE passes what the interface names, and HIP would
-  read past the end of that. They are dropped, and must be unused.
-- Triton expects its shared memory from the launch. IREE launches with none, so that it becomes a static array
-  in the code object.
+- Triton adds two pointer parameters for scratch memory. IREE passes only the interface's operands, and HIP
+  would read past their end. The parameters are dropped, and must be unused.
+- Triton expects its shared memory from the launch. IREE launches with none, so it becomes a static array in
+  the code object.
 - IREE looks a kernel up by the name of its export.
 """
 
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.errors import BuildError
 
-MAX_SHARED_BYTES = 64 << 10  # LLVM ends the process above it
+MAX_SHARED_BYTES = 64 << 10  # LLVM aborts the process above it
 
 _KERNEL = re.compile(r"define amdgpu_kernel void @(?P<name>[\w$.]+)\((?P<parameters>(?:[^()]|\([^()]*\))*)\)")
 _SHARED = re.compile(
     r"^@global_smem = external (?P<linkage>.*?)global \[0 x i8\], align (?P<align>\d+)$", re.M
 )
-# What HIP would have to fill in beyond the arguments.
+# Hidden arguments that HIP would have to provide.
 _HIDDEN = ("dispatch.ptr", "queue.ptr", "implicitarg.ptr")
 
 
@@ -28,13 +28,13 @@ _HIDDEN = ("dispatch.ptr", "queue.ptr", "implicitarg.ptr")
 class _Parts:
     before: str
     parameters: list[str]
-    after: str  # from the closing parenthesis's right to the end of the module
+    after: str  # from after the closing parenthesis to the end of the module
 
 
 def for_iree(ir: str, name: str, num_parameters: int, shared_bytes: int) -> str:
-    """The module with its kernel called `name`, of its first `num_parameters` parameters and static LDS.
+    """Return the module with its kernel renamed to `name`, with `num_parameters` parameters and static LDS.
 
-    Raises BuildError if the kernel uses what IREE does not pass, or more LDS than a workgroup has.
+    Raises BuildError if the kernel uses anything that IREE does not pass, or more LDS than a workgroup has.
     """
     if shared_bytes > MAX_SHARED_BYTES:
         raise BuildError(
@@ -72,5 +72,5 @@ def _with_static_shared_memory(globals_: str, shared_bytes: int) -> str:
 
 
 def _with_entry_label(parts: _Parts) -> str:
-    """The entry block's number, which phis name, follows those of all parameters: it is written out."""
+    """Write out the entry block's number, which phis use and which counts the original parameters."""
     return re.sub(r"\{\n(?=\s)", f"{{\n{len(parts.parameters)}:\n", parts.after, count=1)

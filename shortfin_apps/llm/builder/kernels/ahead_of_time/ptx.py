@@ -1,4 +1,4 @@
-"""Edits of the PTX that Triton 3.9 makes of a kernel, so that IREE can launch it.
+"""Edits of the PTX that Triton 3.9 generates, so that IREE can launch it.
 
 Triton adds two parameters for scratch memory, which IREE does not pass. They are dropped, and must be unused.
 IREE looks a kernel up by the name of its export.
@@ -14,9 +14,9 @@ _ENTRY = re.compile(r"\.entry (?P<name>[\w$]+)\((?P<parameters>[^)]*)\)")
 
 
 def for_iree(ptx: str, name: str, num_parameters: int) -> str:
-    """The module with its kernel called `name`, of its first `num_parameters` parameters.
+    """Return the module with its kernel renamed to `name`, and only its first `num_parameters` parameters.
 
-    Raises BuildError if the kernel uses what IREE does not pass.
+    Raises BuildError if the kernel uses parameters that IREE does not pass.
     """
     match = _ENTRY.search(ptx)
     if match is None:

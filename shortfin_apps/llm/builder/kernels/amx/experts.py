@@ -9,12 +9,12 @@ from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.model.spec import FloatType
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL
 
-_COLUMN_GROUPS = 8  # workgroups of each expert, about
+_COLUMN_GROUPS = 8  # approximate number of workgroups per expert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortRowsGeometry:
-    """Copies rows of x [tokens, size] `dtype`, each for its `sharing` experts of `count`, in their order."""
+    """Copies each row of x [tokens, size] `dtype` for its `sharing` experts of `count`, in expert order."""
 
     count: int
     sharing: int
@@ -23,7 +23,7 @@ class SortRowsGeometry:
 
     @property
     def row_block(self) -> int:
-        """Rows of a workgroup."""
+        """Rows per workgroup."""
         return 16
 
     @property
@@ -45,14 +45,14 @@ class SortRowsGeometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertMatmulGeometry:
-    """The `matmul` of each of `count` experts with its rows, which lie behind one another."""
+    """The `matmul` of each of `count` experts with its rows, which are contiguous."""
 
     matmul: MatmulFloatTilesGeometry
     count: int
 
     @property
     def panels_per_group(self) -> int:
-        """Of a workgroup: an even number, as two gated panels fill a cache line."""
+        """Panels per workgroup: an even number, as two gated panels fill a cache line."""
         return max(2, self.matmul.panels // _COLUMN_GROUPS // 2 * 2)
 
     @property
@@ -61,12 +61,12 @@ class ExpertMatmulGeometry:
 
     @property
     def expert_bytes(self) -> int:
-        """Weights of an expert."""
+        """Bytes of an expert's weights."""
         return self.matmul.panels * self.matmul.panel_bytes
 
     @property
     def bias_bytes(self) -> int:
-        """Bias of an expert."""
+        """Bytes of an expert's bias."""
         return 4 * self.matmul.n
 
     @property

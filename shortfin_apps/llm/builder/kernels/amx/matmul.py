@@ -25,17 +25,17 @@ from shortfin_apps.llm.builder.weights.layout import PANEL
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulFloatTilesGeometry(MatmulGeometry):
-    """bf16 or f16 (matmul_floats_function.mlir.j2), by `dtype`; x row by row, or where `is_tiled`, as
-    FloatTiles.
+    """A bf16 or f16 matmul, by `dtype` (matmul_floats_function.mlir.j2).
 
-    So is what a gated one makes, by `makes_tiles`. With `has_bias` sums begin with that of their column.
+    x is row-major or, if `is_tiled`, FloatTiles; `makes_tiles` selects the same for a gated result. With
+    `has_bias`, sums start from their column's bias.
     """
 
     dtype: FloatType = "bf16"
     is_tiled: bool
     makes_tiles: bool = True
     has_bias: bool = False
-    max_chunk_tiles: ClassVar[int] = 18  # of a panel along K, which stay in the L1 cache
+    max_chunk_tiles: ClassVar[int] = 18  # tiles of a panel along K that stay in the L1 cache
 
     @property
     def row_bytes(self) -> int:
@@ -52,12 +52,12 @@ class MatmulFloatTilesGeometry(MatmulGeometry):
 
     @property
     def out(self) -> FloatTiles:
-        """If gated."""
+        """The result's tiles, if gated."""
         return FloatTiles(self.out_features)
 
     @property
     def clamped_slope(self) -> float:
-        """Of the exponent of 2."""
+        """The slope in the exponent of 2."""
         return -CLAMPED_SLOPE * math.log2(math.e)
 
     @property
@@ -66,17 +66,17 @@ class MatmulFloatTilesGeometry(MatmulGeometry):
 
     @property
     def panel_bias_bytes(self) -> int:
-        """Bias of a panel's columns, or of gate's alone."""
+        """Bytes of the bias of a panel's columns, or of the gate's only."""
         return SUMS_ROW_BYTES // 2 if self.is_gated else SUMS_ROW_BYTES
 
     @property
     def second_bias_bytes(self) -> int:
-        """From the bias of a panel's first half to that of its second."""
+        """Bytes from the bias of a panel's first half to the bias of its second."""
         return 4 * self.out_features if self.is_gated else SUMS_ROW_BYTES // 2
 
     @property
     def chunk_bytes(self) -> int:
-        """Near-equal chunks of K, in bytes of a row of x."""
+        """Bytes of a row of x per chunk: near-equal chunks of K."""
         tiles = self.row_bytes // TILE_ROW_BYTES
         chunks = -(-tiles // self.max_chunk_tiles)
         return TILE_ROW_BYTES * -(-tiles // chunks)
@@ -94,13 +94,13 @@ class MatmulFloatTilesGeometry(MatmulGeometry):
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulInt8Geometry(MatmulBytesGeometry):
-    """int8 with a scale for each row and column (matmul_int8_function.mlir.j2)."""
+    """int8 with a scale per row and per column (matmul_int8_function.mlir.j2)."""
 
-    max_chunk_tiles: ClassVar[int] = 12  # of a panel along K, which stay in the L1 cache
+    max_chunk_tiles: ClassVar[int] = 12  # tiles of a panel along K that stay in the L1 cache
 
     @property
     def out(self) -> FloatTiles:
-        """If gated."""
+        """The result's tiles, if gated."""
         return FloatTiles(self.out_features)
 
     @property
@@ -109,23 +109,23 @@ class MatmulInt8Geometry(MatmulBytesGeometry):
 
     @property
     def chunk_tiles(self) -> int:
-        """Tiles along K of all chunks but the last."""
+        """Tiles along K of all chunks except the last."""
         return -(-self.x.tiles // self.chunks)
 
     @property
     def chunk_bytes(self) -> int:
-        """In bytes of sixteen rows of x."""
+        """Bytes of sixteen rows of x per chunk."""
         return TILE_BYTES * self.chunk_tiles
 
     @property
     def finished_rows(self) -> int:
-        """Rows of the block before that every step of the last chunk writes out."""
+        """Rows of the previous block that every step of the last chunk writes out."""
         last_tiles = self.x.tiles - (self.chunks - 1) * self.chunk_tiles
         return -(-PANEL // last_tiles)
 
     @property
     def sums_rows(self) -> int:
-        """With one chunk, two blocks of rows take turns."""
+        """Rows of sums; with one chunk, two blocks of rows alternate."""
         return self.row_block if self.chunks > 1 else 64
 
     @property

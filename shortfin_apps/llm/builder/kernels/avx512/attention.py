@@ -1,4 +1,4 @@
-"""Geometry of attention over the paged KV cache, as AVX-512 with bf16 and AMX store and read it."""
+"""Geometry of attention over the paged KV cache, in the layout for AVX-512 with bf16 and AMX."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shortfin_apps.llm.config import SCALE_BYTES
 
 _POINTER_BYTES = 8
 _LOG2_E = 1.4426950408889634
-_VECTOR_SUMS = 16  # that vectors keep in registers, which are twice as many
-_WIDE_BYTES = 32 << 10  # of pages in bytes that a step widens: they are to stay near
+_VECTOR_SUMS = 16  # sums that vectors keep in registers; there are twice as many registers
+_WIDE_BYTES = 32 << 10  # quantised pages that a step widens; they must stay in a near cache
 
 
 def widened_slots(head_dim: int) -> int:
-    """The most slots of K and V of a head that a step of attention widens to bf16."""
+    """Return the maximum slots of a head's K and V that a step of attention widens to bf16."""
     return _WIDE_BYTES // (4 * head_dim)
 
 
@@ -24,8 +24,8 @@ def widened_slots(head_dim: int) -> int:
 class KVPagesGeometry:
     """Pages of `stride` slots of all layers, each head's K before its V, in tiles (rope_function.mlir.j2).
 
-    `head_dim` is a multiple of 32, `stride` of 16. Elements are bf16; or bytes, and K and V of a head are
-    each followed by their scales [stride] f32, one of each token (cached_bytes.mlir.j2).
+    `head_dim` is a multiple of 32, `stride` of 16. Elements are bf16, or bytes; in bytes, a head's K and V
+    are each followed by their scales [stride] f32, one per token (cached_bytes.mlir.j2).
     """
 
     q_heads: int
@@ -51,17 +51,17 @@ class KVPagesGeometry:
 
     @property
     def head_value_bytes(self) -> int:
-        """K or V of one head and layer of a page, without scales."""
+        """Bytes of K or V of one head and layer of a page, without scales."""
         return self.element_bytes * self.stride * self.head_dim
 
     @property
     def head_bytes(self) -> int:
-        """K or V of one head and layer of a page."""
+        """Bytes of K or V of one head and layer of a page."""
         return self.head_value_bytes + (SCALE_BYTES * self.stride if self.is_quantised else 0)
 
     @property
     def kv_bytes(self) -> int:
-        """K and V of one head and layer of a page."""
+        """Bytes of K and V of one head and layer of a page."""
         return 2 * self.head_bytes
 
     @property
@@ -70,59 +70,64 @@ class KVPagesGeometry:
 
     @property
     def k_tile_bytes(self) -> int:
-        """Sixteen slots of K."""
+        """Bytes of sixteen slots of K."""
         return TILE_ROWS * self.stored_head_bytes
 
     @property
     def stored_head_bytes(self) -> int:
-        """K or V of one head of a token, as pages hold it."""
+        """Bytes of K or V of one head of a token, as stored in pages."""
         return self.element_bytes * self.head_dim
 
     @property
     def v_row_bytes(self) -> int:
-        """V of two tokens and sixteen dims in a page."""
+        """Bytes of V of two tokens and sixteen dims in a page."""
         return 2 * TILE_ROWS * self.element_bytes
 
     @property
     def query_bytes(self) -> int:
-        """One head of a token, bf16."""
+        """Bytes of one head of a token in bf16."""
         return 2 * self.head_dim
 
     @property
     def f32_head_bytes(self) -> int:
-        """One head of a token, f32; as much as its angles, a cosine and a sine for each pair."""
+        """Bytes of one head of a token in f32; also of its angles, a cosine and a sine per pair."""
         return 4 * self.head_dim
 
     @property
     def group_bytes(self) -> int:
-        """The query heads that share a K/V head, of a token, bf16."""
+        """Bytes of a token's query heads that share a K/V head, in bf16."""
         return self.group * self.query_bytes
 
     @property
     def row_bytes(self) -> int:
-        """All query heads of a token, bf16."""
+        """Bytes of all query heads of a token, in bf16."""
         return self.q_heads * self.query_bytes
 
     @property
     def qkv_row_bytes(self) -> int:
-        """q, k and v of a token, f32."""
+        """Bytes of q, k and v of a token, in f32."""
         return (self.q_heads + 2 * self.kv_heads) * self.f32_head_bytes
 
     @property
     def query_scale(self) -> float:
-        """Factor of q that makes softmax weights powers of 2 of scores; with a cap, scores parts of it."""
+        """The factor of q that turns softmax weights into powers of 2 of scores.
+
+        With a cap, scores become fractions of the cap.
+        """
         return (_LOG2_E if self.score_cap is None else 1 / self.score_cap) / math.sqrt(self.head_dim)
 
     @property
     def capped_scale(self) -> float:
-        """The cap, for softmax weights that are powers of 2 of the scores."""
+        """The cap, scaled for softmax weights as powers of 2 of the scores."""
         assert self.score_cap is not None
         return self.score_cap * _LOG2_E
 
     @property
     def rope_local(self) -> Regions:
-        """Scratch of rope_function: one head's K of sixteen tokens as it is stored; in bytes also V, and a
-        head in f32."""
+        """Scratch of rope_function: one head's K of sixteen tokens, as stored.
+
+        In bytes, it also holds V and a head in f32.
+        """
         stored = TILE_ROWS * self.stored_head_bytes
         if not self.is_quantised:
             return Regions({"keys": stored})
@@ -131,9 +136,9 @@ class KVPagesGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedAttentionGeometry(KVPagesGeometry):
-    """Attention of up to `tile_tokens` tokens, `step_slots` slots a step (attention_function.mlir.j2).
+    """Attention of up to `tile_tokens` tokens, `step_slots` slots per step (attention_function.mlir.j2).
 
-    A query sees the last `window` slots, or all; with `has_sinks` a score of its head joins its softmax.
+    A query sees the last `window` slots, or all; with `has_sinks`, a score of its head joins its softmax.
     """
 
     tile_tokens: int
@@ -144,14 +149,14 @@ class PagedAttentionGeometry(KVPagesGeometry):
 
     @property
     def query_block(self) -> int:
-        """Queries that share each load of K or V on vectors; a decode's are in blocks of near-equal size."""
+        """Queries that share each load of K or V on vectors; a decode has blocks of near-equal size."""
         most = max(1, _VECTOR_SUMS // max(self.step_pages * self.slot_tiles, self.accumulators))
         queries = TILE_ROWS if self.tile_tokens > 1 else min(self.group, TILE_ROWS)
         return -(-queries // -(-queries // most))
 
     @property
     def prefetches_lines(self) -> bool:
-        """Whether vectors prefetch a line of the next step's pages with each that they load."""
+        """Whether vectors prefetch a line of the next step's pages with each line they load."""
         return self.tile_tokens == 1 and self.group <= TILE_ROWS and not self.is_quantised
 
     @property
@@ -165,17 +170,17 @@ class PagedAttentionGeometry(KVPagesGeometry):
 
     @property
     def slot_tiles(self) -> int:
-        """Tiles of scores of a page."""
+        """Score tiles per page."""
         return self.stride // 16
 
     @property
     def dim_tiles(self) -> int:
-        """Tiles of 32 dims, along which scores are summed."""
+        """Tiles of 32 dims, over which scores are summed."""
         return self.head_dim // 32
 
     @property
     def keeps_queries(self) -> bool:
-        """Whether tiles 1 to 4 hold all of q."""
+        """Whether AMX tiles 1 to 4 hold all of q."""
         return self.dim_tiles <= 4
 
     @property
@@ -185,17 +190,17 @@ class PagedAttentionGeometry(KVPagesGeometry):
 
     @property
     def accumulators(self) -> int:
-        """Tiles of the result that are computed together."""
+        """Result tiles computed together."""
         return next(n for n in (4, 3, 2) if self.out_tiles % n == 0)
 
     @property
     def v_slots(self) -> int:
-        """Slots of a tile of V, in pairs."""
+        """Slots per tile of V, in pairs."""
         return 32 if self.stride % 32 == 0 else 16
 
     @property
     def v_tiles(self) -> int:
-        """Tiles of V of a page, along the slots."""
+        """Tiles of V per page, along the slots."""
         return self.stride // self.v_slots
 
     @property
@@ -204,51 +209,51 @@ class PagedAttentionGeometry(KVPagesGeometry):
 
     @property
     def v_dims_bytes(self) -> int:
-        """V of sixteen dims of a page."""
+        """Bytes of V of sixteen dims of a page."""
         return self.v_tiles * self.v_tile_bytes
 
     @property
     def weight_row_bytes(self) -> int:
-        """A query's row of a tile of softmax weights, bf16."""
+        """Bytes of a query's row in a tile of softmax weights, bf16."""
         return 2 * self.v_slots
 
     def weights_at(self, slot_tile: int) -> int:
-        """Offset of a query's weights of sixteen slots in those of a page."""
+        """Return the offset of a query's weights of sixteen slots within a page's weights."""
         v_tile, slot = divmod(TILE_ROWS * slot_tile, self.v_slots)
         return v_tile * self.v_tile_bytes + 2 * slot
 
     def pair_at(self, pair: int) -> int:
-        """Offset of a query's weights of two neighbouring slots in those of a page."""
+        """Return the offset of a query's weights of two neighbouring slots within a page's weights."""
         v_tile, in_tile = divmod(2 * pair, self.v_slots)
         return v_tile * self.v_tile_bytes + 2 * in_tile
 
     @property
     def wide_head_bytes(self) -> int:
-        """K or V of one head and layer of a page, in bf16."""
+        """Bytes of K or V of one head and layer of a page, in bf16."""
         return 2 * self.stride * self.head_dim
 
     @property
     def wide_kv_bytes(self) -> int:
-        """K and V of one head and layer of a page, in bf16."""
+        """Bytes of K and V of one head and layer of a page, in bf16."""
         return 2 * self.wide_head_bytes
 
     @property
     def page_score_bytes(self) -> int:
-        """Scores of a tile of queries over a page, f32."""
+        """Bytes of the scores of a tile of queries over a page, f32."""
         return TILE_ROW_BYTES * self.stride
 
     @property
     def page_weight_bytes(self) -> int:
-        """Weights of a tile of queries over a page, bf16."""
+        """Bytes of the weights of a tile of queries over a page, bf16."""
         return self.page_score_bytes // 2
 
     def round_lines(self, quarters: int) -> int:
-        """Cache lines that each round of a step prefetches of `quarters` quarters of a page's K and V."""
+        """Return the cache lines per round of a step to prefetch `quarters` quarters of a page's K and V."""
         return -(-quarters * self.kv_bytes // (4 * TILE_ROW_BYTES * self.step_pages))
 
     @property
     def local(self) -> Regions:
-        """Memory that the caller of the function allocates."""
+        """Memory that the function's caller allocates."""
         pointers = -(-2 * self.step_pages * _POINTER_BYTES // TILE_ROW_BYTES) * TILE_ROW_BYTES
         return Regions(
             {
@@ -269,7 +274,10 @@ class PagedAttentionGeometry(KVPagesGeometry):
 
     @property
     def _pages(self) -> dict[str, int]:
-        """What is not read in place: V of pages that are read in part, or, in bytes, all pages of a step."""
+        """Copies of pages that are not read in place.
+
+        These are V of partially read pages; or, in bytes, all pages of a step.
+        """
         if self.is_quantised:
             return {"wide_pages": self.step_pages * self.wide_kv_bytes}
         return {"last_values": self.head_bytes, "first_values": self.head_bytes if self.window else 0}
@@ -281,10 +289,10 @@ class DecodeAttentionGeometry(PagedAttentionGeometry):
 
     @property
     def token_local(self) -> Regions:
-        """Memory that the caller of the function allocates."""
+        """Memory that the function's caller allocates."""
         q = -(-self.group_bytes // TILE_ROW_BYTES) * TILE_ROW_BYTES
         return Regions({"q": q, "rope": self.rope_local.bytes, "rest": self.local.bytes})
 
     def beside(self, out: str) -> dict[str, tuple[int, str]]:
-        """Results of the dispatch beside the stages' buffers, by name: features and dtype."""
+        """Return the results of the dispatch besides the stages' buffers, by name: features and dtype."""
         return {}

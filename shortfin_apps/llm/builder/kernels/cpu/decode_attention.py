@@ -17,7 +17,7 @@ class VectorDecodeGeometry:
 
     rope: RopeStoreGeometry
     attention: PagedAttentionGeometry
-    # The dispatch's bindings by the parameters of the function; `out` has the name of its value.
+    # The dispatch's bindings by the function's parameters; `out` is bound to the buffer of its value.
     bindings: ClassVar[Mapping[str, str]] = {
         "qkv": "all_qkv",
         "rotary": "all_rotary",
@@ -44,7 +44,7 @@ class VectorDecodeGeometry:
 
     @property
     def buffers(self) -> dict[str, Buffer]:
-        """The function's buffers; a row is a token."""
+        """The function's buffers; one row per token."""
         qkv_features = self.rope.v_column + self.kv_heads * self.rope.head_dim
         features = self.attention.q_features
         return {
@@ -65,7 +65,7 @@ class VectorDecodeGeometry:
         return types | dict.fromkeys(self.sizes, "index")
 
     def beside(self, out: str) -> dict[str, tuple[int, str]]:
-        """Results of the dispatch beside the stages' buffers, by name: features and dtype.
+        """Return the results of the dispatch besides the stages' buffers, by name: features and dtype.
 
         They are the rotated q and the value `out`, as the function's buffers are memrefs.
         """

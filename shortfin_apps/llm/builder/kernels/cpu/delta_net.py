@@ -12,29 +12,31 @@ from shortfin_apps.llm.builder.weights.layout import LANES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetGeometry:
-    """A layer of `net`, of which there are `layers`; a page has `stride` tokens and f32, whatever the cache's
-    type is. The result is `dtype`."""
+    """One of `layers` layers of `net`.
+
+    A page has `stride` tokens and is f32, whatever the cache's type is. The result is `dtype`.
+    """
 
     net: DeltaNet
     layers: int
     stride: int
-    eps: float  # of the result's norm
+    eps: float  # epsilon of the result's norm
     dtype: str
 
     @property
     def parts(self) -> dict[str, tuple[int, int]]:
-        """Of q, k and v: where a head's is among its channels, and its elements."""
+        """The offset in a head's channels, and the elements, of q, k and v."""
         key, value = self.net.key_dim, self.net.value_dim
         return {"q": (0, key), "k": (key, key), "v": (2 * key, value)}
 
     @property
     def head_elements(self) -> int:
-        """Of a head's state: past inputs [taps - 1, channels of the head], then S [key_dim, value_dim]."""
+        """Elements of a head's state: past inputs [taps - 1, head channels], then S [key_dim, value_dim]."""
         return self.net.state_elements // self.net.value_heads
 
     @property
     def copied(self) -> int:
-        """Elements that are copied at once."""
+        """Elements copied at once."""
         return math.gcd(self.head_elements, LANES)
 
     @property

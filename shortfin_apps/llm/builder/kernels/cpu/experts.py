@@ -1,4 +1,4 @@
-"""Geometry of route.mlir.j2 and of sum_experts.mlir.j2."""
+"""Geometry of route.mlir.j2 and sum_experts.mlir.j2."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from shortfin_apps.llm.builder.weights.layout import LANES
 class RouteGeometry:
     """Routes tokens to `per_token` of `count` experts; see RoutedExperts.
 
-    Padding lies in the first `stride` rows of the cache. With `has_places` it tells where each row is in the
-    order of experts.
+    Padding is in the first `stride` rows of the cache. `has_places` adds each row's place in the order of
+    experts to the results.
     """
 
     count: int
@@ -39,9 +39,9 @@ class RouteGeometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumExpertsGeometry:
-    """Adds to each token the `size` features of its `per_token` experts, of which there are `count`.
+    """Adds the `size` features of each token's `per_token` experts, out of `count`, to the token.
 
-    If `is_sorted`, rows are in the order of experts, in their places.
+    If `is_sorted`, rows are in the order of experts, at their places.
     """
 
     count: int

@@ -1,4 +1,4 @@
-"""Geometry of int8.mlir.j2, the quantisation of rows for the int8 matmuls of vectors and of AMX."""
+"""Geometry of int8.mlir.j2: quantisation of rows for the int8 matmuls on vectors and AMX."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shortfin_apps.llm.builder.weights.layout import LANES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowQuantisation:
-    """Rows of `size` values of `dtype`, a multiple of 16, to Int8Tiles and a scale for each row.
+    """Quantises rows of `size` values of `dtype`, a multiple of 16, to Int8Tiles and a scale per row.
 
-    They are RMS-normed first, with `eps`, unless that is None. They come row by row or, `is_tiled`, as
-    FloatTiles. `is_unsigned`: bytes are stored 128 larger than they are worth. `has_wide_vectors`: with
-    AVX-512; `has_neon`: on aarch64.
+    Rows are RMS-normed first with `eps`, unless it is None. They are row-major or, if `is_tiled`, FloatTiles.
+    `is_unsigned`: bytes are stored with an offset of 128. `has_wide_vectors`: with AVX-512. `has_neon`: on
+    aarch64.
     """
 
     size: int
@@ -40,23 +40,23 @@ class RowQuantisation:
 
     @property
     def whole(self) -> int:
-        """Values in whole segments, a row's bytes of a tile."""
+        """Values in whole segments; a segment is a row's bytes of a tile."""
         return self.size // TILE_ROW_BYTES * TILE_ROW_BYTES
 
     @property
     def rest(self) -> int:
-        """Vectors in the segment after those."""
+        """Vectors in the remaining partial segment."""
         return (self.size - self.whole) // LANES
 
     @property
     def part_offsets(self) -> list[int]:
-        """Offsets of a segment's four vectors: one after another, or in two tiles of two vectors a row."""
+        """Offsets of a segment's four vectors: contiguous, or in two tiles with two vectors per row."""
         tile = TILE_ROWS * 2 * LANES
         return [0, LANES, tile, tile + LANES] if self.is_tiled else [part * LANES for part in range(4)]
 
     @property
     def measures_bf16(self) -> bool:
-        """Whether magnitudes are compared as bf16, by cache lines: their bits are the upper half of f32's."""
+        """Whether magnitudes are compared as bf16, by cache lines; bf16 bits are the upper half of f32's."""
         return self.dtype == "bf16" and not self.is_normed and self.size % 32 == 0
 
     @property
@@ -66,7 +66,7 @@ class RowQuantisation:
 
 
 def int8_buffers(tiles: Int8Tiles) -> dict[str, Buffer]:
-    """The tiles of all rows, `row_tiles` = ceil(rows / 16), and the rows' scales."""
+    """Return the tiles of all rows, `row_tiles` = ceil(rows / 16), and the rows' scales."""
     return {
         "tiles": buffer("i8", "row_tiles", tiles.tiles, TILE_ROWS, TILE_ROW_BYTES),
         "x_scales": buffer("f32", "rows"),

@@ -1,4 +1,4 @@
-"""KV pages as the vector kernels lay them out: rope_store writes them and paged_attention reads them."""
+"""The vector kernels' layout of KV pages; rope_store writes them and paged_attention reads them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shortfin_apps.llm.config import SCALE_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPages:
-    """A page holds `stride` tokens: for each layer K [kv_heads, head_dim, stride], then V [kv_heads, stride,
-    head_dim], both `kv_dtype`. Query heads share K/V heads in groups.
+    """A page of `stride` tokens; query heads share K/V heads in groups.
 
-    In i8, each head's elements of a plane are followed by their scales [stride] f32, one of each token, and
-    the page may be longer. A scale is the largest magnitude / 127, and NaN if any element was.
+    For each layer it holds K [kv_heads, head_dim, stride], then V [kv_heads, stride, head_dim], in
+    `kv_dtype`. In i8, each head's elements of a plane are followed by their scales [stride] f32, one per
+    token, and the page may be longer. A scale is the largest magnitude / 127, and NaN if any element is NaN.
     """
 
     q_heads: int
@@ -26,7 +26,7 @@ class KvPages:
 
     @property
     def group(self) -> int:
-        """Query heads of one K/V head."""
+        """Query heads per K/V head."""
         return self.q_heads // self.kv_heads
 
     @property
@@ -48,7 +48,7 @@ class KvPages:
 
     @property
     def plane_elements(self) -> int:
-        """K, or V, of all heads of a layer."""
+        """Elements of K, or V, of all heads of a layer."""
         return self.kv_heads * self.head_elements
 
     @property
@@ -61,10 +61,10 @@ class KvPages:
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """The dispatch's; `block` is the tokens of a workgroup, `width` the block table's."""
+        """The dispatch's constants; `block` is the tokens per workgroup, `width` the block table's."""
         return ("tokens", "rows", "block", "width", "pages", "layer")
 
     @property
     def batch(self) -> dict[str, Buffer]:
-        """The buffers that both kernels read of the batch's rows."""
+        """The buffers with the batch's rows that both kernels read."""
         return {"seq_lens": buffer("i64", "rows"), "blocks": buffer("i64", "rows", "width")}

@@ -12,17 +12,17 @@ from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES, group_bytes, num_panels, panel_terms
 
 _MEMORY_PAGE_BYTES = 4096
-_COLUMN_GROUPS = 32  # workgroups along N, about
+_COLUMN_GROUPS = 32  # approximate number of workgroups along N
 _ROW_BLOCK = 128
-_EXPERT_COLUMN_GROUPS = 8  # of each expert
+_EXPERT_COLUMN_GROUPS = 8  # for each expert
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertGeometry:
-    """The weights of `count` experts, whose rows of the product are told by the tables of route.mlir.j2.
+    """The weights of `count` experts; the tables of route.mlir.j2 assign rows to experts.
 
-    A row of the product is that of a token and one of its experts. `sharing` rows read one row of x. With
-    `has_bias` the product starts from a vector of each expert.
+    A row of the product belongs to a token and one of its experts. `sharing` rows read one row of x. With
+    `has_bias`, the product starts from each expert's bias vector.
     """
 
     count: int
@@ -32,10 +32,10 @@ class ExpertGeometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulGeometry:
-    """x [rows, k_size] `dtype` times w [n, k_size]^T, which is of `dtype`, too, or in `blocks`.
+    """x [rows, k_size] `dtype` times w [n, k_size]^T, in `dtype` or in `blocks`.
 
     `pair` is the number of neighbours along K that one instruction multiplies and adds: 2 with a dot product
-    of bf16 pairs, else 1. With `experts`, w has a matrix [n, k_size] of each.
+    of bf16 pairs, otherwise 1. With `experts`, w has one matrix [n, k_size] per expert.
     """
 
     n: int
@@ -65,12 +65,12 @@ class MatmulGeometry:
 
     @property
     def lanes(self) -> int:
-        """f32 of a vector of accumulators, and output features of half a panel."""
+        """f32 lanes of an accumulator vector, and output features of half a panel."""
         return LANES
 
     @property
     def width(self) -> int:
-        """Weights that one instruction multiplies."""
+        """Weights per multiply instruction."""
         return LANES * self.pair
 
     @property
@@ -79,23 +79,23 @@ class MatmulGeometry:
 
     @property
     def num_blocks(self) -> int:
-        """Along K; weights in floats are one."""
+        """Blocks along K; float weights count as one."""
         return self.k_size // self.blocks.size if self.blocks else 1
 
     @property
     def block_steps(self) -> int:
-        """Steps along K that share the terms of a block."""
+        """Steps along K that share a block's terms."""
         return self.steps // self.num_blocks
 
     @property
     def group_blocks(self) -> int:
-        """Blocks that share an f16, 0 if they do not."""
+        """Blocks that share an f16; 0 if none do."""
         group = self.blocks.group if self.blocks else None
         return group // self.blocks.size if self.blocks and group else 0
 
     @property
     def group_head_bytes(self) -> int:
-        """Bytes of what the blocks of a group share, before those of each."""
+        """Bytes of the terms shared by a group, which precede each block's own."""
         assert self.blocks is not None
         return group_bytes(self.blocks) - self.group_blocks * self.block_bytes
 
@@ -107,12 +107,12 @@ class MatmulGeometry:
 
     @property
     def prefetch_steps(self) -> int:
-        """Steps of a memory page: hardware prefetchers stop at its end. Counted as if weights were floats."""
+        """Steps per memory page (hardware prefetchers stop at its end), counted as if weights were floats."""
         return _MEMORY_PAGE_BYTES // (2 * self.width * (4 if self.dtype == "f32" else 2))
 
     @property
     def halves(self) -> int:
-        """Halves of panels that have columns of the result; the last panel's second may have none."""
+        """Halves of panels with columns of the result; the last panel's second half may have none."""
         return -(-self.n // LANES)
 
     @property
@@ -121,7 +121,7 @@ class MatmulGeometry:
 
     @property
     def grid(self) -> MatmulGrid:
-        # Two accumulators a row, in 32 registers or in 16 of half the width.
+        # Two accumulators per row, in 32 registers or in 16 of half the width.
         tile_rows = 8 if self.has_wide_vectors else 2
         panels = num_panels(self.n)
         column_groups = _EXPERT_COLUMN_GROUPS if self.experts else _COLUMN_GROUPS

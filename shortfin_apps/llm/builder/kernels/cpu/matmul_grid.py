@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MatmulGrid:
-    """A workgroup takes up to `panels_per_group` panels and `row_block` rows, in tiles of `tile_rows`."""
+    """A workgroup computes up to `panels_per_group` panels and `row_block` rows, in tiles of `tile_rows`."""
 
     panels: int
     panels_per_group: int
@@ -20,10 +20,10 @@ class MatmulGrid:
 
     @property
     def tail_sizes(self) -> tuple[int, ...]:
-        """Rows of the smaller tiles that take what is left: the binary digits of its count."""
+        """Row counts of the smaller tiles for the remainder: the binary digits of its row count."""
         return tail_sizes(self.tile_rows)
 
 
 def tail_sizes(tile_rows: int) -> tuple[int, ...]:
-    """The powers of two, in falling order, that add up to any number of rows below `tile_rows`."""
+    """Return the powers of two, descending, that add up to any number of rows below `tile_rows`."""
     return tuple(1 << bit for bit in reversed(range((tile_rows - 1).bit_length())))

@@ -10,16 +10,16 @@ from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES
 
 _CACHE_LINE_BYTES = 64
-# Of every kind of tile, as the bits of a softmax depend on where its steps end.
+# Equal for every kind of tile, as the bits of a softmax depend on its step boundaries.
 _STEP_PAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """Up to `tokens` query tokens, `queries` with all their heads, that share each load of K and V.
+    """Up to `tokens` query tokens (`queries` with all heads) that share each load of K and V.
 
-    A step of the softmax takes `step_pages` pages of `stride` slots, and reads K of `score_pages` pages and
-    `dim_tile` elements of a head's V at a time.
+    A step of the softmax takes `step_pages` pages of `stride` slots. It reads K of `score_pages` pages, and
+    `dim_tile` elements of a head's V, at a time.
     """
 
     tokens: int
@@ -39,13 +39,13 @@ class AttentionTile:
 
     @property
     def score_rounds(self) -> list[range]:
-        """The pages of a step whose K is read together."""
+        """The pages of a step, grouped by joint reads of K."""
         firsts = range(0, self.step_pages, self.score_pages)
         return [range(first, min(first + self.score_pages, self.step_pages)) for first in firsts]
 
     @property
     def prefetches(self) -> bool:
-        """Whether pages are fetched ahead: in a decode each is read once, and lies anywhere."""
+        """Whether to prefetch pages: a decode reads each page once, at scattered addresses."""
         return self.tokens == 1
 
 
@@ -55,43 +55,45 @@ class PagedAttentionGeometry(KvPages):
 
     dtype: str
     has_wide_vectors: bool
-    window: int | None = None  # the last slots that a query sees; None: all
+    window: int | None = None  # number of last slots that a query sees; None: all
     score_cap: float | None = None  # a score is cap * tanh(score / cap)
-    has_sinks: bool = False  # a score of each head's own joins the softmax, of the value 0
+    has_sinks: bool = False  # a per-head score joins the softmax, with value 0
 
     @property
     def score_scale(self) -> float:
-        """1 / sqrt(head_dim), for weights that are powers of two: exp(x) = exp2(x * log2(e)). With a cap, for
-        its tanh."""
+        """The factor of scores: 1 / sqrt(head_dim) times log2(e), as exp(x) = exp2(x * log2(e)).
+
+        With a cap, it scales the argument of the cap's tanh instead.
+        """
         return (math.log2(math.e) if self.score_cap is None else 1 / self.score_cap) / math.sqrt(
             self.head_dim
         )
 
     @property
     def capped_scale(self) -> float:
-        """The cap, for weights that are powers of two."""
+        """The cap, scaled for softmax weights as powers of two."""
         assert self.score_cap is not None
         return self.score_cap * math.log2(math.e)
 
     @property
     def line_elements(self) -> int:
-        """Cached elements of a cache line."""
+        """Cached elements per cache line."""
         return _CACHE_LINE_BYTES // {"f32": 4, "i8": 1}.get(self.kv_dtype, 2)
 
     @property
     def tile_tokens(self) -> int:
-        """Most query tokens of a tile: about 12 queries share a load of K or V; a page is whole tiles."""
+        """Maximum query tokens per tile: about 12 queries share a load of K or V; a page is whole tiles."""
         wanted = max(1, (12 if self.has_wide_vectors else 4) // self.group)
         return math.gcd(self.stride, 1 << (wanted.bit_length() - 1))
 
     @property
     def tiles(self) -> list[AttentionTile]:
-        """The kinds of tile that there is code for: of one token, as in a decode, and of several."""
+        """The generated kinds of tile: of one token, as in a decode, and of several."""
         return [self._tile(tokens) for tokens in sorted({1, self.tile_tokens})]
 
     def _tile(self, tokens: int) -> AttentionTile:
         queries = tokens * self.group
-        # Accumulators that each query may have in registers.
+        # Accumulators available in registers per query.
         spare = max(1, (24 if self.has_wide_vectors else 8) // queries)
         score_pages = min(_STEP_PAGES, spare)
         return AttentionTile(

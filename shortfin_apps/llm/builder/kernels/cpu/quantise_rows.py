@@ -10,9 +10,9 @@ from shortfin_apps.llm.builder.kernels.interface import Interface
 
 @dataclass(frozen=True, slots=True)
 class QuantiseRowsGeometry:
-    """x [rows, size] `dtype` to bytes and scales; RMS-normed first, with `eps`, unless that is None.
+    """x [rows, size] `dtype` to bytes and scales, RMS-normed first with `eps` unless it is None.
 
-    The others are as in RowQuantisation.
+    RowQuantisation describes the other fields.
     """
 
     size: int
@@ -24,7 +24,7 @@ class QuantiseRowsGeometry:
 
     @property
     def row_block(self) -> int:
-        """Rows of a workgroup."""
+        """Rows per workgroup."""
         return 8
 
     @property

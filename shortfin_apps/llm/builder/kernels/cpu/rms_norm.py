@@ -11,7 +11,7 @@ from shortfin_apps.llm.builder.weights.layout import LANES
 
 @dataclass(frozen=True, slots=True)
 class RmsNormGeometry:
-    """x [rows, size] f32 to y [rows, size] `dtype`; `has_bf16` where the CPU converts to bf16 itself."""
+    """x [rows, size] f32 to y [rows, size] `dtype`; `has_bf16` if the CPU converts to bf16 in hardware."""
 
     size: int
     eps: float
@@ -20,7 +20,7 @@ class RmsNormGeometry:
 
     @property
     def row_block(self) -> int:
-        """Rows of a workgroup."""
+        """Rows per workgroup."""
         return 4
 
     @property
@@ -29,12 +29,12 @@ class RmsNormGeometry:
 
     @property
     def accumulators(self) -> int:
-        """Partial sums of squares that do not wait for each other."""
+        """Independent partial sums of squares."""
         return 4 if self.size % (4 * self.lanes) == 0 else 1
 
     @property
     def step(self) -> int:
-        """Values that all accumulators take in one iteration."""
+        """Values per iteration over all accumulators."""
         return self.accumulators * self.lanes
 
     @property

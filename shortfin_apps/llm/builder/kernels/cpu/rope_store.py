@@ -10,11 +10,11 @@ from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeStoreGeometry(KvPages):
-    """q, k and v of tokens, of which q stays f32 and k and v go to their pages."""
+    """q, k and v of tokens; q stays f32, k and v are written to their pages."""
 
     @property
     def half(self) -> int:
-        """Elements of a head that rotate against the other half's."""
+        """Elements in each half of a head; rotation pairs the two halves."""
         return self.head_dim // 2
 
     @property

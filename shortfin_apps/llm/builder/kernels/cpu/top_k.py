@@ -11,7 +11,7 @@ from shortfin_apps.llm.builder.weights.layout import LANES
 
 @dataclass(frozen=True, slots=True)
 class TopKGeometry:
-    """The `k` largest of rows of `size` values."""
+    """The `k` largest values of rows of `size` values."""
 
     size: int
     k: int
@@ -22,7 +22,7 @@ class TopKGeometry:
 
     @property
     def tile(self) -> int:
-        """Values of a tile: about as many as tiles, as a step reads one tile and the best of each."""
+        """Values per tile; about as many as tiles, because a step reads one tile and the best of each."""
         return max(1, round(math.sqrt(self.size) / LANES)) * LANES
 
     @property
@@ -31,7 +31,7 @@ class TopKGeometry:
 
     @property
     def padded_tiles(self) -> int:
-        """Tiles in whole vectors."""
+        """Tiles, rounded up to whole vectors."""
         return -(-self.tiles // self.lanes) * self.lanes
 
     @property

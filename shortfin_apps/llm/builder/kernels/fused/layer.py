@@ -21,13 +21,13 @@ from shortfin_apps.llm.builder.kernels.fused.stages import (
 
 LINE_BYTES = 64
 PARTITIONS = 4
-LINES = 48  # of counters of one call
+LINES = 48  # counter lines per call
 
 AttentionGeometry = DecodeAttentionGeometry | VectorDecodeGeometry
 KernelGeometry = (
     AttentionGeometry | MatmulGeometry | RmsNormGeometry | QuantiseBlocksGeometry | QuantiseRowsGeometry
 )
-# Templates of the stages' functions, less `_function`.
+# Templates of the stages' functions, without the suffix `_function`.
 _TEMPLATES: dict[type[KernelGeometry], str] = {
     DecodeAttentionGeometry: "decode_attention",
     VectorDecodeGeometry: "decode_vectors",
@@ -44,14 +44,14 @@ _TEMPLATES: dict[type[KernelGeometry], str] = {
 
 @dataclass(frozen=True, slots=True)
 class StageGeometry:
-    """One stage: `operands` maps arguments of its function to buffers of the kernel, by name."""
+    """One stage; `operands` maps its function's arguments to buffers of the kernel, by name."""
 
     index: int
     geometry: KernelGeometry
     operands: Mapping[str, str]
-    # While a worker waits it prefetches its own weights and those that it will most likely claim next.
+    # A waiting worker prefetches its own weights and the ones it will most likely claim next.
     prefetched_panels: ClassVar[int] = 8
-    prefetch_lines: ClassVar[int] = 4  # each time that it looks
+    prefetch_lines: ClassVar[int] = 4  # per poll
 
     @property
     def template(self) -> str:
@@ -67,13 +67,13 @@ class StageGeometry:
 
     @property
     def prefetch_turns(self) -> int:
-        """A matmul's."""
+        """Polls needed to prefetch a matmul's weights."""
         assert isinstance(self.geometry, MatmulGeometry)
         return self.prefetched_panels * self.geometry.panel_bytes // (self.prefetch_lines * LINE_BYTES)
 
     @property
     def completed_at(self) -> int:
-        """Offset of the counter of work items completed, followed by those claimed of each partition."""
+        """Offset of the counter of completed work items; the claimed items of each partition follow it."""
         return LINE_BYTES * (1 + self.index * (1 + PARTITIONS))
 
     @property
@@ -91,8 +91,8 @@ class StageGeometry:
 class FusedLayerGeometry:
     """A dispatch of `stages` (layer.mlir.j2).
 
-    `reads` and `results` name bindings, `scratch` the buffers that stay within the dispatch with the bytes of
-    a row of each.
+    `reads` and `results` name bindings; `scratch` maps the buffers internal to the dispatch to their row
+    bytes.
     """
 
     stages: tuple[StageGeometry, ...]
@@ -101,10 +101,10 @@ class FusedLayerGeometry:
     scratch: Regions
     architecture: str = "x86_64"
     partitions: ClassVar[int] = PARTITIONS
-    many_rows: ClassVar[int] = 384  # from which on matmuls are partitioned by rows, not columns
+    many_rows: ClassVar[int] = 384  # from here on, matmuls are partitioned by rows, not columns
     min_workgroups: ClassVar[int] = 8
     max_workgroups: ClassVar[int] = 64
-    rows_per_workgroup: ClassVar[int] = 8  # beyond the fewest
+    rows_per_workgroup: ClassVar[int] = 8  # beyond the minimum
     call_bytes: ClassVar[int] = LINES * LINE_BYTES  # counters of one call
 
     def __post_init__(self) -> None:
@@ -118,10 +118,10 @@ class FusedLayerGeometry:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """Bindings: what is updated in place, then results."""
+        """The written bindings: in-place ones first, then results."""
         return ("counters", *(["cache"] if self.attention else []), *self.results, "scratch")
 
     @property
     def local_bytes(self) -> int:
-        """Memory of a worker, which the stages use in turn."""
+        """Memory per worker, which the stages use in turn."""
         return max(LINE_BYTES, *(stage.local_bytes for stage in self.stages))

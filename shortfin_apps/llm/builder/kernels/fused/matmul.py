@@ -1,5 +1,7 @@
-"""Geometry of the fused layer's matmuls out[rows, n] = x[rows, k_size] . w[n, k_size]^T: what all of them
-share, and that of weights in blocks."""
+"""Geometry of the fused layer's matmuls out[rows, n] = x[rows, k_size] . w[n, k_size]^T.
+
+Defines the part common to all matmuls, and the geometry for weights in blocks.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,18 @@ from shortfin_apps.llm.builder.weights.layout import DOT_BYTES, MATRIX_BYTES, PA
 
 CONFIG_BYTES = 64  # the operand of LDTILECFG
 SUMS_ROW_BYTES = 4 * PANEL
-_ROW_BLOCK_BYTES = 768 << 10  # rows of a work item, which stay in the L2 cache beside its weights
+_ROW_BLOCK_BYTES = 768 << 10  # rows of a work item, which share the L2 cache with its weights
 _MAX_ROWS = 512
-_MAX_ITEM_BYTES = 256 << 10  # weights of a work item: about what is lost when the last one ends late
+_MAX_ITEM_BYTES = 256 << 10  # weights of a work item: about the work lost when the last item finishes late
 _MIN_ITEMS = 48
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulGeometry(ABC):
-    """Sizes that all matmuls share. If gated, panels hold 16 columns of gate and of up, out n / 2."""
+    """Sizes common to all matmuls.
+
+    If gated, panels hold 16 columns each of gate and up, and out has n / 2.
+    """
 
     n: int
     k_size: int
@@ -35,12 +40,12 @@ class MatmulGeometry(ABC):
     @property
     @abstractmethod
     def panel_bytes(self) -> int:
-        """Weights of 32 columns."""
+        """Bytes of the weights of 32 columns."""
 
     @property
     @abstractmethod
     def local(self) -> Regions:
-        """Memory that the caller of the function allocates."""
+        """Memory that the function's caller allocates."""
 
     @property
     def is_gated(self) -> bool:
@@ -56,7 +61,7 @@ class MatmulGeometry(ABC):
 
     @property
     def out_row_bytes(self) -> int:
-        """Row by row: bf16 if gated, else f32."""
+        """Bytes of a row-major output row: bf16 if gated, otherwise f32."""
         return self.out_features * (2 if self.is_gated else 4)
 
     @property
@@ -65,19 +70,19 @@ class MatmulGeometry(ABC):
 
     @property
     def cached_row_bytes(self) -> int:
-        """Bytes of a row of x that `row_block` allows for."""
+        """Bytes per row of x, for the choice of `row_block`."""
         return 2 * self.k_size
 
     @property
     def row_block(self) -> int:
-        """Most rows of a work item."""
+        """Maximum rows per work item."""
         rows = _ROW_BLOCK_BYTES // self.cached_row_bytes // PANEL * PANEL
         return max(PANEL, min(rows, _MAX_ROWS))
 
     @property
     def panels_per_item(self) -> int:
         panels = min(self.panels // _MIN_ITEMS, _MAX_ITEM_BYTES // self.panel_bytes)
-        # Two gated panels fill a row of a tile, which two workers had better not share.
+        # Two gated panels fill a row of a tile, which two workers should not share.
         return max(2, panels // 2 * 2) if self.is_gated else max(1, panels)
 
     @property
@@ -88,7 +93,7 @@ class MatmulGeometry(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulBytesGeometry(MatmulGeometry):
-    """int8 with a scale for each row and column, in tiles on AMX and vectors alike."""
+    """int8 with a scale per row and per column, both in AMX tiles and on vectors."""
 
     @property
     def x(self) -> Int8Tiles:
@@ -100,7 +105,7 @@ class MatmulBytesGeometry(MatmulGeometry):
 
     @property
     def panel_bytes(self) -> int:
-        """From one panel of w to the next; a panel's tiles come in pairs, one for each half."""
+        """Bytes between panels of w; a panel's tiles come in pairs, one for each half."""
         return PANEL * self.cached_row_bytes
 
 
@@ -108,10 +113,10 @@ class MatmulBytesGeometry(MatmulGeometry):
 class MatmulBlockInt8Geometry(MatmulGeometry):
     """Weights in `blocks` of 16 or 32 (matmul_block_int8_function.mlir.j2); x has blocks of 32.
 
-    A part is what a block of the weights has of one of x: all of it, or a half. With AMX, vectors are wide
-    and there are instructions that round to bf16 and that multiply bytes without sign by such with one.
-    `has_neon`: vectors are NEON's, whose dot products (`has_dot`) are of bytes with sign. `pair`: neighbours
-    along K that are together in w.
+    A part is the overlap of a weight block and an x block: the full x block, or half of it. With AMX, vectors
+    are wide, and instructions exist that round to bf16 and that multiply unsigned by signed bytes.
+    `has_neon`: NEON vectors, with signed byte dot products if `has_dot`. `pair`: neighbours along K stored
+    together in w.
     """
 
     blocks: BlockType
@@ -121,7 +126,7 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
     has_wide_vectors: bool = True
     has_dot: bool = True
     has_neon: bool = False
-    max_chunk_blocks: ClassVar[int] = 20  # of a panel along K, which stay in the L1 cache
+    max_chunk_blocks: ClassVar[int] = 20  # blocks of a panel along K that stay in the L1 cache
 
     @property
     def x(self) -> Int8Blocks:
@@ -139,7 +144,7 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
 
     @property
     def has_smmla(self) -> bool:
-        """Whether NEON multiplies matrices: w is packed for that."""
+        """Whether w is packed for NEON's matrix products."""
         return self.pair == MATRIX_BYTES
 
     @property
@@ -149,45 +154,47 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
 
     @property
     def is_shifted(self) -> bool:
-        """Whether vectors take weights as q + 128, without sign."""
+        """Whether vectors read weights as unsigned q + 128."""
         return self.has_signs and self.has_dot and not self.has_neon
 
     @property
     def tile_rows(self) -> int:
-        """Rows that vectors take together: two sums each, and as many products, in 32 registers, or in 16 of
-        half the width."""
+        """Rows per vector tile.
+
+        Each row has two sums and two products, in 32 registers, or in 16 of half the width.
+        """
         return 8 if self.has_wide_vectors else 2
 
     @property
     def tail_sizes(self) -> tuple[int, ...]:
-        """Rows of the smaller tiles that take what is left: the binary digits of its count."""
+        """Row counts of the smaller tiles for the remainder: the binary digits of its row count."""
         return tail_sizes(self.tile_rows)
 
     @property
     def parts(self) -> int:
-        """Of a block of x."""
+        """Parts per block of x."""
         return BLOCK // self.blocks.size
 
     @property
     def paired_blocks(self) -> int:
-        """All blocks of K, but for an odd one at its end."""
+        """Blocks of K, without an odd one at its end."""
         return self.x.blocks // 2 * 2
 
     @property
     def chunk_blocks(self) -> int:
-        """Near-equal chunks of K, of an even number of blocks."""
+        """Blocks per chunk: near-equal chunks of K with an even number of blocks."""
         pairs = self.x.blocks // 2
         chunks = max(1, -(-2 * pairs // self.max_chunk_blocks))
         return 2 * max(1, -(-pairs // chunks))
 
     @property
     def block_bytes(self) -> int:
-        """Quants of a block of 32 columns."""
+        """Bytes of the quants of a block of 32 columns."""
         return PANEL * BLOCK * self.blocks.bits // 8
 
     @property
     def part_w_bytes(self) -> int:
-        """Quants of a part of 32 columns, a byte each."""
+        """Bytes of the quants of a part of 32 columns, one byte each."""
         return PANEL * self.blocks.size
 
     @property
@@ -196,31 +203,31 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
 
     @property
     def own_terms_bytes(self) -> int:
-        """Terms of a part's own, of 32 columns: f16, or in groups i8."""
+        """Bytes of a part's own terms, for 32 columns: f16, or i8 in groups."""
         return PANEL * self.blocks.num_terms * (1 if self.blocks.group else 2)
 
     @property
     def group_parts(self) -> int:
-        """Parts that share an f16 for each term."""
+        """Parts that share an f16 per term."""
         assert self.blocks.group is not None
         return self.blocks.group // self.blocks.size
 
     @property
     def group_bytes(self) -> int:
-        """Terms of a group of 32 columns: the f16 that it shares, then each part's own."""
+        """Bytes of a group's terms, for 32 columns: the shared f16, then each part's own."""
         return group_bytes(self.blocks)
 
     @property
     def group_head_bytes(self) -> int:
-        """The f16 that a group shares."""
+        """Bytes of the f16 terms shared by a group."""
         return self.group_bytes - self.group_parts * self.own_terms_bytes
 
     def shift_past(self, part: int) -> int:
-        """Bytes from a row's scale of a block to its shift of a part."""
+        """Return the bytes from a row's scale of a block to its shift of a part."""
         return self.x.shifts_at - self.x.scales_at + self._stat_of(part)
 
     def sum_past(self, part: int) -> int:
-        """Bytes from there to its sum of a part."""
+        """Return the bytes from a row's scale of a block to its sum of a part."""
         return self.x.sums_at - self.x.scales_at + self._stat_of(part)
 
     def _stat_of(self, part: int) -> int:
@@ -234,7 +241,7 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
 
     @property
     def terms_bytes(self) -> int:
-        """Terms of a block of x, of 32 columns; in groups their average, rounded down."""
+        """Bytes of the terms per block of x, for 32 columns; in groups their average, rounded down."""
         if self.blocks.group is None:
             return self.parts * self.own_terms_bytes
         return BLOCK * self.group_bytes // self.blocks.group

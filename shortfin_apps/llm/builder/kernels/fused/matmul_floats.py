@@ -16,10 +16,10 @@ _ELEMENT_BYTES: dict[FloatType, int] = {"f32": 4, "f16": 2, "bf16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulFloatsGeometry(MatmulGeometry):
-    """x [rows, k_size] `x_dtype` times w [n, k_size]^T of `dtype`, on vectors; if gated, to `gated_dtype`.
+    """x [rows, k_size] `x_dtype` times w [n, k_size]^T `dtype`, on vectors; if gated, to `gated_dtype`.
 
     `pair` is the number of neighbours along K that one instruction multiplies and adds: 2 with a dot product
-    of bf16 pairs, for which x is bf16, too; else 1. `has_bf16`: an instruction of AVX-512 rounds to bf16.
+    of bf16 pairs, for which x is bf16 too; otherwise 1. `has_bf16`: an AVX-512 instruction rounds to bf16.
     `has_wide_vectors`, `has_neon`: dot products are AVX-512's, or NEON's.
     """
 
@@ -34,12 +34,12 @@ class MatmulFloatsGeometry(MatmulGeometry):
 
     @property
     def x_bytes(self) -> int:
-        """An element of x."""
+        """Bytes per element of x."""
         return _ELEMENT_BYTES[self.x_dtype]
 
     @property
     def steps(self) -> int:
-        """Along K."""
+        """Steps along K."""
         return self.k_size // self.pair
 
     @property
@@ -48,7 +48,7 @@ class MatmulFloatsGeometry(MatmulGeometry):
 
     @property
     def step_bytes(self) -> int:
-        """Weights of a step, of both halves of a panel."""
+        """Bytes of a step's weights, for both halves of a panel."""
         return PANEL * self.pair * _ELEMENT_BYTES[self.dtype]
 
     @property
@@ -69,21 +69,24 @@ class MatmulFloatsGeometry(MatmulGeometry):
 
     @property
     def has_rough_gate(self) -> bool:
-        """Whether gates take AVX-512's approximations (avx512/math.mlir.j2), whose error bf16 rounds away."""
+        """Whether gates use AVX-512's approximations (avx512/math.mlir.j2); bf16 rounds their error away."""
         return self.is_gated and self.has_wide_vectors and self.gated_dtype == "bf16"
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a tile: with two vectors of sums each in 32 registers, or with two of half the width for a
-        half of the panel in 16."""
+        """Rows per tile.
+
+        Wide vectors: two sum vectors per row in 32 registers. Otherwise: two of half the width, for half of
+        the panel, in 16 registers.
+        """
         return 12 if self.has_wide_vectors else 6
 
     @property
     def joint_rows(self) -> int:
-        """Most rows of a tile that takes both halves of a panel together."""
+        """Maximum rows of a tile that computes both halves of a panel together."""
         return 12 if self.has_wide_vectors else 2
 
     @property
     def tail_sizes(self) -> tuple[int, ...]:
-        """Rows of the smaller tiles that take what is left: the binary digits of its count."""
+        """Row counts of the smaller tiles for the remainder: the binary digits of its row count."""
         return tail_sizes(self.tile_rows)

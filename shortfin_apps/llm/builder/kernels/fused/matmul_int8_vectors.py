@@ -13,10 +13,10 @@ from shortfin_apps.llm.builder.weights.layout import DOT_BYTES, MATRIX_BYTES
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulInt8VectorsGeometry(MatmulBytesGeometry):
-    """int8 with a scale for each row and column, on vectors.
+    """int8 with a scale per row and per column, on vectors.
 
-    `has_bf16`: an instruction rounds to bf16. `pair`: neighbours along K that are together in w. The others
-    that begin with `has_` are as integers.mlir.j2 reads them.
+    `has_bf16`: an instruction rounds to bf16. `pair`: neighbours along K stored together in w.
+    integers.mlir.j2 defines the other `has_` fields.
     """
 
     has_bf16: bool
@@ -24,25 +24,25 @@ class MatmulInt8VectorsGeometry(MatmulBytesGeometry):
     has_dot: bool
     has_neon: bool
     pair: int = DOT_BYTES
-    has_signs: ClassVar[bool] = True  # x and w
+    has_signs: ClassVar[bool] = True  # both x and w
     local: ClassVar[Regions] = Regions({})
 
     @property
     def has_smmla(self) -> bool:
-        """Whether NEON multiplies matrices: w is packed for that."""
+        """Whether w is packed for NEON's matrix products."""
         return self.pair == MATRIX_BYTES
 
     @property
     def is_shifted(self) -> bool:
-        """Whether x's bytes are 128 larger than they are worth."""
+        """Whether x's bytes are stored with an offset of 128."""
         return self.has_dot and not self.has_neon
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a tile: two sums each, in 32 registers or in fewer bytes."""
+        """Rows per tile: two sums each, in 32 registers or in fewer bytes."""
         return 8 if self.has_wide_vectors else 2
 
     @property
     def tail_sizes(self) -> tuple[int, ...]:
-        """Rows of the smaller tiles that take what is left: the binary digits of its count."""
+        """Row counts of the smaller tiles for the remainder: the binary digits of its row count."""
         return tail_sizes(self.tile_rows)

@@ -1,4 +1,4 @@
-"""Memory that a kernel cuts into named regions, one after the other."""
+"""Memory that a kernel divides into contiguous named regions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Named sizes; each region begins where the one before ends."""
+    """Named sizes of contiguous regions."""
 
     sizes: dict[str, int]
 

@@ -9,12 +9,12 @@ from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, FloatTiles
 from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation
 from shortfin_apps.llm.builder.model.spec import FloatType
 
-ROW_BLOCK = 4  # rows of a work item, where rows are few
+ROW_BLOCK = 4  # rows per work item, if rows are few
 
 
 @dataclass(frozen=True, slots=True)
 class RmsNormGeometry:
-    """x[rows, size] f32 -> `dtype`, in tiles (bf16 or f16) or row by row (rms_norm_function.mlir.j2).
+    """x[rows, size] f32 -> `dtype`, in tiles (bf16 or f16) or row-major (rms_norm_function.mlir.j2).
 
     `size` is a multiple of 32.
     """
@@ -36,12 +36,12 @@ class RmsNormGeometry:
 
     @property
     def y_row_bytes(self) -> int:
-        """Where rows do not lie in tiles."""
+        """Bytes of a row that is not in tiles."""
         return self.size * (4 if self.dtype == "f32" else 2)
 
     @property
     def accumulators(self) -> int:
-        """Vectors of 16 f32 that sum squares independently of each other."""
+        """Vectors of 16 f32 that sum squares independently."""
         return 4 if self.size % 64 == 0 else 2
 
 
@@ -49,8 +49,8 @@ class RmsNormGeometry:
 class QuantiseBlocksGeometry:
     """x[rows, size] -> Int8Blocks (quantise_blocks_function.mlir.j2).
 
-    `norm` is applied first, to x f32; without one x is `dtype`, row by row or, of bf16, in tiles. `size` is a
-    multiple of 32.
+    With a `norm`, x is f32 and normed first; without one, x is `dtype`, row-major or, for bf16, in tiles.
+    `size` is a multiple of 32.
     """
 
     size: int
@@ -79,10 +79,10 @@ class QuantiseBlocksGeometry:
 
 @dataclass(frozen=True, slots=True)
 class QuantiseRowsGeometry:
-    """x[rows, size] -> Int8Tiles and a scale for each row (quantise_rows_function.mlir.j2).
+    """x[rows, size] -> Int8Tiles and a scale per row (quantise_rows_function.mlir.j2).
 
-    `norm` is applied first, to x f32; without one x is bf16, row by row or in tiles. `is_unsigned`: bytes are
-    stored 128 larger than they are worth, as vectors multiply them.
+    With a `norm`, x is f32 and normed first; without one, x is bf16, row-major or in tiles. `is_unsigned`:
+    bytes are stored with an offset of 128, as vectors multiply them.
     """
 
     size: int

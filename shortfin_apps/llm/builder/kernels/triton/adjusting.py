@@ -1,4 +1,4 @@
-"""Adjusts rows of logits, and draws tokens from them, as `abi.py` says of an `adjusted_sample`.
+"""Adjust rows of logits and draw tokens from them, as `abi.py` specifies for an `adjusted_sample`.
 
 No product may be fused with a sum here, as the host rounds both.
 """
@@ -33,10 +33,10 @@ def allow_tokens(
     PART: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """adjusted [rows, SIZE] f32: the rows `row_indices` [rows] i64 of logits [any, SIZE] f32.
+    """Copy the rows `row_indices` [rows] i64 of logits [any, SIZE] f32 to adjusted [rows, SIZE] f32.
 
-    Tokens without a bit in row allowed_indices[r] i64 of allowed [any, WORDS] i32 have minus infinity; all
-    are allowed where that is negative.
+    Tokens without a bit in row allowed_indices[r] i64 of allowed [any, WORDS] i32 become minus infinity; if
+    the index is negative, all tokens are allowed.
     """
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * PART + tl.arange(0, PART)
@@ -51,7 +51,7 @@ def allow_tokens(
 
 @triton.jit
 def edit_tokens(edits, penalties, adjusted, rows, num_edits, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Applies edits [fields, num_edits] i32 to adjusted [rows, SIZE] f32, by penalties [fields, rows] f32."""
+    """Apply edits [fields, num_edits] i32 to adjusted [rows, SIZE] f32, by penalties [fields, rows] f32."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < num_edits
     edit = edits + place
@@ -89,11 +89,11 @@ def draw_adjusted(
     K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """token_ids [rows] i64 of rows whose last tokens are at `positions` [rows] i64; SPOILED where the best
-    value is not finite.
+    """Draw token_ids [rows] i64 of adjusted rows; SPOILED if the best value is not finite.
 
-    Candidates are values [rows, K] f32, descending, and indices [rows, K] i64, of logits [rows, SIZE] f32,
-    whose parts weigh `masses` (see row_sampling.py); `sampling` [6, rows] i64 is as in abi.py.
+    `positions` [rows] i64 are the positions of the rows' last tokens. Candidates are values [rows, K] f32,
+    descending, and indices [rows, K] i64, of logits [rows, SIZE] f32; `masses` holds the weights of the
+    logits' parts (see row_sampling.py). `sampling` [6, rows] i64 is specified in abi.py.
     """
     row = tl.program_id(0).to(tl.int64)
     field = sampling + row

@@ -1,20 +1,19 @@
 """Attention over the pages of a KV cache, for tokens packed end to end.
 
-`attend` gives a workgroup a tile of up to TOKENS tokens of one row with all query heads of one K/V head, and
-passes over the row's slots from the first on, COLUMNS at a time, with a running softmax (as in
-FlashAttention). `attend_singles` takes rows of one token, as in decodes: workgroups share a row's slots, and
-the last to finish combines what all of them found (as in Flash-Decoding). What is combined, and in which
-order, depends on a row's length alone. With SHARES, `attend` combines the same parts in the same order, so
-that a token has the same bits whichever of the two attends for it.
+`attend` gives a workgroup a tile of up to TOKENS tokens of one row, with all query heads of one K/V head. The
+workgroup passes over the row's slots from the first, COLUMNS at a time, with a running softmax (as in
+FlashAttention). `attend_singles` handles rows of one token, as in decodes: workgroups share a row's slots,
+and the last to finish combines their results (as in Flash-Decoding). Parts and the order of combining them
+depend only on the row's length. With SHARES, `attend` combines the same parts in the same order, so that both
+kernels compute the same bits for a token.
 
 Both read q [tokens, HEADS * HEAD_DIM] and write softmax(q K / sqrt(HEAD_DIM)) V of that shape to `out`;
-padding gets zeros. With a WINDOW, a token sees only its last so many slots, itself included; with a CAP, a
-score is CAP * tanh(score / CAP); `sinks` [HEADS] f32, if there are such, are scores of no slot that join the
-softmax. `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64
-are the batch's (see abi.py); the cache is rows as in qkv.py, PAGE_ROWS to a page, and may have more than 2^31
-elements. Those in bytes are widened to q's type as they are loaded; scores are multiplied with the keys'
-scales, weights with the values'. A tile has QUERIES queries, each a head of a token. BLOCK_DIM is
-HEAD_DIM rounded up to a power of two.
+padding gets zeros. With a WINDOW, a token sees only its last WINDOW slots, including its own. With a CAP, a
+score is CAP * tanh(score / CAP). If given, `sinks` [HEADS] f32 are scores without a slot that join the
+softmax. `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64 describe the batch (see
+abi.py). The cache is rows as in qkv.py, PAGE_ROWS per page, and may have more than 2^31 elements. Byte rows
+are widened to q's type on load; scores are multiplied by the keys' scales, weights by the values' scales. A
+tile has QUERIES queries, each a head of a token. BLOCK_DIM is HEAD_DIM rounded up to a power of two.
 """
 
 import triton
@@ -63,11 +62,10 @@ def attend(
     SPLIT: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
 ):
-    """Attention of tiles of TOKENS tokens; LEAVES_SINGLES leaves the token of a row that has one to
-    `attend_singles`.
+    """Attend for tiles of TOKENS tokens; with LEAVES_SINGLES, leave rows of one token to `attend_singles`.
 
-    Row r has tiles from offsets[r] // TOKENS + r on: as many as it needs, and none that is another's. The
-    last ones begin first, as they tend to see the most slots.
+    Row r's tiles start at number offsets[r] // TOKENS + r, so that no two rows share a tile. The last tiles
+    run first, as they tend to see the most slots.
     """
     SHARING: tl.constexpr = HEADS // KV_HEADS
     kv_head = tl.program_id(0)
@@ -79,17 +77,17 @@ def attend(
     start = tl.load(starts + row).to(tl.int32)
     seq_len = tl.load(seq_lens + row).to(tl.int32)
     if LEAVES_SINGLES:
-        # Padding may follow the token.
+        # Padding may follow the single token.
         begin += ((seq_len - start == 1) & (begin == offset)).to(tl.int32)
     if begin < end:
         query = tl.arange(0, QUERIES)
         token = begin + query // SHARING
         is_query = token < end
         position = start + token - offset
-        # Slots that a query sees: none if it is padding.
+        # Number of slots that a query sees: 0 if it is padding.
         seen = tl.where(is_query & (position < seq_len), position + 1, 0)
         last = tl.max(seen, axis=0)
-        # What the first token sees, unless all are padding.
+        # Slots that all queries see: the first token's, unless all are padding.
         shared = tl.minimum(start + begin - offset + 1, last) // COLUMNS * COLUMNS
         first = 0
         if WINDOW is not None:
@@ -97,7 +95,7 @@ def attend(
             shared = first
         head = kv_head * SHARING + query % SHARING
         at = token.to(tl.int64) * HEADS + head
-        begin = 0  # of what is seen by any
+        begin = 0  # first slot that any query sees
         if WINDOW is not None:
             begin = tl.min(tl.where(seen > 0, seen, last)) - WINDOW
         queries = load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM)
@@ -183,12 +181,12 @@ def attend_singles(
     SPLIT: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
 ):
-    """Attention of rows of a single token, and of no others. Without `offsets` all rows have one.
+    """Attend for rows of a single token only; without `offsets`, all rows have one token.
 
-    Workgroups share a row's slots: each takes SPLIT of them, or the least multiple for which MOST_SPLITS
-    suffice, with SHARES from a multiple of SPLIT on. They leave what they found in `parts` [rows, HEADS,
-    MOST_SPLITS, HEAD_DIM] f32 and `states` [rows, HEADS, MOST_SPLITS, 2] f32 (see `combine`), and count
-    themselves in `counters` [rows, KV_HEADS] i32, which is zero before and after.
+    Workgroups share a row's slots. Each takes SPLIT slots, or the smallest multiple with which MOST_SPLITS
+    workgroups suffice; with SHARES, shares start at a multiple of SPLIT. They store partial results in
+    `parts` [rows, HEADS, MOST_SPLITS, HEAD_DIM] f32 and `states` [rows, HEADS, MOST_SPLITS, 2] f32 (see
+    `combine`), and count themselves in `counters` [rows, KV_HEADS] i32, which is zero before and after.
     """
     SHARING: tl.constexpr = HEADS // KV_HEADS
     row = tl.program_id(0)
@@ -216,7 +214,7 @@ def attend_singles(
         is_query = query < SHARING
         head = kv_head * SHARING + query
         at = token.to(tl.int64) * HEADS + head
-        # Behind `first` in the first share.
+        # The first share may have its base before `first`.
         begin = tl.maximum(first, base + share * slots)
         queries = load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM)
         seen = tl.where(is_query, last, 0)
@@ -255,26 +253,26 @@ def attend_singles(
 
 @triton.jit
 def first_slot(seen, WINDOW: tl.constexpr, COLUMNS: tl.constexpr):
-    """Where the columns begin that hold the last WINDOW of `seen` slots."""
+    """Return the start of the first block of COLUMNS with any of the last WINDOW of `seen` slots."""
     return tl.maximum(seen - WINDOW, 0) // COLUMNS * COLUMNS
 
 
 @triton.jit
 def slots_of_share(slots, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr):
-    """What a workgroup takes of so many slots."""
+    """Return the number of slots per workgroup, for a total of `slots`."""
     return SPLIT * tl.maximum(tl.cdiv(slots, SPLIT * MOST_SPLITS), 1)
 
 
 @triton.jit
 def span_of(offsets, rows, row, tokens):
-    """The first token of a row, and the first behind it."""
+    """Return the first token of a row, and the first token after the row."""
     end = tl.load(offsets + row + 1, mask=row + 1 < rows, other=tokens)
     return tl.load(offsets + row).to(tl.int32), end.to(tl.int32)
 
 
 @triton.jit
 def load_heads(x, at, is_query, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """[QUERIES, BLOCK_DIM]: the heads `at` [QUERIES] of x [.., HEAD_DIM], zeros where there is no query."""
+    """Load the heads `at` [QUERIES] of x [.., HEAD_DIM]: [QUERIES, BLOCK_DIM], zeros if not `is_query`."""
     dim = tl.arange(0, BLOCK_DIM)
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
     return tl.load(x + at[:, None] * HEAD_DIM + dim[None, :], mask=inside, other=0.0)
@@ -282,7 +280,7 @@ def load_heads(x, at, is_query, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr)
 
 @triton.jit
 def store_heads(out, at, is_query, total, sums, HEAD_DIM: tl.constexpr):
-    """The weighed values to the heads `at`: zeros where nothing was seen, of which the total is 0."""
+    """Store the weighted values to the heads `at`; zeros for queries with a total of 0, which saw nothing."""
     dim = tl.arange(0, sums.shape[1])
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
     values = tl.where((total > 0)[:, None], sums / total[:, None], 0.0)
@@ -291,8 +289,10 @@ def store_heads(out, at, is_query, total, sums, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def with_sinks(sinks, head, is_query, peak, total):
-    """The total [QUERIES] of powers relative to `peak`, with those of the sinks of each `head`, if there are
-    such. A total of 0 stays that: its query saw nothing."""
+    """Add the powers of each head's sink, relative to `peak`, to the total [QUERIES].
+
+    Without `sinks`, or if the total is 0 (the query saw nothing), it stays unchanged.
+    """
     if sinks is None:
         return total
     else:
@@ -323,8 +323,10 @@ def attend_shares(
     SPLIT: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
 ):
-    """`attend_slots`, each query in the shares that `attend_singles` would make of what it has seen, and
-    merged as `combine` does. SPLIT is a multiple of COLUMNS."""
+    """Attend like `attend_slots`, with the shares and merge order of `attend_singles` for each query.
+
+    SPLIT is a multiple of COLUMNS.
+    """
     base = tl.zeros(seen.shape, tl.int32)
     if WINDOW is not None:
         base = first_slot(seen, WINDOW, SPLIT)
@@ -363,7 +365,7 @@ def attend_shares(
 
 @triton.jit
 def store_part(parts, states, part, is_query, peak, total, sums, HEAD_DIM: tl.constexpr):
-    """What a workgroup found, for the one that combines: to `part` [QUERIES]."""
+    """Store a workgroup's partial result at `part` [QUERIES], for the workgroup that combines."""
     tl.store(states + part * 2, peak, mask=is_query)
     tl.store(states + part * 2 + 1, total, mask=is_query)
     dim = tl.arange(0, sums.shape[1])
@@ -381,12 +383,14 @@ def combine(
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """The softmax of `shares` parts from `first` [QUERIES] on, merged in their order: its state, as of
-    `attend_slots`. A part's state is the peak of its weights, and their total."""
+    """Merge `shares` parts from `first` [QUERIES] on, in order, to the softmax state of `attend_slots`.
+
+    A part's state is the peak of its weights and their total.
+    """
     dim = tl.arange(0, BLOCK_DIM)
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
     state = nothing(first, tl.zeros((first.shape[0], BLOCK_DIM), tl.float32))
-    # Loads of several parts are in flight at once.
+    # Unrolled, so that loads of several parts are in flight.
     for share in tl.range(shares, loop_unroll_factor=4):
         part = first + share
         peak = tl.load(states + part * 2, mask=is_query, other=LOWEST, cache_modifier=".cg")

@@ -1,9 +1,9 @@
 """Weights in quantised blocks of neighbours along K (see weights/layout.py), widened in registers.
 
-A weight is quant * scale, or quant * scale + minimum, in f32. BLOCKS are the bits of a quant, 8 or 4, the
-weights of a block, those of a group or 0, and whether 4 bits are twice a float's (E2M1 in builder/blocks.py)
-in place of an integer's. `scales` and `minima` have a row for each of w: an f16 for each
-block; or with groups, an f16 for each group and then an i8 for each block, of which the product is meant.
+A weight is quant * scale, or quant * scale + minimum, in f32. BLOCKS holds the bits of a quant (8 or 4), the
+weights per block, the weights per group or 0, and whether 4 bits encode twice a float's value (E2M1 in
+builder/blocks.py) instead of an integer. `scales` and `minima` have a row per row of w: an f16 for each
+block; or, with groups, an f16 for each group followed by an i8 for each block, to be multiplied.
 """
 
 import triton
@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder import blocks as block_types
 PAIR = tl.constexpr(block_types.PAIR)
 PTX_OFFSET, PTX_FLOAT_OFFSET = tl.constexpr(128.0), tl.constexpr(192.0)
 FLOAT_UNIT = tl.constexpr(2.0**15)
-# Of four bytes: their low halves, then their high ones.
+# Unpacks four bytes: the low halves, then the high halves.
 PTX = tl.constexpr("""{
     .reg .b32 low, high;
     and.b32 low, $8, 0x0F0F0F0F;
@@ -31,8 +31,8 @@ PTX = tl.constexpr("""{
     prmt.b32 $7, high, 0x43000000, 0x7344;
 }""")
 
-# The same of floats, two bytes at a time. Of each size there are 64 more and 64 less in a table of bytes; a
-# sign takes the latter, where `signs` has ones, which are a selector's fourth bit repeated.
+# The same for floats, two bytes at a time. Byte tables hold 64 plus and 64 minus each magnitude; `signs`
+# selects the latter for negative numbers. It has ones there: a selector's fourth bit replicates the sign bit.
 PTX_FLOATS = tl.constexpr("""{
     .reg .b32 sizes, high, more, less, signs, first, second;
     and.b32 sizes, $8, 0x77777777;
@@ -69,7 +69,7 @@ def widen(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """y [OUT, IN] = w, in BLOCKS. A workgroup takes a tile of COLUMNS rows of w and DEPTH along K."""
+    """Widen w, in BLOCKS, to y [OUT, IN]; a workgroup handles a tile of COLUMNS rows of w by DEPTH of K."""
     PACKED: tl.constexpr = 2 if BLOCKS[0] == 4 else 1
     row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(1) * DEPTH
@@ -88,9 +88,9 @@ def widen(
 
 @triton.jit
 def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr):
-    """Scales or minima of the tile of weights of DEPTH x `row` [COLUMNS] that begins at `first` along K.
+    """Load scales or minima of the weight tile DEPTH x `row` [COLUMNS] that starts at `first` along K.
 
-    -> [DEPTH / a block's weights, COLUMNS] f32, with zeros behind IN; None if `terms` is None.
+    Returns [DEPTH / weights per block, COLUMNS] f32, with zeros past IN; None if `terms` is None.
     """
     if terms is None:
         return None
@@ -105,7 +105,7 @@ def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS:
             GROUP: tl.constexpr = BLOCKS[2]
             own = of_row + 2 * (IN // GROUP) + block
             multiples = _values(own, block < IN // SIZE, IN % DEPTH == 0).to(tl.float32)
-            # The groups of a tile are loaded once each, where they begin and end with tiles.
+            # Each group of a tile is loaded once, if groups are aligned with tiles.
             IS_WITHIN: tl.constexpr = GROUP % DEPTH == 0 or GROUP == IN
             GROUPS: tl.constexpr = 1 if IS_WITHIN else DEPTH // GROUP if DEPTH % GROUP == 0 else COUNT
             group = (first // SIZE + tl.arange(0, GROUPS) * (COUNT // GROUPS)) // (GROUP // SIZE)
@@ -116,7 +116,7 @@ def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS:
 
 @triton.jit
 def row_terms(terms, row, feature, inside, FEATURES: tl.constexpr, BLOCKS: tl.constexpr):
-    """The scale or the minimum of each element `feature` of one row, in f32."""
+    """Return the scale or the minimum of each element `feature` of one row, in f32."""
     of_row = terms + row * _row_size(FEATURES, BLOCKS)
     block = feature // BLOCKS[1]
     if BLOCKS[2] == 0:
@@ -128,7 +128,7 @@ def row_terms(terms, row, feature, inside, FEATURES: tl.constexpr, BLOCKS: tl.co
 
 @triton.jit
 def _row_size(IN: tl.constexpr, BLOCKS: tl.constexpr):
-    """Elements of a row of terms: f16, or with groups bytes, padded to words."""
+    """Return the elements of a row of terms: f16, or with groups bytes, padded to words."""
     COUNT: tl.constexpr = IN // BLOCKS[1]
     if BLOCKS[2] == 0:
         return COUNT
@@ -138,7 +138,7 @@ def _row_size(IN: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _group_values(of_row, group, inside, ALL: tl.constexpr):
-    """The f16 of groups, in f32, from words that have two of them: less than a word is not loaded ahead."""
+    """Load the f16 of groups as f32, two per word; Triton does not pipeline loads of less than a word."""
     words = of_row.to(tl.pointer_type(tl.int32), bitcast=True)
     halves = _values(words + group // 2, inside, ALL) >> (group % 2 * 16)
     return halves.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -146,15 +146,15 @@ def _group_values(of_row, group, inside, ALL: tl.constexpr):
 
 @triton.jit
 def _values(at, inside, ALL: tl.constexpr):
-    """What is at the addresses that are inside, or at all of them, and else zeros."""
+    """Load the addresses that are `inside`, or with ALL every address; zeros elsewhere."""
     return tl.load(at) if ALL else tl.load(at, mask=inside, other=0)
 
 
 @triton.jit
 def dequantised(packed, scale, minimum, BLOCKS: tl.constexpr):
-    """A tile as it is stored, with the terms of its blocks -> [DEPTH, COLUMNS] f32, rounded once at most.
+    """Widen a stored tile with the terms of its blocks to [DEPTH, COLUMNS] f32, rounded at most once.
 
-    On NVIDIA's GPUs, the sum of a minimum and OFFSET scales is rounded too, if they are far apart.
+    On NVIDIA GPUs, the sum of a minimum and OFFSET scales is rounded too, if they are far apart.
     """
     HAS_OFFSET: tl.constexpr = BLOCKS[0] == 4 and is_cuda()
     OFFSET: tl.constexpr = 0 if not HAS_OFFSET else PTX_FLOAT_OFFSET if BLOCKS[3] else PTX_OFFSET
@@ -169,9 +169,9 @@ def dequantised(packed, scale, minimum, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _unpacked(packed, IS_E2M1: tl.constexpr):
-    """[DEPTH / 2, COLUMNS] -> [DEPTH, COLUMNS] f32. A byte has the elements j and j + PAIR of 2 * PAIR.
+    """Unpack [DEPTH / 2, COLUMNS] to [DEPTH, COLUMNS] f32; a byte has elements j and j + PAIR of 2 * PAIR.
 
-    So a lane of a matrix instruction has both in its registers, and its bytes side by side.
+    A lane of a matrix instruction then has both elements in its registers, and its bytes are contiguous.
     """
     COUNT: tl.constexpr = packed.shape[0] // PAIR
     COLUMNS: tl.constexpr = packed.shape[1]
@@ -182,8 +182,10 @@ def _unpacked(packed, IS_E2M1: tl.constexpr):
 
 @triton.jit
 def _float_halves(packed):
-    """Twice the floats in the low and the high 4 bits of bytes, in f32; on NVIDIA's GPUs, PTX_FLOAT_OFFSET
-    more, and on others in units of FLOAT_UNIT."""
+    """Return twice the floats in the low and the high 4 bits of bytes, in f32.
+
+    On NVIDIA GPUs, they are larger by PTX_FLOAT_OFFSET; on others, in units of FLOAT_UNIT.
+    """
     if is_cuda():
         return _by_ptx(packed, PTX_FLOATS)
     else:
@@ -192,17 +194,17 @@ def _float_halves(packed):
 
 @triton.jit
 def _e2m1(bits):
-    """The floats in the low 4 bits, which an f16 of the same exponent and mantissa is 2**14 times smaller."""
+    """Return the floats in the low 4 bits, made from an f16's exponent and mantissa: 2**14 times smaller."""
     wide = (bits & 8) << 12 | (bits & 7) << 9
     return wide.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def _halves(packed):
-    """The low and the high 4 bits of bytes, in f32; on NVIDIA's GPUs, PTX_OFFSET more.
+    """Return the low and the high 4 bits of bytes, in f32; on NVIDIA GPUs, larger by PTX_OFFSET.
 
-    Those convert numbers at a fraction of their speed. There, 4 bits are put into 128.0, whose last bit is
-    their first, by one instruction each.
+    NVIDIA GPUs convert integers at a fraction of their speed. Instead, one instruction inserts the 4 bits
+    into the mantissa of 128.0, where they count as an integer.
     """
     if is_cuda():
         return _by_ptx(packed, PTX)
@@ -212,7 +214,7 @@ def _halves(packed):
 
 @triton.jit
 def _by_ptx(packed, CODE: tl.constexpr):
-    """Of each byte the two f32 that CODE makes of four."""
+    """Return the two f32 per byte that CODE makes of four bytes."""
     return tl.inline_asm_elementwise(
         CODE,
         "=r,=r,=r,=r,=r,=r,=r,=r,r",

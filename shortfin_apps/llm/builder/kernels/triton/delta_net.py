@@ -1,4 +1,4 @@
-"""Gated delta nets (model/delta_net.py): convolution, recurrence and gated norm, token after token."""
+"""Gated delta nets (model/delta_net.py): convolution, recurrence and gated norm, token by token."""
 
 import triton
 import triton.language as tl
@@ -36,18 +36,18 @@ def delta_rule(
     PAGE: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """out [tokens, VALUE_HEADS * VALUE_DIM], and the states that tokens leave in pages of `cache`.
+    """Compute out [tokens, VALUE_HEADS * VALUE_DIM], and write tokens' states to pages of `cache`.
 
-    `mixed` [tokens, channels + VALUE_HEADS * VALUE_DIM] f32 are the convolution's inputs, q and k of all key
-    heads and v of all value heads, and the result's gates; `rates` [tokens, 2 * VALUE_HEADS] f32 are b and a.
-    `conv` is [TAPS, channels] f32, `steps` [2 * VALUE_HEADS] and `norm` [VALUE_DIM] f32. Rows are single
-    tokens if `offsets` is None. A page is PAGE elements of f32, STATE a layer: each value head's past inputs
-    [TAPS - 1, 2 * KEY_DIM + VALUE_DIM] and S [KEY_DIM, VALUE_DIM]. BLOCK_KEY and BLOCK_VALUE are powers of
-    two, no less than KEY_DIM and VALUE_DIM.
+    `mixed` [tokens, channels + VALUE_HEADS * VALUE_DIM] f32 holds the convolution's inputs (q and k of all
+    key heads, v of all value heads) and the result's gates; `rates` [tokens, 2 * VALUE_HEADS] f32 holds b and
+    a. `conv` is [TAPS, channels] f32, `steps` [2 * VALUE_HEADS] and `norm` [VALUE_DIM] f32. Rows are single
+    tokens if `offsets` is None. A page has PAGE elements of f32, STATE per layer: each value head's past
+    inputs [TAPS - 1, 2 * KEY_DIM + VALUE_DIM] and S [KEY_DIM, VALUE_DIM]. BLOCK_KEY and BLOCK_VALUE are
+    KEY_DIM and VALUE_DIM rounded up to powers of two.
 
-    A workgroup takes a value head of a row, whose state it has in registers from the first token to the last.
-    It reads the page of the token before these, and writes those of blocks that the tokens fill, and of the
-    last token; page 0 is not written. Padding yields zeros.
+    A workgroup handles a value head of a row and keeps its state in registers from the first token to the
+    last. It reads the page of the preceding token, and writes the pages of blocks that the tokens fill, and
+    of the last token; page 0 is not written. Padding yields zeros.
     """
     HEAD: tl.constexpr = STATE // VALUE_HEADS
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
@@ -74,13 +74,13 @@ def delta_rule(
     slope = tl.load(steps + VALUE_HEADS + head)
     norm_weight = tl.load(norm + value, mask=is_value, other=0.0)
 
-    # At position 0 there is no state, and nothing of a page is read.
+    # At position 0 there is no state, and no page is read.
     is_begun = (count > 0) & (start > 0)
     source = cache + tl.load(blocks + (start - 1) // STRIDE, mask=is_begun, other=0) * PAGE
     state, q_past, k_past, v_past = _load_state(
         source, is_begun, key, value, KEY_DIM, VALUE_DIM, TAPS
     )  # fmt: skip
-    memory_barrier()  # what is read may be written below, by another lane
+    memory_barrier()  # loads above must finish before another lane's stores below
 
     for index in range(count):
         token = (first + index).to(tl.int64)
@@ -115,7 +115,7 @@ def delta_rule(
 
 @triton.jit
 def _tokens_of(row, offsets, starts, seq_lens, tokens, rows, width, STRIDE: tl.constexpr):
-    """A row's first position, its number of tokens, where they begin, and where the next row's do."""
+    """Return a row's first position, its number of tokens, its first token, and the next row's."""
     start = tl.load(starts + row).to(tl.int32)
     known = tl.minimum(tl.load(seq_lens + row).to(tl.int32), width * STRIDE)
     count = tl.maximum(known - start, 0)
@@ -130,7 +130,7 @@ def _tokens_of(row, offsets, starts, seq_lens, tokens, rows, width, STRIDE: tl.c
 
 @triton.jit
 def _load_rows(first, inside, APART: tl.constexpr, COUNT: tl.constexpr):
-    """COUNT vectors from `first` on, each APART elements behind the last; 0 where not `inside`."""
+    """Load COUNT vectors from `first`, APART elements apart; 0 where not `inside`."""
     vectors = ()
     for number in tl.static_range(COUNT):
         vector = tl.load(first + number * APART, mask=inside, other=0.0)
@@ -142,7 +142,7 @@ def _load_rows(first, inside, APART: tl.constexpr, COUNT: tl.constexpr):
 def _load_state(
     source, is_begun, key, value, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TAPS: tl.constexpr
 ):
-    """S and the past inputs of q, k and v in a page; zeros unless `is_begun`."""
+    """Load S and the past inputs of q, k and v from a page; zeros unless `is_begun`."""
     HEAD_CHANNELS: tl.constexpr = 2 * KEY_DIM + VALUE_DIM
     is_key = is_begun & (key < KEY_DIM)
     is_value = is_begun & (value < VALUE_DIM)
@@ -167,7 +167,7 @@ def _store_state(
     VALUE_DIM: tl.constexpr,
     TAPS: tl.constexpr,
 ):
-    """What `_load_state` returns, to a page."""
+    """Store the results of `_load_state` to a page."""
     HEAD_CHANNELS: tl.constexpr = 2 * KEY_DIM + VALUE_DIM
     for tap in tl.static_range(TAPS - 1):
         past = target + tap * HEAD_CHANNELS
@@ -180,7 +180,7 @@ def _store_state(
 
 @triton.jit
 def _convolved(at, inside, past, taps, TAPS: tl.constexpr):
-    """The SiLU of the convolution of the `past` inputs and the one `at` the token; the past of the next."""
+    """Return the SiLU of the convolution of `past` and the input `at` the token, and the next `past`."""
     inputs = past + (tl.load(at, mask=inside, other=0.0),)  # noqa: RUF005  (Triton does not unpack)
     total = inputs[0] * taps[0]
     for tap in tl.static_range(1, TAPS):
@@ -190,11 +190,11 @@ def _convolved(at, inside, past, taps, TAPS: tl.constexpr):
 
 @triton.jit
 def _unit(x):
-    """`x` divided by its length."""
+    """Divide `x` by its length."""
     return x * tl.rsqrt(tl.sum(x * x, axis=0) + 1e-6)
 
 
 @triton.jit
 def _softplus(x):
-    """log(1 + exp(x))"""
+    """Return log(1 + exp(x))."""
     return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))

@@ -1,7 +1,7 @@
-"""Matmuls of routed experts: each tile of rows has one expert, whose matrix it reads (see routing.py).
+"""Matmuls of routed experts; each tile of rows reads the matrix of one expert (see routing.py).
 
-A row is that of a token and one of its experts; the weights of experts lie one behind another. Tiles without
-an expert leave at once. Where there is a `bias`, f32 beside w's rows, it is a part of each product.
+A row belongs to a token and one of its experts; the experts' weights are concatenated. Tiles without an
+expert return at once. If given, `bias` f32 has an element per row of w, added to each product.
 """
 
 import triton
@@ -38,9 +38,10 @@ def gated_experts(
     EARLY: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """y [rows, OUT] = silu(gate) * up, products of x [tokens, IN] with w [COUNT, 2 * OUT, IN]: gate, then up.
+    """Compute y [rows, OUT] = silu(gate) * up, from x [tokens, IN] and w [COUNT, 2 * OUT, IN]: gate, then up.
 
-    Row r is of token r / PER_TOKEN. See gated_linear in linear.py for ACTIVATION and the columns of a tile.
+    Row r belongs to token r / PER_TOKEN. See gated_linear in linear.py for ACTIVATION and the columns of a
+    tile.
     """
     HALF: tl.constexpr = COLUMNS // 2
     tile = tl.program_id(0)
@@ -96,7 +97,7 @@ def multiply_experts(
     DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """y [rows, OUT] f32 = x [rows, IN] times the transposes of w [COUNT, OUT, IN]."""
+    """Compute y [rows, OUT] f32 = x [rows, IN] times the transposes of w [COUNT, OUT, IN]."""
     tile = tl.program_id(0)
     expert = tl.load(tile_experts + tile)
     if expert < COUNT:
@@ -142,10 +143,10 @@ def sum_experts(
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """y [tokens, FEATURES] f32 = residual + each of a token's products times its weight, most likely first.
+    """Compute y [tokens, FEATURES] f32 = residual + a token's products times their weights, likeliest first.
 
-    `products` [tokens, PER_TOKEN, FEATURES] f32 are undefined where `chosen` is COUNT. A workgroup takes one
-    token. With `norm`, `scaled` and `squares` are written for the matmul behind it.
+    `products` [tokens, PER_TOKEN, FEATURES] f32 are undefined where `chosen` is COUNT. A workgroup handles
+    one token. With `norm`, `scaled` and `squares` are written for the matmul after it.
     """
     token = tl.program_id(0)
     feature = tl.arange(0, BLOCK)

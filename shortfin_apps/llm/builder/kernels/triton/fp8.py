@@ -1,8 +1,8 @@
-"""Products of 8-bit floats (E4M3): weights with a scale for each output feature, and quantised activations.
+"""Products of 8-bit floats (E4M3): weights with a scale per output feature, and quantised activations.
 
-Of a row of activations, FP8_GROUP neighbours along K share a scale: a power of two that brings the largest
-magnitude among them near the format's largest number. Scaling by a power of two rounds nothing, so that a
-host gets the same quants to the bit.
+FP8_GROUP neighbours along K in a row of activations share a scale: a power of two that brings their largest
+magnitude near the format's largest number. Scaling by a power of two does not round, so a host computes the
+same quants bit for bit.
 """
 
 import triton
@@ -11,8 +11,8 @@ import triton.language as tl
 from shortfin_apps.llm.builder.kernels import triton as rooms
 
 FP8_GROUP = tl.constexpr(rooms.FP8_GROUP)
-# Of the largest magnitude: 2^7 to 2^8 in OCP's format, whose largest number is 448; half of that in gfx942's
-# ("fnuz"), whose largest is 240.
+# Exponent of a group's largest magnitude after scaling: 2^7 to 2^8 in OCP's format, with 448 as the largest
+# number; half of that in gfx942's ("fnuz"), with 240 as the largest.
 TOP_EXPONENT = tl.constexpr(7)
 TOP_EXPONENT_FNUZ = tl.constexpr(6)
 BIAS = tl.constexpr(127)  # of an f32's exponent
@@ -21,9 +21,9 @@ MANTISSA_BITS = tl.constexpr(23)
 
 @triton.jit
 def quantise(x, quants, scales, tokens, IN: tl.constexpr, ROWS: tl.constexpr):
-    """`quants` [tokens, IN] in 8-bit floats, and `scales` [tokens, IN / FP8_GROUP] f32, of x [tokens, IN].
+    """Quantise x [tokens, IN] to `quants` [tokens, IN] and `scales` [tokens, IN / FP8_GROUP] f32.
 
-    A workgroup takes one group of ROWS tokens.
+    A workgroup handles one group of ROWS tokens.
     """
     GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -38,8 +38,9 @@ def quantise(x, quants, scales, tokens, IN: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
-    """As `product` (product.py), of x and w in 8-bit floats: with `x_scales` [tokens, IN / FP8_GROUP] f32 and
-    `scales` [..] f32 for the rows of w. DEPTH is a multiple of FP8_GROUP.
+    """Compute `product` (product.py) for x and w in 8-bit floats. DEPTH is a multiple of FP8_GROUP.
+
+    `x_scales` [tokens, IN / FP8_GROUP] f32 belong to x, `scales` [..] f32 to the rows of w.
     """
     GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP
     IS_SMALL: tl.constexpr = row.shape[0] <= 16
@@ -71,12 +72,12 @@ def fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN: tl.constexp
 
 @triton.jit
 def quantised(x, dtype: tl.constexpr):
-    """x [ROWS, FP8_GROUP] as `dtype`, and the scales [ROWS] f32 of its rows."""
+    """Quantise x [ROWS, FP8_GROUP] to `dtype`; return it and the scales [ROWS] f32 of its rows."""
     TOP: tl.constexpr = TOP_EXPONENT_FNUZ if dtype == tl.float8e4b8 else TOP_EXPONENT
     wide = x.to(tl.float32)
     largest = tl.max(tl.abs(wide), axis=1)
     exponent = largest.to(tl.int32, bitcast=True) >> MANTISSA_BITS
-    # Both factors have to be normal numbers.
+    # Both factors must be normal numbers.
     power = tl.minimum(tl.maximum(exponent - TOP, 1), 2 * BIAS - 1)
     scale = (power << MANTISSA_BITS).to(tl.float32, bitcast=True)
     inverse = ((2 * BIAS - power) << MANTISSA_BITS).to(tl.float32, bitcast=True)

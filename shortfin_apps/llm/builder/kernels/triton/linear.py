@@ -33,16 +33,17 @@ def linear(
     DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """y [tokens, OUT] f32 = x [tokens, IN] times the transpose of w [OUT, IN], plus `residual` or None.
+    """Multiply x [tokens, IN] by the transpose of w [OUT, IN]: y [tokens, OUT] f32, plus any `residual`.
 
-    `scales` and `minima` are of a w in BLOCKS (see blocks.py), else None. `in_squares` are of a norm deferred
-    to this matmul, or None; with `norm` [OUT], `scaled` and `squares` are written for the next.
+    `scales` and `minima` are the terms of a w in BLOCKS (see blocks.py), otherwise None. `in_squares` belong
+    to a norm deferred to this matmul, or are None; with `norm` [OUT], `scaled` and `squares` are written for
+    the next matmul.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < tokens)[:, None] & (column < OUT)[None, :]
     at = row[:, None].to(tl.int64) * OUT + column[None, :]
-    # What a small tile needs after the product is loaded before; for large ones, registers are too few.
+    # A small tile loads the operands of its epilogue before the product; large tiles lack the registers.
     IS_SMALL: tl.constexpr = ROWS <= 16
     if IS_SMALL:
         added = _loaded(residual, at, inside)
@@ -77,7 +78,7 @@ def linear(
 
 @triton.jit
 def _loaded(operand, at, inside):
-    """The elements of an operand; None if it is absent."""
+    """Load the elements of an operand; None if it is absent."""
     if operand is None:
         return None
     else:
@@ -105,10 +106,10 @@ def gated_linear(
     EARLY: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """y [tokens, OUT] = silu(gate) * up, both products of x [tokens, IN] with w [2 * OUT, IN]: gate, then up.
+    """Compute y [tokens, OUT] = silu(gate) * up, from x [tokens, IN] and w [2 * OUT, IN]: gate, then up.
 
-    Or another ACTIVATION (see `gated`). w may be in blocks, as in `linear`. A tile's columns are gate and up
-    in turn, so that one product makes both.
+    ACTIVATION may replace silu (see `gated`). w may be in blocks, as in `linear`. A tile's columns alternate
+    between gate and up, so that one product computes both.
     """
     HALF: tl.constexpr = COLUMNS // 2
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -137,9 +138,9 @@ def gated_linear(
 
 @triton.jit
 def store_gated(y, sums, row, rows, first, OUT: tl.constexpr, ACTIVATION: tl.constexpr):
-    """Writes the activated gate times up to y [rows, OUT] at `row` [ROWS], from column `first` on.
+    """Write the activated gate times up to y [rows, OUT] at `row` [ROWS], starting at column `first`.
 
-    `sums` [ROWS, COLUMNS] are gate and up in turn.
+    The columns of `sums` [ROWS, COLUMNS] alternate between gate and up.
     """
     HALF: tl.constexpr = sums.shape[1] // 2
     gate, up = tl.split(tl.reshape(sums, (sums.shape[0], HALF, 2)))
@@ -151,8 +152,11 @@ def store_gated(y, sums, row, rows, first, OUT: tl.constexpr, ACTIVATION: tl.con
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """silu of `gate` times `up`, or gelu's, by its approximation with tanh: (1 + tanh(y)) / 2 is the sigmoid
-    of 2 y; or what "clamped" makes of both (`Activation` in model/spec.py)."""
+    """Combine `gate` and `up` by an activation (`Activation` in model/spec.py).
+
+    silu, or gelu approximated with tanh, of `gate` times `up`; (1 + tanh(y)) / 2 is the sigmoid of 2 y.
+    "clamped" changes both.
+    """
     inner = gate
     if ACTIVATION == "gelu":
         inner = gate * tl.fma(gate * gate, 1.5957691216057308 * 0.044715, 1.5957691216057308)

@@ -1,4 +1,4 @@
-"""RMS norms: of rows that lie there, added to others or not, and of embeddings."""
+"""RMS norms: of stored rows, optionally added to others, and of embeddings."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ from shortfin_apps.llm.builder.kernels.triton.product import store_scaled
 
 @triton.jit
 def rms_norm(x, weight, y, FEATURES: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr):
-    """y [tokens, FEATURES] = x [tokens, FEATURES] f32 / rms(x) * weight [FEATURES]; one token a workgroup."""
+    """Compute y [tokens, FEATURES] = x f32 / rms(x) * weight [FEATURES]; one token per workgroup."""
     token = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, BLOCK)
     inside = feature < FEATURES
@@ -34,10 +34,10 @@ def add_normed(
     GROUP: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """y [tokens, FEATURES] f32 = residual + x / rms(x) * weight [FEATURES]; one token a workgroup.
+    """Compute y [tokens, FEATURES] f32 = residual + x / rms(x) * weight; one token per workgroup.
 
-    With `norm`, `scaled` and `squares` are written for the matmul behind it; `narrow` is y in its type, or
-    None.
+    With `norm`, `scaled` and `squares` are written for the matmul after it. `narrow`, if given, receives y in
+    its type.
     """
     token = tl.program_id(0)
     feature = tl.arange(0, BLOCK)
@@ -73,9 +73,9 @@ def embed(
     GROUP: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """x [tokens, FEATURES] f32: the rows `ids` [tokens] i64 of w [VOCAB, FEATURES], times SCALE.
+    """Compute x [tokens, FEATURES] f32: the rows `ids` [tokens] i64 of w [VOCAB, FEATURES], times SCALE.
 
-    With `scales`, w is in BLOCKS of 8 bits (see blocks.py). A workgroup takes one token. Ids out of range
+    With `scales`, w is in BLOCKS of 8 bits (see blocks.py). A workgroup handles one token. Ids out of range
     read the last row. With `norm`, `scaled` and `squares` are written for the first matmul.
     """
     token = tl.program_id(0)

@@ -1,4 +1,4 @@
-"""The product of a tile of activations with a tile of weights, which all matmuls share."""
+"""The product of a tile of activations with a tile of weights, common to all matmuls."""
 
 import triton
 import triton.language as tl
@@ -25,10 +25,11 @@ def normalised_product(
     DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """`product`, and if `squares` [tokens, IN / GROUP] f32 are not None times 1 / rms of each row.
+    """Compute `product`, times each row's 1 / rms if `squares` [tokens, IN / GROUP] f32 is given.
 
-    x is then scaled for a norm, but not normalised, and `squares` are those from before. EARLY loads them
-    before the product, whose loads take long. `x_scales` are of x in 8-bit floats (see fp8.py), else None.
+    With `squares`, x is scaled for a norm but not normalised; `squares` hold the sums from before scaling.
+    EARLY loads them before the product, as its loads take long. `x_scales` belong to x in 8-bit floats (see
+    fp8.py), otherwise None.
     """
     own = tl.minimum(row, tokens - 1)
     if EARLY:
@@ -58,13 +59,14 @@ def product(
     BLOCKS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """x [tokens, IN] at `row` [ROWS] times the transpose of w [.., IN] at `weight_row` [COLUMNS], in f32.
+    """Multiply x [tokens, IN] at `row` [ROWS] by w [.., IN]^T at `weight_row` [COLUMNS], in f32.
 
-    Rows of w may repeat, and may not lie outside; those of x may. DEPTH elements of K are loaded at once.
-    With `scales`, w is in BLOCKS (see blocks.py), which are widened to the type of x.
+    Rows of w may repeat, but must be in range; rows of x may be out of range. DEPTH elements of K are loaded
+    at once. With `scales`, w is in BLOCKS (see blocks.py), which are widened to the type of x.
     """
-    PACKED: tl.constexpr = 2 if BLOCKS is not None and BLOCKS[0] == 4 else 1  # elements of w in a byte
-    # The smallest tile is rarely full. Rows outside are not loaded: copies of one row would take as long.
+    PACKED: tl.constexpr = 2 if BLOCKS is not None and BLOCKS[0] == 4 else 1  # elements of w per byte
+    # The smallest tile is rarely full. Its rows out of range are not loaded, as copies of one row would take
+    # as long.
     IS_SMALL: tl.constexpr = row.shape[0] <= 16
     own = tl.minimum(row, tokens - 1)
     exists = (row < tokens)[:, None]
@@ -80,7 +82,7 @@ def product(
         else:
             inside = (first + k < IN)[None, :]
             a = tl.load(x_tile, mask=exists & inside if IS_SMALL else inside, other=0.0)
-            # Of neighbours, so that one load takes several bytes.
+            # Compares contiguous indices, so that one load takes several bytes.
             b = tl.load(w_tile, mask=(first // PACKED + packed < IN // PACKED)[:, None], other=0)
         if scales is not None:
             scale = load_terms(scales, weight_row, first, IN, DEPTH, BLOCKS)
@@ -94,7 +96,7 @@ def product(
 
 @triton.jit
 def _sums_of_squares(squares, row, GROUPS: tl.constexpr):
-    """Those of the rows of x at `row`, as [ROWS, parts to be added]; None if `squares` is None."""
+    """Load the sums of squares of the rows of x at `row`, as [ROWS, summands]; None if `squares` is None."""
     if squares is None:
         return None
     else:
@@ -112,16 +114,16 @@ def _sums_of_squares(squares, row, GROUPS: tl.constexpr):
 def store_scaled(
     x, weight, scaled, squares, row, column, inside, FEATURES: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Writes what the next norm's reader needs of a tile of x [ROWS, COLUMNS] (see __init__.py).
+    """Write a tile of x [ROWS, COLUMNS] prepared for the next norm's reader (see __init__.py).
 
-    `weight` [COLUMNS] is the norm's; `row` and `column` say where the tile lies, and `inside` [ROWS, COLUMNS]
-    what of it exists.
+    `weight` [COLUMNS] is the norm's; `row` and `column` locate the tile, and `inside` [ROWS, COLUMNS] masks
+    it.
     """
     COLUMNS: tl.constexpr = x.shape[1]
     GROUPS: tl.constexpr = FEATURES // GROUP
     at = row[:, None].to(tl.int64) * FEATURES + column[None, :]
     tl.store(scaled + at, (x * weight[None, :]).to(scaled.dtype.element_ty), mask=inside)
-    # The compiler would fuse squares with sums in some tiles, and round once there.
+    # Explicit fma, as the compiler would fuse squares with sums, and round once, only in some tiles.
     even, odd = tl.split(tl.reshape(tl.where(inside, x, 0.0), (x.shape[0], COLUMNS // 2, 2)))
     sums = sums_of_neighbours(tl.fma(even, even, odd * odd), GROUP // 2)
     first = tl.min(column, axis=0) // GROUP
@@ -136,7 +138,10 @@ def store_scaled(
 
 @triton.jit
 def sums_of_neighbours(x, COUNT: tl.constexpr):
-    """x [ROWS, COLUMNS] -> [ROWS, COLUMNS / COUNT]. By pairs: tl.sum's own order depends on the tile."""
+    """Sum neighbours: x [ROWS, COLUMNS] -> [ROWS, COLUMNS / COUNT], by pairs.
+
+    The order of tl.sum depends on the tile.
+    """
     if COUNT == 1:
         return x
     else:

@@ -1,4 +1,4 @@
-"""Queries, keys and values of tokens: projected, rotated, and keys and values written to the KV cache."""
+"""Queries, keys and values of tokens: projected and rotated; keys and values are written to the KV cache."""
 
 import triton
 import triton.language as tl
@@ -38,19 +38,18 @@ def project_qkv(
     DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """q [tokens, HEADS * HEAD_DIM], rotated, and rows of `cache`, from x [tokens, IN].
+    """Compute the rotated q [tokens, HEADS * HEAD_DIM], and rows of `cache`, from x [tokens, IN].
 
-    w is [(HEADS + 2 * KV_HEADS) * HEAD_DIM, IN]: all queries, keys, values. `scales` and
-    `minima` are of a w in BLOCKS (see blocks.py), else None; `bias` has as many elements as w has rows, or is
-    None. With `head_norm` [2 * HEAD_DIM], the weights for q's heads and for k's, each of these heads is
-    RMS-normed before it is rotated; the tile then has whole heads. `rotary` [tokens, 2, HEAD_DIM / 2] f32
-    holds cosines and sines. The cache is rows of ROW elements, KV_HEADS * HEAD_DIM unless they are bytes
-    (see cached_bytes.py), for which the tile has whole heads too; `slots` [tokens] i64 is each token's in
-    layer 0's keys; values lie STRIDE rows behind their keys, and the next layer's keys STRIDE rows behind
-    those.
+    w is [(HEADS + 2 * KV_HEADS) * HEAD_DIM, IN]: all queries, keys, values. `scales` and `minima` are the
+    terms of a w in BLOCKS (see blocks.py), otherwise None; `bias` has an element per row of w, or is None.
+    `head_norm` [2 * HEAD_DIM] holds the weights for q's heads and for k's: each of these heads is RMS-normed
+    before it is rotated, and the tile then has whole heads. `rotary` [tokens, 2, HEAD_DIM / 2] f32 holds
+    cosines and sines. The cache has rows of ROW elements: KV_HEADS * HEAD_DIM, or more for bytes (see
+    cached_bytes.py), which need tiles of whole heads too. `slots` [tokens] i64 is each token's row in layer
+    0's keys; values are STRIDE rows after their keys, and the next layer's keys STRIDE rows after the values.
 
-    A tile's columns are pairs of elements that rotate together: of a head's first half and of its second.
-    A head takes HEAD_COLUMNS of them, the last of which are empty if it has fewer elements.
+    A tile's columns are pairs of elements that rotate together, one of each half of a head. A head takes
+    HEAD_COLUMNS of them, with the last ones empty if it has fewer elements.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     HEAD_PAIRS: tl.constexpr = HEAD_COLUMNS // 2
@@ -129,9 +128,9 @@ def _normed_heads(
     HEAD_PAIRS: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """The pairs `low` and `high` [ROWS, PAIRS] of whole heads, each RMS-normed where `is_normed` [PAIRS].
+    """RMS-norm the pairs `low` and `high` [ROWS, PAIRS] of whole heads where `is_normed` [PAIRS].
 
-    Pairs outside `exists` [PAIRS] count for nothing. `weight_at` [PAIRS] is where the weights of `low` are.
+    Pairs outside `exists` [PAIRS] are ignored. `weight_at` [PAIRS] is the address of the weights of `low`.
     """
     ROWS: tl.constexpr = low.shape[0]
     PAIRS: tl.constexpr = low.shape[1]
@@ -166,12 +165,12 @@ def store_qkv(
     ROW: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """q, rotated, and rows of `cache`, as of `project_qkv`, from qkv [tokens, features] f32.
+    """Compute the rotated q and rows of `cache`, as `project_qkv` does, from qkv [tokens, features] f32.
 
-    If WHOLE, q is RMS-normed over all its heads, and so is k, by `norm` [(HEADS + KV_HEADS) * HEAD_DIM]; else
-    each head is, by `norm` [2 * HEAD_DIM], the weights for q's heads and for k's. If GATED, what is between q
-    and k has as many features as q, and is passed over. A workgroup takes one token. Blocks are powers of
-    two, no less than what they hold.
+    If WHOLE, q is RMS-normed over all its heads, and so is k, with `norm` [(HEADS + KV_HEADS) * HEAD_DIM];
+    otherwise each head is, with `norm` [2 * HEAD_DIM], the weights for q's heads and for k's. If GATED, gates
+    with as many features as q are between q and k, and are skipped. A workgroup handles one token. Blocks are
+    sizes rounded up to powers of two.
     """
     token = tl.program_id(0).to(tl.int64)
     QUERIES: tl.constexpr = HEADS * HEAD_DIM
@@ -206,7 +205,7 @@ def _turned(
     WHOLE: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """A token's heads [HEADS * HEAD_DIM], normed and rotated: halves [BLOCK_HEADS, BLOCK_HALF]."""
+    """Norm and rotate a token's heads [HEADS * HEAD_DIM]; return halves [BLOCK_HEADS, BLOCK_HALF]."""
     HALF: tl.constexpr = HEAD_DIM // 2
     at, inside = _halves(HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
     low = tl.load(x + at, mask=inside, other=0.0)
@@ -236,7 +235,7 @@ def _store_heads(
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
-    """A token's heads, in halves, to `out`: to its q, or to a row of the cache."""
+    """Store a token's heads, in halves, to `out`: its q, or a row of the cache."""
     at, inside = _halves(HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
     if out.dtype.element_ty == tl.int8:
         low, high, scale = quantised_pairs(low, high, inside, BLOCK_HALF)
@@ -249,7 +248,7 @@ def _store_heads(
 
 @triton.jit
 def _halves(HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr):
-    """[BLOCK_HEADS, BLOCK_HALF]: where the first halves of heads lie, and whether they exist."""
+    """Return the offsets of the heads' first halves, [BLOCK_HEADS, BLOCK_HALF], and whether they exist."""
     head = tl.arange(0, BLOCK_HEADS)
     angle = tl.arange(0, BLOCK_HALF)
     inside = (head < HEADS)[:, None] & (angle < HEAD_DIM // 2)[None, :]

@@ -1,4 +1,4 @@
-"""The experts of each token, and the order in which the experts' matmuls take the tokens."""
+"""The experts of each token, and the order in which the experts' matmuls process the tokens."""
 
 import triton
 import triton.language as tl
@@ -19,11 +19,11 @@ def route(
     IS_NORMALISED: tl.constexpr,
     STRIDE: tl.constexpr,
 ):
-    """A token's experts, most likely first: `chosen` [tokens, PER_TOKEN] i32 with `weights` in f32.
+    """Choose a token's experts, most likely first: `chosen` [tokens, PER_TOKEN] i32, with f32 `weights`.
 
-    `logits` [tokens, COUNT] f32 are the router's. Of equal ones the lower index comes first; a token with NaN
-    has NaN for its weights. `slots` [tokens] i64 are in page 0 for padding, whose experts are COUNT, which is
-    none. BLOCK is COUNT and KEPT is PER_TOKEN, rounded up to powers of two. A workgroup takes one token.
+    `logits` [tokens, COUNT] f32 are the router's. Ties go to the lower index; a token with NaN has NaN for
+    its weights. `slots` [tokens] i64 are in page 0 for padding, which gets the expert COUNT, meaning none.
+    BLOCK is COUNT and KEPT is PER_TOKEN, rounded up to powers of two. A workgroup handles one token.
     """
     token = tl.program_id(0)
     expert = tl.arange(0, BLOCK)
@@ -56,11 +56,11 @@ def sort_by_expert(
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Tiles of ROWS rows that have one expert each: `order` [tiles, ROWS] i32 and `tile_experts` [tiles] i32.
+    """Sort rows into tiles of one expert each: `order` [tiles, ROWS] i32 and `tile_experts` [tiles] i32.
 
-    `chosen` [rows] i32 are the rows' experts. What is left of an expert's last tile is filled with `rows`,
-    and tiles that are left have the expert COUNT. A workgroup takes one expert, and STEP rows at a time;
-    BLOCK is COUNT rounded up to a power of two.
+    `chosen` [rows] i32 are the rows' experts. The remainder of an expert's last tile is filled with `rows`,
+    and unused tiles have the expert COUNT. A workgroup handles one expert, and STEP rows at a time; BLOCK is
+    COUNT rounded up to a power of two.
     """
     own = tl.program_id(0)
     expert = tl.arange(0, BLOCK)
@@ -87,14 +87,14 @@ def sort_by_expert(
 
 @triton.jit
 def _experts_at(chosen, first, rows, COUNT: tl.constexpr, STEP: tl.constexpr):
-    """Those of STEP rows from `first` on, COUNT behind the last."""
+    """Load the experts of STEP rows from `first`; COUNT past the last row."""
     row = first + tl.arange(0, STEP)
     return tl.load(chosen + row, mask=row < rows, other=COUNT)
 
 
 @triton.jit
 def _fill(numbers, begin, end, value, STEP: tl.constexpr):
-    """numbers[begin:end] = value"""
+    """Set numbers[begin:end] = value."""
     for first in range(begin, end, STEP):
         at = first + tl.arange(0, STEP)
         tl.store(numbers + at, tl.zeros((STEP,), tl.int32) + value, mask=at < end)

@@ -1,8 +1,8 @@
-"""Tokens drawn from whole rows of logits, by the rule in `sampling_rule.py`.
+"""Tokens drawn from full rows of logits, by the rule in `sampling_rule.py`.
 
-A row is weighed in parts, each by a workgroup of its own; then one finds the part that holds the draw, and
-the token in it. Whether top-p keeps the token, the row's best candidates tell if it is among them, as all
-likelier tokens are then among them too. Else the workgroup weighs the row again.
+Each part of a row is weighed by its own workgroup; then one workgroup finds the part that holds the draw, and
+the token in it. If the token is among the row's best candidates, they decide whether top-p keeps it, as all
+likelier tokens are candidates too. Otherwise the workgroup weighs the row again.
 
 `field` points at the row's column of `sampling` [6, rows] i64 (abi.py).
 """
@@ -43,10 +43,10 @@ def weigh_parts(
     PARTS: tl.constexpr,
     K: tl.constexpr,
 ):
-    """masses [rows, 2, PARTS] i64: of each PART of a row, the sums of weights that min-p keeps, and of all.
+    """Write masses [rows, 2, PARTS] i64: per PART of a row, the sums of weights kept by min-p, and of all.
 
-    Row r is drawn from row row_indices[r] (r if they are None) of logits [any, SIZE] f32, whose best are
-    values [any, K] f32. Nothing is written for rows that have a top-k.
+    Row r is drawn from row row_indices[r] (r if None) of logits [any, SIZE] f32; the rows' best are values
+    [any, K] f32. Nothing is written for rows with a top-k.
     """
     row = tl.program_id(0).to(tl.int64)
     field = sampling + row
@@ -80,8 +80,10 @@ def draw_rows(
     K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """token_ids [rows] i64 of rows that `weigh_parts` weighed, whose last tokens are at `positions` [rows]
-    i64; SPOILED where the best value is not finite, and for rows that have a top-k.
+    """Draw token_ids [rows] i64 of rows that `weigh_parts` weighed.
+
+    `positions` [rows] i64 are the positions of the rows' last tokens. Rows with a top-k, or with a best value
+    that is not finite, get SPOILED.
     """
     row = tl.program_id(0).to(tl.int64)
     field = sampling + row
@@ -114,8 +116,9 @@ def draw_from_row(
     K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The token drawn from logits [SIZE] f32, whose best are values [K] f32, descending and finite, and whose
-    parts weigh `masses` [2, PARTS] i64; `count` numbers the draw.
+    """Draw a token from logits [SIZE] f32 with the best values [K] f32, descending and finite.
+
+    `masses` [2, PARTS] i64 are the weights of the row's parts; `count` numbers the draw.
     """
     place = tl.arange(0, BLOCK)
     part = tl.arange(0, PARTS_BLOCK)
@@ -157,9 +160,9 @@ def find(
     PART: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
-    """The token that `target` falls into, of those that weigh more than `pivot`, and its weight, both i64.
+    """Find the token that `target` falls into, among weights above `pivot`; return it and its weight.
 
-    `of_parts` [PARTS_BLOCK] i64 are the sums of those in each part.
+    Both are i64. `of_parts` [PARTS_BLOCK] i64 are the sums of these weights in each part.
     """
     before_parts = tl.cumsum(of_parts, axis=0) - of_parts
     holds = holder_of(target, of_parts, before_parts)
@@ -183,7 +186,7 @@ def weigh_row(
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
-    """[PARTS_BLOCK] i64: of each part, the sum of the weights that are greater than `pivot`."""
+    """Sum the weights above `pivot` in each part: [PARTS_BLOCK] i64."""
     part = tl.arange(0, PARTS_BLOCK)
     of_parts = tl.zeros((PARTS_BLOCK,), tl.int64)
     for each in tl.range(PARTS):
@@ -195,7 +198,7 @@ def weigh_row(
 
 @triton.jit
 def weights_of_part(logits, part, best, scale, SIZE: tl.constexpr, PART: tl.constexpr):
-    """[PART] i64: the weights of a part of logits [SIZE] f32, 0 past their end."""
+    """Return the weights of a part of logits [SIZE] f32, [PART] i64; 0 past the end."""
     index = part * PART + tl.arange(0, PART)
     value = tl.load(logits + index, mask=index < SIZE, other=float("-inf"))
     return weights_of(value, best, scale)

@@ -1,7 +1,7 @@
 """The running softmax of attention (as in FlashAttention), over slots of a KV cache's pages.
 
-Its state is the peak of the weights to base 2 [QUERIES], the sum of their powers [QUERIES], and the values
-weighed with these [QUERIES, BLOCK_DIM], all f32; powers are relative to the peak.
+Its state is the peak of the base-2 weights [QUERIES], the sum of their powers [QUERIES], and the values
+weighted with the powers [QUERIES, BLOCK_DIM], all f32; powers are relative to the peak.
 """
 
 import triton
@@ -15,15 +15,17 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def nothing(seen, queries):
-    """The state of no slot."""
+    """Return the state of an empty softmax."""
     peak = tl.full(seen.shape, LOWEST, tl.float32)
     return peak, tl.zeros(seen.shape, tl.float32), tl.zeros(queries.shape, tl.float32)
 
 
 @triton.jit
 def merged(state, part):
-    """The state of a softmax of what comes to `state`, and then what comes to `part`; the same to the bit as
-    the one if the other is of nothing."""
+    """Merge the softmax states `state` and `part`, in this order.
+
+    If either is empty, the result is bit for bit the other.
+    """
     peak, total, sums = state
     part_peak, part_total, part_sums = part
     new_peak = tl.maximum(peak, part_peak)
@@ -34,7 +36,7 @@ def merged(state, part):
 
 @triton.jit
 def chosen(condition, state, other):
-    """The `state` of a softmax of the queries for which the condition [QUERIES] holds, else the other."""
+    """Select the softmax `state` for queries that meet the condition [QUERIES], otherwise `other`."""
     peak = tl.where(condition, state[0], other[0])
     total = tl.where(condition, state[1], other[1])
     return peak, total, tl.where(condition[:, None], state[2], other[2])
@@ -62,13 +64,14 @@ def attend_slots(
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """Attention of queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1 of those that each has `seen`,
-    of which it sees the last WINDOW unless that is None; none sees what is before `begin`, whose pages may
-    hold anything.
+    """Attend from queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1; return the updated `state`.
 
-    Slots `first` to `shared` - 1, a multiple of COLUMNS, are seen by all, but for queries that see none: they
-    are attended without masks, to the same bits; what comes of queries that see none is of no use. `table` is
-    the row's pages. Returns `state` with these slots.
+    A query sees the first `seen` slots or, with a WINDOW, the last WINDOW of them. No query sees slots before
+    `begin`, as their pages may hold anything.
+
+    All queries see slots `first` to `shared` - 1, a multiple of COLUMNS, except queries that see none. These
+    slots are attended without masks, with the same bits; results of queries that see none are meaningless.
+    `table` is the row's pages.
     """
     peak, total, sums = state
     heads = cache + kv_head * HEAD_DIM
@@ -112,11 +115,10 @@ def attend_columns(
     STRIDE: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """One step of `attend_slots`, to the keys in rows `key` [COLUMNS] of `heads`.
+    """Run one step of `attend_slots`, over the keys in rows `key` [COLUMNS] of `heads`.
 
-    `exists` [COLUMNS] are those that are there, `visible` [QUERIES, COLUMNS] those that each query sees: all
-    where they are None. `scales` are those of `heads` in bytes, else None. Returns the new peak, total and
-    sums.
+    `exists` [COLUMNS] marks existing keys, `visible` [QUERIES, COLUMNS] the keys each query sees; None means
+    all. `scales` belong to `heads` in bytes, otherwise None. Returns the new peak, total and sums.
     """
     keys_at = heads + (key * ROW)[:, None] + tl.arange(0, queries.shape[1])[None, :]
     keys = load_rows(keys_at, exists, HEAD_DIM).to(queries.dtype)
@@ -144,7 +146,7 @@ def tanh(x):
 
 @triton.jit
 def load_rows(at, exists, HEAD_DIM: tl.constexpr):
-    """What is `at` [COLUMNS, BLOCK_DIM], zeros behind HEAD_DIM and in rows that do not exist."""
+    """Load the rows `at` [COLUMNS, BLOCK_DIM]; zeros past HEAD_DIM and in rows that do not exist."""
     inside = tl.arange(0, at.shape[1])[None, :] < HEAD_DIM
     if exists is not None:
         return tl.load(at, mask=exists[:, None] & inside, other=0.0)
@@ -155,18 +157,18 @@ def load_rows(at, exists, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def key_row(table, slot, exists, layer, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr):
-    """[COLUMNS] i64: the cache's rows with the keys of a row's slots; values lie STRIDE rows behind."""
+    """Return the cache rows of the keys in a row's slots, [COLUMNS] i64; values are STRIDE rows further."""
     page = tl.load(table + slot // STRIDE, mask=exists, other=None if exists is None else 0)
     return page * PAGE_ROWS + layer * 2 * STRIDE + slot % STRIDE
 
 
 @triton.jit
 def soften(scores, visible, scale, peak, total):
-    """One step of a running softmax: `scores` [QUERIES, COLUMNS] times `scale` join what `peak` and `total`
-    stand for. Those that are not `visible` do not, unless that is None.
+    """Run one step of a running softmax: add `scores` [QUERIES, COLUMNS] times `scale` to `peak` and `total`.
 
-    Returns their powers of two, the factor of all before them, and the new peak and total. Products are
-    rounded with the sums that they are in, so that the bits are the same whether there is a mask or not.
+    Scores that are not `visible` are left out, unless it is None. Returns the scores' powers of two, the
+    factor of all earlier ones, and the new peak and total. Products are rounded together with their sums, so
+    that the bits are the same with and without a mask.
     """
     if visible is not None:
         scores = tl.where(visible, scores, LOWEST)

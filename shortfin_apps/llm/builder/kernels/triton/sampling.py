@@ -1,4 +1,4 @@
-"""A token for each row of a decode loop, by the rule in `sampling_rule.py`, and the loop's next state."""
+"""Sampling for the rows of a decode loop, by the rule in `sampling_rule.py`, and the loop's next state."""
 
 import triton
 import triton.language as tl
@@ -41,12 +41,12 @@ def sample(
     K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """token_ids [rows] i64, and the next of `tokens` and `positions` [rows] i64, written over them.
+    """Write token_ids [rows] i64, and update `tokens` and `positions` [rows] i64 in place.
 
-    Candidates are values [rows, K] f32, descending, and indices [rows, K] i64, of logits [rows, SIZE] f32,
-    whose parts weigh `masses` (see row_sampling.py); `sampling` [6, rows] i64 is as in abi.py. A row whose
-    best value is not finite gets SPOILED and keeps its token; a padding row keeps its state. BLOCK is K and
-    PARTS_BLOCK is PARTS, rounded up to powers of two.
+    Candidates are values [rows, K] f32, descending, and indices [rows, K] i64, of logits [rows, SIZE] f32;
+    `masses` holds the weights of the logits' parts (see row_sampling.py). `sampling` [6, rows] i64 is
+    specified in abi.py. A row with a best value that is not finite gets SPOILED and keeps its token; a
+    padding row keeps its state. BLOCK is K and PARTS_BLOCK is PARTS, rounded up to powers of two.
     """
     row = tl.program_id(0).to(tl.int64)
     field = sampling + row
@@ -71,7 +71,7 @@ def sample(
 
 @triton.jit
 def draw_from_candidates(values, indices, field, rows, count, K: tl.constexpr, BLOCK: tl.constexpr):
-    """The token drawn from a row's best: values [K] f32, descending and finite, of the tokens indices [K]."""
+    """Draw a token from a row's best: values [K] f32, descending and finite, of the tokens indices [K]."""
     place = tl.arange(0, BLOCK)
     is_candidate = place < K
     value = tl.load(values + place, mask=is_candidate, other=0.0)

@@ -1,4 +1,4 @@
-"""The arithmetic of sampling in Triton, by the rule in `sampling_rule.py`, and its constants."""
+"""The arithmetic of the rule in `sampling_rule.py`, in Triton, and its constants."""
 
 import triton
 import triton.language as tl
@@ -15,7 +15,7 @@ ROUNDS = tl.constexpr(sampling_rule.PHILOX_ROUNDS)
 MULTIPLIER_0, MULTIPLIER_1 = map(tl.constexpr, sampling_rule.PHILOX_MULTIPLIERS)
 WEYL_0, WEYL_1 = map(tl.constexpr, sampling_rule.PHILOX_WEYL)
 LOW_HALF = tl.constexpr((1 << 32) - 1)
-EXPONENT_BITS = tl.constexpr(0x7F800000)  # all set in an f32 that is not finite
+EXPONENT_BITS = tl.constexpr(0x7F800000)  # all set if an f32 is not finite
 WHOLE_SHARE = tl.constexpr(1 << sampling_rule.SHARE_BITS)
 SPOILED = tl.constexpr(NOT_FINITE)
 WHOLE_ROW = tl.constexpr(NO_TOP_K)
@@ -24,7 +24,7 @@ SCALE, TOP_K, SHARE, LEAST_WEIGHT, SEED, PROMPT_LENGTH = (tl.constexpr(int(each)
 
 @triton.jit
 def weights_of(value, best, scale):
-    """i64 weights of logits `value` f32, given the row's `best` and its `scale`, an f32's bits as i64."""
+    """Return i64 weights of logits `value` f32, given the row's `best`, and `scale`: f32 bits as i64."""
     factor = scale.to(tl.int32).to(tl.float32, bitcast=True)
     exponent = tl.maximum((value - best) * factor, LOWEST_EXPONENT).to(tl.int32)
     fraction = (exponent & ((1 << FRACTION_BITS) - 1)).to(tl.int64)
@@ -36,20 +36,20 @@ def weights_of(value, best, scale):
 
 @triton.jit
 def share_of(mass, share):
-    """`mass` times `share` in units of 2**-SHARE_BITS, rounded down."""
+    """Return `mass` times `share` in units of 2**-SHARE_BITS, rounded down."""
     low = mass & ((1 << SHARE_BITS) - 1)
     return (mass >> SHARE_BITS) * share + ((low * share) >> SHARE_BITS)
 
 
 @triton.jit
 def philox(seed, count, attempt):
-    """The first u64 of Philox 4x64 of the key (seed, 0) and the counter (count, attempt, 0, 0), all i64."""
+    """Return the first u64 of Philox 4x64, key (seed, 0) and counter (count, attempt, 0, 0), all i64."""
     zero = tl.full((), 0, tl.uint64)
     a, b, c, d = count.to(tl.uint64), attempt.to(tl.uint64), zero, zero
     key_0, key_1 = seed.to(tl.uint64), zero
     multiplier_0 = tl.full((), MULTIPLIER_0, tl.uint64)
     multiplier_1 = tl.full((), MULTIPLIER_1, tl.uint64)
-    for _ in tl.range(ROUNDS):  # unrolled, it takes more registers than there are
+    for _ in tl.range(ROUNDS):  # unrolled, it would exceed the available registers
         next_a = high_product(multiplier_1, c) ^ b ^ key_0
         next_c = high_product(multiplier_0, a) ^ d ^ key_1
         b, d = multiplier_1 * c, multiplier_0 * a
@@ -61,7 +61,7 @@ def philox(seed, count, attempt):
 
 @triton.jit
 def high_product(a, b):
-    """The upper 64 bits of the product of two u64."""
+    """Return the upper 64 bits of the product of two u64."""
     a_low, a_high = a & LOW_HALF, a >> 32
     b_low, b_high = b & LOW_HALF, b >> 32
     first = a_high * b_low + ((a_low * b_low) >> 32)
@@ -77,11 +77,11 @@ def is_finite(value):
 
 @triton.jit
 def holder_of(target, weights, before):
-    """Where a `target` i64 falls into `weights` i64, laid end to end behind `before`."""
+    """Whether `target` i64 falls into each of `weights` i64, laid end to end after `before`."""
     return (before <= target) & (target < before + weights)
 
 
 @triton.jit
 def pick(values, is_picked):
-    """The one of `values` i64 that `is_picked`."""
+    """Return the element of `values` i64 for which `is_picked` is true."""
     return tl.sum(tl.where(is_picked, values, 0), axis=0)

@@ -1,4 +1,4 @@
-"""Order of memory accesses between the waves of a workgroup, and between workgroups."""
+"""Ordering of memory accesses between the waves of a workgroup, and between workgroups."""
 
 import triton
 import triton.language as tl
@@ -14,11 +14,11 @@ def _is_gfx9():
 
 @triton.jit
 def memory_barrier():
-    """Waits until every wave of the workgroup is here and its earlier loads and stores have completed.
+    """Wait until every wave of the workgroup arrives and its earlier loads and stores have completed.
 
     On CDNA (gfx9), Triton's own barrier may be a bare `s_barrier`: a store of one wave may still be in flight
     when another wave leaves the barrier and releases the workgroup's results. Each wave therefore waits for
-    its own accesses first. Elsewhere Triton's barrier already waits.
+    its own accesses first. Elsewhere, Triton's barrier already waits.
     """
     if _is_gfx9():
         tl.inline_asm_elementwise(
@@ -34,7 +34,7 @@ def memory_barrier():
 
 @triton.jit
 def is_last_of(shares, counter):
-    """Whether this workgroup is the last of `shares` to arrive. The last one sees the others' earlier stores.
+    """Whether this workgroup is the last of `shares` to arrive; the last one sees the others' earlier stores.
 
     `counter` is 0 before and after a launch.
     """

@@ -1,4 +1,4 @@
-"""The tokens of a batch: what all layers need of them, computed once, and each row's last one."""
+"""Per-token data of a batch, computed once for all layers, and each row's last token."""
 
 import triton
 import triton.language as tl
@@ -8,9 +8,9 @@ from shortfin_apps.llm.builder.kernels.triton.product import store_scaled
 
 @triton.jit
 def row_at(offsets, rows, place, SIZE: tl.constexpr, APART: tl.constexpr):
-    """The last row r with offsets[r] // SIZE + r * APART <= place, of ascending offsets [rows] i64.
+    """Return the last row r with offsets[r] // SIZE + r * APART <= place, for ascending offsets [rows] i64.
 
-    All are compared at once: a search by halves would wait for memory as often as it halves.
+    All offsets are compared at once, as a binary search would wait for memory at every step.
     """
     BLOCK: tl.constexpr = 64
     found = 0
@@ -46,15 +46,15 @@ def prepare(
     PAGE_ROWS: tl.constexpr,
     KV_HEADS: tl.constexpr,
 ):
-    """What the layers need of each token: its row of the cache, and its cosines and sines.
+    """Compute each token's row of the cache, and its cosines and sines, for all layers.
 
-    A workgroup takes one token. Rows have `chunk` tokens each, or begin at `given_offsets` [rows] i64 unless
-    that is None. `starts`, `seq_lens` [rows] i64 and `blocks` [rows, width] i64 are the batch's (see abi.py).
+    A workgroup handles one token. Rows have `chunk` tokens each, or start at `given_offsets` [rows] i64 if
+    given. `starts`, `seq_lens` [rows] i64 and `blocks` [rows, width] i64 describe the batch (see abi.py).
     `coarse` [STEPS, 2, HALF] and `fine` [STEP, 2, HALF] f32 are the tables of graph/rotary.py.
 
-    `slots` [tokens] i64 gets the row that a token's key in layer 0 goes to, as `cache_slots` of
-    graph/token_layout.py has it; `rotary` [tokens, 2, HALF] f32 the cosines and sines. Of the others, those
-    that are not None: `offsets` [rows] i64 each row's first token, `counters` [rows, KV_HEADS] i32 zeros.
+    `slots` [tokens] i64 receives the row of each token's key in layer 0, as computed by `cache_slots` of
+    graph/token_layout.py; `rotary` [tokens, 2, HALF] f32 the cosines and sines. Unless None, `offsets` [rows]
+    i64 receives each row's first token, and `counters` [rows, KV_HEADS] i32 zeros.
     """
     token = tl.program_id(0)
     if given_offsets is None:
@@ -88,7 +88,7 @@ def prepare(
 
 @triton.jit
 def store_zeros(numbers, count):
-    """numbers [count] = 0, by one workgroup."""
+    """Set numbers [count] to 0, with one workgroup."""
     BLOCK: tl.constexpr = 256
     for first in range(0, count, BLOCK):
         at = first + tl.arange(0, BLOCK)
@@ -110,9 +110,9 @@ def last_tokens(
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """y [rows, FEATURES] f32: of x [tokens, FEATURES] f32, each row's last token that is not padding.
+    """Copy each row's last token that is not padding from x [tokens, FEATURES] f32 to y [rows, FEATURES] f32.
 
-    A workgroup takes one row. With `norm`, `scaled` and `squares` are written for the matmul behind it.
+    A workgroup handles one row. With `norm`, `scaled` and `squares` are written for the matmul after it.
     """
     row = tl.program_id(0)
     length = tl.load(seq_lens + row) - tl.load(starts + row)

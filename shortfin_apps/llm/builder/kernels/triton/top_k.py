@@ -1,8 +1,9 @@
 """Exact top-k in two launches: the best of every chunk of a row, then the best elements of the best chunks.
 
-Keys of the elements are distinct integers: a float's bits, mapped so that their order is that of the values,
-and below them the complement of the index, so that of equal values the lower index comes first. NaN comes
-before all. So a chunk whose best is not among the k best chunks' holds none of the k best elements.
+Keys of the elements are distinct integers: a float's bits, mapped to sort like the values, followed by the
+complement of the index in the low bits, so that the lower index of equal values comes first. NaN comes before
+everything. So if a chunk's best key is not among the k best chunks', the chunk holds none of the k best
+elements.
 """
 
 import triton
@@ -14,9 +15,9 @@ LEAST = tl.constexpr(-(1 << 63))
 
 @triton.jit
 def keys_of(values, indices):
-    """i64 keys of f32 `values` and i32 `indices` of one shape."""
+    """Return the i64 keys of f32 `values` and i32 `indices` of one shape."""
     bits = values.to(tl.int32, bitcast=True)
-    # Negative floats grow downwards: their other bits are flipped. Both zeros are equal.
+    # Negative floats sort downwards, so their other bits are flipped. Both zeros are equal.
     ordered = tl.where(bits < 0, bits ^ NAN_KEY, bits)
     ordered = tl.where(values == 0.0, 0, ordered)
     ordered = tl.where(values != values, NAN_KEY, ordered)
@@ -25,13 +26,13 @@ def keys_of(values, indices):
 
 @triton.jit
 def index_of(keys):
-    """The i32 index within an i64 key."""
+    """Return the i32 index in an i64 key."""
     return NAN_KEY - keys.to(tl.int32)
 
 
 @triton.jit
 def load_keys(logits, index, SIZE: tl.constexpr):
-    """The keys of a row's elements at `index` i32, LEAST past its SIZE."""
+    """Return the keys of a row's elements at `index` i32; LEAST past its SIZE."""
     inside = index < SIZE
     values = tl.load(logits + index, mask=inside, other=0.0)
     return tl.where(inside, keys_of(values, index), LEAST)
@@ -41,7 +42,10 @@ def load_keys(logits, index, SIZE: tl.constexpr):
 def best_of_chunks(
     logits, best, SIZE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr
 ):
-    """best [rows, CHUNKS] i64: the largest key of each CHUNK of logits [rows, SIZE] f32, by TILE chunks."""
+    """Write best [rows, CHUNKS] i64, the largest key per CHUNK of logits [rows, SIZE] f32.
+
+    A workgroup handles TILE chunks.
+    """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1) * TILE + tl.arange(0, TILE)
     index = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
@@ -62,16 +66,17 @@ def best_of_row(
     KEPT: tl.constexpr,
     K: tl.constexpr,
 ):
-    """values [rows, K] f32, descending, and indices [rows, K] i64, of logits [rows, SIZE] f32, whose chunks'
-    best keys are best [rows, CHUNKS] i64. A row that holds NaN has NaN values. BLOCK is CHUNKS and KEPT is K,
-    rounded up to powers of two.
+    """Write the top K of logits [rows, SIZE] f32: descending values [rows, K] f32, indices [rows, K] i64.
+
+    best [rows, CHUNKS] i64 holds the chunks' best keys. A row that contains NaN has NaN values. BLOCK is
+    CHUNKS and KEPT is K, rounded up to powers of two.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK)
     found = tl.load(best + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=LEAST)
     chosen = index_of(tl.topk(found, KEPT)) // CHUNK
     index = chosen[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-    # Where there are fewer chunks than KEPT, the rest is past the row's end, as the index of LEAST is.
+    # With fewer chunks than KEPT, the others are past the row's end, as the index of LEAST is.
     keys = load_keys(logits + row * SIZE, index, SIZE)
     kept = tl.topk(tl.reshape(keys, (KEPT * CHUNK,)), KEPT)
     place = tl.arange(0, KEPT)

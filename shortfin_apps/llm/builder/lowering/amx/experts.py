@@ -1,4 +1,4 @@
-"""Routed experts on AMX: the rows of an expert lie behind one another, and are multiplied in tiles."""
+"""Routed experts on AMX: the rows of each expert are contiguous, and multiplied in tiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 
 
 class AmxExperts(VectorExperts):
-    """Kernels of Route, GatedExperts and SumExperts over experts in bf16 or f16; see `experts_fill_tiles`."""
+    """Kernels of Route, GatedExperts and SumExperts for bf16 or f16 experts; see `experts_fill_tiles`."""
 
     sorts = True
 
@@ -25,7 +25,7 @@ class AmxExperts(VectorExperts):
         sharing: int,
         routing: ExpertOrder,
     ) -> Tensor:
-        """Every expert's matmul; what experts share is sorted before, and what they make stays so."""
+        """Emit every expert's matmul; shared inputs are sorted by expert first, and results stay sorted."""
         count, n, k_size = self._weights.shape(weight)
         matmul = MatmulFloatTilesGeometry(
             n=n,
@@ -48,7 +48,7 @@ class AmxExperts(VectorExperts):
         return dispatch(e, kernel, geometry.interface, [routing.rows], operands)["out"]
 
     def _sort(self, e: Emitter, x: Tensor, sharing: int, routing: ExpertOrder) -> Tensor:
-        """-> [rows, size]: each token's row for each of its experts, in the order of experts."""
+        """Copy each token's row once per expert, in the order of experts: [rows, size]."""
         geometry = SortRowsGeometry(
             count=self._experts.count,
             sharing=sharing,

@@ -1,4 +1,4 @@
-"""Rotary embedding, KV store and attention over pages in bf16, hand-written for AVX-512 and for AMX."""
+"""Rotary embedding, KV store and paged attention in bf16, hand-written for AVX-512 and AMX."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 _LANES = 16  # rows and columns of one accumulator tile
-_MOST_QUERIES = 64  # of one tile of tokens: what is kept of each must fit the first-level cache
-_SUM_BYTES = 64 << 10  # of the results of such a tile, which a worker has on its stack
+_MOST_QUERIES = 64  # limit of a tile of tokens: the queries' state must fit the first-level cache
+_SUM_BYTES = 64 << 10  # results of such a tile, on the worker's stack
 _STEP_SLOTS = 64
 
 
 def fills_attention_tiles(spec: ModelSpec, options: BuildOptions) -> bool:
-    """True if heads and pages are whole tiles of bf16, and pages in bytes short enough to be widened."""
+    """Whether heads and pages are whole bf16 tiles and, for q8_0, pages are short enough to widen."""
     is_whole = spec.head_dim % (2 * _LANES) == options.block_seq_stride % _LANES == 0
     return is_whole and (options.kv != "q8_0" or options.block_seq_stride <= widened_slots(spec.head_dim))
 
 
 def kernel_name(name: str, geometry: PagedAttentionGeometry) -> str:
-    """The name of a kernel with such an attention: a model's layers have one window or none."""
+    """Return the kernel's name, marked if its layers have a window; a model has at most one window size."""
     return name if geometry.window is None else f"windowed_{name}"
 
 
 class Bf16Attention:
-    """Kernels of Attend, over K and V in bf16 or q8_0; see `fills_attention_tiles`.
+    """Attend kernels for K and V in bf16 or q8_0; see `fills_attention_tiles`.
 
-    AVX-512 and AMX have the same pages, and all steps but the two products.
+    AVX-512 and AMX use the same pages, and the same steps except for the two products.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Bf16Attention:
         )[0]
 
     def sinks(self, e: Emitter, layer: int) -> dict[str, Tensor]:
-        """The layer's sinks, by the name of their operand, if it has any."""
+        """Return the layer's sinks by their operand name; empty if it has none."""
         weight = self._spec.sinks_of(layer)
         return {} if weight is None else {"sinks": self._weights.load_one(e, weight)}
 
     def decode_geometry(self, layer: int, batch: Batch) -> DecodeAttentionGeometry:
-        """The geometry of the kernel for rows of one token each."""
+        """Return the geometry of the kernel for rows of one token each."""
         return DecodeAttentionGeometry(**self._sizes(layer, batch), tile_tokens=1)
 
     def _geometry(self, layer: int, batch: Batch) -> PagedAttentionGeometry:
@@ -101,7 +101,7 @@ class Bf16Attention:
         return {**shape, "is_quantised": self._is_quantised, "score_cap": self._spec.score_cap}
 
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        """-> [kv_heads, tokens, group * head_dim] bf16"""
+        """Emit rotary embedding and KV store; return q [kv_heads, tokens, group * head_dim] bf16."""
         kernel = self._render(
             "avx512/rope_store", f"rope_store{batch.slab.suffix}", g=KVPagesGeometry(**self._shape(batch))
         )
@@ -117,7 +117,7 @@ class Bf16Attention:
         return q
 
     def _decode(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        """Rotary embedding, KV store and attention of rows of one token each, in one dispatch."""
+        """Emit rotary embedding, KV store and attention in one dispatch, for rows of one token each."""
         geometry = self.decode_geometry(layer, batch)
         kernel = self._render(
             "avx512/decode_attention", kernel_name("decode_attention", geometry), g=geometry

@@ -1,6 +1,6 @@
-"""Rotary embedding, KV store and attention over pages, as hand-written kernels for any CPU's vectors.
+"""Rotary embedding, KV store and paged attention, hand-written for any CPU's vectors.
 
-Each class of attention kernels stores K and V as it reads them; nothing else looks into a page.
+Each class of attention kernels chooses its layout of K and V in a page; no other code reads pages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
 class VectorAttention:
-    """Kernels of Attend."""
+    """Attend kernels for any CPU."""
 
     def __init__(
         self, spec: ModelSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
@@ -34,11 +34,11 @@ class VectorAttention:
         self._render = render
 
     def decode_geometry(self, layer: int, batch: Batch) -> VectorDecodeGeometry:
-        """The geometry of the kernel for rows of one token each."""
+        """Return the geometry of the kernel for rows of one token each."""
         return VectorDecodeGeometry(self._rope_geometry(batch), self._geometry(layer, batch))
 
     def sinks(self, e: Emitter, layer: int) -> dict[str, Tensor]:
-        """The layer's sinks, by the name of their operand, if it has any."""
+        """Return the layer's sinks by their operand name; empty if it has none."""
         weight = self._spec.sinks_of(layer)
         return {} if weight is None else {"sinks": self._weights.load_one(e, weight)}
 
@@ -76,7 +76,7 @@ class VectorAttention:
         return dispatch(e, kernel, geometry.interface, workload, operands)["out"]
 
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        """-> [tokens, heads * head_dim] f32"""
+        """Emit rotary embedding and KV store; return q [tokens, heads * head_dim] f32."""
         geometry = self._rope_geometry(batch)
         kernel = self._render("cpu/rope_store", f"rope_store{batch.slab.suffix}", g=geometry)
         workload, constants = token_grid(e, layer, batch, self._options.block_seq_stride)
@@ -94,13 +94,13 @@ class VectorAttention:
 
 
 def _batch_operands(pages: KvPages, constants: list[Dim], batch: Batch) -> dict[str, Dim | Tensor]:
-    """The operands of both kernels that describe the batch's rows."""
+    """Return the operands that describe the batch's rows, common to both kernels."""
     rows = {"seq_lens": batch.seq_lens, "blocks": batch.blocks}
     return {**dict(zip(pages.constants, constants, strict=True)), **rows}
 
 
 def attention_shape(spec: ModelSpec, options: BuildOptions, batch: Batch) -> dict[str, Any]:
-    """The parameters that all attention kernels have."""
+    """Return the parameters common to all attention kernels."""
     return {
         "q_heads": spec.num_attention_heads,
         "kv_heads": spec.num_key_value_heads,
@@ -111,14 +111,14 @@ def attention_shape(spec: ModelSpec, options: BuildOptions, batch: Batch) -> dic
 
 
 def token_grid(e: Emitter, layer: int, batch: Batch, block: int) -> tuple[list[Dim], list[Dim]]:
-    """Workload and constants: a workgroup takes `block` tokens where rows are whole pages, else one."""
+    """Return workload and constants; a workgroup handles `block` tokens if rows are whole pages, else one."""
     block = block if batch.whole_pages else 1
     constants = [batch.tokens, batch.rows, block, batch.width, batch.pages, batch.place_of(layer)]
     return [_quotient(e, batch.tokens, block)], constants
 
 
 def token_geometry(e: Emitter, batch: Batch, size: int) -> list[Tensor]:
-    """Rows, positions and tiles of up to `size` tokens, of every token."""
+    """Return the row, position and tile size (up to `size` tokens) of every token."""
     if batch.tiles is None:
         batch.tiles = attention_tiles(
             e, batch.token_rows, batch.positions, batch.starts, batch.seq_lens, size

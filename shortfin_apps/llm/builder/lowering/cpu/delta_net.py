@@ -1,4 +1,4 @@
-"""Gated delta nets as a hand-written kernel for any CPU's vectors; nothing else reads pages of states."""
+"""Gated delta nets as a hand-written kernel for any CPU's vectors; only this kernel reads state pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
 class VectorDeltaNet:
-    """Kernels of DeltaRule."""
+    """DeltaRule kernels for any CPU."""
 
     def __init__(
         self, spec: ModelSpec, net: DeltaNet, options: BuildOptions, weights: WeightTypes, render: Render

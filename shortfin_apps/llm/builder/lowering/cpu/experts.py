@@ -1,4 +1,4 @@
-"""Routed experts on vectors of floats, for any CPU: a matmul for each expert, of the tokens that have it."""
+"""Routed experts on float vectors, for any CPU: one matmul per expert, over the tokens that select it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 @dataclass(frozen=True, slots=True)
 class ExpertOrder:
-    """The results of route.mlir.j2, for `tokens` with `rows` experts in all."""
+    """The results of route.mlir.j2 for `tokens`, with `rows` token-expert pairs in total."""
 
     tokens: Dim
     rows: Dim
@@ -33,9 +33,9 @@ class ExpertOrder:
 
 
 class VectorExperts:
-    """Kernels of Route, GatedExperts and SumExperts; weights are as those of VectorOperations."""
+    """Kernels of Route, GatedExperts and SumExperts; weights are stored as for VectorOperations."""
 
-    sorts = False  # whether rows lie in the order of experts
+    sorts = False  # whether rows are in the order of experts
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class VectorExperts:
         sharing: int,
         routing: ExpertOrder,
     ) -> Tensor:
-        """Every expert's matmul, of rows of which `sharing` read one row of x."""
+        """Emit every expert's matmul; `sharing` consecutive rows read the same row of x."""
         experts = ExpertGeometry(self._experts.count, sharing, bias is not None)
         geometry = matmul_geometry(self._weights, weight, epilogue, self._options, self._target, experts)
         kernel = self._render("cpu/matmul", f"experts_{matmul_name(geometry)}", g=geometry)

@@ -1,7 +1,7 @@
-"""Matmuls in 8-bit integers on vectors: activations are quantised row by row just before each.
+"""Matmuls in 8-bit integers on vectors; activations are quantised by row just before each matmul.
 
-Activations have a scale for each token, weights one for each output feature, and sums of products of bytes
-are exact, so results are the same in every batch and on AMX.
+Activations have a scale per token, weights a scale per output feature. Sums of byte products are exact, so
+results are the same in every batch and on AMX.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Activations [tokens, features] f32 or bf16, to be RMS-normed by the weights `norm` if there are any."""
+    """Activations [tokens, features] in f32 or bf16, to be RMS-normed with `norm` if it is given."""
 
     x: Tensor
     norm: Tensor | None = None
 
     @property
     def suffix(self) -> str:
-        """Suffix of the kernel's name."""
+        """The suffix of the kernel's name."""
         return self.x.dtype + ("_normed" if self.norm else "")
 
     @property
@@ -38,7 +38,7 @@ class Input:
 
 
 class Int8Operations:
-    """Kernels of Norm, Linear and GatedLinear; a norm is deferred to the quantisation of what reads it."""
+    """Kernels of Norm, Linear and GatedLinear; a norm is deferred until its reader quantises."""
 
     def __init__(
         self, spec: ModelSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
@@ -77,7 +77,7 @@ class Int8Operations:
         return dispatch(e, kernel, geometry.interface, [rows], operands)["out"]
 
     def _quantise(self, e: Emitter, x: Input) -> dict[str, Tensor]:
-        """x as Int8Tiles and a scale for each row, by name."""
+        """Quantise x to Int8Tiles and a scale per row, by operand name."""
         rows, size = x.x.shape
         assert isinstance(size, int)
         geometry = QuantiseRowsGeometry(
@@ -93,7 +93,7 @@ class Int8Operations:
         return dispatch(e, kernel, geometry.interface, [rows], operands)
 
     def _geometry(self, weight: str, epilogue: Epilogue, x: Input | None) -> MatmulInt8Geometry:
-        """For a kernel that quantises `x`, or reads what `_quantise` made."""
+        """Return the geometry of a kernel that quantises `x` or, if None, reads `_quantise`'s results."""
         out_features, in_features = self._weights.shape(weight)
         return MatmulInt8Geometry(
             n=out_features,

@@ -1,4 +1,4 @@
-"""Norms and matmuls on vectors of floats, for any CPU."""
+"""Norms and matmuls on float vectors, for any CPU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def matmul_geometry(
     target: Target,
     experts: ExpertGeometry | None = None,
 ) -> MatmulGeometry:
-    """The geometry of the matmul with `weight`, which with `experts` has a matrix of each."""
+    """Return the geometry of the matmul with `weight`, which holds one matrix per expert of `experts`."""
     *_, out_features, in_features = weights.shape(weight)
     return MatmulGeometry(
         n=out_features,
@@ -79,7 +79,7 @@ def matmul_geometry(
 
 
 def matmul_name(g: MatmulGeometry) -> str:
-    """The kernel's name."""
+    """Return the kernel's name."""
     return f"matmul_{g.n}x{g.k_size}_{g.epilogue}" + (f"_{g.blocks}" if g.blocks else "")
 
 

@@ -10,7 +10,7 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions
 
 
 class VectorTopK:
-    """Kernels of TopK."""
+    """TopK kernels for any CPU."""
 
     def __init__(self, options: BuildOptions, render: Render) -> None:
         self._options = options

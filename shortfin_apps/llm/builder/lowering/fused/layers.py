@@ -1,8 +1,8 @@
-"""Everything between two attentions in one dispatch on CPUs; in a decode, with the first of them.
+"""Fused CPU layers: everything between two attentions in one dispatch; in a decode, also the first attention.
 
-To start a dispatch takes as long as to read 100 kB of weights, and meanwhile memory idles. So the operations
-of a layer are stages of one kernel (see kernels/fused/layer.mlir.j2), which follow one another without
-the runtime.
+Starting a dispatch takes as long as reading 100 kB of weights, and memory is idle meanwhile. So the
+operations of a layer are stages of one kernel (see kernels/fused/layer.mlir.j2), which run one after another
+without returning to the runtime.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 @dataclass(slots=True)
 class _Calls:
-    """The calls of one function of the module so far."""
+    """The number of calls emitted so far in one function of the module."""
 
     counters: Tensor
     number: int = 0
 
 
 class FusedLayers:
-    """Implements FusedKernels of Norm, Linear and GatedLinear; with an `attention`, of a decode's Attend.
+    """FusedKernels for Norm, Linear and GatedLinear; with an `attention`, also for a decode's Attend.
 
     `operations` are the model's.
     """
@@ -68,7 +68,7 @@ class FusedLayers:
         self._row_bytes = buffer_row_bytes(operations, spec, weights, kernels.kept_bytes)
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
-        """Operations up to the next attention, beginning with one if it is that of a decode."""
+        """Count the operations up to the next attention; a decode's attention may come first."""
         length = 0
         for operation in operations:
             if not self._is_fused(operation, values) or (length and isinstance(operation, Attend)):
@@ -95,7 +95,7 @@ class FusedLayers:
             values[name] = tensor
 
     def _types_of(self, stages: Sequence[Stage]) -> str:
-        """The end of a kernel's name: a layer's weights may have blocks of other types than another's."""
+        """Return the suffix of a kernel's name, as layers may have weights in different block types."""
         matmuls = [stage for stage in stages if isinstance(stage, MatmulStage)]
         blocks = [self._weights.layout(stage.weight).blocks for stage in matmuls]
         return "".join(f"_{each or 'floats'}" for each in blocks) if any(blocks) else ""
@@ -108,7 +108,7 @@ class FusedLayers:
         reads: dict[str, Tensor],
         results: dict[str, int],
     ) -> list[Tensor]:
-        """Dispatches the stages. `results`: outputs that leave the dispatch, f32, with their features."""
+        """Dispatch the stages; `results` maps the f32 outputs of the dispatch to their features."""
         first = stages[0]
         attend = first if isinstance(first, AttendStage) else None
         rows = (attend.qkv if attend else next(iter(reads.values()))).shape[0]
@@ -140,7 +140,7 @@ class FusedLayers:
         return made[len(in_place) :][: len(results)]
 
     def _load(self, e: Emitter, stages: Sequence[Stage], attend: AttendStage | None) -> dict[str, Tensor]:
-        """The stages' parameters by their names in the kernel."""
+        """Load the stages' parameters, by their names in the kernel."""
         sinks = self.attention.sinks(e, attend.layer) if self.attention and attend else {}
         return sinks | {
             _binding(index, nth): tensor
@@ -174,7 +174,7 @@ class FusedLayers:
 
 
 def _written_by(stage: Stage) -> list[str]:
-    """Names of buffers."""
+    """Return the names of the buffers that a stage writes."""
     if isinstance(stage, MatmulStage) and stage.quantised:
         return [stage.out, stage.quantised]
     if isinstance(stage, NormStage | QuantiseStage) and operands_of(stage.layout) == "int8":
@@ -183,12 +183,12 @@ def _written_by(stage: Stage) -> list[str]:
 
 
 def _binding(stage: int, parameter: int) -> str:
-    """The name of a stage's weight, or, second, its scales."""
+    """Return the name of a stage's parameter: 0 is its weight, 1 its scales."""
     return f"{'ws'[parameter]}{stage}"
 
 
 def _operands(index: int, stage: Stage) -> dict[str, str]:
-    """The buffers of stage `index` by the arguments of its function, whichever kernel that is."""
+    """Map the arguments of the function of stage `index` to buffers, for any kernel of the stage."""
     if isinstance(stage, AttendStage):
         return {"all_out": stage.out, "sinks": "sinks" if stage.geometry.has_sinks else "all_qkv"}
     if isinstance(stage, MatmulStage):

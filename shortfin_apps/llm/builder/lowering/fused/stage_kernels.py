@@ -1,4 +1,4 @@
-"""The kernel of each stage of a fused layer, by the target and the layout of its weight."""
+"""The kernel of each stage of a fused layer, by target and weight layout."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 @dataclass(frozen=True, slots=True)
 class StageKernels:
-    """Kernels of the model's stages, whose activations in floats are `activations`."""
+    """Kernels of the model's stages; `activations` is the type of float activations."""
 
     spec: ModelSpec
     weights: WeightTypes
@@ -43,17 +43,17 @@ class StageKernels:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether matmuls are in AMX's tiles, and activations for them, too."""
+        """Whether matmuls, and the activations for them, are in AMX tiles."""
         return fills_tiles(self.spec, self.activations, self.target)
 
     @property
     def _vectors(self) -> dict[str, bool]:
-        """The target's vectors, as kernels of integers ask for them."""
+        """The vector flags of the target, as integer kernels expect them."""
         return {"has_wide_vectors": self.target.has_wide_vectors, "has_neon": self.target.has_neon_dot}
 
     @property
     def _is_shifted(self) -> bool:
-        """Whether bytes of int8 activations are stored 128 larger than they are worth."""
+        """Whether int8 activations are stored as bytes with an offset of 128."""
         return not self.has_tiles and self.target.has_block_dot and not self.target.has_neon_dot
 
     @property
@@ -62,14 +62,16 @@ class StageKernels:
 
     @property
     def _has_pairs(self) -> bool:
-        """Whether matmuls take dot products of bf16 pairs."""
+        """Whether matmuls use dot products of bf16 pairs."""
         has_dot = self.target.has_bf16_dot or self.target.has_neon_bf16_dot
         return self.activations == "bf16" and has_dot
 
     @property
     def kept(self) -> FloatType:
-        """The type of activations that one stage keeps for another: without tiles or dot products, x is
-        widened anyway."""
+        """The type of activations passed between stages.
+
+        It is f32 without tiles or dot products, as other kernels widen x anyway.
+        """
         return self.activations if self.has_tiles or self._has_pairs else "f32"
 
     @property

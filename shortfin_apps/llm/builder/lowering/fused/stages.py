@@ -1,6 +1,6 @@
-"""The stages of a fused layer: what a run of operations becomes within one dispatch, and in which buffers.
+"""The stages of a fused layer, and the buffers between them, for a run of operations in one dispatch.
 
-A value goes from stage to stage in a buffer of its name, or of that and the operands it was quantised to.
+A value passes between stages in a buffer with its name, or its name and the operands it was quantised to.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from shortfin_apps.llm.builder.model.spec import Activation, ModelSpec
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
-# What matmuls multiply: floats, blocks of 8-bit integers, or 8-bit integers with a scale for each row.
+# Operands of matmuls: floats, blocks of 8-bit integers, or 8-bit integers with a scale per row.
 Operands = Literal["floats", "block_int8", "int8"]
 
 
 class DecodeAttention(Protocol):
-    """Kernels of Attend that have one for a stage of a fused layer."""
+    """Attend kernels that include one for a stage of a fused layer."""
 
     def decode_geometry(self, layer: int, batch: Batch) -> AttentionGeometry:
-        """The geometry of the kernel for rows of one token each."""
+        """Return the geometry of the kernel for rows of one token each."""
         ...
 
     def sinks(self, e: Emitter, layer: int) -> dict[str, Tensor]:
-        """The layer's sinks, by the name of their operand, if it has any."""
+        """Return the layer's sinks by their operand name; empty if it has none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulStage:
-    """A stage: `x` times `weight`, to `out`, with the epilogue's `residual` added, or its activation of gate
-    times up.
+    """A stage that multiplies `x` by `weight` and writes to `out`.
 
-    Buffers go by name; `x` holds operands for the weight's layout. It is `x_kept` if a stage of the dispatch
-    has made it, but attention: then it is as the target's stages keep activations (stage_kernels.py). A gated
-    stage over weights in blocks also writes its result quantised, to `quantised`.
+    The epilogue adds `residual`, or applies the activation of gate times up. Buffers are given by name; `x`
+    holds operands for the weight's layout. `x_kept` means that a stage of this dispatch other than attention
+    made `x`, in the format in which the target's stages keep activations (stage_kernels.py). A gated stage
+    with weights in blocks also writes its quantised result, to `quantised`.
     """
 
     weight: str
@@ -84,7 +84,7 @@ class AttendStage:
 
 @dataclass(frozen=True, slots=True)
 class NormStage:
-    """A stage: RMS norm of `x` by `weight`, to `out`, as the operand of weights in `layout`."""
+    """A stage that RMS-norms `x` by `weight`, to `out`, as an operand for weights in `layout`."""
 
     weight: str
     x: str
@@ -95,7 +95,7 @@ class NormStage:
 
 @dataclass(frozen=True, slots=True)
 class QuantiseStage:
-    """A stage: `x` [rows, size] in floats, quantised to `out`, as the operand of weights in `layout`."""
+    """A stage that quantises `x` [rows, size] from floats to `out`, as an operand for weights in `layout`."""
 
     x: str
     x_kept: bool
@@ -110,7 +110,7 @@ Stage = AttendStage | MatmulStage | NormStage | QuantiseStage
 class StageList(list[Stage]):
     """The stages of `run`, and the buffers that hold its values.
 
-    `reads` are the values that it gets from other dispatches, whose buffers it cannot write.
+    `reads` are values that other dispatches made; their buffers are read-only here.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class StageList(list[Stage]):
         self._attention = attention
         self._held: dict[str, dict[Operands | None, str]] = {name: {None: name} for name in reads}
         self._kept: set[str] = set()
-        self.features: dict[str, int] = {}  # of matmuls' results
+        self.features: dict[str, int] = {}  # of matmul results
         for index, operation in enumerate(run):
             self._add(operation, run[index + 1 :])
 
     def buffer(self, value: str) -> str:
-        """The buffer that holds the value as it was computed."""
+        """Return the buffer that holds the value as it was computed."""
         return next(iter(self._held[value].values()))
 
     def _add(self, operation: Operation, rest: Sequence[Operation]) -> None:
@@ -186,7 +186,10 @@ class StageList(list[Stage]):
         self.features[operation.out] = self._weights.shape(weight)[0]
 
     def _operand(self, value: str, weight: str) -> str:
-        """The buffer with the value as the weight's matmul takes it; quantises the value if there is none."""
+        """Return the buffer with the value as the weight's matmul reads it.
+
+        Adds a stage that quantises the value, unless a buffer holds it in that form.
+        """
         layout, held = self._weights.layout(weight), self._held[value]
         operands = operands_of(layout)
         x = self.buffer(value)
@@ -201,7 +204,7 @@ class StageList(list[Stage]):
 
 
 def inputs_of(run: Sequence[Operation]) -> set[str]:
-    """The values that a run reads before it writes them, but for what an attention reads."""
+    """Return the values that a run reads before writing them, except for attention's inputs."""
     inputs: set[str] = set()
     written: set[str] = set()
     for operation in run:
@@ -214,8 +217,10 @@ def inputs_of(run: Sequence[Operation]) -> set[str]:
 def buffer_row_bytes(
     operations: Sequence[Operation], spec: ModelSpec, weights: WeightTypes, kept_bytes: int
 ) -> dict[str, int]:
-    """Bytes of a row of each buffer that may stay within a dispatch: f32 first, then operands of matmuls, of
-    which an element in floats takes `kept_bytes`."""
+    """Return the row bytes of each buffer that may stay within a dispatch: f32 first, then matmul operands.
+
+    A float element of an operand takes `kept_bytes`.
+    """
     sums: dict[str, int] = {}
     operands: dict[str, int] = {}
     for operation in operations:
@@ -240,7 +245,7 @@ def operands_of(layout: WeightLayout) -> Operands:
 
 
 def operand_bytes(kept_bytes: int, name: str, features: int) -> dict[str, int]:
-    """Bytes of a row of the buffer `name`, and of what it is quantised to."""
+    """Return the row bytes of the buffer `name` and of its quantised forms."""
     return {
         name: kept_bytes * features,
         f"{name}_block_int8": Int8Blocks(features).row_bytes,

@@ -1,4 +1,4 @@
-"""Parts of the bodies of linalg operations, as text."""
+"""Parts of the bodies of linalg operations, as MLIR text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ _GELU_SLOPE = 1.5957691216057308  # 2 * sqrt(2 / pi)
 
 
 def yield_as(value: str, dtype: str) -> str:
-    """The end of a body whose result is the f32 `value` narrowed to `dtype`."""
+    """Return the end of a body that yields the f32 `value` narrowed to `dtype`."""
     if dtype == "f32":
         return f"  linalg.yield {value} : f32"
     return f"  %narrow = arith.truncf {value} : f32 to {dtype}\n  linalg.yield %narrow : {dtype}"
 
 
 def activate(activation: Activation) -> str:
-    """Text that sets %active f32 to the activation of %a: its product with a sigmoid, of %a or of a cubic.
+    """Return text that sets %active f32 to the activation of %a.
 
-    gelu's approximation by tanh is that too, as (1 + tanh(x)) / 2 is the sigmoid of 2 x.
+    The activation is %a times the sigmoid of %a or of a cubic in %a. gelu's tanh approximation has this form
+    too, as (1 + tanh(x)) / 2 is the sigmoid of 2 x.
     """
     slope = f"""\
   %slope = arith.constant {_GELU_SLOPE:.9e} : f32
@@ -36,7 +37,7 @@ def activate(activation: Activation) -> str:
 
 
 def clamped_swiglu(result: str, gate: str, up: str) -> str:
-    """Text that sets `result` to what the activation `clamped` makes of `gate` and `up`, of f32."""
+    """Return text that sets `result` f32 to the activation `clamped` of `gate` and `up`, both f32."""
     return f"""\
   %slope = arith.constant {-CLAMPED_SLOPE:.9e} : f32
   %most = arith.constant {CLAMPED_LIMIT:.9e} : f32
@@ -54,7 +55,7 @@ def clamped_swiglu(result: str, gate: str, up: str) -> str:
 
 
 def capped(result: str, value: str, cap: float) -> str:
-    """Text that sets `result` to cap * tanh(value / cap), of f32."""
+    """Return text that sets `result` to cap * tanh(value / cap), in f32."""
     name = result.removeprefix("%")
     return f"""\
   %{name}.cap = arith.constant {cap:.9e} : f32
@@ -64,8 +65,9 @@ def capped(result: str, value: str, cap: float) -> str:
 
 
 def reaches(result: str, slot: str, start: str, seq_len: str, window: int | None) -> str:
-    """Text that sets `result` i1: whether a token of a row, from position `start` i64 to `seq_len` - 1, sees
-    `slot`; the latter two are of type index.
+    """Return text that sets `result` i1: whether any token of a row sees `slot`.
+
+    The row's tokens are at positions `start` i64 to `seq_len` - 1; `slot` and `seq_len` have type index.
     """
     if window is None:
         return f"  {result} = arith.cmpi ult, {slot}, {seq_len} : index"
@@ -79,9 +81,9 @@ def reaches(result: str, slot: str, start: str, seq_len: str, window: int | None
 
 
 def sees(result: str, slot: str, position: str, window: int | None) -> str:
-    """Text that sets `result` i1: whether the token at `position` sees `slot`, both of type index.
+    """Return text that sets `result` i1: whether the token at `position` sees `slot`, both of type index.
 
-    It sees those up to its own, the last `window` of them where there is one.
+    It sees slots up to its own position; with a `window`, only the last `window` of them.
     """
     if window is None:
         return f"  {result} = arith.cmpi ule, {slot}, {position} : index"

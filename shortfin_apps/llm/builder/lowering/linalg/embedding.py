@@ -1,4 +1,4 @@
-"""The embedding's gather, from every layout that a weight can have (see weights/layout.py)."""
+"""The embedding's gather, for every weight layout (see weights/layout.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
 def embedding(e: Emitter, spec: ModelSpec, weights: WeightTypes, tokens: Tensor, weight: str) -> Tensor:
-    """[tokens] i64 -> [tokens, hidden] f32; ids out of range read the table's last row, not past it."""
+    """Gather embeddings, [tokens] i64 -> [tokens, hidden] f32; ids out of range read the table's last row."""
     table, *scales = weights.load(e, weight)
     layout = weights.layout(weight)
     extracting, widening, result = _extract(table, layout), *_widen(table, scales, layout.blocks)
@@ -34,7 +34,7 @@ def embedding(e: Emitter, spec: ModelSpec, weights: WeightTypes, tokens: Tensor,
 
 
 def _extract(table: Tensor, layout: WeightLayout) -> str:
-    """Text that sets %w: element %d of row %row."""
+    """Return text that sets %w to element %d of row %row."""
     if isinstance(layout, RowMajor):
         return f"  %w = tensor.extract {table.name}[%row, %d] : {table.type}"
     tiled = isinstance(layout, Int8Panels | TilePanels)
@@ -46,7 +46,7 @@ def _extract(table: Tensor, layout: WeightLayout) -> str:
 
 
 def _extract_from_panels(table: Tensor) -> str:
-    """Text that sets %w: element %d of %panel's %column, stored [panels, K / pair, 32 * pair]."""
+    """Return text that sets %w to element %d of %panel's %column, stored [panels, K / pair, 32 * pair]."""
     assert isinstance(table.shape[2], int)
     return f"""\
   %pair = arith.constant {table.shape[2] // PANEL} : index
@@ -58,7 +58,7 @@ def _extract_from_panels(table: Tensor) -> str:
 
 
 def _extract_from_tiles(table: Tensor) -> str:
-    """The same, stored [panels, tiles, 2, 16, 16 * pair]."""
+    """Return text that sets %w, for tables stored [panels, tiles, 2, 16, 16 * pair]."""
     steps, row = table.shape[3:]
     assert isinstance(steps, int)
     assert isinstance(row, int)
@@ -79,7 +79,7 @@ def _extract_from_tiles(table: Tensor) -> str:
 
 
 def _widen(table: Tensor, scales: list[Tensor], blocks: BlockType | None) -> tuple[str, str]:
-    """Text that widens %w to f32, times its column's or block's scale if it has one; the result's name."""
+    """Return text that widens %w to f32 times the scale of its column or block, and the result's name."""
     if not scales:
         return (
             ("", "%w")
@@ -96,7 +96,7 @@ def _widen(table: Tensor, scales: list[Tensor], blocks: BlockType | None) -> tup
 
 
 def _widen_blocks(terms: Tensor, blocks: BlockType) -> str:
-    """Text that sets %value from %w, of 8 bits, and the terms of its block."""
+    """Return text that sets %value from the 8-bit %w and the terms of its block."""
     extract = _own_term if blocks.group is None else _shared_term
     names = ("scale", "minimum")[: blocks.num_terms]
     return "\n".join(
@@ -113,7 +113,7 @@ def _widen_blocks(terms: Tensor, blocks: BlockType) -> str:
 
 
 def _own_term(terms: Tensor, blocks: BlockType, name: str, number: int) -> str:
-    """Text that sets %`name`, an f16 of its own, to f32."""
+    """Return text that sets %`name` to the block's own f16 term, as f32."""
     at = f"%{name}_at, " if blocks.has_minima else ""
     return f"""\
   %{name}_at = arith.constant {number} : index
@@ -122,7 +122,7 @@ def _own_term(terms: Tensor, blocks: BlockType, name: str, number: int) -> str:
 
 
 def _shared_term(terms: Tensor, blocks: BlockType, name: str, number: int) -> str:
-    """Text that sets %`name`, an f16 of its group times an i8 of its own, both among a group's bytes."""
+    """Return text that sets %`name` f32 to a group's f16 times a block's i8, both in the group's bytes."""
     assert blocks.group is not None
     t, place = f"%{name}", f"{terms.name}[%panel, {f'%{name}_group'}, "
     own_bytes = PANEL * blocks.num_terms

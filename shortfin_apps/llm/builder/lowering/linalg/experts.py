@@ -1,6 +1,6 @@
-"""Routed experts in linalg, for targets without kernels of their own: each token's experts one by one.
+"""Routed experts in linalg, one token and expert at a time, for targets without native kernels.
 
-An expert's matrix is read anew for every token that has it, and no other matrix is.
+An expert's matrix is read again for every token that selects it; matrices of unselected experts are not read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ChosenExperts:
 
 
 class LinalgExperts:
-    """Kernels of Route, GatedExperts and SumExperts; weights are in floats row by row.
+    """Kernels of Route, GatedExperts and SumExperts for row-major float weights.
 
     Padding is computed like any token.
     """
@@ -89,7 +89,10 @@ class LinalgExperts:
     def _products(
         self, e: Emitter, x: Tensor, access: str, weight: str, bias: str | None, routing: ChosenExperts
     ) -> Tensor:
-        """[tokens, experts of each, out] f32 of x, which is [tokens, in] or [tokens, experts of each, in]."""
+        """Multiply each token by its experts' matrices: [tokens, experts per token, out] f32.
+
+        `x` is [tokens, in] or [tokens, experts per token, in].
+        """
         w = self._weights.load_one(e, weight)
         _, out_features, _ = self._weights.shape(weight)
         widen_x, x32 = _widened("%a", x.dtype)
@@ -111,7 +114,7 @@ class LinalgExperts:
         return e.elementwise("tenk", ("ten", shape, "f32"), ins, body, start)
 
     def _biases(self, e: Emitter, bias: str, routing: ChosenExperts) -> Tensor:
-        """[tokens, experts of each, out] f32: the biases of each token's experts."""
+        """Gather the biases of each token's experts: [tokens, experts per token, out] f32."""
         b = self._weights.load_one(e, bias)
         body = f"""\
   %n = linalg.index 2 : index
@@ -123,7 +126,7 @@ class LinalgExperts:
 
 
 def _widened(value: str, dtype: str) -> tuple[str, str]:
-    """The lines of a body that widen a float to f32, and the name of the result."""
+    """Return the lines of a body that widen a float to f32, and the result's name."""
     if dtype == "f32":
         return "", value
     return f"  {value}.f32 = arith.extf {value} : {dtype} to f32\n", f"{value}.f32"

@@ -1,4 +1,4 @@
-"""The gates of attention's result and of shared experts in linalg, for every target."""
+"""Gates on attention's result and on shared experts, in linalg, for every target."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LinalgGates:
         return self._times_sigmoid(e, x, gates, "t0")
 
     def _times_sigmoid(self, e: Emitter, x: Tensor, gates: Tensor, at: str) -> Tensor:
-        """`x` times the sigmoid of the gates, of which each element takes that `at` an access."""
+        """Multiply `x` by the sigmoid of `gates`; `at` is the gates' access in loops `td`."""
         wide = "" if x.dtype == "f32" else f"  %wide = arith.extf %a : {x.dtype} to f32\n"
         body = f"""\
 {wide}  %one = arith.constant 1.0 : f32

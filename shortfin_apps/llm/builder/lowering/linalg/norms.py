@@ -1,4 +1,4 @@
-"""RMS norms in linalg: of rows, of heads, and of q and of k as a whole."""
+"""RMS norms in linalg: of rows, of single heads, and of all of q and all of k."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 
 def rms_norm(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor, dtype: str) -> Tensor:
-    """x [tokens, features] f32 / rms(x) * weight [features], as `dtype`."""
+    """Compute x / rms(x) * weight as `dtype`, for x [tokens, features] f32 and weight [features]."""
     sums = _sums_of_squares(e, x, "td", "t")
     body = f"""\
 {_normal(spec, x.shape[1])}
@@ -18,7 +18,7 @@ def rms_norm(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor, dtype: str)
 
 
 def add_normed(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-    """residual + x / rms(x) * weight: [tokens, features] f32."""
+    """Compute residual + x / rms(x) * weight, [tokens, features] f32."""
     sums = _sums_of_squares(e, x, "td", "t")
     body = f"""\
 {_normal(spec, x.shape[1])}
@@ -30,11 +30,11 @@ def add_normed(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor, residual:
 
 
 def norm_heads(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor:
-    """q, k and v [tokens, qkv features] f32 with each head of q and k normed by `weight` [2 * head_dim]."""
+    """Norm each head of q and k in qkv [tokens, qkv features] f32 with `weight` [2 * head_dim]."""
     turned = spec.num_attention_heads + spec.num_key_value_heads
     heads = e.reshape(x, (x.shape[0], turned + spec.num_key_value_heads, spec.head_dim))
     sums = _sums_of_squares(e, heads, "thd", "th")
-    # Both are inputs: IREE 3.9 makes wrong masks of a gather from one by head and element.
+    # Two inputs, as IREE 3.9 generates wrong masks for a gather by head and element from one tensor.
     both = e.reshape(weight, (1, 2 * spec.head_dim))
     q_weight, k_weight = (e.columns(both, i * spec.head_dim, spec.head_dim) for i in range(2))
     body = f"""\
@@ -53,7 +53,7 @@ def norm_heads(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor
 
 
 def norm_whole(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor:
-    """q, k and v [tokens, qkv features] f32 with q and k each normed as a whole; `weight` [those of both]."""
+    """Norm all of q and all of k in qkv [tokens, qkv features] f32 with `weight` [q and k features]."""
     queries, keys = (n * spec.head_dim for n in (spec.num_attention_heads, spec.num_key_value_heads))
     parts = e.columns(x, 0, queries), e.columns(x, queries, keys)
     q_sums, k_sums = (_sums_of_squares(e, part, "td", "t") for part in parts)
@@ -80,7 +80,7 @@ def norm_whole(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor
 
 
 def _normal(spec: ModelSpec, count: Dim) -> str:
-    """The part of a body that divides %a by the root mean of `count` squares, whose sum is %b."""
+    """Return the part of a body that divides %a by the root mean of `count` squares, given their sum %b."""
     return f"""\
   %count = arith.constant {count}.0 : f32
   %mean = arith.divf %b, %count : f32
@@ -88,7 +88,7 @@ def _normal(spec: ModelSpec, count: Dim) -> str:
 
 
 def _divide(spec: ModelSpec) -> str:
-    """The part of a body that divides %a by the root of %mean."""
+    """Return the part of a body that divides %a by the root of %mean."""
     return f"""\
   %eps = arith.constant {spec.rms_norm_eps:.9e} : f32
   %mean_eps = arith.addf %mean, %eps : f32
@@ -97,7 +97,7 @@ def _divide(spec: ModelSpec) -> str:
 
 
 def _sums_of_squares(e: Emitter, x: Tensor, loops: str, kept: str) -> Tensor:
-    """Over the last dimension of `x`; `loops` and `kept` name its dimensions and those of the result."""
+    """Sum squares over the last dimension of `x`; `loops` and `kept` name its and the result's dimensions."""
     add = "  %s = arith.mulf %a, %a : f32\n  %n = arith.addf %s, %out : f32\n  linalg.yield %n : f32"
     shape = x.shape[:-1]
     return e.elementwise(loops, (kept, shape, "f32"), [(x, loops)], add, e.fill("0.0", shape, "f32"))

@@ -1,9 +1,8 @@
-"""Operations in linalg and iree_linalg_ext alone, for targets without kernels of their own.
+"""Operations purely in linalg and iree_linalg_ext, for targets without native kernels.
 
 Pages are [layers, (K, V), stride, kv_heads * head_dim] here: one row of the cache per token, layer and plane.
-In q8_0 it is bytes with scales behind them (quantised_rows.py), which are widened to f32 as they are read.
-Attention gathers a row's pages, with zeros where the row has no token, so that what lies there (NaN included)
-cannot matter.
+In q8_0, a row is bytes followed by scales (quantised_rows.py), widened to f32 on load. Attention gathers a
+row's pages and puts zeros where the row has no token, so that stale contents (even NaN) have no effect.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from shortfin_apps.llm.config import SCALE_BYTES
 
 
 class LinalgOperations:
-    """Kernels of every operation, for any target; those of Linear and GatedLinear read row-major weights."""
+    """Kernels of every operation, for any target; Linear and GatedLinear need row-major weights."""
 
     draws_rows = False
 
@@ -46,10 +45,10 @@ class LinalgOperations:
         self._options = options
         self._weights = weights
         self._stride = options.block_seq_stride
-        self._features = spec.num_key_value_heads * spec.head_dim  # of K, or of V
+        self._features = spec.num_key_value_heads * spec.head_dim  # features of K, or of V
         self._row = row_elements(spec, options)  # elements of one row of the cache
         self._is_quantised = options.kv == "q8_0"
-        self._wide = "f32" if options.kv == "q8_0" else options.kv  # what attention multiplies
+        self._wide = "f32" if options.kv == "q8_0" else options.kv  # type that attention multiplies in
 
     def embed(self, e: Emitter, tokens: Tensor, weight: str) -> Tensor:
         return embedding(e, self._spec, self._weights, tokens, weight)
@@ -57,7 +56,7 @@ class LinalgOperations:
     def sample(
         self, e: Emitter, values: Tensor, indices: Tensor, logits: Tensor, state: LoopState
     ) -> tuple[Tensor, LoopState]:
-        """Samples from the candidates alone; a whole row is sampled on the host."""
+        """Sample from the candidates only; rows without top-k are sampled on the host."""
         token_ids = sample(e, values, indices, state.sampling, state.positions)
         tokens, positions = advance(e, token_ids, state.tokens, state.positions)
         return token_ids, LoopState(tokens, positions, state.sampling)
@@ -137,7 +136,7 @@ class LinalgOperations:
         cache = self._cache_rows(e, batch)
         for plane, update in enumerate((k, v)):
             rows = self._token_rows(e, layer, plane, batch)
-            # Padding tokens share rows of page 0: which of them is written there last does not matter.
+            # Padding tokens share rows of page 0; the order of their writes does not matter.
             cache = e.tensor(
                 f"iree_linalg_ext.scatter dimension_map = [0] unique_indices(true) "
                 f"ins({update.name}, {rows.name} : {update.type}, {rows.type}) "
@@ -166,7 +165,7 @@ class LinalgOperations:
         accesses = ("bchgk", "bnhk", "bnhd", "", "bcn", "bchgd")
         maps = ", ".join(affine_map("bhgcnkd", access) for access in accesses)
         result = e.tensor(
-            # The generic form is the one that IREE 3.9 and 3.13 both parse.
+            # Both IREE 3.9 and 3.13 parse the generic form.
             f'"iree_linalg_ext.attention"'
             f"({q.name}, {k.name}, {v.name}, {scale}, {mask.name}, {out.name}) "
             f"<{{indexing_maps = [{maps}], operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1>}}> ({{\n"
@@ -210,7 +209,7 @@ class LinalgOperations:
         return self._flat_heads(e, result, batch)
 
     def _flat_heads(self, e: Emitter, heads: Tensor, batch: Batch) -> Tensor:
-        """f32 of any shape that holds [tokens, heads * head_dim] -> that shape, act."""
+        """Convert f32 of any shape with [tokens, heads * head_dim] elements to that shape, as activations."""
         act = self._options.activations
         flat = e.reshape(heads, (batch.tokens, self._spec.num_attention_heads * self._spec.head_dim))
         return e.elementwise("td", ("td", flat.shape, act), [(flat, "td")], yield_as("%a", act))
@@ -221,7 +220,7 @@ class LinalgOperations:
     def _rotate(
         self, e: Emitter, qkv: Tensor, first_head: int, heads: int, dtype: str, batch: Batch
     ) -> Tensor:
-        """[tokens, heads * head_dim] of `dtype`: the heads of qkv from `first_head` on, rotated."""
+        """Rotate `heads` heads of qkv starting at `first_head`: [tokens, heads * head_dim] of `dtype`."""
         dim = self._spec.head_dim
         c0, c1 = e.constant(0), e.constant(1)
         body = f"""\
@@ -257,11 +256,11 @@ class LinalgOperations:
         return e.reshape(batch.cache, (rows, self._row))
 
     def _plane(self, layer: int, plane: int, batch: Batch) -> int:
-        """The row of a page where K (plane 0) or V (1) of the layer begins."""
+        """Return the row in a page where the layer's K (plane 0) or V (plane 1) starts."""
         return (batch.place_of(layer) * 2 + plane) * self._stride
 
     def _token_rows(self, e: Emitter, layer: int, plane: int, batch: Batch) -> Tensor:
-        """[tokens, 1] i64: the row of the cache that each token's K or V goes to."""
+        """Return the cache row that each token's K or V is written to, [tokens, 1] i64."""
         if batch.slots is None:
             batch.slots = cache_slots(e, batch, self._stride, batch.page_rows(self._stride))
         body = f"""\
@@ -272,9 +271,9 @@ class LinalgOperations:
         return e.elementwise("tu", ("tu", shape, "i64"), [(batch.slots, "t")], body)
 
     def _gather(self, e: Emitter, layer: int, plane: int, slots: Dim, batch: Batch) -> Tensor:
-        """[rows, slots, kv_heads * head_dim]: K or V of each row's slots, 0 from its seq_len on.
+        """Gather K or V of each row's slots, [rows, slots, kv_heads * head_dim]; 0 from its seq_len on.
 
-        Those before all that the row's first token sees are 0 too: their pages may hold anything by now.
+        Slots before the window of the row's first token are 0 too, as their pages may have been reused.
         """
         window = self._spec.window_of(layer)
         cache = self._cache_rows(e, batch)
@@ -304,7 +303,7 @@ class LinalgOperations:
         return e.elementwise("nsd", ("nsd", shape, kv), ins, body)
 
     def _read(self, e: Emitter, cache: Tensor) -> str:
-        """Text that sets %value to element %d of the cache's row %row, widened if it is a byte."""
+        """Return text that sets %value to element %d of the cache's row %row, widened if it is a byte."""
         if not self._is_quantised:
             return f"  %value = tensor.extract {cache.name}[%row, %d] : {cache.type}"
         scales = scales_of(e, cache)
@@ -318,9 +317,9 @@ class LinalgOperations:
 {dequantise("%value", "%byte", "%scale")}"""
 
     def _mask(self, e: Emitter, slots: Dim, window: int | None, batch: Batch) -> Tensor:
-        """[rows, chunk, slots] f32, added to the scores: 0 for what a query sees, lowest for all else.
+        """Return the mask added to scores, [rows, chunk, slots] f32: 0 for visible slots, lowest for others.
 
-        It sees slots up to its position, the last `window` of them where there is one.
+        A query sees slots up to its position; with a `window`, only the last `window` of them.
         """
         if window not in batch.masks:
             assert batch.chunk is not None
@@ -340,7 +339,7 @@ class LinalgOperations:
 
 
 def gated(e: Emitter, gate: Tensor, up: Tensor, activation: Activation, dtype: str) -> Tensor:
-    """The activation of `gate`, times `up`, in `dtype`, of matrices in f32."""
+    """Compute the activation of `gate` times `up` for f32 matrices, as `dtype`."""
     if activation == "clamped":
         clamped = clamped_swiglu("%y", "%a", "%b")
         body = f"{clamped}\n{yield_as('%y', dtype)}"

@@ -1,15 +1,15 @@
 """Attention of packed rows in plain linalg, for extend entries.
 
-Rows have different numbers of tokens, so there is no rectangle of queries for one attention operation, and
-a gather of every token's pages would be tokens x context x K/V. So K and V are read from the cache inside
-the two products, and what is kept between them is the scores, [tokens, heads, tiles, TILE] f32.
+Rows have different numbers of tokens, so the queries do not form a rectangle for one attention operation, and
+gathering every token's pages would take tokens x context x K/V. Instead, both products read K and V from the
+cache directly, and only the scores are stored between them: [tokens, heads, tiles, TILE] f32.
 
-Slots are split into tiles, each with a softmax of its own; the tiles' results are then combined by their
-weights, as in flash-decoding. Reductions therefore have a static size, or the number of tiles. IREE 3.9
-miscompiles those of a dynamic size above 4,096 for GPUs (docs/iree/partial_reduction.mlir).
+Slots are split into tiles, each with its own softmax; the tiles' results are then combined by their weights,
+as in flash-decoding. Every reduction therefore has a static size or runs over the tiles. IREE 3.9 miscompiles
+reductions of a dynamic size above 4,096 for GPUs (docs/iree/partial_reduction.mlir).
 
-`math.fma` in a reduction keeps IREE from spreading it over a workgroup, where each lane would read a row of
-the cache of its own for one element; so lanes hold elements of a head instead, and read rows together.
+`math.fma` in a reduction keeps IREE from distributing it over a workgroup, where each lane would read a
+different row of the cache for one element. Instead, lanes hold elements of a head and read rows together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import dequantise
 from shortfin_apps.llm.config import SCALE_BYTES
 
 LOWEST = "-1.0e30"
-HIDDEN = -1  # in place of a cache row: the slot is past the query's position
+HIDDEN = -1  # replaces a cache row if the slot is past the query's position
 TILE = 512  # slots
 
 _LARGER = "  %m = arith.maximumf %a, %out : f32\n  linalg.yield %m : f32"
@@ -44,16 +44,16 @@ _VISIBLE = f"""\
 
 @dataclass(frozen=True, slots=True)
 class CachePlane:
-    """K or V of one layer: row `slot + offset` of `cache`, for a slot of `token_slots`."""
+    """K or V of one layer: row `slot + offset` of `cache`, for a slot in `token_slots`."""
 
-    cache: Tensor  # [cache rows, kv_heads * head_dim]; of i8 (see quantised_rows.py) rows are longer
+    cache: Tensor  # [cache rows, kv_heads * head_dim]; longer rows for i8 (see quantised_rows.py)
     last_row: str  # index: cache rows - 1
     offset: int
     kv_heads: int
-    scales: Tensor | None = None  # of i8
+    scales: Tensor | None = None  # for i8
 
     def read(self, group: int, head_dim: int) -> str:
-        """Text that sets %value f32: element %d of query head %h's K/V head in slot %b, 0 if it is hidden."""
+        """Return text that sets %value f32: element %d of query head %h's K/V in slot %b, 0 if hidden."""
         name = "%raw" if self.cache.dtype == "f32" else "%narrow"
         return f"""\
   %group = arith.constant {group} : index
@@ -71,7 +71,7 @@ class CachePlane:
 """
 
     def _widen(self, head_dim: int) -> str:
-        """Text that sets %raw f32 to the cache's %narrow of row %safe, unless that is f32."""
+        """Return text that sets %raw f32 to the cache's %narrow of row %safe, unless it is f32 already."""
         dtype = self.cache.dtype
         if self.scales is None:
             return "" if dtype == "f32" else f"  %raw = arith.extf %narrow : {dtype} to f32\n"
@@ -92,11 +92,11 @@ def token_slots(
     page_rows: int,
     window: int | None = None,
 ) -> Tensor:
-    """[tokens, tiles, TILE] i64: the cache row, in layer 0's K, of each slot a token attends to, or HIDDEN.
+    """Return the cache row, in layer 0's K, of each slot a token attends to, or HIDDEN.
 
-    `blocks` [rows, width] are the page ids of each row, of `stride` slots each. Tokens attend to what lies
-    up to their position, or to the last `window` slots of it; the last tile reaches past the table, and none
-    of its loads do.
+    The result is [tokens, tiles, TILE] i64. `blocks` [rows, width] are the page ids of each row, with
+    `stride` slots each. Tokens attend to slots up to their position, or to the last `window` of them. The
+    last tile may reach past the table; its loads are clamped to the table.
     """
     width = blocks.shape[1]
     last = e.value(f"arith.subi {e.index(width)}, {e.constant(1)} : index")
@@ -134,7 +134,7 @@ def packed_attention(
     cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [tokens, heads, head_dim] f32 -> the same shape: each query attends to its slots (`token_slots`).
+    """Attend from each query to its slots (`token_slots`): q [tokens, heads, head_dim] f32 -> same shape.
 
     With `cap`, a score is cap * tanh(score / cap). `sinks` [heads] f32 are scores that join the softmax.
     """
@@ -146,7 +146,7 @@ def packed_attention(
 
 
 def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor, cap: float | None) -> Tensor:
-    """[tokens, heads, tiles, TILE] f32, LOWEST for hidden slots."""
+    """Compute scores, [tokens, heads, tiles, TILE] f32; LOWEST for hidden slots."""
     shape = (*q.shape[:2], *slots.shape[1:])
     product = f"""\
   %h = linalg.index 1 : index
@@ -168,7 +168,7 @@ def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor, cap: float |
 
 
 def _weigh(e: Emitter, q: Tensor, values: CachePlane, slots: Tensor, powers: Tensor) -> Tensor:
-    """[tokens, heads, tiles, head_dim] f32: the sum over each tile of V times `powers`."""
+    """Sum V times `powers` over each tile: [tokens, heads, tiles, head_dim] f32."""
     body = f"""\
   %h = linalg.index 1 : index
   %d = linalg.index 3 : index
@@ -181,7 +181,7 @@ def _weigh(e: Emitter, q: Tensor, values: CachePlane, slots: Tensor, powers: Ten
 
 
 def _combine(e: Emitter, peaks: Tensor, totals: Tensor, sums: Tensor, sinks: Tensor | None) -> Tensor:
-    """[tokens, heads, head_dim] f32 from each tile's largest score, sum of powers and sum of weighed V."""
+    """Combine each tile's peak score, total power and weighted V sum into [tokens, heads, head_dim] f32."""
     peak = _reduce(e, _LARGER, LOWEST, peaks)
     if sinks is not None:
         peak = e.elementwise("th", ("th", peak.shape, "f32"), [(peak, "th"), (sinks, "h")], _LARGEST)
@@ -197,7 +197,7 @@ def _combine(e: Emitter, peaks: Tensor, totals: Tensor, sums: Tensor, sinks: Ten
 
 
 def _reduce(e: Emitter, body: str, initial: str, *ins: Tensor) -> Tensor:
-    """Over the last dimension of `ins`, which have one shape."""
+    """Reduce over the last dimension of `ins`, which have equal shapes."""
     shape = ins[0].shape
     loops = "thcn"[: len(shape)]
     start = e.fill(initial, shape[:-1], "f32")
@@ -205,7 +205,7 @@ def _reduce(e: Emitter, body: str, initial: str, *ins: Tensor) -> Tensor:
 
 
 def _group(q: Tensor, plane: CachePlane) -> int:
-    """Query heads of one K/V head."""
+    """Return the number of query heads per K/V head."""
     heads = q.shape[1]
     assert isinstance(heads, int)
     return heads // plane.kv_heads

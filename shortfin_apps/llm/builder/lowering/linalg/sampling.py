@@ -1,4 +1,4 @@
-"""Sampling from candidates on the device, in plain linalg and in integers, by the rule in `sampling_rule.py`.
+"""Sampling from candidates on the device, in integer linalg, by the rule in `sampling_rule.py`.
 
 `sampling` [fields, rows] i64 has a row for each `SamplingField` of `abi.py`.
 """
@@ -23,10 +23,10 @@ _WORD = 1 << 64
 
 
 def sample(e: Emitter, values: Tensor, indices: Tensor, sampling: Tensor, positions: Tensor) -> Tensor:
-    """[rows] i64: the next token of each row, NOT_FINITE where its best logit is not finite.
+    """Sample the next token of each row, [rows] i64; NOT_FINITE if its best logit is not finite.
 
-    `values` [rows, k] f32 descending, of the tokens `indices` [rows, k] i64. The tokens' inputs are at
-    `positions` [rows] i64 in their sequences.
+    `values` [rows, k] f32 are the logits of the tokens `indices` [rows, k] i64, descending. `positions`
+    [rows] i64 are the sequence positions of the input tokens.
     """
     weights = _weights(e, values, sampling)
     before = _before(e, weights)
@@ -36,9 +36,9 @@ def sample(e: Emitter, values: Tensor, indices: Tensor, sampling: Tensor, positi
 
 
 def advance(e: Emitter, token_ids: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The next `tokens` and `positions` [rows] i64 of a decode loop that has drawn `token_ids` [rows] i64.
+    """Return the next `tokens` and `positions` [rows] i64 of a decode loop that drew `token_ids` [rows] i64.
 
-    A padding row, whose position is negative, stays as it is, and a row without a token keeps its last.
+    A padding row (negative position) is unchanged; a row without a finite token keeps its last token.
     """
     n = ("n", tokens.shape, "i64")
     ins = [(positions, "n"), (token_ids, "n"), (tokens, "n")]
@@ -62,7 +62,7 @@ _NEXT_TOKEN = """\
 
 
 def _field(e: Emitter, sampling: Tensor, field: SamplingField) -> Tensor:
-    """[rows] i64"""
+    """Extract one field of `sampling`, [rows] i64."""
     _, rows = sampling.shape
     kind = tensor_type((1, rows), "i64")
     row = e.tensor(
@@ -75,7 +75,7 @@ def _field(e: Emitter, sampling: Tensor, field: SamplingField) -> Tensor:
 
 
 def _weights(e: Emitter, values: Tensor, sampling: Tensor) -> Tensor:
-    """[rows, k] i64: the candidates' weights, 0 past the row's top-k."""
+    """Compute the candidates' weights, [rows, k] i64; 0 past the row's top-k."""
     body = f"""\
   %bits = arith.trunci %c : i64 to i32
   %factor = arith.bitcast %bits : i32 to f32
@@ -112,7 +112,7 @@ def _weights(e: Emitter, values: Tensor, sampling: Tensor) -> Tensor:
 
 
 def _polynomial() -> str:
-    """%p0 of %fraction by Horner's rule."""
+    """Return text that sets %p0 to the polynomial of %fraction, by Horner's rule."""
     last = len(POLYNOMIAL) - 1
     lines = [f"  %p{last} = arith.constant {POLYNOMIAL[last]} : i64"]
     for i in reversed(range(last)):
@@ -126,7 +126,7 @@ def _polynomial() -> str:
 
 
 def _before(e: Emitter, weights: Tensor) -> Tensor:
-    """[rows, k] i64: the sum of the weights before each."""
+    """Sum the weights before each candidate, [rows, k] i64."""
     body = """\
   %k = linalg.index 1 : index
   %j = linalg.index 2 : index
@@ -140,8 +140,10 @@ def _before(e: Emitter, weights: Tensor) -> Tensor:
 
 
 def _total(e: Emitter, weights: Tensor, before: Tensor) -> Tensor:
-    """[rows] i64: the sum of a row's weights, without another reduction, which IREE fuses with `_weights`
-    and then cannot compile for AMD GPUs."""
+    """Return the sum of each row's weights, [rows] i64, without another reduction.
+
+    IREE would fuse a reduction with `_weights`, and fails to compile the result for AMD GPUs.
+    """
     body = "  %sum = arith.addi %a, %b : i64\n  linalg.yield %sum : i64"
     rows, k = weights.shape
     assert isinstance(k, int)
@@ -150,14 +152,14 @@ def _total(e: Emitter, weights: Tensor, before: Tensor) -> Tensor:
 
 
 def _sums(e: Emitter, weights: Tensor) -> Tensor:
-    """[rows] i64"""
+    """Sum each row's weights, [rows] i64."""
     body = "  %sum = arith.addi %out, %a : i64\n  linalg.yield %sum : i64"
     shape = (weights.shape[0],)
     return e.elementwise("nk", ("n", shape, "i64"), [(weights, "nk")], body, e.fill("0", shape, "i64"))
 
 
 def _filtered(e: Emitter, weights: Tensor, before: Tensor, masses: Tensor, sampling: Tensor) -> Tensor:
-    """[rows, k] i64: the weights that pass top-p and min-p, else 0; the best passes always."""
+    """Keep the weights that pass top-p and min-p, [rows, k] i64, else 0; the best always passes."""
     body = f"""\
   %share_bits = arith.constant {SHARE_BITS} : i64
   %mask = arith.constant {(1 << SHARE_BITS) - 1} : i64
@@ -184,7 +186,7 @@ def _filtered(e: Emitter, weights: Tensor, before: Tensor, masses: Tensor, sampl
 
 
 def _targets(e: Emitter, masses: Tensor, sampling: Tensor, positions: Tensor) -> Tensor:
-    """[rows] i64: the draw of each row, from 0 to its mass (exclusive)."""
+    """Draw a target for each row, [rows] i64, from 0 to its mass (exclusive)."""
     body = f"""\
   %index = arith.subi %b, %d : i64
   %two = arith.constant 2 : i64
@@ -200,7 +202,7 @@ def _targets(e: Emitter, masses: Tensor, sampling: Tensor, positions: Tensor) ->
 
 
 def _philox() -> str:
-    """%word of the seed %c and %count, the token's index in the output + 1."""
+    """Return text that sets %word from the seed %c and %count, the token's output index + 1."""
     lines, counter, keys = [], ["%count", "%zero", "%zero", "%zero"], ["%c", "%zero"]
     for i, multiplier in enumerate(PHILOX_MULTIPLIERS):
         lines.append(f"  %m{i} = arith.constant {_signed(multiplier)} : i64")
@@ -227,7 +229,7 @@ def _signed(word: int) -> int:
 
 
 def _drawn(e: Emitter, kept: Tensor, before: Tensor, targets: Tensor, indices: Tensor) -> Tensor:
-    """[rows] i64: the token whose part of the kept mass holds the target."""
+    """Select the token with the target in its part of the kept mass, [rows] i64."""
     body = """\
   %begun = arith.cmpi sle, %b, %c : i64
   %end = arith.addi %b, %a : i64
@@ -241,7 +243,7 @@ def _drawn(e: Emitter, kept: Tensor, before: Tensor, targets: Tensor, indices: T
 
 
 def _spoiled(e: Emitter, token_ids: Tensor, values: Tensor) -> Tensor:
-    """[rows] i64: the tokens, or NOT_FINITE where the row's best value is infinite or NaN."""
+    """Return the tokens, [rows] i64, or NOT_FINITE if the row's best value is infinite or NaN."""
     body = f"""\
   %bits = arith.bitcast %b : f32 to i32
   %mask = arith.constant {0x7F800000} : i32

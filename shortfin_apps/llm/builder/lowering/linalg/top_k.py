@@ -1,11 +1,11 @@
 """Exact top-k without a sort or a loop: by rank, in parallel, in plain linalg.
 
-The k largest elements of a row lie in its k best tiles (best by maximum, ties to the lower tile): an
-element of any other tile is preceded by k tile maxima. So: rank the tiles by their maxima, gather the k
-best, rank the candidates by (value, then lower index), and pick ranks 0 to k - 1. A rank is the number of
-elements that come before, a reduction over all pairs.
+The k largest elements of a row are in its k best tiles (best by maximum, ties to the lower tile): k tile
+maxima precede any element of another tile. So: rank the tiles by their maxima, gather the k best, rank the
+candidates by (value, then lower index), and pick ranks 0 to k - 1. A rank is the number of preceding
+elements, a reduction over all pairs.
 
-Comparisons ignore NaN, so a row that contains any gets NaN for all its values; readers need no other sign.
+Comparisons ignore NaN, so a row that contains any gets NaN for all its values; readers need no other flag.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ MAX_TILE = 32
 
 
 def top_k(e: Emitter, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """[rows, size] f32 -> values [rows, k] f32 descending, indices [rows, k] i64; ties by lower index.
+    """Select the top k of [rows, size] f32: descending values [rows, k] f32 and indices [rows, k] i64.
 
-    A row that holds NaN has NaN values, and indices that are in range and nothing else.
+    Ties go to the lower index. A row that contains NaN has NaN values, and arbitrary indices that are in
+    range.
     """
     rows, size = logits.shape
     assert isinstance(size, int)
@@ -46,7 +47,7 @@ def _indices(e: Emitter, rows: Dim, count: int) -> Tensor:
 
 
 def _rank(e: Emitter, values: Tensor, indices: Tensor) -> Tensor:
-    """[rows, count] i32: how many elements of the row come before each."""
+    """Count the elements of the row that precede each element, [rows, count] i32."""
     body = """\
   %zero = arith.constant 0 : i32
   %one = arith.constant 1 : i32
@@ -64,7 +65,7 @@ def _rank(e: Emitter, values: Tensor, indices: Tensor) -> Tensor:
 
 
 def _pick(e: Emitter, rank: Tensor, source: Tensor, k: int) -> Tensor:
-    """[rows, k]: the elements of `source` whose rank is 0, 1, ..., k - 1."""
+    """Pick the elements of `source` with ranks 0, 1, ..., k - 1: [rows, k]."""
     kind = source.dtype
     lowest, keep = ("0xFF800000", "arith.maximumf") if kind == "f32" else ("0", "arith.maxsi")
     body = f"""\
@@ -81,7 +82,7 @@ def _pick(e: Emitter, rank: Tensor, source: Tensor, k: int) -> Tensor:
 
 
 def _spoil(e: Emitter, values: Tensor, maxima: Tensor) -> Tensor:
-    """The values, or NaN for all of a row in which a maximum is NaN."""
+    """Return the values, with NaN for all of a row if one of its maxima is NaN."""
     larger = "  %m = arith.maximumf %a, %out : f32\n  linalg.yield %m : f32"
     shape = (maxima.shape[0],)
     row = e.elementwise(
@@ -95,7 +96,7 @@ def _spoil(e: Emitter, values: Tensor, maxima: Tensor) -> Tensor:
 
 
 def _candidates(e: Emitter, logits: Tensor, tile_ids: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """[rows, tiles * width] each: the values of those tiles, and their indices (i32) in the row."""
+    """Gather the values of the tiles and their row indices (i32), [rows, tiles * width] each."""
     rows, tiles = tile_ids.shape
     assert isinstance(tiles, int)
     index = f"""\

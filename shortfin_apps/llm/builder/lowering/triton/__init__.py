@@ -1,1 +1,1 @@
-"""Lowering to the Triton kernels of kernels/triton, for GPUs."""
+"""Lowering to the Triton kernels in kernels/triton, for GPUs."""

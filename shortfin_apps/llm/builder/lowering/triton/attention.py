@@ -1,4 +1,4 @@
-"""The attention block by Triton kernels: projection with rotation and cache write, then attention."""
+"""The attention block in Triton: projection with rotation and cache write, then attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import tiles_of
 
 
 class TritonAttention:
-    """q, k and v, the cache, and attention over it. Its pages are as those of the linalg kernels."""
+    """Projects q, k and v, writes the cache and attends; pages have the layout of the linalg kernels."""
 
     def __init__(self, context: LoweringContext, launcher: Launcher, operands: MatmulOperands) -> None:
         spec, options, tiles = context.spec, context.options, tiles_of(context.target)
@@ -37,7 +37,10 @@ class TritonAttention:
         layer: int,
         batch: Batch,
     ) -> Tensor:
-        """-> q [tokens, heads * head_dim], rotated, in the cache's type; k and v are in the cache then."""
+        """Project to q, k and v; return the rotated q [tokens, heads * head_dim] in the cache's type.
+
+        k and v are written to the cache.
+        """
         layout, operands = self._operands.of(e, given, weight)
         kernel = self._matmuls.project_qkv(self._weights.shape(weight), batch.tokens, batch.slab, layout)
         operands |= {
@@ -53,9 +56,9 @@ class TritonAttention:
         return made["q"]
 
     def store(self, e: Emitter, qkv: Tensor, norm: str, layer: int, batch: Batch) -> Tensor:
-        """q, k and v [tokens, features] f32, or these with gates between q and k -> as `project`.
+        """Norm, rotate and store qkv [tokens, features] f32, with or without gates between q and k.
 
-        `norm` has the weights of norms of q and k.
+        `norm` names the weights of the norms of q and k. Returns q as `project` does.
         """
         _, features = qkv.shape
         assert isinstance(features, int)
@@ -73,7 +76,7 @@ class TritonAttention:
         return made["q"]
 
     def attend(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        """q as of `project` -> [tokens, heads * head_dim] in the type that matmuls read.
+        """Attend with `project`'s q; return [tokens, heads * head_dim] in the matmuls' activation type.
 
         In a decode all rows are single tokens; among packed rows some may be.
         """

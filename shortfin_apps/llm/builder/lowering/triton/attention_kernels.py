@@ -1,4 +1,4 @@
-"""The kernels of attention over pages, with the tiles of a kind of GPU."""
+"""The kernels of attention over pages, with tiles for the kind of GPU."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 
 
 class AttentionKernels:
-    """Those of a model. A single token's context is shared by workgroups, each of which takes `split` slots,
-    or more where `most_splits` of them would not suffice. With `--batch-invariant`, several tokens are
-    attended in the same shares and columns."""
+    """The attention kernels of a model.
+
+    Workgroups share a single token's context. Each takes `split` slots, or more if `most_splits` workgroups
+    would not cover the context. With `--batch-invariant`, attention of several tokens uses the same shares
+    and columns.
+    """
 
     def __init__(self, spec: ModelSpec, options: BuildOptions, tiles: TileTable) -> None:
         self._spec = spec
@@ -31,19 +34,19 @@ class AttentionKernels:
         self._tiles = tiles
         self._sharing = spec.num_attention_heads // spec.num_key_value_heads
         self.split = tiles.split
-        # There is room for all parts of the longest row, so that the size of a decode's workspace is known.
+        # Covers the longest row, so that the size of a decode's workspace is known.
         self.most_splits = min(MOST_SPLITS, -(-context_length(spec, options) // self.split))
 
     def splits(self, window: int | None) -> int:
-        """The most parts of a row that sees the last `window` slots, or all."""
+        """Return the maximum number of parts of a row that sees the last `window` slots, or all."""
         if window is None:
             return self.most_splits
-        # How far the first share may begin before the window.
+        # The first share may start this many slots before the window.
         before = self.split if self._options.batch_invariant else self._decode_tile.columns
         return min(self.most_splits, -(-(window + before) // self.split))
 
     def attend(self, leaves_singles: bool, window: int | None, slab: Slab) -> Kernel:
-        """Attention of tiles of tokens."""
+        """Return the kernel for tiles of tokens."""
         tile = self._tile
         tokens = tile.queries // self._sharing
         return Kernel(
@@ -64,7 +67,7 @@ class AttentionKernels:
         )
 
     def attend_singles(self, window: int | None, slab: Slab) -> Kernel:
-        """Attention of rows of one token, split over the row's slots."""
+        """Return the kernel for rows of one token, split over the row's slots."""
         spec = self._spec
         tile = self._decode_tile
         most_splits = self.splits(window)
@@ -88,8 +91,10 @@ class AttentionKernels:
         )
 
     def store_qkv(self, slab: Slab, features: int) -> Kernel:
-        """q and k normed and rotated, of as many features with v, or with gates and v; q in `query_dtype`,
-        k and v in the cache."""
+        """Return the kernel that norms and rotates q and k, and stores k and v in the cache.
+
+        q is returned in `query_dtype`. More `features` than q, k and v have mean that rows also hold gates.
+        """
         spec, options = self._spec, self._options
         turned = spec.qkv_features - spec.num_key_value_heads * spec.head_dim
         return Kernel(
@@ -179,12 +184,12 @@ class AttentionKernels:
 
 
 def pages_of(slab: Slab) -> Buffer:
-    """The slab, as a buffer of a kernel."""
+    """Describe the slab as a buffer of a kernel."""
     _, elements = slab.cache.shape
     assert isinstance(elements, int)
     return buffer(slab.cache.dtype, "pages", elements)
 
 
 def _suffix(window: int | None) -> str:
-    """The end of a kernel's name."""
+    """Return the suffix of a kernel's name."""
     return "" if window is None else "_window"

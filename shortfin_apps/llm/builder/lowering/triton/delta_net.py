@@ -1,4 +1,4 @@
-"""Gated delta nets by a Triton kernel, one launch a layer."""
+"""Gated delta nets as a Triton kernel, one launch per layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.model.operations import DeltaRule
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 
-_WAVE_ELEMENTS = 2048  # of a state: 64 registers of each of 32 lanes
+_WAVE_ELEMENTS = 2048  # elements of a state per wave: 64 registers in each of 32 lanes
 _MOST_WAVES = 16
 
 
 class TritonDeltaNet:
-    """Kernels of DeltaRule."""
+    """DeltaRule kernels for GPUs."""
 
     def __init__(self, context: LoweringContext, net: DeltaNet) -> None:
         self._kernel = delta_rule_kernel(context.spec, net, context.options)
@@ -50,8 +50,8 @@ class TritonDeltaNet:
 
 
 def delta_rule_kernel(spec: ModelSpec, net: DeltaNet, options: BuildOptions) -> Kernel:
-    """The kernel of a model's layers; the state of a head is in the registers of a workgroup."""
-    elements = len(net.layers) * net.state_elements  # of a page, in f32 whatever the cache's type is
+    """Return the kernel of a model's layers; a head's state is in the registers of a workgroup."""
+    elements = len(net.layers) * net.state_elements  # per page; always f32, whatever the cache's type
     return Kernel(
         name="delta_rule",
         function=delta_rule,

@@ -1,4 +1,4 @@
-"""The Kernels of routed experts: those that route, the two matmuls, and the sum over a token."""
+"""The Kernels of routed experts: routing, the two matmuls, and the sum over a token's experts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.weights.layout import WeightLayout
 
-_COMPARED = 8192  # experts of rows that a workgroup compares at once
+_COMPARED = 8192  # token-expert pairs times experts that a workgroup compares at once
 
 
 class ExpertKernels:
-    """Makes each Kernel for `experts` of the model `spec`."""
+    """Creates each Kernel for `experts` of the model `spec`."""
 
     def __init__(self, spec: ModelSpec, options: BuildOptions, experts: RoutedExperts) -> None:
         self._spec = spec
@@ -79,7 +79,7 @@ class ExpertKernels:
         )
 
     def gated(self, layout: WeightLayout, tile: MatmulTile) -> Kernel:
-        """The activated gate times up of tiles of rows, sorted for `tile.rows`."""
+        """Return the matmul of gate and up with the activation, for rows sorted in tiles of `tile.rows`."""
         spec, experts = self._spec, self._experts
         interface = Interface(
             constants=("tokens", "rows"),
@@ -99,7 +99,7 @@ class ExpertKernels:
         return self._matmul("gated_experts", gated_experts, interface, shape, layout, tile, constexprs)
 
     def multiply(self, layout: WeightLayout, tile: MatmulTile) -> Kernel:
-        """The products of those with the experts' second matrices."""
+        """Return the matmul of the gated results with the experts' second matrices."""
         shape = self._spec.hidden_size, self._experts.features
         interface = Interface(
             constants=("rows",),
@@ -141,7 +141,7 @@ class ExpertKernels:
         )
 
     def _matrices(self, layout: WeightLayout, out_features: int, in_features: int) -> dict[str, Buffer]:
-        """The experts' weights, one behind another, and the tables that say which rows take whose."""
+        """Return the buffers of the experts' concatenated weights, and the tables from rows to experts."""
         count = self._experts.count
         held = matrix(layout, (count * out_features, in_features))
         if self._experts.has_biases:
@@ -158,7 +158,7 @@ class ExpertKernels:
         tile: MatmulTile,
         constexprs: Mapping[str, Constexpr],
     ) -> Kernel:
-        """Its grid is the tiles of rows by tiles of a matrix's rows."""
+        """Return a matmul with a grid of row tiles by tiles of a matrix's output features."""
         out_features, in_features = shape
         return Kernel(
             name=f"{name}{kind_of(layout)}_{out_features}x{in_features}_{tile.suffix}",

@@ -1,4 +1,4 @@
-"""Routed experts by Triton kernels: two launches that route, two matmuls, and the sum over a token."""
+"""Routed experts in Triton: two routing launches, two matmuls, and the sum over a token's experts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 
-_LIKELY_TOKENS = 512  # of a batch whose number of tokens is not known
+_LIKELY_TOKENS = 512  # assumed for batches with an unknown number of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """The results of routing.py for `tokens` with `rows` experts in all, in `tiles` of `tile_rows`.
+    """The results of routing.py for `tokens` with `rows` token-expert pairs, in `tiles` of `tile_rows`.
 
-    `average`: the rows that an expert is expected to have.
+    `average` is the expected number of rows per expert.
     """
 
     tokens: Dim
@@ -39,7 +39,7 @@ class ExpertTiles:
 
     @property
     def operands(self) -> dict[str, Dim | Tensor]:
-        """Those of the matmuls."""
+        """The operands of the matmuls."""
         return {
             "rows": self.rows,
             "tiles": self.tiles,
@@ -49,7 +49,7 @@ class ExpertTiles:
 
 
 class TritonExperts:
-    """Kernels of Route, GatedExperts and SumExperts."""
+    """Kernels of Route, GatedExperts and SumExperts for GPUs."""
 
     def __init__(
         self, context: LoweringContext, experts: RoutedExperts, launcher: Launcher, operands: MatmulOperands
@@ -102,7 +102,7 @@ class TritonExperts:
         residual: Tensor,
         norm: Mapping[str, Tensor | None],
     ) -> dict[str, Tensor]:
-        """Launches `sum_experts`, and returns its results; `norm` are the operands of a norm behind it."""
+        """Launch `sum_experts` and return its results; `norm` holds the operands of the norm that follows."""
         kernel = self._kernels.multiply(self._weights.layout(weight), self._tile_for(routing, weight))
         matrices = load_matrix(e, self._weights, weight) | self._load_bias(e, bias)
         given = self._operands.activations(e, x, weight)
@@ -122,7 +122,7 @@ class TritonExperts:
         return {} if bias is None else {"bias": self._weights.load_one(e, bias)}
 
     def _average(self, tokens: Dim) -> int:
-        """The rows that an expert has on average."""
+        """Return the average number of rows per expert."""
         known = tokens if isinstance(tokens, int) else _LIKELY_TOKENS
         return -(-known * self._experts.per_token // self._experts.count)
 
@@ -130,7 +130,7 @@ class TritonExperts:
         return self._tiles.float4_expert(average) if self._are_float4 else None
 
     def _tile_for(self, routing: ExpertTiles, weight: str) -> MatmulTile:
-        """That of a weight for rows which are sorted already."""
+        """Return the tile of a weight for rows that are already sorted."""
         if own := self._own_tile(routing.average):
             return own
         _, *shape = self._weights.shape(weight)
@@ -138,7 +138,7 @@ class TritonExperts:
         return replace(tile, rows=routing.tile_rows)
 
     def _most_tiles(self, e: Emitter, rows: Dim, tile_rows: int) -> Dim:
-        """The most that as many rows can fill: a row alone for each expert, and all others of one."""
+        """Return the maximum number of tiles: one row in each expert, all other rows in one expert."""
         count = self._experts.count
         first = e.at_most(rows, count)
         if isinstance(rows, int) and isinstance(first, int):
@@ -149,7 +149,7 @@ class TritonExperts:
 
 
 def _are_float4(context: LoweringContext) -> bool:
-    """Whether the matrices of all experts are in floats of 4 bits."""
+    """Whether the matrices of all experts are 4-bit floats."""
     spec, options = context.spec, context.options
     names = [name for name in weight_shapes(spec) if name.endswith("_exps.weight")]
     layouts = [weight_layout(name, spec, options, context.target) for name in names]

@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for the target and dispatches them."""
+"""Compile Triton kernels for the target and dispatch them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Operands = Mapping[str, Dim | Tensor | None]
 
 
 class Launcher:
-    """Launches kernels on one target, each compiled when it is first used."""
+    """Launches kernels on one target; each is compiled at its first use."""
 
     def __init__(self, target: Target, rendered: RenderedKernels) -> None:
         self._target = target
         self._rendered = rendered
 
     def launch(self, e: Emitter, kernel: Kernel, operands: Operands) -> dict[str, Tensor]:
-        """Dispatches `kernel` and returns the buffers that it writes, by name.
+        """Dispatch `kernel` and return the buffers that it writes, by name.
 
-        Of the interface's buffers, those that `operands` has as None are not there: None in the kernel too.
+        Buffers of the interface that are None in `operands` are omitted, and None in the kernel too.
         """
         absent = {name for name, operand in operands.items() if operand is None}
         kernel = kernel.without(absent)

@@ -1,8 +1,8 @@
-"""All between a model's token ids and its logits by Triton kernels: five launches a layer.
+"""Everything between a model's token ids and its logits as Triton kernels: five launches per layer.
 
-They are: q, k and v with their rotation and the write to the cache; attention; its output's projection with
-the residual; the gated pair; and the projection down with the residual. A norm is deferred to the matmul that
-reads it (see kernels/triton/__init__.py), for which the residual's matmul prepares.
+They are: q, k and v with rotation and cache write; attention; the output projection with the residual; the
+gated pair; and the down projection with the residual. A norm is deferred to the matmul that reads it (see
+kernels/triton/__init__.py); the residual's matmul prepares for it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ from shortfin_apps.llm.builder.model.operations import (
 
 
 class TritonLayers:
-    """Implements FusedKernels, and has kernels of Embed, norms, Linear, GatedLinear, LastTokens, and of
-    experts."""
+    """FusedKernels, and kernels of Embed, norms, Linear, GatedLinear, LastTokens and experts."""
 
     def __init__(self, context: LoweringContext) -> None:
         self._spec = context.spec
@@ -64,7 +63,7 @@ class TritonLayers:
         self._routed = (
             None if experts is None else TritonExperts(context, experts, self._launcher, self._operands)
         )
-        # f16 may overflow where x is scaled before its norm is taken.
+        # f16 may overflow if x is scaled before it is normed.
         self._defers_norms = self._act != "f16"
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
@@ -133,7 +132,7 @@ class TritonLayers:
                 values[attention.out] = self._attention.attend(e, q, attention.layer, values.batch)
 
     def prepare(self, e: Emitter, batch: Batch) -> None:
-        """Computes what the layers need of the batch's tokens."""
+        """Compute the per-token data that the layers need."""
         self._tokens.prepare(e, batch)
 
     def last_tokens(self, e: Emitter, x: Tensor, batch: Batch) -> Tensor:
@@ -177,7 +176,7 @@ class TritonLayers:
     def _add_normed(
         self, e: Emitter, x: Tensor, weight: str, residual: Tensor, behind: Operation | None
     ) -> tuple[Tensor, Activations | None]:
-        """The sum, and what the matmuls behind the operation `behind`, a Norm or Narrow, read of it."""
+        """Return the sum, and the activations for the matmuls after the Norm or Narrow `behind`."""
         features = self._spec.hidden_size
         block = power_of_two(features)
         vector, rows = buffer("f32", features), buffer("f32", "tokens", features)
@@ -230,7 +229,7 @@ class TritonLayers:
         residual: Tensor,
         norm: str | None,
     ) -> tuple[Tensor, Activations | None]:
-        """`weights` are the matrix and its bias."""
+        """Emit the experts' sum; `weights` are the matrix and its bias."""
         made = self._experts.sum_experts(e, x, *weights, routing, residual, self._norm(e, norm))
         return made["y"], _prepared(made)
 
@@ -242,7 +241,7 @@ class TritonLayers:
     def _linear(
         self, e: Emitter, x: Tensor | Activations, weight: str, residual: Tensor | None, norm: str | None
     ) -> tuple[Tensor, Activations | None]:
-        """The layer's output, and what the matmuls behind `norm` read of it."""
+        """Return the layer's output, and the activations for the matmuls after `norm`."""
         given = _activations(x)
         layout, operands = self._operands.of(e, given, weight)
         kernel = self._matmuls.linear(self._weights.shape(weight), given.x.shape[0], layout)
@@ -298,14 +297,14 @@ class TritonLayers:
         return made["y"], _prepared(made)
 
     def _norm(self, e: Emitter, weight: str | None) -> dict[str, Tensor | None]:
-        """The operands that make a kernel prepare for a norm; without one, that its results are absent."""
+        """Return the operands that make a kernel prepare for a norm; without one, mark the results absent."""
         if weight is None:
             return {"norm": None, "scaled": None, "squares": None}
         return {"norm": self._weights.load_one(e, weight)}
 
 
 def _is_chain(run: Sequence[Operation]) -> bool:
-    """Whether each operation reads what the one before it writes."""
+    """Whether each operation reads the result of the previous one."""
     return all(second.x == first.out for first, second in pairwise(run))
 
 
@@ -318,5 +317,5 @@ def _prepared(made: dict[str, Tensor]) -> Activations | None:
 
 
 def _row_tuning(block: int) -> Tuning:
-    """For kernels that take a row of `block` elements a workgroup: some elements for every lane."""
+    """Return the tuning of kernels with a row of `block` elements per workgroup: some elements per lane."""
     return Tuning(num_waves=min(8, max(1, block // 512)))

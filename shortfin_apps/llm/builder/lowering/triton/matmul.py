@@ -1,4 +1,4 @@
-"""The Kernels of a model's matmuls: what all share, and what each kind reads and writes besides."""
+"""The Kernels of a model's matmuls: their common part, and the inputs and outputs of each kind."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, BlockRows, Fp
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 Shape = tuple[int, ...]  # of a weight: output features, input features
-MATRIX = ("w", "scales", "minima")  # operands that hold a weight; one in floats has the first only
+MATRIX = ("w", "scales", "minima")  # operands that hold a weight; a float weight has only the first
 
 
 class MatmulKernels:
-    """Makes the Kernel of each matmul; `tile_of` has the tile for a number of tokens and a weight's shape and
-    layout.
+    """Creates the Kernel of each matmul.
 
-    A weight lies in `layout`, by default in floats row by row.
+    `tile_of` returns the tile for a number of tokens and a weight's shape and layout. A weight is stored in
+    `layout`, by default as row-major floats.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class MatmulKernels:
         self._tile_of = tile_of
 
     def linear(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
-        """x times the transpose of w, plus `residual`; with `norm`, what the matmuls behind it read."""
+        """Return x times the transpose of w, plus `residual`; `norm` adds outputs for the next matmuls."""
         out_features, _ = shape
         tile = self._tile_of(tokens, shape, layout)
         interface = Interface(
@@ -57,7 +57,7 @@ class MatmulKernels:
         return self._kernel("linear", linear, interface, shape, layout, tile, {"OUT": out_features})
 
     def gated_linear(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
-        """The spec's activation of the first half of w's features, times the second half."""
+        """Return the kernel of the spec's activation of w's first half of features, times the second half."""
         out_features = shape[0] // 2
         tile = self._tile_of(tokens, shape, layout)
         interface = Interface(
@@ -71,9 +71,9 @@ class MatmulKernels:
     def project_qkv(
         self, shape: Shape, tokens: Dim, slab: Slab, layout: WeightLayout | None = None
     ) -> Kernel:
-        """q, rotated, in `query_dtype`; k, rotated, and v go to the cache.
+        """Return the kernel that makes the rotated q, in `query_dtype`, and caches the rotated k, and v.
 
-        Where a head has a norm, or a scale in the cache, a tile has whole heads.
+        If a head has a norm, or a scale in the cache, a tile holds complete heads.
         """
         spec, options = self._spec, self._options
         has_whole_heads = spec.qk_norm or options.kv == "q8_0"
@@ -103,7 +103,7 @@ class MatmulKernels:
             "STRIDE": options.block_seq_stride,
             "ROW": row_elements(spec, options),
         }
-        # It goes by the narrow tile: those that differ may be of one size when they are wide.
+        # Named by the narrow tile, as different tiles may have one size after widening.
         kernel = self._kernel(
             f"project_qkv{slab.suffix}", project_qkv, interface, shape, layout, wide, heads, columns
         )
@@ -128,7 +128,7 @@ class MatmulKernels:
         constexprs: Mapping[str, Constexpr],
         columns: int | None = None,
     ) -> Kernel:
-        """Its grid is tiles of tokens by tiles of `columns`, by default the weight's rows."""
+        """Return a matmul with a grid of token tiles by tiles of `columns`, by default the weight's rows."""
         out_features, in_features = shape
         return Kernel(
             name=f"{name}{kind_of(layout)}_{out_features}x{in_features}_{tile.suffix}",
@@ -149,14 +149,14 @@ class MatmulKernels:
 
 
 def _widened(tile: MatmulTile, layout: WeightLayout | None, least_columns: int) -> MatmulTile:
-    """The tile with at least so many columns."""
-    if isinstance(layout, Fp8Rows):  # whose depth is that of groups
+    """Return the tile with at least `least_columns` columns."""
+    if isinstance(layout, Fp8Rows):  # its depth is the group size
         return replace(tile, columns=max(tile.columns, least_columns))
     return tile.with_columns(least_columns)
 
 
 def kind_of(layout: WeightLayout | None) -> str:
-    """The part of a kernel's name that tells the layout of its weight."""
+    """Return the part of a kernel's name that identifies the layout of its weight."""
     match layout:
         case BlockRows(blocks):
             return f"_{blocks}"
@@ -166,24 +166,24 @@ def kind_of(layout: WeightLayout | None) -> str:
 
 
 def block_constants(layout: WeightLayout | None) -> tuple[int, ...] | None:
-    """What kernels are told of blocks (kernels/triton/blocks.py); None for other weights."""
+    """Return the block constants of kernels/triton/blocks.py; None for other weights."""
     blocks = layout.blocks if layout else None
     return (blocks.bits, blocks.size, blocks.group or 0, int(blocks.is_e2m1)) if blocks else None
 
 
 def matrix(layout: WeightLayout, shape: Shape) -> dict[str, Buffer]:
-    """The operands that hold a weight."""
+    """Return the operands that hold a weight."""
     stored = layout.stored("w", shape).values()
     return {name: buffer(dtype, *sizes) for name, (sizes, dtype) in zip(MATRIX, stored, strict=False)}
 
 
 def load_matrix(e: Emitter, weights: WeightTypes, name: str) -> dict[str, Tensor]:
-    """Those operands."""
+    """Load the operands that hold a weight."""
     return dict(zip(MATRIX, weights.load(e, name), strict=False))
 
 
 def quantised(dtype: str, features: int, count: str = "tokens") -> dict[str, Buffer]:
-    """x [count, features] in 8-bit floats, and its scales (kernels/triton/fp8.py)."""
+    """Return x [count, features] in 8-bit floats, and its scales (kernels/triton/fp8.py)."""
     return {
         "x": buffer(dtype, count, features),
         "x_scales": buffer("f32", count, -(-features // FP8_GROUP)),
@@ -193,19 +193,19 @@ def quantised(dtype: str, features: int, count: str = "tokens") -> dict[str, Buf
 def activations(
     layout: WeightLayout | None, act: FloatType, features: int, count: str = "tokens"
 ) -> dict[str, Buffer]:
-    """The operands that hold x [count, features] of a matmul with a weight in `layout`."""
+    """Return the operands that hold x [count, features] of a matmul with a weight in `layout`."""
     if isinstance(layout, Fp8Rows):
         return quantised(layout.dtype, features, count)
     return {"x": buffer(act, count, features)}
 
 
 def item_bytes(layout: WeightLayout | None, act: FloatType) -> int:
-    """Those of an element of that x."""
+    """Return the bytes of an element of x, for a weight in `layout`."""
     return 1 if isinstance(layout, Fp8Rows) else FLOAT_DTYPES[act].itemsize
 
 
 def deferred(act: str, features: int, count: str = "tokens") -> dict[str, Buffer]:
-    """The results that prepare x [count, features] for the matmuls behind a norm."""
+    """Return the outputs that prepare x [count, features] for the matmuls after a norm."""
     return {
         "scaled": buffer(act, count, features),
         "squares": buffer("f32", count, features // GROUP),

@@ -1,4 +1,4 @@
-"""What matmuls read: weights, widened where there are many tokens, and activations, quantised for fp8."""
+"""Operands of matmuls: weights, widened for large batches, and activations, quantised for fp8."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
 )
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
 
-# From so many tokens on, it takes less time to widen a weight once than in each tile of tokens.
+# From this many tokens on, widening a weight once is faster than widening it in each tile of tokens.
 WIDENED_TOKENS = 256
 _QUANTISED_ROWS = 16
 _WIDENED_ROWS, _WIDENED_DEPTH = 32, 256
@@ -29,9 +29,9 @@ _WIDENED_ROWS, _WIDENED_DEPTH = 32, 256
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """The input of a matmul: `x` [tokens, features] in its type, normalised, or scaled for a deferred norm.
+    """The input of a matmul: `x` [tokens, features], normed, or scaled for a deferred norm.
 
-    In the latter case `squares` [tokens, features / GROUP] f32 has the sums of squares before.
+    For a deferred norm, `squares` [tokens, features / GROUP] f32 holds the sums of squares before scaling.
     """
 
     x: Tensor
@@ -39,7 +39,7 @@ class Activations:
 
 
 class MatmulOperands:
-    """Launches what has to be done to a matmul's operands before it."""
+    """Prepares a matmul's operands with the necessary launches."""
 
     def __init__(self, context: LoweringContext, launcher: Launcher) -> None:
         self._act = context.options.activations
@@ -49,7 +49,7 @@ class MatmulOperands:
     def of(
         self, e: Emitter, given: Activations, weight: str
     ) -> tuple[WeightLayout, dict[str, Dim | Tensor | None]]:
-        """The layout in which a matmul of MatmulKernels takes the weight, and its operands."""
+        """Return the layout in which a matmul of MatmulKernels reads the weight, and its operands."""
         layout, tokens = self._weights.layout(weight), given.x.shape[0]
         stored = load_matrix(e, self._weights, weight)
         if isinstance(layout, BlockRows) and (isinstance(tokens, str) or tokens >= WIDENED_TOKENS):
@@ -59,7 +59,7 @@ class MatmulOperands:
         return layout, {"tokens": tokens, **x, "in_squares": given.squares, **stored}
 
     def activations(self, e: Emitter, x: Tensor, weight: str) -> dict[str, Tensor]:
-        """The operands that hold x of a matmul with the weight."""
+        """Return the operands that hold x of a matmul with the weight."""
         layout = self._weights.layout(weight)
         return self._quantised(e, x, layout) if isinstance(layout, Fp8Rows) else {"x": x}
 

@@ -1,4 +1,4 @@
-"""Sampling by Triton kernels, from candidates or from whole rows."""
+"""Sampling in Triton, from candidates or from full rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, LeftRows, 
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher, Operands
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
 
-EDITS = 128  # that a workgroup applies
-PART = 1024  # logits of a row that a workgroup weighs; AMD GPUs lack scalar registers to search more at once
-WAVES = 4  # that draw the token of a row
+EDITS = 128  # edits per workgroup
+PART = 1024  # logits of a row per workgroup; AMD GPUs lack scalar registers to search more at once
+WAVES = 4  # per row drawn
 
 _OF_ROWS = buffer("i64", "rows")
 
 
 class TritonSampling:
-    """Kernels of Sample."""
+    """Sample kernels for GPUs."""
 
     draws_rows = True
 
@@ -101,7 +101,7 @@ class TritonSampling:
 
 
 class SamplingKernels:
-    """The Kernels that draw a token for each row of `size` logits, whose best `k` are its candidates."""
+    """The Kernels that draw a token for each row of `size` logits, with its best `k` as candidates."""
 
     def __init__(self, size: int, k: int) -> None:
         self._size = size
@@ -175,7 +175,7 @@ class SamplingKernels:
         )
 
     def _of_rows(self, function: Any, reads: Sequence[str], writes: dict[str, Buffer]) -> Kernel:
-        """A Kernel that has a workgroup for each row."""
+        """Return a Kernel with a workgroup per row."""
         rounded = {"PARTS_BLOCK": power_of_two(self._parts), "BLOCK": power_of_two(self._k)}
         return Kernel(
             name=function.__name__,

@@ -12,17 +12,17 @@ from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
 
-MOST_SPLITS = 64  # workgroups that share the slots of a single token's attention
+MOST_SPLITS = 64  # maximum workgroups per K/V head for a single token's attention
 _ANY = sys.maxsize
-_LEAST_DEPTH_BYTES = 64  # a block of weights, widened to 16 bits; a matrix instruction takes no more of K
-_UNKNOWN_TOKENS = 512  # what a number counts as that is not known when a kernel is compiled
+_LEAST_DEPTH_BYTES = 64  # a block of weights, widened to 16 bits; one matrix instruction takes no more of K
+_UNKNOWN_TOKENS = 512  # assumed if the number of tokens is unknown at compile time
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulTile:
     """A workgroup's tile of a matmul: `rows` tokens by `columns` features, `depth_bytes` of K at a time.
 
-    `early`: what is known of a norm before the product is loaded before it, for which there are registers.
+    `early`: load the norm's inputs before the product, if there are registers for them.
     """
 
     rows: int
@@ -33,22 +33,22 @@ class MatmulTile:
 
     @property
     def suffix(self) -> str:
-        """The end of its kernels' names."""
+        """The suffix of kernel names."""
         return f"{self.rows}x{self.columns}x{self.depth_bytes}"
 
     def with_columns(self, least: int) -> MatmulTile:
-        """The same with at least so many columns, in as much shared memory."""
+        """Return a tile with at least `least` columns that uses as much shared memory."""
         columns = max(self.columns, least)
         depth_bytes = max(_LEAST_DEPTH_BYTES, self.depth_bytes * self.columns // columns)
         return replace(self, columns=columns, depth_bytes=depth_bytes)
 
     def for_blocks(self) -> MatmulTile:
-        """The same for weights in blocks, which take registers while they are widened."""
+        """Return the tile for weights in blocks, which take registers while they are widened."""
         columns = self.columns if self.rows < 128 else min(self.columns, 128)
         return replace(self, columns=columns, early=self.early and self.rows <= 16)
 
     def for_fp8(self) -> MatmulTile:
-        """The same for a product in 8-bit floats, which keeps a second tile of sums in registers."""
+        """Return the tile for a product in 8-bit floats, which keeps a second tile of sums in registers."""
         tuning = Tuning(self.tuning.num_waves, min(self.tuning.num_stages, 3))
         return MatmulTile(self.rows, min(self.columns, 128), FP8_GROUP, tuning, self.rows <= 16)
 
@@ -59,7 +59,7 @@ class MatmulTile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """A workgroup's tile of an attention: `queries` by `columns` slots, fewer if these have more keys."""
+    """A workgroup's tile of attention: `queries` by `columns` slots, fewer if their keys are too large."""
 
     queries: int
     columns: int
@@ -69,7 +69,7 @@ class AttentionTile:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A tile for matmuls of up to so many tokens, with weights of up to so many output features."""
+    """A tile for matmuls of up to `tokens` tokens and weights of up to `features` output features."""
 
     tokens: int
     features: int
@@ -78,12 +78,12 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileTable:
-    """The tiles of one kind of GPU. Of `matmuls` the first that fits is used.
+    """The tiles of one kind of GPU; the first matching entry of `matmuls` is used.
 
-    `blocks` and `fp8` are those of weights in blocks and in 8-bit floats, which else come from `matmuls`;
-    `float4_experts` those of experts in floats of 4 bits, by the rows that one has on average.
-    `split`: the slots that a workgroup takes of a single token's attention, or the least multiple for which
-    MOST_SPLITS workgroups suffice.
+    `blocks` and `fp8` hold tiles for weights in blocks and in 8-bit floats; if empty, they derive from
+    `matmuls`. `float4_experts` holds tiles for experts in 4-bit floats, by average rows per expert. `split`
+    is the number of slots per workgroup in a single token's attention, or the smallest multiple of it with
+    which MOST_SPLITS workgroups suffice.
     """
 
     matmuls: Sequence[Use]
@@ -95,8 +95,10 @@ class TileTable:
     attention: AttentionTile
 
     def matmul(self, tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None = None) -> MatmulTile:
-        """The tile for a number of tokens, where a str stands for any, and the shape and layout of a weight,
-        by default floats row by row."""
+        """Return the tile for a number of tokens (a str: unknown) and the shape and layout of a weight.
+
+        The default layout is row-major floats.
+        """
         known = tokens if isinstance(tokens, int) else _UNKNOWN_TOKENS
 
         def first(uses: Sequence[Use]) -> MatmulTile:
@@ -110,7 +112,7 @@ class TileTable:
         return first(self.matmuls)
 
     def float4_expert(self, rows: int) -> MatmulTile | None:
-        """That of `float4_experts`; None where they have the tiles of other weights."""
+        """Return the tile from `float4_experts`; None if these experts use the tiles of other weights."""
         return next((use.tile for use in self.float4_experts if rows <= use.tokens), None)
 
 
@@ -124,13 +126,13 @@ _AMD = TileTable(
     decode_attention=AttentionTile(16, 32, Tuning(4, 2)),
     attention=AttentionTile(64, 64, Tuning(4, 2)),
 )
-# Triton 3.9 miscompiles attention's pipelined loads there: they read LDS before it is written.
+# Triton 3.9 miscompiles attention's pipelined loads on CDNA4: they read LDS before it is written.
 _CDNA4 = replace(
     _AMD,
     decode_attention=replace(_AMD.decode_attention, tuning=Tuning(4, 1)),
     attention=replace(_AMD.attention, tuning=Tuning(4, 1)),
 )
-# With wider tiles, weights of blocks of 8 bits spill registers there.
+# With wider tiles, 8-bit block weights spill registers on RDNA3.
 _RDNA3 = replace(
     _AMD,
     blocks=(
@@ -139,7 +141,7 @@ _RDNA3 = replace(
         Use(_ANY, _ANY, _AMD.matmuls[2].tile.for_blocks()),
     ),
 )
-# The quickest of five sets on an H200 that need less shared memory than those of _HOPPER.
+# The fastest of five sets on an H200 that need less shared memory than _HOPPER's.
 _NVIDIA = TileTable(
     matmuls=(
         Use(16, _ANY, MatmulTile(16, 32, 512, Tuning(4, 4))),
@@ -150,8 +152,8 @@ _NVIDIA = TileTable(
     decode_attention=AttentionTile(16, 128, Tuning(4, 2)),
     attention=AttentionTile(128, 64, Tuning(8, 2)),
 )
-# The quickest on an H200, or close to it, of those in bench/matmul_candidates.py, for the shapes of
-# Llama 3.1 8B and SmolLM2-135M in bf16 (bench/tune_matmul.py); of attention those in bench/tune_attention.py.
+# The fastest on an H200, or close to it, among bench/matmul_candidates.py, for the shapes of Llama 3.1 8B and
+# SmolLM2-135M in bf16 (bench/tune_matmul.py); for attention, among the tiles in bench/tune_attention.py.
 _HOPPER = TileTable(
     matmuls=(
         Use(16, 2048, MatmulTile(16, 16, 512, Tuning(2, 6))),
@@ -216,18 +218,18 @@ _HOPPER = TileTable(
 
 
 def tiles_of(target: Target) -> TileTable:
-    """The table for a GPU."""
+    """Return the table for a GPU."""
     if target.architecture != "nvptx":
         return _RDNA3 if target.cpu.startswith("gfx11") else _CDNA4 if target.cpu == "gfx950" else _AMD
     return _HOPPER if target.cpu.startswith("sm_90") else _NVIDIA
 
 
 def fitted(tile: AttentionTile, sharing: int, head_bytes: int) -> AttentionTile:
-    """The tile with room for the `sharing` query heads of a K/V head, and fewer slots of wide heads."""
+    """Fit the tile to the `sharing` query heads of a K/V head, with fewer slots for wide heads."""
     columns = max(16, min(tile.columns, tile.most_key_bytes // power_of_two(head_bytes)))
     return replace(tile, queries=max(tile.queries, power_of_two(sharing)), columns=columns)
 
 
 def power_of_two(number: int) -> int:
-    """The least that is no smaller."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()

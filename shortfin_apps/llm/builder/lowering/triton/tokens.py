@@ -1,4 +1,4 @@
-"""What Triton's kernels need of a batch's tokens, in one launch for all layers; and each row's last token."""
+"""The per-token data of a batch, in one launch for all layers; and each row's last token."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class TritonTokens:
         self._launcher = launcher
 
     def prepare(self, e: Emitter, batch: Batch) -> None:
-        """Computes slots, cosines and sines; where rows begin, for rows of several tokens; and counters of
-        the attention of single tokens.
+        """Compute slots, cosines and sines, row offsets if rows have several tokens, and attention counters.
 
-        A launch has the slots of one slab, and the cosines and sines of one rotation. States have no slots.
+        One launch computes the slots of one slab, and the cosines and sines of one rotation. States have no
+        slots. The counters are for attention of single tokens.
         """
         made = [(*pair, self._prepare(e, batch, *pair)) for pair in self._launches(batch)]
         batch.rotaries = {way: results["rotary"] for way, _, results in reversed(made)}
@@ -42,7 +42,7 @@ class TritonTokens:
             batch.offsets = batch.given_offsets or results["offsets"]
 
     def _launches(self, batch: Batch) -> list[tuple[Rotation, Slab]]:
-        """Each rotation, with the slab of windows where only layers there may have it; and each slab."""
+        """Pair each rotation with a slab (LOCAL with the windows' slab); add the last slab if it has none."""
         launches = [(way, batch.slabs[-1 if way is Rotation.LOCAL else 0]) for way in self._rotaries]
         if not self._spec.num_states and all(slab is not batch.slabs[-1] for _, slab in launches):
             launches.append((Rotation.GLOBAL, batch.slabs[-1]))
@@ -76,9 +76,9 @@ class TritonTokens:
         norm: Mapping[str, Tensor | None],
         deferred: Mapping[str, Buffer],
     ) -> dict[str, Tensor]:
-        """Launches `last_tokens`, and returns its results.
+        """Launch `last_tokens` and return its results.
 
-        `norm` are the operands of a norm behind it, `deferred` the results for that.
+        `norm` holds the operands of the norm that follows, `deferred` the outputs for it.
         """
         features = self._spec.hidden_size
         block = power_of_two(features)

@@ -1,4 +1,4 @@
-"""Top-k by Triton kernels."""
+"""Top-k in Triton."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
 
-_TILE = 2048  # elements that a workgroup searches for the best of chunks
+_TILE = 2048  # elements per workgroup in the search for chunk maxima
 
 
 class TritonTopK:
-    """Kernels of TopK."""
+    """TopK kernels for GPUs."""
 
     def __init__(self, context: LoweringContext) -> None:
         self._k = context.options.top_k
@@ -34,15 +34,15 @@ class TritonTopK:
 
 
 def top_k_kernels(size: int, k: int, architecture: str) -> tuple[Kernel, Kernel]:
-    """The Kernels that take the best of chunks, and of a row's `size` elements the best `k`."""
+    """Return the Kernels that find the best of each chunk, and the best `k` of a row's `size` elements."""
     chunk = chunk_of(size, k)
-    # A sort keeps masks of its lanes: CDNA has scalar registers for those of 256.
+    # A sort keeps masks of its lanes; CDNA has scalar registers for the masks of 256 lanes.
     waves = 4 if architecture == "amdgpu" else 8
     return _chunks_kernel(size, chunk), _row_kernel(size, chunk, k, waves)
 
 
 def chunk_of(size: int, k: int) -> int:
-    """Elements of a chunk: as many chunks are sorted as there are elements in the k best of them."""
+    """Return the chunk size with which there are as many chunks as elements in the k best chunks."""
     return power_of_two(max(2, isqrt(size // power_of_two(k))))
 
 
