@@ -18,7 +18,7 @@ ARTIFACT ?= .artifacts/smollm2-135m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install serve test check slow amd amd-smollm2 has-gcc border newest newest-install soak lint format bench clean
+.PHONY: help install serve test check slow amd amd-smollm2 has-gcc border newest newest-install soak lint format docs bench clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,11 +97,17 @@ format: $(VENV)/dev.stamp ## rewrite the sources in the house style
 	@$(BIN)/python -m ruff check --fix
 	@$(BIN)/python -m ruff format
 
+docs: $(VENV)/docs.stamp ## build the documents' site in dist/site, and check its links
+	@rm -rf .site && mkdir .site
+	@cp --parents *.md LICENSE docs/*.* docs/iree/* bench/*.md bench/*.svg bench/peers/*.md emulated_gpu/*.md .site
+	@$(BIN)/mkdocs build --clean
+	@echo dist/site/README.html
+
 bench: $(VENV)/runtime.stamp ## measure the server that `make serve` runs in another terminal
 	@$(LLM) bench --url http://$(HOST):$(PORT) --preset $(PRESETS)
 
 clean: ## remove .venv, artefacts and caches
-	rm -rf $(VENV) $(WITHOUT_SHORTFIN) $(NEWEST) .aarch64 .artifacts dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(WITHOUT_SHORTFIN) $(NEWEST) .aarch64 .artifacts .site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find shortfin_apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # `make serve` needs no development tools; a stamp stands for what pyproject.toml asked for when it was made.
@@ -112,6 +118,10 @@ $(VENV)/runtime.stamp: pyproject.toml $(OVERRIDES) | $(BIN)/uv
 
 $(VENV)/dev.stamp: pyproject.toml $(OVERRIDES) $(VENV)/runtime.stamp
 	@$(call pip_install,--group dev)
+	@touch $@
+
+$(VENV)/docs.stamp: pyproject.toml $(VENV)/runtime.stamp
+	@$(call pip_install,--group docs)
 	@touch $@
 
 # uv is several times quicker than pip but does not read pip.conf: where it fails, pip has its turn. pip knows no
