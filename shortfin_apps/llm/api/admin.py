@@ -65,7 +65,7 @@ async def debug_dump(request: Request, download: bool = False) -> Response:
 
 
 def _sent(path: Path) -> StreamingResponse:
-    """The file, opened before the answer begins: newer dumps may take its place at any time."""
+    """Answer with the file. It is opened first, as newer dumps may replace it at any time."""
     try:
         file = path.open("rb")
     except OSError as error:

@@ -1,6 +1,6 @@
 """Bodies of `/v1/messages` and `/v1/messages/count_tokens`, in Anthropic's shape.
 
-The sampling fields of the other routes are served beside Anthropic's own.
+The sampling fields of the other routes are accepted as well as Anthropic's own.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ThinkingBlock(Body):
     signature: str | None = None
 
 
-# The tags stand in the locations of pydantic's errors, so none may be the name of a field.
+# Tags appear in the locations of pydantic's errors, so a tag must not be the name of a field.
 BLOCK_TAGS = {kind: f"{kind} block" for kind in ("text", "tool_use", "tool_result", "thinking")}
 
 
