@@ -54,7 +54,7 @@ async def abort_all(request: Request) -> Response:
 
 @router.post("/debug/dump", responses={200: {"model": answers.DumpAnswer, "content": DUMP}})
 async def debug_dump(request: Request, download: bool = False) -> Response:
-    """Writes what the flight recorder has to a file on the server; with `download`, answers with it.
+    """Writes a dump of the flight recorder to a file on the server; with `download`, answers with the file.
 
     It holds token ids of all callers' requests.
     """

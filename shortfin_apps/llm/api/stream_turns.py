@@ -1,4 +1,4 @@
-"""Turns of the event loop in which every stream that has something new is written."""
+"""Writes all streams that have new output in one turn of the event loop."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Protocol
 
 
 class TurnTaker(Protocol):
-    """A stream. Neither method may raise or wait."""
+    """A stream. Its methods must not raise or wait."""
 
     def convert(self) -> None:
-        """Makes of what is new the bytes to send."""
+        """Serialise pending deltas."""
         ...
 
     def send(self) -> None: ...
 
 
 class StreamTurns:
-    """Has streams converted one after the other, and then sent, in one callback for the deltas of a step.
+    """Converts and then sends all streams with new deltas, in one callback per step of the engine.
 
-    Sends in a row take the kernel a fraction of the time of those with other work in between, where every
-    send wakes a receiver that has gone to sleep. When the loop is late, the deltas of several steps are one.
+    Consecutive sends cost the kernel a fraction of the time of sends with other work in between, each of
+    which wakes a sleeping receiver. If the event loop is late, the deltas of several steps are merged.
     """
 
     def __init__(self) -> None:
         self._streams: list[TurnTaker] = []
 
     def add(self, stream: TurnTaker) -> None:
-        """Gives the stream a part in the next turn."""
+        """Include the stream in the next turn."""
         if not self._streams:
             asyncio.get_running_loop().call_soon(self._take_turn)
         self._streams.append(stream)
