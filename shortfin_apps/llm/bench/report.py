@@ -24,7 +24,7 @@ from shortfin_apps.llm.bench.workload import Workload
 from shortfin_apps.llm.errors import InvalidRequestError
 
 SCHEMA = "shortfin-llm-bench/1"
-BESIDE_WIDTH = 100  # columns that two histograms need beside each other
+BESIDE_WIDTH = 100  # minimum columns for two histograms side by side
 Figures = Mapping[str, Any]
 Key = tuple[str, str]  # (server's label, workload's name)
 
@@ -187,7 +187,7 @@ def _table(doc: Figures) -> Table:
 
 
 def _cells(median: Figures, runs: Sequence[Figures]) -> list[str]:
-    """A table row. Cached prompt tokens and the client's CPU time help to judge the other columns."""
+    """Return a table row. Cached prompt tokens and client CPU time help to judge the other columns."""
     times = [
         f"{_number(median[f'{figure}_ms_p50'])} / {_number(median[f'{figure}_ms_p99'])}"
         for figure in ("ttft", "itl", "tpot", "latency")

@@ -1,4 +1,4 @@
-"""Who answers the lines of a batch: a model in this process, or a server."""
+"""Send a batch's lines to a model in this process or to a server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LocalSender:
         self._model = model
 
     async def send(self, request: BatchRequest) -> Answered:
-        """Raises UnavailableError when the model's device works no more, which is no fault of the line."""
+        """Send a request. Raises UnavailableError if the device has failed, which is not the line's fault."""
         answered = await self._model.post(request.url, request.body, request.num_sequences)
         if answered.status >= SERVER_FAILED and not self._model.healthy:
             raise UnavailableError(
