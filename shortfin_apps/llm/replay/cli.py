@@ -63,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replays, and prints what became of it. Raises LlmError."""
+    """Replay receipts and print the outcome. Raises LlmError."""
     from shortfin_apps.llm.bench.console import show
     from shortfin_apps.llm.replay.outcomes import table
     from shortfin_apps.llm.replay.reading import read_receipts
