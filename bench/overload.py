@@ -179,8 +179,8 @@ def line_of(trial: Trial) -> str:
 
 
 def draw(trials: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Draws two panels over the offered load: throughput over capacity; TTFT of admitted requests."""
-    import matplotlib.pyplot as plt  # of the dependency group `bench`, which measuring does not need
+    """Draw two panels over the offered load: throughput over capacity; TTFT of admitted requests."""
+    import matplotlib.pyplot as plt  # in the dependency group `bench`, not needed for measuring
 
     loads, capacities = [trial["load"] for trial in trials], [trial["capacity"] for trial in trials]
     pairs = list(zip(loads, capacities, strict=True))
