@@ -52,7 +52,7 @@ BAD_BODIES: list[dict[str, Any]] = [
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request; the client leaves after some stream events or, before any answer, after some seconds."""
+    """One request; the client may leave after a number of stream events or of seconds."""
 
     path: str
     body: dict[str, Any]

@@ -80,7 +80,7 @@ class JsonRoute(APIRoute):
 
 
 def check_fields(body: Body, request: Request) -> None:
-    """Raises InvalidRequestError for an unsupported field; records the ignored ones for the answer."""
+    """Raise InvalidRequestError for an unsupported field; record the ignored ones for the answer."""
     request.state.ignored_fields = service_of(request).field_check.ignored(body)
 
 

@@ -82,7 +82,7 @@ class Body(BaseModel):
 
 
 class StructuredOutputs(Body):
-    """vLLM's: one of the first five."""
+    """vLLM's structured outputs: one of the first five fields."""
 
     REFUSED = STRUCTURED_OUTPUTS_REFUSED
 

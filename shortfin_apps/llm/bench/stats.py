@@ -137,7 +137,7 @@ def median_figures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float | 
 def paired_ratios(
     figures: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> dict[str, tuple[float, float, float] | None]:
-    """Ratios `figures / baseline` per repeat: their median, minimum and maximum, by figure.
+    """Return the ratios `figures / baseline` per repeat: their median, minimum and maximum, by figure.
 
     The n-th repeats of both ran one after the other, so machine drift largely cancels.
     """

@@ -67,7 +67,7 @@ class TargetOptions:
 
 
 def parse_urls(urls: Sequence[str]) -> list[tuple[str, str]]:
-    """Labels and addresses from `URL` or `LABEL=URL`; the default label is the address.
+    """Parse labels and addresses from `URL` or `LABEL=URL`; the default label is the address.
 
     Raises InvalidRequestError when two have the same label.
     """
@@ -86,7 +86,7 @@ def _parse_url(url: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def open_target(label: str, url: str, options: TargetOptions) -> AsyncIterator[Target]:
-    """Connects and determines the model's name. Raises LlmError when the server cannot be measured."""
+    """Connect and determine the model's name. Raises LlmError if the server cannot be measured."""
     async with LlmClient(url, options.api_key, timeout_s=30.0, max_retries=1) as client:
         base_url = client.base_url
         model = options.model or await _first_model(client)
@@ -125,7 +125,7 @@ def _prompts(http: httpx.AsyncClient, model: str | None, options: TargetOptions)
 
 
 def file_tokenizer(file: Path) -> Tokenize:
-    """Tokenises with a Hugging Face `tokenizer.json`. Raises InvalidRequestError if it cannot be read."""
+    """Tokenise with a Hugging Face `tokenizer.json`. Raises InvalidRequestError if it cannot be read."""
     from tokenizers import Tokenizer  # imported only when it is used
 
     try:
@@ -150,7 +150,7 @@ def _unusable(file: Path, error: BaseException) -> BaseException:
 
 
 def server_tokenizer(http: httpx.AsyncClient, model: str | None) -> Tokenize:
-    """Tokenises with the server's `POST /tokenize`, in vLLM's or llama.cpp's format."""
+    """Tokenise with the server's `POST /tokenize`, in vLLM's or llama.cpp's format."""
     named = {} if model is None else {"model": model}
 
     async def tokenize(text: str) -> list[int]:

@@ -76,7 +76,7 @@ PRESETS = {
 
 
 def chosen_presets(names: str) -> list[Workload]:
-    """Presets from a comma-separated list, or `all`. Raises InvalidRequestError for an unknown name."""
+    """Return presets from a list with commas, or `all`. Raises InvalidRequestError for an unknown name."""
     if names.strip().lower() == "all":
         return list(PRESETS.values())
     chosen = [name.strip().upper() for name in names.split(",")]

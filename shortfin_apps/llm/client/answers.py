@@ -146,7 +146,7 @@ def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
 
 
 def parse_generation(body: Any) -> Generation:
-    """Parses a complete answer of either route. Raises ServerError for anything else."""
+    """Parse a complete answer of either route. Raises ServerError for anything else."""
     try:
         choice = body["choices"][0]
         message = choice.get("message")
@@ -165,7 +165,7 @@ def parse_generation(body: Any) -> Generation:
 
 
 def parse_chunk(event: Any) -> Chunk:
-    """Parses one streamed event of either route. Raises ServerError for anything else."""
+    """Parse one streamed event of either route. Raises ServerError for anything else."""
     try:
         usage = parse_usage(event.get("usage"))
         if not event["choices"]:
@@ -187,7 +187,7 @@ def parse_chunk(event: Any) -> Chunk:
 
 
 def parse_usage(usage: Any) -> Usage | None:
-    """Parses a `usage` object, or null."""
+    """Parse a `usage` object, or null."""
     if usage is None:
         return None
     details = usage.get("prompt_tokens_details") or {}

@@ -94,7 +94,7 @@ class LlmClient:
         )
 
     async def aclose(self) -> None:
-        """Closes all connections; requests in flight fail."""
+        """Close all connections; requests in flight fail."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -104,11 +104,11 @@ class LlmClient:
         await self.aclose()
 
     async def generate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Generation:
-        """Continues a prompt (`/v1/completions`)."""
+        """Continue a prompt (`/v1/completions`)."""
         return await self._complete("/v1/completions", self._completion(prompt, sampling))
 
     async def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
-        """Answers the last message of a conversation (`/v1/chat/completions`)."""
+        """Answer the last message of a conversation (`/v1/chat/completions`)."""
         return await self._complete("/v1/chat/completions", self._chat(messages, options))
 
     def stream(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> AsyncGenerator[Chunk, None]:
@@ -131,7 +131,7 @@ class LlmClient:
     async def generate_batch(
         self, prompts: Sequence[Prompt], *, max_concurrency: int | None = None, **sampling: Unpack[Sampling]
     ) -> list[Generation]:
-        """Continues many prompts, at most `max_concurrency` at a time; the answers keep their order.
+        """Continue many prompts, at most `max_concurrency` at a time; the answers keep their order.
 
         When a prompt fails, the others are cancelled and its error is raised.
         """
@@ -147,7 +147,7 @@ class LlmClient:
         return [answers[index] for index in range(len(prompts))]
 
     async def models(self) -> list[str]:
-        """Names of the server's models."""
+        """Return the names of the server's models."""
         body = await self._json("GET", "/v1/models")
         try:
             return [str(model["id"]) for model in body["data"]]
@@ -176,7 +176,7 @@ class LlmClient:
         return await self.health() if status == 404 else status == 200
 
     async def wait_ready(self, timeout_s: float = 600.0, interval_s: float = 0.2) -> None:
-        """Returns once the server is ready. Raises UnavailableError after `timeout_s` seconds."""
+        """Wait until the server is ready. Raises UnavailableError after `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not await self.ready():

@@ -48,7 +48,7 @@ the router's, keys are both's, the rest is every worker's. A process that ends i
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand `cluster`."""
+    """Add the subcommand `cluster`."""
     parser = subparsers.add_parser(
         "cluster", help="serve a model with several workers behind a router", description=DESCRIPTION
     )

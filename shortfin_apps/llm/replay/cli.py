@@ -39,7 +39,7 @@ The exit status is 0 if all is the same, 1 if anything differs, 2 for what canno
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Adds the subcommand, with its help and arguments."""
+    """Add the subcommand, with its help and arguments."""
     parser = subparsers.add_parser(
         "replay",
         help="compute an answer again from its receipt, and compare the bits",

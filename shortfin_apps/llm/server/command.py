@@ -26,7 +26,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand `serve`."""
+    """Add the subcommand `serve`."""
     description = (
         "Serves a model over HTTP: one that `shortfin-llm build` compiled, or a source, built first."
     )

@@ -139,7 +139,7 @@ class ServerConfig(RequestSettings, EngineSettings, HttpSettings, ModelSettings)
 
     @property
     def weighted_tenants(self) -> tuple[str, ...]:
-        """Names of the tenants in `tenant_weights`."""
+        """The names of the tenants in `tenant_weights`."""
         return tuple(entry.rpartition("=")[0] for entry in self.tenant_weights)
 
     def scheduling_options(self) -> SchedulingOptions:

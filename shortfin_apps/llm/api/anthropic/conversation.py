@@ -171,7 +171,7 @@ def _tool(tool: MessagesTool) -> Tool:
 
 
 def _tool_choice(choice: MessagesToolChoice) -> ToolChoice:
-    """Raises InvalidRequestError for a name without the type `tool`, or the type without a name."""
+    """Convert the choice. Raises InvalidRequestError if only one of a name and the type `tool` is given."""
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequestError(
             "`tool_choice.name` goes with the type `tool`, which needs it", "tool_choice.name"

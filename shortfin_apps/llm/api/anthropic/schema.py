@@ -84,7 +84,7 @@ class ToolResultBlock(Body):
 
 
 class ThinkingBlock(Body):
-    """A thought in an assistant's message; its signature is not looked at."""
+    """A thought in an assistant's message; its signature is ignored."""
 
     type: Literal["thinking"]
     thinking: str
@@ -128,7 +128,7 @@ class MessagesTool(Body):
 
 
 class MessagesToolChoice(Body):
-    """`name` is that of the function to call, with the type `tool`."""
+    """`name` is the function to call; it goes with the type `tool`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -157,7 +157,7 @@ class Metadata(Body):
 
 
 class ConversationFields(Body):
-    """What a prompt is made of."""
+    """The fields that determine a prompt."""
 
     model: str | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]

@@ -71,7 +71,7 @@ class Machine:
 
 
 def load_machine(device: Device, spec: ModelSpec, options: BuildOptions) -> Machine:
-    """Compiles the probes for the artefact's target, which takes seconds. Raises BuildError."""
+    """Compile the probes for the artefact's target, which takes seconds. Raises BuildError."""
     with tempfile.TemporaryDirectory(prefix="roofline-") as folder:
         vmfb, parameters = Path(folder, "machine.vmfb"), Path(folder, "machine.irpa")
         target = resolve_target(options.device)

@@ -85,7 +85,7 @@ def functions_of(elf: Any) -> Iterator[Function]:
 
 
 def profile(runner: Runner, batch: Batch, code: CodeMap) -> list[Share]:
-    """Samples back-to-back invocations; the largest share comes first."""
+    """Sample back-to-back invocations; the largest share comes first."""
     runner.run(batch)
     runs, begin = 0, runner.device_s
     with sampling() as addresses:

@@ -40,7 +40,7 @@ def roofline(
     threads: int | None = None,
     with_profile: bool = False,
 ) -> dict[str, Any]:
-    """Measures the artefact in `directory` and returns report.py's document. Raises LlmError."""
+    """Measure the artefact in `directory` and return report.py's document. Raises LlmError."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None, "a directory has one"
     name = artifact.manifest.options.device.partition(":")[0]
