@@ -75,7 +75,7 @@ class LlmTaskInput:
 class Batch:
     """Tasks of one invocation, and the family of entries they run on.
 
-    Each task is of a different request, except for proposed tokens. These come last, in order for each
+    Each task is of a different request, except for proposed tokens. These come last, in order within each
     request.
     """
 

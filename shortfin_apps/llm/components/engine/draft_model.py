@@ -61,7 +61,7 @@ class DraftOptions:
 class _Sequence:
     """The draft model's state for one request.
 
-    The KV cache holds its first `num_computed` tokens, followed by `ahead`, the tokens drafted last. `rate`
+    The KV cache holds its first `num_computed` tokens, followed by `ahead`, drafted tokens. `rate`
     is the request's acceptance rate.
     """
 

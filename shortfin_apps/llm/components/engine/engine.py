@@ -298,7 +298,7 @@ class Engine:
             self._deltas.append(self._requests.end(request, FinishReason.ABORT, error))
 
     def _end_costly(self) -> None:
-        """End requests whose grammars would slow down the others."""
+        """End requests with grammars that would slow down the others."""
         for request_id, error in self._mask_costs.settle():
             if (request := self._requests.get(request_id)) is not None:
                 self._deltas.append(self._requests.end(request, FinishReason.ERROR, error))

@@ -27,7 +27,7 @@ _MOST_HOST_BYTES = 1 << 20
 _BYTE = np.dtype(np.int8)
 
 Results = Sequence[DeviceBuffer]
-_Key = str | tuple[TensorType, ...]  # of buffers: an entry's name, or the types that entries share
+_Key = str | tuple[TensorType, ...]  # identifies buffers: an entry's name, or types that entries share
 
 
 def owned_bytes(program: Program) -> int:

@@ -34,9 +34,9 @@ def least_window_pages(config: ModelConfig, tokens_ahead: int) -> int:
 def window_page_count(config: ModelConfig, num_pages: int, tokens_ahead: int | None) -> int:
     """Window pages, including the scratch page, to go with `num_pages` pages; 0 for a model without windows.
 
-    `tokens_ahead` is the mode's (None: a full prompt may be reserved at once). To the minimum for one
-    request, this adds the window pages of the requests of 1 / BALANCED_SHARE of the context that fill the
-    other pages.
+    `tokens_ahead` is the mode's (None: a full prompt may be reserved at once). Adds, to the minimum for one
+    request, the window pages of enough requests of 1 / BALANCED_SHARE of the context length to fill the other
+    pages.
     """
     if config.window_tokens is None:
         return 0
@@ -55,7 +55,7 @@ def _held(config: ModelConfig) -> int:
 def named_page_count(config: ModelConfig, num_pages: int) -> int:
     """Pages of the cache including the scratch page, given memory for `num_pages`.
 
-    If pages are only names, returns as many as full-context requests need that exhaust the window pages.
+    If pages are only names, returns the number that full-context requests need to exhaust the window pages.
     """
     if config.window_tokens is None or config.has_window_table:
         return num_pages

@@ -6,8 +6,8 @@ released only by `release`. Page 0 is the scratch page: padding rows read and wr
     page_ids:  | shared: full, read-only | private: written by this request only |
                0 ............. num_shared_pages ................... len(page_ids)
 
-Sliding-window layers in a model that also has full-attention layers use separate pages, with their own table
-in the lease. These pages are added as they are computed, and given up as soon as no later token sees them:
+Sliding-window layers use separate pages, with their own table in the lease. These pages are added as they are
+computed, and given up as soon as no later token sees them:
 
     window_page_ids:  | given up: the ids mean nothing | held: shared or private |
                       0 ................... num_given_up ....... len(window_page_ids)
@@ -96,7 +96,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def acquire(self, token_ids: Sequence[int], cache_salt: str | None = None) -> Lease:
-        """Create a lease on the longest published prefix of `token_ids`, without its last token.
+        """Create a lease on the longest published prefix of `token_ids[:-1]`.
 
         Takes a reference to each matched page, so that it is not evicted. Allocates no page and always
         succeeds.

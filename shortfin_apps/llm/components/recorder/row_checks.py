@@ -12,7 +12,7 @@ from shortfin_apps.llm.components.recorder.records import NOT_FINITE_ROW, Run
 
 Array = npt.NDArray[Any]
 
-# Only every 61st logit is summed, as all of them would take a millisecond for a few rows.
+# Only every LOGITS_STRIDE-th logit is summed, as all of them would take a millisecond for a few rows.
 LOGITS_STRIDE = 61
 
 

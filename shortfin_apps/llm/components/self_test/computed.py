@@ -121,7 +121,7 @@ def _problem_of(logits: Array, values: Array, indices: Array) -> str | None:
 
 
 def _unexpected(logits: Array, expected: ExpectedLogits, file: SelfTestFile) -> str | None:
-    """Report a token that is far above the reference's best ones although the reference does not list it."""
+    """Report a token outside the reference's best ones that is far above the lowest of them."""
     others = logits.copy()
     others[list(expected.best_ids)] = -np.inf
     token_id = int(np.argmax(others))
