@@ -57,14 +57,14 @@ ADJUSTED: Mapping[str, Fields] = {
 @dataclass(frozen=True, slots=True)
 class Turn:
     tokens_per_s: float
-    thread_us: float = 0.0  # for a token, of the engine's thread
+    thread_us: float = 0.0  # CPU time of the engine's thread per token
 
 
 Measure = Callable[[Fields, int], Turn]
 
 
 def through_engine(engine: Engine, fields: Fields, repeat: int) -> Turn:
-    """The decodes of a batch, after its prefills."""
+    """Measure the decodes of a batch, after its prefills."""
     params = SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True, **_of_engine(fields))
     for row in range(CLIENTS):
         prompt = tuple((977 * (row + 8 * repeat) + 31 * i) % 32_000 for i in range(PROMPT_TOKENS))
@@ -100,7 +100,7 @@ def through_http(url: str, fields: Fields, repeat: int) -> Turn:
 
 
 def measured(measure: Measure, sampled: Fields, names: Sequence[str], repeats: int) -> dict[str, list[Turn]]:
-    """The turns of each of the `names`; the first repeat warms up."""
+    """Measure each of the `names` in every repeat; the first repeat warms up and is dropped."""
     turns: dict[str, list[Turn]] = {name: [] for name in names}
     for repeat in range(-1, repeats):
         for name in list(names)[:: -1 if repeat % 2 else 1]:

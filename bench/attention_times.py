@@ -25,7 +25,7 @@ from cuda_driver import Cuda, CudaError, Function
 from kernel_times import F32, assemble_all, from_bf16, seconds_of, to_bf16
 
 FOLDER = Path(__file__).parent
-RANDOM_PAGES = 61  # that are repeated; no divisor of a batch's
+RANDOM_PAGES = 61  # distinct pages, repeated; not a divisor of a batch's number of pages
 MAX_ERROR = 2e-2  # of bf16 results, relative to their norm
 
 Entry = Mapping[str, Any]  # of kernels.json
@@ -34,7 +34,7 @@ _BYTES = {"bf16": 2, "f32": 4, "i64": 8, "i32": 4}
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of some tokens each, behind some that are cached."""
+    """Rows of new tokens, each after some cached tokens."""
 
     rows: int
     tokens: int
@@ -51,7 +51,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Of one kernel with a batch; the error is relative."""
+    """The time of one kernel with a batch; `error` is relative."""
 
     case: str
     batch: str
@@ -151,7 +151,7 @@ def _time(cuda: Cuda, entry: Entry, function: Function, operands: _Operands, exp
 
 
 class _Operands:
-    """The operands of a batch, which all kernels of a case share, here and on the device."""
+    """A batch's operands, on the host and on the device, shared by all kernels of a case."""
 
     def __init__(self, cuda: Cuda, entries: Sequence[Entry], batch: Batch) -> None:
         self.batch = batch
@@ -181,11 +181,11 @@ class _Operands:
 
     @property
     def numbers(self) -> list[int]:
-        """tokens, rows, width."""
+        """The kernels' i32 arguments: tokens, rows, width."""
         return [self._tokens, self.batch.rows, self._width]
 
     def count(self, tiles: Mapping[str, Any], entry: Entry) -> int:
-        """Workgroups of one dimension of the grid."""
+        """Return the number of workgroups in one dimension of the grid."""
         splits = min(-(-self._width * entry["stride"] // entry["split"]), entry["most_splits"])
         sizes = {**self._sizes, "splits": splits}
         more = sizes[tiles["more"]] if tiles["more"] else 0
@@ -195,7 +195,7 @@ class _Operands:
         return [self._memory[name] for name in entry["buffers"]]
 
     def reset(self) -> None:
-        """Makes all results NaN, and counters 0."""
+        """Fill results with NaN and counters with 0."""
         self._cuda.wait()
         for name in self._memory.keys() & {"out", "parts", "states", "counters"}:
             value = 0 if name == "counters" else 0xFF
@@ -203,12 +203,12 @@ class _Operands:
         self._cuda.wait()
 
     def result(self) -> F32:
-        """Rows of `out`, as of `expected`."""
+        """Return the rows of `out` that `expected` computes."""
         data = self._cuda.download(self._memory["out"], self._num_bytes(self._most, "out"))
         return from_bf16(np.frombuffer(data, np.uint16)).reshape(self._q.shape)[self._compared()]
 
     def expected(self) -> F32:
-        """By numpy, in layer 0: the first, a middle and the last token of the first and the last row."""
+        """Compute with numpy, in layer 0: first, middle and last token of the first and the last row."""
         return np.stack([self._attended(token) for token in self._compared()])
 
     def free(self) -> None:
@@ -244,7 +244,7 @@ class _Operands:
         }
 
     def _upload_cache(self) -> None:
-        """Page n has what random page n % RANDOM_PAGES has: the copies double what is there."""
+        """Fill page n with random page n % RANDOM_PAGES; each copy doubles the filled part."""
         address, total = self._memory["cache"], self._num_bytes(self._most, "cache")
         data = to_bf16(self._pages).tobytes()
         self._cuda.upload(address, data[:total])

@@ -49,7 +49,7 @@ class Pass:
     entries: Mapping[str, Entry]
 
     def padding(self, prefix: str = "") -> float:
-        """Share of padding in the rows of the entries whose names begin with a prefix."""
+        """Return the share of padding in the rows of entries with this name prefix."""
         entries = [entry for name, entry in self.entries.items() if name.startswith(prefix)]
         padded = sum(entry.padded for entry in entries)
         return padded / max(1, padded + sum(entry.real for entry in entries))
@@ -60,7 +60,7 @@ class Pass:
 
 
 def passes(workload: Workload, mode: str, sizes: tuple[int, ...]) -> Iterator[Pass]:
-    """The workload's passes on one server; the second finds the first one's prefix in the cache."""
+    """Yield the workload's passes on one server; the second finds the first one's prefix in the cache."""
     simulation = Simulation(COST, mode, config=replace(smollm2_config(), prefill_batch_sizes=sizes))
     prefix = [index % 32 for index in range(workload.shared_prefix_tokens)]
     for name in workload.passes:
@@ -97,7 +97,7 @@ def main() -> None:
     print("| mode | sizes | pass | steps | seconds | padding of prefills | of all rows |")
     print("|---|---|---|---|---|---|---|")
     for mode in MODES:
-        # An extend has no padding, so the sizes make no difference to it.
+        # Extends have no padding, so sizes do not matter to them.
         for sizes in sets if mode == "default" else sets[-1:]:
             for workload in WORKLOADS:
                 for measured in passes(workload, mode, sizes):

@@ -26,9 +26,9 @@ from bench.gpu.models import MODELS
 from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 
-# The file has none of the factors that extend the rotation.
+# The file does not contain the rotary scaling factors.
 SPEC = replace(MODELS["llama-3.1-8b"].spec, name="8b", max_position_embeddings=8192, rope_scaling=None)
-FINER = ("attn_v", "ffn_down")  # of which half the layers have Q6_K
+FINER = ("attn_v", "ffn_down")  # Q6_K in half of the layers
 TERM_BYTES = {GGMLQuantizationType.Q4_K: (0, 2), GGMLQuantizationType.Q6_K: (208,)}
 
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def write_model(path: Path, spec: ModelSpec) -> None:
-    """A GGUF file of random weights, of which one tensor at a time is in memory."""
+    """Write a GGUF file of random weights, with one tensor at a time in memory."""
     writer = GGUFWriter(path, spec.architecture)
     _add_metadata(writer, spec)
     shapes = tensor_shapes(spec)
@@ -75,7 +75,7 @@ def write_model(path: Path, spec: ModelSpec) -> None:
 
 
 def type_of(name: str, spec: ModelSpec) -> GGMLQuantizationType:
-    """As llama.cpp chooses for Q4_K_M, about."""
+    """Choose the type roughly like llama.cpp does for Q4_K_M."""
     if name.endswith("norm.weight"):
         return GGMLQuantizationType.F32
     if name == spec.head_weight:

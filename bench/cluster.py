@@ -50,7 +50,7 @@ READY = re.compile(r"worker (\d).* is ready.*\(process (\d+)(?:, (\S+)\))?")
 
 @dataclass
 class Cluster:
-    """A running cluster: the process ids and addresses of its workers by their numbers."""
+    """A running cluster: process ids and addresses of its workers by number."""
 
     process: subprocess.Popen[str]
     url: str = ""
@@ -69,14 +69,14 @@ class Cluster:
         raise SystemExit(f"the cluster ended with {self.process.wait()}")
 
     def router_pid(self) -> int:
-        """The one child that is no worker."""
+        """Return the process id of the only child that is not a worker."""
         task = Path(f"/proc/{self.process.pid}/task/{self.process.pid}")
         children = {int(pid) for pid in (task / "children").read_text().split()}
         (router,) = children - {*self.pids.values()}
         return router
 
     async def metric(self, client: httpx.AsyncClient, worker: int, name: str) -> float:
-        """A metric's sum over its labels; 0 from a worker that does not answer."""
+        """Return a metric's sum over its labels; 0 for a worker that does not answer."""
         try:
             lines = (await client.get(f"{self.urls[worker]}/metrics")).text.splitlines()
         except httpx.HTTPError:
@@ -89,12 +89,12 @@ class Cluster:
 
 @dataclass
 class Outcome:
-    """What a client saw of one request."""
+    """The client's view of one request."""
 
     status: int = 0
     text: str = ""
-    whole: bool = False  # with a finish reason, and as a stream with [DONE] and no error event
-    visible: bool = False  # a failure that the client can see
+    whole: bool = False  # complete: with a finish reason, and for streams with [DONE] and no error event
+    visible: bool = False  # whether the client can see that it failed
     retry_after: str | None = None
 
 
@@ -181,7 +181,7 @@ def _read_whole(content: bytes, seen: Outcome) -> None:
 
 
 async def until_healthy(running: Cluster, client: httpx.AsyncClient) -> None:
-    """Waits until the router knows all workers; vllm-router does not say, and is taken at its word."""
+    """Wait until the router knows all workers; vllm-router does not report their number."""
     while True:
         state = await client.get(f"{running.url}/readiness")
         if state.status_code == 200 and state.json().get("healthy_workers", WORKERS) == WORKERS:
@@ -216,7 +216,7 @@ async def killed(bench: Bench) -> None:
 
 
 async def busiest(running: Cluster, client: httpx.AsyncClient) -> int:
-    """The worker with the most running requests, as soon as several run."""
+    """Return the worker with the most running requests, once several run."""
     loads = [0.0]
     while sum(loads) < 2 * WORKERS:
         loads = await running.metrics(client, "vllm:num_requests_running")
@@ -224,7 +224,7 @@ async def busiest(running: Cluster, client: httpx.AsyncClient) -> int:
 
 
 async def until_used(bench: Bench, running: Cluster, client: httpx.AsyncClient, worker: int) -> float:
-    """Seconds until a worker that has just been ready ends its first request; other prompts each time."""
+    """Return the seconds until a newly ready worker finishes a request. Uses new prompts each time."""
     started_s = time.monotonic()
     seed = 1000
     while not await running.metric(client, worker, "vllm:request_success_total"):
@@ -237,7 +237,7 @@ async def until_used(bench: Bench, running: Cluster, client: httpx.AsyncClient, 
 
 
 def report(case: str, expected: Sequence[str], seen: Sequence[Outcome]) -> None:
-    """Rows about answers: whole ones as before, and what the others were."""
+    """Print rows about answers: complete ones compared with the expected text, and kinds of failures."""
     kinds: Counter[str] = Counter()
     for want, outcome in zip(expected, seen, strict=True):
         if outcome.whole:
@@ -278,7 +278,7 @@ async def _terminate(running: Cluster, worker: int) -> None:
 async def _under_load(
     bench: Bench, running: Cluster, client: httpx.AsyncClient, case: str, act: Callable[[], Awaitable[None]]
 ) -> None:
-    """50 requests, the first half under way when `act` is called and the others after it."""
+    """Send 50 requests; half are in progress when `act` is called, the others follow."""
     prompts = bench.prompts(50)
     before = [await bench.ask(running, client, prompt, stream=False) for prompt in prompts]
     asking = [
@@ -305,7 +305,7 @@ async def full(bench: Bench) -> None:
 
 
 async def prefixes(bench: Bench, held: int = 4, count: int = 8, requests: int = 240) -> None:
-    """A prefix takes 16 pages of 16 tokens, and each of 6 clients may have 4 more."""
+    """A prefix takes 16 pages of 16 tokens; each of 6 clients may use 4 more."""
     flags = ("--pages", str(1 + held * 16 + 12), "--max-queue", "512")
     async with bench.cluster(*flags) as (running, client):
         shared = [await _of_tokens(running, client, 256, seed) for seed in range(count)]
@@ -325,7 +325,7 @@ async def prefixes(bench: Bench, held: int = 4, count: int = 8, requests: int = 
 
 
 async def _of_tokens(running: Cluster, client: httpx.AsyncClient, tokens: int, seed: int) -> str:
-    """A text of about that many tokens, as a worker counts them."""
+    """Return a text of about this many tokens, as counted by a worker."""
     long = words(tokens, seed)
     body = {"model": running.model, "prompt": long}
     counted = (await client.post(f"{running.urls[1]}/tokenize", json=body)).raise_for_status().json()["count"]
@@ -333,7 +333,7 @@ async def _of_tokens(running: Cluster, client: httpx.AsyncClient, tokens: int, s
 
 
 async def cost(bench: Bench, turns: int = 5) -> None:
-    """The same streams at the workers themselves, a third at each, and through the router, in turns."""
+    """Alternate the same streams directly (a third at each worker) and through the router."""
     async with bench.cluster(router_flags=["--policy", "round_robin"]) as (running, _):
         requests = [BenchRequest(prompt, bench.tokens) for prompt in bench.prompts(bench.clients * 2)]
         places = {"direct": list(running.urls.values()), "router": [running.url]}
@@ -358,7 +358,7 @@ async def cost(bench: Bench, turns: int = 5) -> None:
 
 
 async def _streams(url: str, model: str, requests: Sequence[BenchRequest], clients: int) -> list[float]:
-    """The gaps between the tokens of all streams, in seconds."""
+    """Return the gaps between tokens of all streams, in seconds."""
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
         records = await run_pass(http, model, requests, clients)
     if failed := [record.error for record in records if record.error]:
@@ -367,13 +367,13 @@ async def _streams(url: str, model: str, requests: Sequence[BenchRequest], clien
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time so far of all threads of a process."""
+    """Return the total CPU time of all threads of a process."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def words(number: int, seed: int) -> str:
-    """English-like text that differs from the first word on."""
+    """Return English-like text that differs from the first word on."""
     rng = random.Random(seed)
     sentences = (sentence(rng) for _ in range(number))
     return " ".join(" ".join(sentences).split()[:number])

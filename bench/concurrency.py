@@ -22,8 +22,8 @@ CONCURRENCY = "1,2,4,8,16,32,64"
 
 
 def draw(document: Mapping[str, Any], file: Path) -> None:
-    """Draws two panels over the number of clients: output tokens/s; ITL, median and 99th percentile."""
-    import matplotlib.pyplot as plt  # of the dependency group `bench`, which measuring does not need
+    """Draw two panels over the number of clients: output tokens/s; ITL, median and 99th percentile."""
+    import matplotlib.pyplot as plt  # in the dependency group `bench`, not needed for measuring
 
     clients = [workload["concurrency"] for workload in document["workloads"]]
     figure, (throughput, latency) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
@@ -46,7 +46,7 @@ def draw(document: Mapping[str, Any], file: Path) -> None:
 
 
 def series(document: Mapping[str, Any], label: str, figure: str) -> Sequence[float]:
-    """One server's medians, in the order of the workloads."""
+    """Return one server's medians, in the order of the workloads."""
     found = {m["workload"]: m[figure] for m in document["medians"] if m["target"] == label}
     return [found[workload["name"]] for workload in document["workloads"]]
 

@@ -1,4 +1,4 @@
-"""The part of CUDA's driver that times kernels, by ctypes: no package and no compiler is needed."""
+"""The part of CUDA's driver API needed to time kernels, via ctypes: no package or compiler is needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 class CudaError(Exception):
-    """A call of the driver that failed."""
+    """A call of the driver failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Function:
     threads: int
     shared_bytes: int
     registers: int
-    spilled_bytes: int  # of local memory, a thread
+    spilled_bytes: int  # local memory per thread
 
 
 class Cuda:
-    """Device 0 with its primary context, which is current in this thread, and one stream."""
+    """Device 0 with its primary context, current in this thread, and one stream."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -44,7 +44,7 @@ class Cuda:
         self.name = name.value.decode()
 
     def assemble(self, ptx: bytes) -> bytes:
-        """PTX -> machine code, as the driver's own compiler makes it."""
+        """Compile PTX to machine code with the driver's compiler."""
         link, image, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
         self._call("cuLinkCreate_v2", 0, None, None, ctypes.byref(link))
         text = ptx + b"\0"
@@ -63,7 +63,7 @@ class Cuda:
         return Function(function.value or 0, threads, shared_bytes, registers, spilled)
 
     def allocate(self, num_bytes: int) -> int:
-        """The address of new memory."""
+        """Allocate memory and return its address."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
         return address.value
@@ -72,7 +72,7 @@ class Cuda:
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def fill(self, address: int, num_bytes: int, value: int) -> None:
-        """Sets each byte to `value`."""
+        """Set each byte to `value`."""
         self._call(
             "cuMemsetD8_v2", ctypes.c_uint64(address), ctypes.c_ubyte(value), ctypes.c_size_t(num_bytes)
         )
@@ -93,7 +93,7 @@ class Cuda:
     def launch(
         self, function: Function, grid: Sequence[int], addresses: Sequence[int], numbers: Sequence[int]
     ) -> None:
-        """Launches with pointers to memory, then i32 numbers, as arguments."""
+        """Launch a kernel with pointers to memory, then i32 numbers, as arguments."""
         values = [*map(ctypes.c_uint64, addresses), *map(ctypes.c_int32, numbers)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         x, y, z = [*grid, 1, 1][:3]
@@ -101,11 +101,11 @@ class Cuda:
         self._call("cuLaunchKernel", ctypes.c_void_p(function.handle), *shape, self._stream, pointers, None)
 
     def wait(self) -> None:
-        """Until all that was queued is done; copies and fills are in no order with launches."""
+        """Wait for all queued work; copies and fills are not ordered with launches."""
         self._call("cuCtxSynchronize")
 
     def times_s(self, launches: Callable[[], None], repeats: int) -> list[float]:
-        """The seconds that what `launches` queues takes as one graph, `repeats` times."""
+        """Capture what `launches` queues as a graph, and return its time in seconds for each of `repeats`."""
         with self._graph(launches) as graph:
             self._call("cuGraphLaunch", graph, self._stream)
             return [

@@ -34,7 +34,7 @@ SETTINGS: tuple[Literal["on", "off"], ...] = ("off", "on")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One batch's decodes."""
+    """The decodes of one batch."""
 
     tokens_per_s: float
     uploads_per_step: float
@@ -92,7 +92,7 @@ def _engine(device: Any, directory: Path, setting: Literal["on", "off"]) -> Engi
 def _pairs(
     engines: Mapping[str, Engine], rows: int, tokens: int, params: Mapping[str, Any], repeat: int
 ) -> dict[str, list[Turn]]:
-    """The turns of each setting; which of them begins changes from pair to pair."""
+    """Measure both settings in pairs, alternating which one goes first."""
     turns: dict[str, list[Turn]] = {setting: [] for setting in SETTINGS}
     for number in range(repeat):
         for setting in SETTINGS if number % 2 else reversed(SETTINGS):

@@ -26,10 +26,10 @@ from kernel_times import F32, assemble_all, from_bf16, seconds_of, to_bf16
 
 FOLDER = Path(__file__).parent
 MAX_ERROR = 1e-2  # of results, relative to their norm
-GROUP = 16  # features whose squares are summed
+GROUP = 16  # features per partial sum of squares
 LIMIT, SLOPE = 7.0, 1.702  # of gpt-oss's activation
-STRIDE = 16  # slots of page 0, which is padding's
-DISTINCT = 251  # rows of a weight; no power of two, so that experts differ
+STRIDE = 16  # slots of page 0, which belongs to padding
+DISTINCT = 251  # distinct rows of a weight; not a power of two, so that experts differ
 
 Entry = Mapping[str, Any]  # of kernels.json
 Array = npt.NDArray[Any]
@@ -39,7 +39,7 @@ _SIZES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Of one kernel with a number of tokens; the error is relative."""
+    """The time of one kernel for a number of tokens; `error` is relative."""
 
     kind: str
     tokens: int
@@ -133,7 +133,7 @@ def _time(cuda: Cuda, entry: Entry, image: bytes, tokens: int, weights: _Weights
 
 
 class _Weights:
-    """The experts' matrices of a kernel, here as floats of DISTINCT rows, repeated, and on the device."""
+    """A kernel's expert matrices: DISTINCT rows, repeated; as floats here and packed on the device."""
 
     def __init__(self, cuda: Cuda, entry: Entry) -> None:
         self._cuda = cuda
@@ -172,7 +172,7 @@ class _Weights:
 
 
 class _Batch:
-    """The operands of a kernel for a number of tokens, and with several choices of experts."""
+    """A kernel's operands for a number of tokens, with several choices of experts."""
 
     def __init__(self, cuda: Cuda, entry: Entry, tokens: int, weights: _Weights) -> None:
         self._cuda, self._entry, self._weights = cuda, entry, weights
@@ -228,12 +228,12 @@ class _Batch:
         return addresses
 
     def addresses(self, turn: int) -> list[int]:
-        """Those of a kernel's operands, with other experts in each turn."""
+        """Return the addresses of a kernel's operands, with other experts in each turn."""
         there = {**self._weights.memory, **self._memory, **self._turns[turn % len(self._turns)]}
         return [there[name] for name in self._entry["buffers"]]
 
     def result(self) -> F32:
-        """What `expected` has, of the device."""
+        """Return the device's values for the comparison with `expected`."""
         name = {"route": "weights", "sort": "order"}.get(self._entry["kind"], "y")
         dtype, _ = self._entry["buffers"][name]
         data = self._cuda.download(self._memory[name], self._num_bytes(name))
@@ -249,7 +249,7 @@ class _Batch:
         return sorted({0, 1, rows // 2, rows - 1})
 
     def expected(self) -> F32:
-        """Some rows of a matmul, or all that another kernel writes, by numpy."""
+        """Compute with numpy some rows of a matmul, or all results of another kernel."""
         match self._entry["kind"]:
             case "route":
                 logits = np.take_along_axis(self._logits, self.chosen[0], axis=1)
@@ -290,7 +290,7 @@ class _Batch:
 
 
 def _sorted(chosen: Array, experts: int, tiles: int, tile_rows: int) -> tuple[Array, Array]:
-    """What sort_by_expert makes of the rows' experts."""
+    """Compute the result of sort_by_expert for the rows' experts."""
     order = np.full((tiles, tile_rows), len(chosen), np.int32)
     tile_experts = np.full(tiles, experts, np.int32)
     tile = 0

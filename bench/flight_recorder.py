@@ -37,7 +37,7 @@ CANDIDATES = 64
 
 
 class Meter:
-    """CPU seconds of the functions that it wraps, of this thread."""
+    """Measures this thread's CPU seconds in the functions that it wraps."""
 
     def __init__(self) -> None:
         self.taken_s = 0.0

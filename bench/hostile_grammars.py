@@ -27,19 +27,19 @@ BRANCHES = 10_000
 
 
 def nested(depth: int) -> str:
-    """Arrays of arrays, as text, as Python's own writer recurses."""
+    """Return nested arrays as text, as Python's own encoder recurses."""
     return '{"type": "array", "items": ' * depth + "{}" + "}" * depth
 
 
 def objects(count: int) -> str:
-    """Objects that differ in the last one of 40 keys alone."""
+    """Return objects that differ only in the last of 40 keys."""
     keys = {f"k{i}": {"type": "integer"} for i in range(39)}
     branches = [{"type": "object", "properties": keys | {"z": {"const": i}}} for i in range(count)]
     return json.dumps({"oneOf": branches})
 
 
 def chain(length: int) -> str:
-    """Definitions that each have the next one twice: two to the power of `length` paths."""
+    """Return definitions that each contain the next one twice: 2 ** `length` paths."""
     definitions: dict[str, object] = {
         f"n{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/n{i + 1}"}] * 2} for i in range(length)
     }
@@ -65,7 +65,7 @@ SCHEMAS: Mapping[str, str] = {
 
 
 def body(schema: str, seed: str) -> bytes:
-    """A request whose schema is new, by a description, so that nothing of it is known."""
+    """Return a request with a new schema, made unique by a description, so that nothing is cached."""
     described = f'{{"description": "{seed}", {schema[1:]}'
     return (
         '{"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "response_format": {"type": '
@@ -74,7 +74,7 @@ def body(schema: str, seed: str) -> bytes:
 
 
 async def answer(http: httpx.AsyncClient, schema: str, seed: str) -> str:
-    """The status with the seconds that it took and the beginning of the message, or how there was none."""
+    """Return the status, its time in seconds and the start of the message, or why there is none."""
     began_s = time.perf_counter()
     try:
         headers = {"Content-Type": "application/json"}

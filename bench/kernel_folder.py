@@ -1,4 +1,4 @@
-"""Fills the folder that a script times kernels from, on a GPU that needs no compiler."""
+"""Fills a folder with kernels and a script that times them, for a GPU machine without a compiler."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def fill(
     compile_job: Callable[..., dict[str, Any] | None],
     num_workers: int,
 ) -> None:
-    """Compiles `jobs` in processes, and adds the `script` that times them, with what it imports.
+    """Compile `jobs` in processes, and add the timing `script` with its imports.
 
-    `compile_job` takes a job and the `folder`, writes a kernel into it and returns its entry of
+    `compile_job` takes a job and the `folder`, writes a kernel into it and returns the kernel's entry for
     `kernels.json`, or None.
     """
     folder.mkdir(parents=True, exist_ok=True)

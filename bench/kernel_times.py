@@ -1,4 +1,4 @@
-"""What the scripts that time kernels on a GPU share; they run in a folder that a tuner has filled."""
+"""Functions shared by the scripts that time kernels on a GPU, in a folder filled by a tuner."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from cuda_driver import Cuda, CudaError
 
-GRAPH_S = 2e-3  # about what one graph takes
+GRAPH_S = 2e-3  # approximate duration of one graph
 REPEATS = 5
 
 F32 = npt.NDArray[np.float32]
 
 
 def assemble_all(folder: Path, files: Sequence[str], jobs: int) -> list[bytes]:
-    """The machine code of gzipped PTX files, empty where the driver refuses one."""
+    """Assemble gzipped PTX files to machine code; empty for files that the driver rejects."""
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         return list(pool.map(partial(_assemble, folder), files, chunksize=4))
 
@@ -30,7 +30,7 @@ _assembler: Cuda | None = None
 
 
 def _assemble(folder: Path, file: str) -> bytes:
-    """The driver assembles one at a time in a process."""
+    """Assemble one file. The driver assembles only one at a time per process."""
     global _assembler
     _assembler = _assembler or Cuda()
     try:
@@ -41,7 +41,7 @@ def _assemble(folder: Path, file: str) -> bytes:
 
 
 def seconds_of(cuda: Cuda, launch: Callable[[], None]) -> float:
-    """The median time of a launch within a graph of many."""
+    """Return the median time of a launch within a graph of many."""
     single = min(cuda.times_s(lambda: _repeat(launch, 4), 2)) / 4
     launches = int(min(400, max(5, GRAPH_S / single)))
     return statistics.median(cuda.times_s(lambda: _repeat(launch, launches), REPEATS)) / launches
@@ -53,7 +53,7 @@ def _repeat(launch: Callable[[], None], times: int) -> None:
 
 
 def to_bf16(values: F32) -> npt.NDArray[np.uint16]:
-    """Rounded to nearest, ties to even."""
+    """Round to nearest, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
 

@@ -33,7 +33,7 @@ NUM_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The measurement's parameters; `stream_tokens` is more than a stream generates before it is stopped."""
+    """The parameters; `stream_tokens` exceeds what a stream generates before it is stopped."""
 
     streams: int
     prompt_tokens: int
@@ -65,24 +65,24 @@ class Stream:
                 self.times.append(time.perf_counter())
 
     def gaps_ms(self, begin: float, end: float) -> list[float]:
-        """The gaps between tokens that overlap [begin, end]."""
+        """Return the gaps between tokens that overlap [begin, end]."""
         return [(b - a) * 1e3 for a, b in itertools.pairwise(self.times) if b > begin and a < end]
 
 
 def new_prompt(length: int) -> list[int]:
-    """A prompt of low token ids, which every model has, that shares no page with other prompts."""
+    """Return a prompt of low token ids, valid for every model, that shares no page with other prompts."""
     return random.Random(secrets.randbits(64)).choices(range(3, 203), k=length)
 
 
 async def time_to_first_token(client: LlmClient, length: int) -> tuple[float, float]:
-    """The times at which a prompt was sent and its first token arrived."""
+    """Return the times at which a prompt was sent and its first token arrived."""
     begin = time.perf_counter()
     await client.generate(new_prompt(length), max_tokens=1, temperature=0)
     return begin, time.perf_counter()
 
 
 async def step_ms(client: LlmClient, url: str, tokens: int) -> float:
-    """Mean time of an invocation of this many tokens at the start of a prompt, by the server's metrics."""
+    """Return the mean time of an invocation of `tokens` at the start of a prompt, from server metrics."""
     before = counters(url)
     for _ in range(NUM_STEPS):
         await time_to_first_token(client, tokens)

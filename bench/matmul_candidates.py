@@ -1,4 +1,4 @@
-"""The tiles that bench/tune_matmul.py tries, as its `--tile` takes them."""
+"""The tiles that bench/tune_matmul.py tries, in the format of its `--tile`."""
 
 from __future__ import annotations
 

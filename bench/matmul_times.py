@@ -28,8 +28,8 @@ from kernel_times import F32, assemble_all, from_bf16, seconds_of, to_bf16
 FOLDER = Path(__file__).parent
 ROTATED_BYTES = 240 << 20  # several times the L2 of an H200
 MAX_ERROR = 1e-2  # of results, relative to their norm
-FP8_GROUP = 128  # activations that share a scale
-GROUP = 16  # features whose squares are summed
+FP8_GROUP = 128  # activations per scale
+GROUP = 16  # features per partial sum of squares
 
 Entry = Mapping[str, Any]  # of kernels.json
 _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i64": 8, "i8": 1, "f8E4M3FN": 1}
@@ -37,7 +37,7 @@ _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i64": 8, "i8": 1, "f8E4M3FN": 1}
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Of one kernel with a number of tokens; the error is relative, or None where it failed."""
+    """The time of one kernel for a number of tokens; `error` is relative."""
 
     case: str
     weights: str
@@ -99,7 +99,7 @@ def _case(entry: Entry) -> str:
 
 
 def _best(times: Sequence[Time], show: int) -> Iterator[str]:
-    """The quickest of each matmul and number of tokens, and the tile that a build takes."""
+    """Yield lines of the fastest tiles per matmul and number of tokens, and of the tile that a build uses."""
     for tokens in sorted({each.tokens for each in times}):
         for case in dict.fromkeys(each.case for each in times):
             rivals = [each for each in times if (each.case, each.tokens) == (case, tokens)]
@@ -175,9 +175,9 @@ def _num_weight_bytes(entry: Entry) -> int:
 
 
 class _Operands:
-    """The operands of a case for up to `tokens` tokens, here as numpy arrays and on the device.
+    """A case's operands for up to `tokens` tokens, as numpy arrays and on the device.
 
-    The weight is there in as many copies as do not fit the L2 cache.
+    The weight has several copies that together exceed the L2 cache.
     """
 
     def __init__(self, cuda: Cuda, entry: Entry, tokens: int) -> None:
@@ -190,7 +190,7 @@ class _Operands:
         self._weights = [self._memory["w"], *self._copies_of_weight()]
 
     def _upload(self, name: str) -> int:
-        """The address of a new buffer, with its values if it is an input."""
+        """Allocate a buffer, fill it if it is an input, and return its address."""
         dtype, _ = self._entry["buffers"][name]
         address = self._cuda.allocate(self._num_bytes(name))
         if name in self._stored:
@@ -207,18 +207,18 @@ class _Operands:
             yield address
 
     def poison(self) -> None:
-        """Makes all results NaN."""
+        """Fill all results with NaN."""
         for name in self._memory.keys() - self.inputs.keys() - self._stored.keys():
             self._cuda.fill(self._memory[name], self._num_bytes(name), 0xFF)
         self._cuda.wait()
 
     def addresses(self, turn: int) -> list[int]:
-        """Those of a kernel's operands, with another copy of the weight in each turn."""
+        """Return the addresses of a kernel's operands, with another copy of the weight in each turn."""
         weight = self._weights[turn % len(self._weights)]
         return [weight if name == "w" else address for name, address in self._memory.items()]
 
     def rows(self, name: str, rows: Sequence[int]) -> F32:
-        """Rows of a result [tokens, features]; of the cache, the keys and values of tokens."""
+        """Return rows of a result [tokens, features]; for the cache, keys and values of tokens."""
         dtype, shape = self._entry["buffers"][name]
         at, features, stride = np.array(rows), shape[-1], self._entry["stride"]
         if name == "cache":
@@ -239,10 +239,10 @@ class _Operands:
 
 
 def _inputs(entry: Entry, tokens: int) -> dict[str, F32]:
-    """Random operands of a case; all kernels get the same, and fewer tokens get the first of them."""
+    """Return random operands of a case, the same for all kernels; fewer tokens use a prefix."""
     rng = np.random.default_rng(7)
     out_features, in_features = entry["shape"]
-    # Fewer numbers than the weights have, repeated: no power of two, so that no two rows are alike.
+    # Fewer numbers than weight elements, repeated. Their count is not a power of two, so all rows differ.
     some = rng.standard_normal(min(out_features * in_features, (1 << 22) + 1), np.float32) / in_features**0.5
     inputs = {
         "x": from_bf16(to_bf16(rng.standard_normal((tokens, in_features), np.float32))),
@@ -259,11 +259,11 @@ def _inputs(entry: Entry, tokens: int) -> dict[str, F32]:
 
 
 def _stored(entry: Entry, inputs: dict[str, F32]) -> dict[str, bytes]:
-    """The bytes of a quantised weight's operands; `inputs["w"]` becomes what they stand for, as does "x"."""
+    """Return a quantised weight's bytes; replace "w" and "x" in `inputs` by the dequantised values."""
     if entry["weights"] == "bf16":
         return {}
     out_features, _ = entry["shape"]
-    rows = np.resize(np.arange(256), out_features)  # as many different rows as numpy makes quickly
+    rows = np.resize(np.arange(256), out_features)  # 256 distinct rows, so that numpy is fast enough
     rng = np.random.default_rng(9)
     if entry["weights"] == "fp8":
         stored, values = _fp8_weight(entry, rng)
@@ -292,7 +292,7 @@ def _blocks(entry: Entry, rng: np.random.Generator) -> tuple[dict[str, npt.NDArr
 
 
 def _packed(quants: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Of 4 bits: a byte has the elements j and j + 16."""
+    """Pack 4-bit quants: a byte holds elements j and j + 16."""
     halves = quants.astype(np.uint8).reshape(len(quants), -1, 2, 16)
     return (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(len(quants), -1)
 
@@ -300,7 +300,7 @@ def _packed(quants: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 def _terms(
     rng: np.random.Generator, mean: float, in_features: int, size: int, group: int
 ) -> tuple[npt.NDArray[Any], F32]:
-    """Scales or minima as kernels read them, and what they stand for (see weights/layout.py)."""
+    """Return scales or minima as stored for kernels, and their values (see weights/layout.py)."""
     count = in_features // size
     if not group:
         values = (mean * rng.uniform(0.5, 1.5, (256, count))).astype(np.float16)
@@ -327,20 +327,20 @@ def _fp8_activations(rng: np.random.Generator, tokens: int, features: int) -> tu
 
 
 def _random_e4m3(rng: np.random.Generator, *shape: int) -> npt.NDArray[np.uint8]:
-    """Of magnitudes of 0.125 to 2."""
+    """Return random numbers with magnitudes from 0.125 to 2."""
     magnitudes = rng.integers(0x28, 0x40, shape).astype(np.uint8)
     return magnitudes | rng.integers(0, 2, shape).astype(np.uint8) << 7
 
 
 def _from_e4m3(quants: npt.NDArray[np.uint8]) -> F32:
-    """Of normal numbers."""
+    """Decode normal numbers."""
     exponent, mantissa = (quants >> 3 & 15).astype(np.float32), (quants & 7).astype(np.float32)
     values: F32 = np.where(quants & 0x80, -1, 1) * 2 ** (exponent - 7) * (1 + mantissa / 8)
     return values.astype(np.float32)
 
 
 def _expected(entry: Entry, inputs: Mapping[str, F32], rows: Sequence[int]) -> dict[str, F32]:
-    """Rows of each result, by numpy."""
+    """Compute rows of each result with numpy."""
     buffers, w = entry["buffers"], inputs["w"]
     product: F32 = inputs["x"][rows] @ w.T
     if "in_squares" in buffers:

@@ -1,4 +1,4 @@
-"""Starts a server in each batching mode on the same model directory, for scripts that compare the modes."""
+"""Starts a server in each batching mode with the same model, for scripts that compare the modes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODES = {"default": "default", "extend": "extend-attention"}  # label: --batch-m
 
 @contextmanager
 def mode_servers(artifact: Path, flags: Sequence[str] = ()) -> Iterator[dict[str, str]]:
-    """URLs by label. An idle server takes no noticeable CPU time from the other."""
+    """Yield URLs by label. An idle server takes no noticeable CPU time from the other."""
     with ExitStack() as stack:
         yield {
             label: stack.enter_context(running_server([str(artifact), "--batch-mode", mode, *flags])).url
@@ -27,7 +27,7 @@ def mode_servers(artifact: Path, flags: Sequence[str] = ()) -> Iterator[dict[str
 
 
 def counters(url: str) -> dict[str, float]:
-    """Samples of `/metrics` by name, summed over entries; computed rows by their `kind`."""
+    """Return samples of `/metrics` by name, summed over entries; computed rows by their `kind`."""
     exposition = httpx.get(f"{url}/metrics", trust_env=False).raise_for_status().text
     found: defaultdict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(exposition):
@@ -37,12 +37,12 @@ def counters(url: str) -> dict[str, float]:
 
 
 def counted_since(before: Mapping[str, float], url: str) -> dict[str, float]:
-    """Increase of the server's counters since `before`."""
+    """Return the increase of the server's counters since `before`."""
     return {name: value - before.get(name, 0) for name, value in counters(url).items()}
 
 
 def bench(servers: Mapping[str, str], *options: str) -> None:
-    """Runs `shortfin-llm bench` on the servers alternately; exits if it fails."""
+    """Run `shortfin-llm bench` on the servers alternately; exit if it fails."""
     urls = [f"--url={label}={url}" for label, url in servers.items()]
     command = [sys.executable, "-m", "shortfin_apps.llm", "bench", *urls, *options]
     if status := subprocess.run(command, check=False).returncode:

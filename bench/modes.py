@@ -22,7 +22,7 @@ COLUMNS = ("workload", "output tok/s", "ratio", "ITL p99 ms", "ratio", "padding"
 
 
 def measure(servers: Mapping[str, str], workload: str, repeat: int, folder: Path) -> dict[str, Any]:
-    """The bench's results, and the counters of each server during it."""
+    """Return the bench's results, and the counters of each server during it."""
     file = folder / f"{workload}.json"
     before = {label: counters(url) for label, url in servers.items()}
     bench(servers, f"--preset={workload}", f"--repeat={repeat}", f"--json={file}")
@@ -31,7 +31,7 @@ def measure(servers: Mapping[str, str], workload: str, repeat: int, folder: Path
 
 
 def row(workload: str, result: Mapping[str, Any]) -> tuple[str, ...]:
-    """One row of the table: pairs have the default mode first, ratios are extend-attention over default."""
+    """Return a table row: pairs have the default mode first, ratios are extend-attention over default."""
     medians = {median["target"]: median for median in result["bench"]["medians"]}
     (ratios,) = result["bench"]["ratios"]
     computed = [result["computed"][label] for label in MODES]
@@ -49,7 +49,7 @@ def row(workload: str, result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def padding_share(computed: Mapping[str, float]) -> float:
-    """Share of the computed rows that was padding."""
+    """Return the share of padding in the computed rows."""
     return computed["padding"] / sum(computed[kind] for kind in ("prefill", "decode", "padding"))
 
 

@@ -39,7 +39,7 @@ PATIENCE_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Sizes of requests (the mean of answers), places of the server, and the duration of each load."""
+    """Sizes of requests (mean for answers), capacity of the server, and duration of each load."""
 
     prompt_tokens: int
     output_tokens: int
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """The results of one load. Times are of requests that were admitted and sent after the ramp."""
+    """The results of one load. Times are of admitted requests sent after the ramp."""
 
     name: str
     offered_per_s: float
@@ -88,7 +88,7 @@ class Load:
         self._token_ids: list[int] = answer.raise_for_status().json()["tokens"]
 
     async def closed(self, clients: int) -> Level:
-        """Closed loop: each client sends its next request as soon as it is answered."""
+        """Run a closed loop: each client sends its next request as soon as the last is answered."""
         until_s = time.perf_counter() + self._plan.ramp_s + self._plan.seconds
         records: list[RequestRecord] = []
 
@@ -100,7 +100,7 @@ class Load:
         return await self._level("capacity", records, asking)
 
     async def poisson(self, name: str, rate_per_s: float) -> Level:
-        """Open loop: Poisson arrivals at a rate per second, whatever the outcome."""
+        """Run an open loop: Poisson arrivals at a rate per second, independent of outcomes."""
         records: list[RequestRecord] = []
 
         async def ask() -> None:
@@ -118,12 +118,12 @@ class Load:
 
     async def _ask(self) -> RequestRecord:
         prompt = self._rng.choices(self._token_ids, k=self._plan.prompt_tokens)
-        # With answers of equal length, requests that start together would also end together.
+        # With equal lengths, requests that start together would also end together.
         output_tokens = self._rng.randint(self._plan.output_tokens // 2, 3 * self._plan.output_tokens // 2)
         return await measure(self._http, None, BenchRequest(prompt, output_tokens))
 
     async def _level(self, name: str, records: list[RequestRecord], asking: asyncio.Future[Any]) -> Level:
-        """Measures between the ramp and the last request, then waits for the answers."""
+        """Measure from the end of the ramp to the last request, then wait for the answers."""
         await asyncio.sleep(self._plan.ramp_s)
         began_s, before = time.perf_counter(), await asyncio.to_thread(counters, self._url)
         await asyncio.sleep(self._plan.seconds)
@@ -179,8 +179,8 @@ def line_of(trial: Trial) -> str:
 
 
 def draw(trials: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Draws two panels over the offered load: throughput over capacity; TTFT of admitted requests."""
-    import matplotlib.pyplot as plt  # of the dependency group `bench`, which measuring does not need
+    """Draw two panels over the offered load: throughput over capacity; TTFT of admitted requests."""
+    import matplotlib.pyplot as plt  # in the dependency group `bench`, not needed for measuring
 
     loads, capacities = [trial["load"] for trial in trials], [trial["capacity"] for trial in trials]
     pairs = list(zip(loads, capacities, strict=True))

@@ -29,7 +29,7 @@ from shortfin_apps.llm.api.page.assets import ASSETS, INDEX, PREFIX
 
 PORT = 8399
 INTERVAL_S = 0.25
-PAGES = 24  # of each request
+PAGES = 24  # per request
 
 COUNT = """seconds => new Promise(resolve => {
   let frames = 0, longest = 0, last = performance.now();
@@ -99,7 +99,7 @@ def serve(count: int) -> uvicorn.Server:
 
 
 def cpu_s(client: CDPSession) -> float:
-    """CPU time of the page's main thread so far."""
+    """Return the CPU time of the page's main thread so far."""
     values = {metric["name"]: metric["value"] for metric in client.send("Performance.getMetrics")["metrics"]}
     return float(values["TaskDuration"])
 

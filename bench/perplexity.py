@@ -29,12 +29,12 @@ Tokens = npt.NDArray[np.int64]
 
 
 def content(num_tokens: int) -> str:
-    """The text, of at least so many tokens."""
+    """Return the text, with at least `num_tokens` tokens."""
     return LICENSE.read_text(encoding="utf-8") + text("perplexity", num_tokens)
 
 
 def windows(artifact: Artifact, rows: int, length: int) -> Tokens:
-    """[rows, length] token ids of the text."""
+    """Return token ids of the text, [rows, length]."""
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
     token_ids = tokenizer.encode(content(rows * length), add_special_tokens=False)
     return np.array(token_ids[: rows * length], np.int64).reshape(rows, length)
@@ -43,7 +43,7 @@ def windows(artifact: Artifact, rows: int, length: int) -> Tokens:
 def decode(
     device: Device, program: Program, slabs: Sequence[DeviceBuffer], stride: int, tokens: Tokens
 ) -> Iterator[npt.NDArray[np.float32]]:
-    """Log-probabilities [rows, vocabulary] after each column of `tokens` but the last."""
+    """Yield log-probabilities [rows, vocabulary] after each column of `tokens` but the last."""
     rows, length = tokens.shape
     width = -(-length // stride)
     table = device.upload(1 + np.arange(rows * width, dtype=np.int64).reshape(rows, width))
@@ -58,14 +58,14 @@ def decode(
 
 
 def allocate_slabs(device: Device, config: ModelConfig, tokens: Tokens) -> list[DeviceBuffer]:
-    """A cache for these rows."""
+    """Allocate a KV cache for these rows."""
     rows, length = tokens.shape
     pages, dtype = 1 + rows * -(-length // config.stride), config.paged_kv_cache.dtype
     return [device.allocate((pages, elements), dtype) for elements in config.page_elements]
 
 
 def perplexity(device: Device, directory: Path, length: int) -> tuple[float, str]:
-    """The model's weight and cache types, and its perplexity."""
+    """Return the perplexity, and a description of the weight and cache types."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None
     options, config = artifact.manifest.options, artifact.config

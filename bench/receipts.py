@@ -30,12 +30,12 @@ from shortfin_apps.llm.replay.in_process import opened, replay
 from shortfin_apps.llm.replay.schedules import EXTEND, SCHEDULES
 
 PREFIX_TOKENS, NUM_PREFIXES = 32, 4
-OWN_TOKENS, FEW_TOKENS = 64, 12  # most of a prompt with a prefix, and of one without
+OWN_TOKENS, FEW_TOKENS = 64, 12  # maximum own tokens of a prompt with a prefix, and without one
 MODES = ("default", EXTEND)
 
 
 def bodies(count: int, vocab_size: int, max_tokens: int, random: Random) -> list[dict[str, Any]]:
-    """Requests to `/generate`, half of them with a shared prefix, and half with a short prompt."""
+    """Return requests to `/generate`, half with a shared prefix, half with a short prompt."""
 
     def ids(length: int) -> list[int]:
         return [random.randrange(vocab_size) for _ in range(length)]
@@ -69,7 +69,7 @@ async def answered(url: str, requests: list[dict[str, Any]], clients: int) -> li
 
 
 def counters(url: str) -> dict[str, float]:
-    """What the server counted: preemptions, and prompt tokens that were found in its cache."""
+    """Return the server's counts of preemptions and of prompt tokens found in its cache."""
     found = {}
     for line in httpx.get(f"{url}/metrics").text.splitlines():
         name = line.partition("{")[0].removeprefix("shortfin_llm:").removeprefix("vllm:")

@@ -22,34 +22,34 @@ class RunningServer:
     process: subprocess.Popen[str]
 
     def rss_bytes(self) -> int:
-        """Resident memory."""
+        """Return the resident memory."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE_BYTES
 
     def cpu_s(self) -> float:
-        """CPU time so far of all its threads, in user space and in the kernel."""
+        """Return the CPU time so far of all threads, in user space and in the kernel."""
         after_name = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(after_name[11]) + int(after_name[12])) / TICKS_PER_S
 
     def thread_cpu_s(self) -> dict[int, float]:
-        """CPU time so far of each of its threads, by thread id; the main thread's is the process's."""
+        """Return the CPU time so far by thread id; the main thread has the id of the process."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         return {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks}
 
     def num_files(self) -> int:
-        """Open file descriptors, sockets among them."""
+        """Return the number of open file descriptors, including sockets."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def stop(self) -> int:
-        """Sends SIGTERM, waits for the drain, and returns the exit status."""
+        """Send SIGTERM, wait for the drain, and return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait()
 
 
 @contextmanager
 def running_server(flags: Sequence[str], module: str = "shortfin_apps.llm.server") -> Iterator[RunningServer]:
-    """A ready server on a free port, stopped at the end of the context. Exits if it does not start.
+    """Run a server on a free port until the end of the context; exit if it does not start.
 
-    `module` is one that takes the flags and prints the server's address as the server itself does.
+    `module` must accept the flags and print the server's address like the server itself.
     """
     command = [sys.executable, "-m", module, *flags, "--port", "0", "--log-level", "warning"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -34,8 +34,8 @@ MAX_OUTPUT_TOKENS = 96
 MAX_GROWTH = 0.02
 PATIENCE_S = 600.0  # for one answer
 SAMPLE_S = 0.5
-WARM_UP, WARM_UP_S = 0.2, 30.0  # of the time, at least: until all that is bounded has been filled once
-CONVERSATION_TOKENS = 20_000  # that the server may remember: so few are there before the warm-up is over
+WARM_UP, WARM_UP_S = 0.2, 30.0  # share of the time, and minimum: until everything bounded was filled once
+CONVERSATION_TOKENS = 20_000  # for the server to remember: few enough to be reached during the warm-up
 PREFIXES = [text(f"prefix {number}", 40) for number in range(4)]
 
 BAD_BODIES: list[dict[str, Any]] = [
@@ -52,7 +52,7 @@ BAD_BODIES: list[dict[str, Any]] = [
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request; the client leaves after `leaves_after` events of its stream, or seconds before any."""
+    """One request; the client may leave after a number of stream events or of seconds."""
 
     path: str
     body: dict[str, Any]
@@ -63,7 +63,7 @@ class Ask:
 
 @dataclass
 class Tally:
-    """The outcomes of all requests, and the unexpected ones."""
+    """Outcomes of all requests, and errors among them."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Tally:
 
 
 def draw(rng: random.Random, max_tokens: int) -> Ask:
-    """A random request of at most `max_tokens` tokens, prompt and output together."""
+    """Return a random request of at most `max_tokens` tokens in prompt and output."""
     if rng.random() < NONSENSE:
         body = {"stream": rng.random() < STREAMS, **rng.choice(BAD_BODIES)}
         return Ask(path="/v1/completions", body=body, is_bad=True)
@@ -165,7 +165,7 @@ async def soak(server: RunningServer, clients: int, seconds: float, seed: int) -
 
 
 def thirds(samples: Sequence[float]) -> tuple[float, float]:
-    """Means of the first and the last third of the samples after the warm-up."""
+    """Return the means of the first and the last third of the samples after the warm-up."""
     warm_up = max(len(samples) * WARM_UP, min(len(samples) / 2, WARM_UP_S / SAMPLE_S))
     warm = samples[round(warm_up) :]
     third = max(1, len(warm) // 3)
@@ -173,7 +173,7 @@ def thirds(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def all_freed(url: str) -> dict[str, float]:
-    """The counters once no request is left, or after a timeout."""
+    """Return the counters once no request is left, or after a timeout."""
     give_up_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up_s:
         found = counters(url)
@@ -184,7 +184,7 @@ def all_freed(url: str) -> dict[str, float]:
 
 
 def verdicts(server: RunningServer, tally: Tally) -> list[tuple[bool, str]]:
-    """The checks: what is expected, whether it holds, and the measurement."""
+    """Return the checks: whether each holds, and its expectation with the measurement."""
     found = all_freed(server.url)
     pages, leased = found["shortfin_llm:pages"], found["shortfin_llm:pages_leased"]
     whole = found["shortfin_llm:pages_free"] + found["shortfin_llm:pages_cached"]

@@ -33,7 +33,7 @@ from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.speculative_loading import DraftFiles
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 
-PLAIN = "off"  # the setting that others are compared with
+PLAIN = "off"  # the baseline setting
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 SAMPLED: Mapping[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 1}
 TASKS = ("edit", "summary", "story", "W1", "W3")
@@ -65,7 +65,7 @@ QUESTIONS: Mapping[str, Callable[[], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Requests that arrive at once; the time `from_first_token` on is measured, or all of it."""
+    """Requests that arrive at once; measured `from_first_token` on, or from the start."""
 
     prompts: Sequence[Sequence[int]]
     max_tokens: int
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def _settings(plain: EngineOptions, draft_model: Path | None) -> dict[str, EngineOptions]:
-    """The options of both engines by their names."""
+    """Return the options of both engines by name."""
     if draft_model is None:
         return {PLAIN: plain, "ngram": replace(plain, speculative="ngram")}
     return {PLAIN: plain, "draft": replace(plain, draft_model=_files_of(Artifact.open(draft_model)))}
@@ -150,7 +150,7 @@ def _task(name: str, tokenizer: Tokenizer, tokens: int) -> Task:
 
 
 class Run:
-    """A task under way on one engine."""
+    """A task in progress on one engine."""
 
     def __init__(self, engine: Engine, task: Task) -> None:
         self.outputs: dict[str, list[int]] = {str(index): [] for index in range(len(task.prompts))}
@@ -191,7 +191,7 @@ class Run:
 
 
 def _pairs(engines: Mapping[str, Engine], task: Task, repeat: int) -> dict[str, list[Turn]]:
-    """The turns of each setting; both take steps in turns, as the machine's speed may change at any time."""
+    """Run the settings in pairs, alternating steps, as the machine's speed may change at any time."""
     turns: dict[str, list[Turn]] = {setting: [] for setting in engines}
     for _ in range(repeat):
         runs = {setting: Run(engines[setting], task) for setting in engines}

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _turns(servers: Mapping[str, str], task: str, tokens: int, repeat: int) -> Mapping[str, Sequence[float]]:
-    """Tokens/s of each server and turn, after one that is not measured."""
+    """Return tokens/s of each server and turn, after an unmeasured turn."""
     speeds: dict[str, list[float]] = {name: [] for name in servers}
     for turn in range(repeat + 1):
         for name in servers if turn % 2 else reversed(servers):
@@ -67,7 +67,7 @@ def _ask(url: str, task: str, tokens: int, seed: int) -> float:
 
 
 def _model(url: str) -> str:
-    """The id of the first model that the server has."""
+    """Return the id of the server's first model."""
     with urllib.request.urlopen(f"{url}/v1/models") as answer:
         name: str = json.load(answer)["data"][0]["id"]
     return name

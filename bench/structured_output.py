@@ -85,7 +85,7 @@ async def beside_hostile(http: httpx.AsyncClient, seed: str) -> Pass:
 
 
 async def attack(http: httpx.AsyncClient, seed: str) -> None:
-    """Schemas that are new each time, so that none is known."""
+    """Send schemas that are new each time, so that none is cached."""
     number = 0
     while True:
         schema = HOSTILE[number % len(HOSTILE)] | {"description": f"{seed}/{number}"}

@@ -29,7 +29,7 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import resolve_target
 
 MODELS = {short: GPU_MODELS[name].spec for short, name in (("8b", "llama-3.1-8b"), ("135m", "smollm2-135m"))}
-# Rows, the tokens of each, and those before them.
+# (rows, new tokens of each, cached tokens of each)
 DECODES = {
     "8b": ((1, 1, 1023), (8, 1, 1023), (64, 1, 1023), (1, 1, 8000)),
     "135m": ((1, 1, 255), (32, 1, 255), (128, 1, 255), (1, 1, 8000)),
@@ -50,14 +50,14 @@ PREFILL_TILES = (
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What is tried: the tile, and a decode's split."""
+    """A candidate: the tile, and the split of a decode."""
 
     tile: AttentionTile
     split: int = 128
 
     @property
     def label(self) -> str:
-        """As `--tile` takes it."""
+        """The tile in the format of `--tile`."""
         tile = self.tile
         sizes = f"{tile.queries}x{tile.columns}:{tile.tuning.num_waves}:{tile.tuning.num_stages}"
         return f"{sizes}:{self.split}"
@@ -65,7 +65,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A kernel to compile; `is_built`: a build has it."""
+    """A kernel to compile; `is_built`: a build uses it."""
 
     device: str
     model: str
@@ -124,7 +124,7 @@ def _jobs(
     given: Sequence[Tile] | None,
     batch_invariant: bool = False,
 ) -> Iterator[Job]:
-    """The tile of a build, then others."""
+    """Yield the tile that a build uses, then others."""
     table = tiles_of(resolve_target(device))
     for model in models:
         for kind, labels in (("decode", DECODE_TILES), ("prefill", PREFILL_TILES)):
@@ -144,12 +144,12 @@ def _built(table: TileTable, is_decode: bool) -> Tile:
 
 
 def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
-    """Writes the kernel's PTX and returns its entry of the table; None if Triton cannot compile it."""
+    """Write the kernel's PTX and return its table entry; None if Triton cannot compile it."""
     target, kernel, spec = resolve_target(job.device), job.kernel(), MODELS[job.model]
     kind = "decode" if job.is_decode else "prefill"
     try:
         code = compile_kernel(kernel, target.architecture, target.cpu)
-    except Exception as error:  # Triton raises what it likes
+    except Exception as error:  # Triton raises many types
         print(f"{job.model} {kind} {job.tile.label}: {error!s}")
         return None
     file = f"{job.model}.{kind}.{job.tile.label.replace(':', '_')}.ptx.gz"

@@ -43,7 +43,7 @@ CANDIDATES = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A kernel to compile, by the method of ExpertKernels that makes it, and what to time it with."""
+    """A kernel to compile, by its method of ExpertKernels, and the numbers of tokens to time it with."""
 
     device: str
     kind: str
@@ -87,7 +87,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def experts() -> RoutedExperts:
-    """Those of SPEC."""
+    """Return the experts of SPEC."""
     assert SPEC.experts is not None
     return SPEC.experts
 
@@ -104,17 +104,17 @@ def _jobs(args: argparse.Namespace) -> Iterator[Job]:
 
 
 def _suits(tile_rows: int, tokens: int) -> bool:
-    """Whether an expert's rows are neither a small part of a tile nor many tiles."""
+    """Whether an expert's rows neither fill only a small part of a tile nor need many tiles."""
     rows = tokens * experts().per_token / experts().count
     return tile_rows <= 4 * max(rows, 4) and rows <= 8 * tile_rows
 
 
 def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
-    """Writes the kernel's PTX and returns its entry of the table; None if Triton cannot compile it."""
+    """Write the kernel's PTX and return its table entry; None if Triton cannot compile it."""
     kernel, target = job.kernel, resolve_target(job.device)
     try:
         code = compile_kernel(kernel, target.architecture, target.cpu)
-    except Exception as error:  # Triton raises what it likes
+    except Exception as error:  # Triton raises many types
         print(f"{job.kind} {tile_label(job.tile)}: {error!s}")
         return None
     file = f"{job.kind}.{tile_label(job.tile).replace(':', '_')}.ptx.gz"

@@ -30,7 +30,7 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
 
-# Of one layer, so that the cache is no larger than it has to be.
+# One layer each, so that the cache is as small as possible.
 MODELS = {
     short: replace(GPU_MODELS[name].spec, num_hidden_layers=1)
     for short, name in (("8b", "llama-3.1-8b"), ("135m", "smollm2-135m"))
@@ -44,12 +44,12 @@ WEIGHTS: dict[str, BlockType | Fp8Type | None] = {
     "q6_k": BlockType(8, 16, group=256),
     "fp8": "f8E4M3FN",
 }
-MAX_ROWS = 128  # of logits that one invocation computes
+MAX_ROWS = 128  # of logits computed by one invocation
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A matmul of a model: the method of MatmulKernels that makes it, its weight's shape, absent operands."""
+    """A model's matmul: its method of MatmulKernels, its weight's shape, and absent operands."""
 
     model: str
     name: str
@@ -78,7 +78,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A kernel to compile, and the numbers of tokens to time it with; `is_built`: a build has it for them."""
+    """A kernel to compile, and numbers of tokens to time it with; `is_built`: a build uses it for them."""
 
     device: str
     case: Case
@@ -136,7 +136,7 @@ def _cases(models: Sequence[str] | None) -> Iterator[Case]:
 def _jobs(
     device: str, case: Case, tiles: Sequence[MatmulTile] | None, tokens: Sequence[int]
 ) -> Iterator[Job]:
-    """The tiles of a build, then others, each with the numbers of tokens that it suits."""
+    """Yield the tiles that a build uses, then others, each with the numbers of tokens that suit it."""
     tokens = [each for each in tokens if case.name != "head" or each <= MAX_ROWS]
     built = tiles_of(resolve_target(device))
     built_for: dict[MatmulTile, list[int]] = {}
@@ -151,18 +151,18 @@ def _jobs(
 
 
 def _suits(tile: MatmulTile, tokens: int) -> bool:
-    """Whether that many tokens fill more than half of a tile, but not too many tiles for its size."""
+    """Whether the tokens fill more than half of a tile, but do not need too many tiles of its size."""
     least = 0 if tile.rows == 16 else tile.rows // 2
     return least < tokens <= (8 * tile.rows if tile.rows < 128 else tokens)
 
 
 def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
-    """Writes the kernel's PTX and returns its entry of the table; None if Triton cannot compile it."""
+    """Write the kernel's PTX and return its table entry; None if Triton cannot compile it."""
     case, target = job.case, resolve_target(job.device)
     kernel = case.kernel(job.device, job.tile)
     try:
         code = compile_kernel(kernel, target.architecture, target.cpu)
-    except Exception as error:  # Triton raises what it likes
+    except Exception as error:  # Triton raises many types
         print(f"{case.model} {case.name} {tile_label(job.tile)}: {error!s}")
         return None
     label = tile_label(job.tile).replace(":", "_")
@@ -177,7 +177,7 @@ def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
 
 
 def _entry(case: Case, tile: MatmulTile, kernel: Kernel, code: CodeObject) -> dict[str, Any]:
-    """What matmul_times.py has to know of a kernel."""
+    """Return the description of a kernel for matmul_times.py."""
     spec = MODELS[case.model]
     return {
         "model": case.model,
@@ -200,7 +200,7 @@ def _entry(case: Case, tile: MatmulTile, kernel: Kernel, code: CodeObject) -> di
 
 
 def tile_label(tile: MatmulTile) -> str:
-    """As `--tile` takes it."""
+    """Format a tile as in `--tile`."""
     sizes = f"{tile.rows}x{tile.columns}x{tile.depth_bytes}"
     return f"{sizes}:{tile.tuning.num_waves}:{tile.tuning.num_stages}"
 

@@ -1,4 +1,4 @@
-"""The pages that a kernel is compiled for, where no program takes them."""
+"""The slab to compile a kernel for if no program provides one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 
 
 def whole_slab(spec: ModelSpec, options: BuildOptions) -> Slab:
-    """One slab for all layers."""
+    """Return one slab for all layers."""
     return Slab(
         layers=range(spec.num_hidden_layers),
         blocks=Tensor("%blocks", ("%rows", "%width"), "i64"),

@@ -1,4 +1,4 @@
-"""The chips that the emulated GPU can be."""
+"""The chips that can be emulated."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shortfin_apps.llm.gpu_code.formats import INSTRUCTION_SETS, InstructionSet
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip as a program sees it."""
+    """A chip's properties that are visible to programs."""
 
     name: str
     generation: int  # of the GFX architecture: 9 (CDNA 3 and 4), 11 (RDNA 3), 12 (RDNA 4)
-    lanes: int  # of a wave, unless a kernel says otherwise
-    lds_bytes: int  # that a workgroup may have
+    lanes: int  # per wave, unless a kernel specifies otherwise
+    lds_bytes: int  # maximum per workgroup
     has_accumulation_registers: bool
 
     @property

@@ -1,6 +1,6 @@
-"""Speaks to the emulated GPU beyond HIP's interface: faults on demand, findings, counters, order of streams.
+"""Controls the emulated GPU beyond HIP's interface: injected faults, findings, counters, stream order.
 
-`Control` does so in the process that has loaded the library. `read_report` reads what another process (a
+`Control` works in the process that has loaded the library. `read_report` reads what another process (a
 server) wrote to its EMULATED_GPU_REPORT; such a process takes commands from the pipe EMULATED_GPU_CONTROL.
 """
 
@@ -19,9 +19,9 @@ from emulated_gpu.library import build_library
 
 @dataclass(frozen=True)
 class Finding:
-    """Something a kernel did wrong; `kind` is one of those in README.md. `lane` is -1 for a whole wave.
+    """An error of a kernel; README.md lists the values of `kind`. `lane` is -1 for the whole wave.
 
-    `code_address` is the instruction's in the code object. Repetitions at one instruction are one finding.
+    `code_address` is the instruction's address in the code object. Repetitions at one instruction are merged.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Misuse:
-    """A rule of HIP's interface that the process broke where no call could return an error."""
+    """A violation of HIP's rules by the process that no call could report as an error."""
 
     what: str
     text: str
@@ -48,7 +48,7 @@ class Misuse:
 
 @dataclass(frozen=True)
 class KernelCounters:
-    """Sums over the launches of one kernel. `instructions`: wave-instructions by class (`wave/program.h`)."""
+    """Sums over a kernel's launches. `instructions`: wave-instructions by class (`wave/program.h`)."""
 
     launches: int
     instructions: Mapping[str, int]
@@ -65,7 +65,7 @@ class KernelCounters:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """Bytes of a device's memory, and the name of the error that it is in."""
+    """A device's memory in bytes, and the name of its current error."""
 
     memory_bytes: int
     used_bytes: int
@@ -75,7 +75,7 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class Report:
-    """What the library has seen. `calls`: by the function's name."""
+    """The library's observations. `calls`: counts by function name."""
 
     calls: Mapping[str, int]
     devices: tuple[DeviceState, ...]
@@ -85,7 +85,7 @@ class Report:
 
 
 class Control:
-    """The library that this process has loaded, or loads now."""
+    """The library loaded into this process; loads it if necessary."""
 
     def __init__(self, library: Path | None = None) -> None:
         self.library = ctypes.CDLL(str(library or build_library()))
@@ -94,12 +94,12 @@ class Control:
         self.library.emulated_gpu_free.argtypes = [ctypes.c_void_p]
 
     def command(self, text: str) -> None:
-        """Carries out a command of `hip/faults.c`. Raises EmulatedGpuError if it is not understood."""
+        """Execute a command of `hip/faults.c`. Raises EmulatedGpuError if it is invalid."""
         if not self.library.emulated_gpu_command(text.encode()):
             raise EmulatedGpuError(f"the command {text!r} is not understood")
 
     def report(self) -> Report:
-        """What has been seen since the last `clear_report`; calls are counted from the start."""
+        """Return observations since the last `clear_report`; `calls` are counted from the start."""
         pointer = self.library.emulated_gpu_report()
         text = ctypes.string_at(pointer)
         self.library.emulated_gpu_free(pointer)
@@ -110,7 +110,7 @@ class Control:
 
 
 def read_report(path: Path) -> Report | tuple[Finding | Misuse, ...]:
-    """The summary that a process wrote when it ended; of one that lives or was killed, what it found."""
+    """Return an exited process's summary; for a running or killed process, its findings so far."""
     found: list[Finding | Misuse] = []
     for line in path.read_text().splitlines():
         entry = json.loads(line)

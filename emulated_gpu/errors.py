@@ -1,4 +1,4 @@
-"""What this package raises."""
+"""This package's exceptions."""
 
 
 class EmulatedGpuError(Exception):

@@ -1,4 +1,4 @@
-"""Builds the emulated GPU's `libamdhip64.so`, and makes environments in which a process uses it."""
+"""Builds the emulated GPU's `libamdhip64.so`, and creates environments for processes that use it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from emulated_gpu.errors import EmulatedGpuError
 
 SOURCES = Path(__file__).parent
 ROOT = SOURCES.parent
-LIBRARY = "libamdhip64.so"  # the name that IREE looks for in the folder IREE_HIP_DYLIB_PATH
+LIBRARY = "libamdhip64.so"  # the file name that IREE looks for in IREE_HIP_DYLIB_PATH
 FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # It starts threads, so it must never be unloaded.
@@ -30,7 +30,7 @@ LINK_FLAGS = ["-shared", "-Wl,-z,nodelete", "-Wl,-z,defs", "-lm", "-lpthread"]
 
 @dataclass(frozen=True)
 class EmulatedGpu:
-    """The emulated devices of a process. `order`: see `hip/order.c`; `faults`: commands of `hip/faults.c`."""
+    """A process's emulated devices. `order`: see `hip/order.c`; `faults`: commands of `hip/faults.c`."""
 
     chip: str = "gfx942"
     devices: int = 1
@@ -43,7 +43,7 @@ class EmulatedGpu:
     logs_calls: bool = False
 
     def environment(self) -> dict[str, str]:
-        """What makes a process use these devices. IREE reads its variable when it first makes a driver."""
+        """Return variables for a process to use these devices. IREE reads its own with the first driver."""
         return {
             "IREE_HIP_DYLIB_PATH": str(build_library().parent),
             "EMULATED_GPU_CHIP": self.chip,
@@ -62,9 +62,9 @@ class EmulatedGpu:
 
 
 def build_library() -> Path:
-    """The library made from the sources as they are, built if it is not there.
+    """Return the library for the current sources, building it if it does not exist.
 
-    EMULATED_GPU_LIBRARY names one to take instead. Raises EmulatedGpuError if there is no compiler.
+    EMULATED_GPU_LIBRARY names a library to use instead. Raises EmulatedGpuError if there is no compiler.
     """
     if given := os.environ.get("EMULATED_GPU_LIBRARY"):
         return Path(given)
@@ -79,7 +79,7 @@ def build_library() -> Path:
 
 
 def program_cache() -> Path:
-    """The folder for translated code objects: another one whenever the translator or its decoder changes."""
+    """Return the folder for translated code objects. It depends on the translator and its decoder."""
     translator = [*SOURCES.glob("*.py"), *(SOURCES / "translate").rglob("*.py")]
     decoder = (ROOT / "shortfin_apps" / "llm" / "gpu_code").rglob("*.py")
     folder = cache_folder() / "programs" / _hash_of([*translator, *decoder, SOURCES / "wave" / "program.h"])
@@ -88,13 +88,13 @@ def program_cache() -> Path:
 
 
 def cache_folder() -> Path:
-    """Beside the artefact cache of shortfin-llm, or where SHORTFIN_LLM_CACHE puts that."""
+    """Return the cache folder, next to shortfin-llm's artefact cache or in SHORTFIN_LLM_CACHE."""
     given = os.environ.get("SHORTFIN_LLM_CACHE")
     return (Path(given) if given else user_cache_path("shortfin-llm")) / "emulated-gpu"
 
 
 def compile_library(sources: Path, folder: Path) -> Path:
-    """Compiles the C files under `sources` to a library in `folder`. Raises subprocess.CalledProcessError."""
+    """Compile the C files under `sources` to a library in `folder`. Raises CalledProcessError."""
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(Unit.compile, units_of(sources)))
@@ -105,13 +105,13 @@ def compile_library(sources: Path, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Unit:
-    """A C file to be compiled, for waves of so many lanes if that matters to it."""
+    """A C file to compile, for waves of `lanes` lanes if it depends on that."""
 
     source: Path
     lanes: int | None = None
 
     def compile(self) -> Path:
-        """The object file, from the cache unless the file or a header has changed."""
+        """Return the object file, from the cache unless the file or a header has changed."""
         headers = [path for part in ("hip", "wave") for path in (self.source.parents[1] / part).glob("*.h")]
         define = [f"-DLANES={self.lanes}"] if self.lanes else []
         key = _hash_of([self.source, *headers], _compilation(define))
@@ -126,7 +126,7 @@ class Unit:
 
 
 def units_of(sources: Path) -> list[Unit]:
-    """Files with a table of operations are compiled twice, once for each size of a wave."""
+    """List the files to compile. Files with a table of operations are compiled for both wave sizes."""
     units = [Unit(path) for path in sorted((sources / "hip").glob("*.c"))]
     for path in sorted((sources / "wave").glob("*.c")):
         has_operations = "\nOPERATIONS(" in path.read_text()
@@ -135,7 +135,7 @@ def units_of(sources: Path) -> list[Unit]:
 
 
 def _build_into(folder: Path) -> None:
-    """Compiles aside and moves the library into place, so that it is whole wherever it is found."""
+    """Compile elsewhere and move the library into place, so that only a complete one is ever visible."""
     aside = folder / "objects"
     try:
         compile_library(SOURCES, aside).rename(folder / LIBRARY)
@@ -158,7 +158,7 @@ def _run(command: list[str]) -> None:
 
 
 def _key_of_sources(sources: Path) -> str:
-    """Of all that decides the library's machine code: sources, flags and, for -march=native, the CPU."""
+    """Hash what determines the library's machine code: sources, flags and (-march=native) the CPU."""
     files = [path for part in ("hip", "wave") for path in (sources / part).glob("*.[ch]")]
     return _hash_of(files, _compilation(LINK_FLAGS))
 

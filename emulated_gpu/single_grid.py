@@ -1,4 +1,4 @@
-"""Runs machine code over a grid of workgroups without HIP: how the executor is tested."""
+"""Runs machine code over a grid of workgroups without HIP, for tests of the executor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Run(ctypes.Structure):
 
 @dataclass(frozen=True)
 class GridResult:
-    """What came of a launch. `status`: 0, or as `enum launch_status` in wave/launch.h.
+    """The result of a launch. `status`: 0, or a value of `enum launch_status` in wave/launch.h.
 
     `counters`: the fields of `counters_t` there; `instructions`: wave-instructions by class.
     """
@@ -56,7 +56,7 @@ def run_grid(
     scratch_bytes: int = 0,
     max_instructions: int = 100_000,
 ) -> GridResult:
-    """Executes `code`. `workgroup` is its lanes in three dimensions, by default those of one wave.
+    """Execute `code`. `workgroup` is its number of lanes in three dimensions, by default one wave.
 
     v0 starts as x | y << 10 | z << 20 of a lane in its workgroup.
     Clears the findings of this process. Raises ValueError if the program cannot be loaded.

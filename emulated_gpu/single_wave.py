@@ -1,4 +1,4 @@
-"""Runs machine code on one wave with given registers: how operations are tested."""
+"""Runs machine code on one wave with given registers, for tests of operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from emulated_gpu.translate import translate_code
 NUM_VGPRS = 520
 NUM_LANES = 64
 VCC, M0, EXEC = 106, 124, 126
-KEEP_DENORMALS = 0xF0  # the MODE register: f32, f16 and f64 denormals are kept, results round to nearest even
+KEEP_DENORMALS = 0xF0  # MODE register: keep f32, f16 and f64 denormals, round to nearest even
 
 
 class _Registers(ctypes.Structure):
@@ -56,9 +56,9 @@ class Wave:
         self.s[EXEC : EXEC + 2] = lanes & 0xFFFFFFFF, lanes >> 32
 
     def run(self, chip: Chip, code: bytes, *, scratch_bytes: int = 0) -> None:
-        """Executes `code`, which must end with s_endpgm, in place. Raises ValueError if it cannot be loaded.
+        """Execute `code`, which must end with s_endpgm, in place. Raises ValueError if it cannot be loaded.
 
-        `status` is then 0, or as `enum launch_status` in wave/launch.h.
+        Sets `status` to 0 or a value of `enum launch_status` in wave/launch.h.
         """
         library = _library()
         registers = _Registers(scc=self.scc, mode=self.mode)
@@ -84,7 +84,7 @@ class Wave:
         self.status, self.executed = registers.status, registers.executed
 
 
-@functools.cache  # so that its sources are not read again for each run
+@functools.cache  # avoids reading its sources for each run
 def _library() -> ctypes.CDLL:
     return ctypes.CDLL(str(build_library()))
 

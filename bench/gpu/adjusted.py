@@ -1,4 +1,4 @@
-"""Whether a device that adjusts rows itself draws the tokens that the host draws from the same logits."""
+"""Checks that rows adjusted on the device draw the same tokens as the host does from the same logits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 
-ENTRIES = "adjusted_sample"  # the family that adjusts rows
+ENTRIES = "adjusted_sample"  # the entry family that adjusts rows
 PROMPT_TOKENS = 128
 MAX_TOKENS = 32
 
 
 class Striped:
-    """A grammar, and the matcher of each request, that allows half of the tokens after each token."""
+    """A grammar, and its own matcher, that allows half of the tokens, alternating the half."""
 
     param = "grammar"
 
@@ -36,7 +36,7 @@ class Striped:
 
 
 def kinds(vocab_size: int) -> list[dict[str, Any]]:
-    """What the requests ask for."""
+    """Return the sampling parameters of the requests."""
     grammar: Grammar = Striped(vocab_size)
     return [
         {"presence_penalty": 0.5},
@@ -51,7 +51,7 @@ def kinds(vocab_size: int) -> list[dict[str, Any]]:
 
 
 def tokens_of(engine: Engine, model: Model, **params: Any) -> list[list[int]]:
-    """Of each kind the tokens of one request at temperature 1, all decoded together. Raises LlmError."""
+    """Generate one request of each kind at temperature 1 in one batch; return tokens. Raises LlmError."""
     asked = kinds(model.spec.vocab_size)
     for index, prompt in enumerate(prompts(model.spec.vocab_size, len(asked), PROMPT_TOKENS)):
         options: dict[str, Any] = {**asked[index], **params, "seed": index, "max_tokens": MAX_TOKENS}
@@ -67,6 +67,6 @@ def tokens_of(engine: Engine, model: Model, **params: Any) -> list[list[int]]:
 
 
 def num_adjusting(engine: Engine) -> int:
-    """Invocations so far that adjusted rows on the device."""
+    """Return the number of invocations that adjusted rows on the device."""
     entries = engine.stats().entries
     return sum(count.invocations for name, count in entries.items() if name.startswith(ENTRIES))

@@ -1,4 +1,4 @@
-"""The engine in process, without a server: greedy tokens, and the time of its steps."""
+"""The engine in process, without a server: greedy tokens, and step times."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 
 SEED = 7
-MEASURED_TOKENS = 64  # of each request
-ADJUSTED = "presence penalty"  # the one of SAMPLINGS whose rows are adjusted
+MEASURED_TOKENS = 64  # per request
+ADJUSTED = "presence penalty"  # the entry of SAMPLINGS that adjusts rows
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "whole vocabulary": {"temperature": 1.0},
     ADJUSTED: {"temperature": 1.0, "presence_penalty": 0.5},
 }
-UNMEASURED_TOKENS = 4  # of each request, before the measured ones
-# All prompts are computed before the first decode, so that all requests decode the same number of tokens.
+UNMEASURED_TOKENS = 4  # per request, before the measured ones
+# All prompts are computed before the first decode, so that all requests have the same number of decodes.
 PROMPTS_FIRST = DefaultModeOptions(prefills_per_decode=1_000_000, token_budget=2048)
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A steady decode: the seconds of each step, and of each the part that waited for the device."""
+    """A steady decode: the seconds of each step, and the total time spent waiting for the device."""
 
     tokens: int
     seconds: tuple[float, ...]
     device_s: float
 
     def record(self) -> dict[str, Any]:
-        """Times of a step in ms: its median, and the mean outside of the calls of the device."""
+        """Return step times in ms: the median, and the mean outside of device calls."""
         total = sum(self.seconds)
         return {
             "steps": len(self.seconds),
@@ -51,13 +51,13 @@ class Steps:
 
 
 def prompts(vocab_size: int, count: int, length: int) -> list[tuple[int, ...]]:
-    """Seeded random token ids; a shorter list is the beginning of a longer one."""
+    """Return seeded random token ids; a shorter list is a prefix of a longer one."""
     random = np.random.default_rng(SEED)
     return [tuple(random.integers(0, vocab_size, length).tolist()) for _ in range(count)]
 
 
 def generate(engine: Engine, asked: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """The greedy continuation of each prompt, all decoded together. Raises LlmError."""
+    """Generate the greedy continuation of each prompt, in one batch. Raises LlmError."""
     tokens: dict[str, list[int]] = {str(index): [] for index in range(len(asked))}
     _add(engine, asked, max_tokens)
     while engine.has_work:
@@ -69,9 +69,9 @@ def generate(engine: Engine, asked: Sequence[Sequence[int]], max_tokens: int) ->
 
 
 def steady_steps(engine: Engine, model: Model, requests: int, sampling: str) -> Steps:
-    """Decodes of so many requests at once, around the model's context. Raises LlmError.
+    """Measure decodes of `requests` at once, around the model's context. Raises LlmError.
 
-    The engine is one with `PROMPTS_FIRST`; `sampling` is one of SAMPLINGS.
+    The engine must use `PROMPTS_FIRST`; `sampling` is a key of SAMPLINGS.
     """
     measured, context = min(MEASURED_TOKENS, model.context // 4), model.context
     length = context - measured // 2 - UNMEASURED_TOKENS
@@ -92,14 +92,14 @@ def steady_steps(engine: Engine, model: Model, requests: int, sampling: str) -> 
 
 
 def sizes(model: Model) -> Iterator[int]:
-    """The numbers of requests to decode at once: a full batch of each decode entry."""
+    """Yield the batch sizes to measure: a full batch of each decode entry."""
     yield from model.options.decode_batch_sizes
 
 
 def pages(model: Model) -> int:
-    """The pages for the most requests that `steady_steps` decodes, and one as scratch.
+    """Return the number of pages for the largest batch of `steady_steps`, plus the scratch page.
 
-    A model with windows needs more, as its window pages are counted for longer requests.
+    A model with windows needs more, as its window pages are computed for longer requests.
     """
     longest = model.context
     if model.spec.last_window is not None:
@@ -115,7 +115,7 @@ def _add(engine: Engine, asked: Sequence[Sequence[int]], max_tokens: int, sampli
 
 
 def _count(engine: Engine, counts: dict[str, int]) -> int:
-    """Steps once; adds the new tokens of each request to `counts`, and returns how many there are."""
+    """Step once; add each request's new tokens to `counts`, and return their total."""
     total = 0
     for delta in engine.step():
         if delta.error is not None:

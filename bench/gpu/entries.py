@@ -1,6 +1,6 @@
-"""The time of each entry, called with arguments that lie on the device.
+"""Times each entry, called with arguments that are already on the device.
 
-A case is run once by the package's own runner; its invocation is recorded, and repeated as it is.
+The package's own runner runs a case once; its invocation is recorded and then repeated unchanged.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySigna
 
 MIN_CALLS = 5
 MIN_QUEUES = 2  # of DEPTH calls each
-DEPTH = 20  # invocations in flight, when they are queued
+DEPTH = 20  # queued invocations in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A batch to run: `rows` tasks of `new_tokens` in all, decodes at `context`."""
+    """A batch to run: tasks with `new_tokens` in total, decodes at `context`."""
 
     batch: Batch
     new_tokens: int
@@ -37,7 +37,7 @@ class Case:
 
 
 class RecordedProgram:
-    """A program that remembers its last invocation, to repeat it with the same arguments."""
+    """A program that records its last invocation, to repeat it with the same arguments."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -62,7 +62,7 @@ class RecordedProgram:
 
 
 def cases(model: Model, *, has_extend: bool) -> Iterator[Case]:
-    """A full batch of every decode entry, the model's prefills, and its extends."""
+    """Yield a full batch of every decode entry, the model's prefills, and its extends."""
     stride = model.options.block_seq_stride
     for rows in model.options.decode_batch_sizes:
         plan = Plan(EntryFamily.DECODE, rows, 1, model.context)
@@ -74,7 +74,7 @@ def cases(model: Model, *, has_extend: bool) -> Iterator[Case]:
 
 
 def _extend(prompt: int, decodes: int, context: int, stride: int) -> Batch:
-    """A prompt of so many tokens and so many decodes, on pages of their own."""
+    """Create a batch of one prompt with `prompt` tokens and `decodes` decodes, on separate pages."""
     tasks: list[LlmTaskInput] = []
     for plan in (
         Plan(EntryFamily.EXTEND, min(prompt, 1), prompt, prompt),
@@ -89,12 +89,12 @@ def _extend(prompt: int, decodes: int, context: int, stride: int) -> Batch:
 
 
 def pages(all_cases: Sequence[Case]) -> int:
-    """The pages for the largest case, and one as scratch."""
+    """Return the number of pages for the largest case, plus the scratch page."""
     return 1 + max(sum(len(task.page_ids) for task in case.batch.tasks) for case in all_cases)
 
 
 def measure(case: Case, runner: BatchRunner, program: RecordedProgram, sample_s: float) -> dict[str, Any]:
-    """Times of one invocation in ms: of the runner's `run`, of one call at a time, and of queued calls."""
+    """Return times of an invocation in ms: the runner's `run`, single calls, and queued calls."""
     run_ms = median_ms(lambda: seconds_of(lambda: runner.run(case.batch)), MIN_CALLS, sample_s)
     sync_ms = median_ms(lambda: seconds_of(lambda: program.repeat().wait()), MIN_CALLS, sample_s)
     queued_ms = median_ms(lambda: seconds_of(lambda: _queue(program)), MIN_QUEUES, sample_s) / DEPTH
@@ -123,7 +123,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def median_ms(sample: Callable[[], float], min_samples: int, sample_s: float) -> float:
-    """The median of at least so many samples and seconds, after one that does not count."""
+    """Return the median of enough samples, after a warm-up sample."""
     sample()
     times: list[float] = []
     while len(times) < min_samples or sum(times) < sample_s:

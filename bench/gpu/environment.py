@@ -1,6 +1,6 @@
-"""The Python environment of a pack: its wheels in a new virtual environment, beside the packed sources.
+"""The Python environment of a pack: its wheels in a new virtual environment, and the packed sources.
 
-Only the standard library is used here: this is what runs first on a machine that has nothing else.
+Uses only the standard library, as it runs first on a machine that has nothing else.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MODELS = "models"
 
 
 class PackError(Exception):
-    """The pack cannot be made, or does not suit this machine; the message says what to do."""
+    """The pack cannot be created, or does not suit this machine; the message says what to do."""
 
 
 def facts_of(pack: Path) -> dict[str, Any]:
-    """What the pack says about itself. Raises PackError."""
+    """Return the pack's description. Raises PackError."""
     try:
         facts: dict[str, Any] = json.loads((pack / FACTS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -33,7 +33,7 @@ def facts_of(pack: Path) -> dict[str, Any]:
 
 
 def make_environment(pack: Path, folder: Path) -> Path:
-    """Installs the wheels into a virtual environment in `folder`; returns its Python. Raises PackError."""
+    """Install the wheels into a virtual environment in `folder`; return its Python. Raises PackError."""
     asked, here = facts_of(pack)["python"], f"{sys.version_info.major}.{sys.version_info.minor}"
     if asked != here:
         raise PackError(
@@ -41,7 +41,7 @@ def make_environment(pack: Path, folder: Path) -> Path:
             f"again with `--python {here}`"
         )
     python = folder / "bin" / "python"
-    # Without pip, so that a Python whose `ensurepip` was taken away will do; this Python's own pip installs.
+    # Without pip, in case this Python lacks `ensurepip`; its own pip installs the wheels.
     _call([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     wheels = sorted(map(str, (pack / WHEELS).glob("*.whl")))
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
@@ -50,7 +50,7 @@ def make_environment(pack: Path, folder: Path) -> Path:
 
 
 def environment_of(pack: Path) -> dict[str, str]:
-    """Environment variables with which an interpreter imports the packed sources."""
+    """Return environment variables that make an interpreter import the packed sources."""
     kept: Mapping[str, str] = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return {**kept, "PYTHONPATH": str((pack / SOURCE).resolve())}
 

@@ -1,4 +1,4 @@
-"""The time of a decode loop's steps: greedy, on state that stays on the device."""
+"""Times the steps of greedy decode loops, with state that stays on the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_SAMPLES = 3
 
 
 def loop_sizes(entries: Iterable[str]) -> list[int]:
-    """The numbers of rows of the decode loops among these entries."""
+    """Return the numbers of rows of the decode loops among these entries."""
     parsed = [entry for name in entries if (entry := Entry.parse(name)) is not None]
     return sorted({each.rows or 0 for each in parsed if each.family is EntryFamily.DECODE_LOOP})
 
@@ -28,7 +28,7 @@ def loop_sizes(entries: Iterable[str]) -> list[int]:
 def measure(
     model: Model, rows: int, runner: BatchRunner, program: RecordedProgram, sample_s: float
 ) -> dict[str, Any]:
-    """Times of a step in ms, up to the model's context: one at a time, and with `DEPTH` of them in flight."""
+    """Return step times in ms, up to the model's context: single steps, and `DEPTH` in flight."""
     batch = _batch(model, rows)
     sampling = [sampling_fields(task.request, runner.num_candidates) for task in batch.tasks]
 
@@ -52,13 +52,13 @@ def measure(
 
 
 def _batch(model: Model, rows: int) -> Batch:
-    """Decodes that are `DEPTH` steps short of the context, with pages for these steps."""
+    """Create decodes that are `DEPTH` steps short of the context, with pages for these steps."""
     made = make_batch(Plan(EntryFamily.DECODE, rows, 1, model.context), model.options.block_seq_stride)
     return Batch(EntryFamily.DECODE, tuple(_running(task) for task in made.tasks))
 
 
 def _running(task: LlmTaskInput) -> LlmTaskInput:
-    """The task of a request that holds its pages, as a loop asks the request for them."""
+    """Give the task's request a lease on its pages, as a loop reads it from the request."""
     start = task.start_position - DEPTH
     task.request.lease = Lease(page_ids=list(task.page_ids), window_page_ids=list(task.page_ids))
     task.request.num_computed = start
@@ -79,7 +79,7 @@ def _all_at_once(loop: DecodeLoop) -> None:
 
 
 def _median_ms(start: Callable[[], DecodeLoop], run: Callable[[DecodeLoop], None], sample_s: float) -> float:
-    """The median time of a step over loops that begin anew."""
+    """Return the median time of a step, with a new loop for each sample."""
 
     def sample() -> float:
         loop = start()

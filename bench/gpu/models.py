@@ -1,8 +1,8 @@
-"""The models that are measured: their shapes, their compiled entries, and what is asked of them.
+"""The measured models: shapes, compiled entries and workloads.
 
-SmolLM2-135M, Llama 3.1 8B, gpt-oss-20b and a hybrid of gated delta nets and attention, of a small Qwen3.5's
-sizes, have random weights, as only their shapes matter to time. The tiny models have weights of their own in
-f32, with which a GPU must choose the same tokens as a CPU.
+SmolLM2-135M, Llama 3.1 8B, gpt-oss-20b and a hybrid of gated delta nets and attention, with the sizes of a
+small Qwen3.5, have random weights, as only shapes matter to time. The tiny models have f32 weights, for which
+a GPU must choose the same tokens as a CPU.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec
 class Model:
     """A model, and the sizes at which it is measured.
 
-    `context` is that of decodes, in tokens. A prefill is (rows, tokens of each), an extend (tokens of a
-    prompt, decodes beside it). Times of a model that `is_timed` are of interest; of another, its tokens.
+    `context` is the context of decodes, in tokens. A prefill is (rows, tokens per row), an extend (tokens of
+    a prompt, decodes in the same batch). A model with `is_timed` is measured for times, any other for its
+    tokens.
     """
 
     spec: ModelSpec
@@ -39,9 +40,9 @@ class Model:
         return self.spec.name
 
     def for_device(self, device: str, weights: WeightType | None = None, kv: KVType | None = None) -> Model:
-        """The same, compiled for a target in the spelling of `shortfin-llm build --device`.
+        """Return the model compiled for a target, given as in `shortfin-llm build --device`.
 
-        A model that `is_timed` gets these weights and this type of the KV cache, if any are named.
+        `weights` and `kv` apply only to a model with `is_timed`.
         """
         options = replace(self.options, device=device)
         if weights and self.is_timed:
@@ -49,7 +50,7 @@ class Model:
         return replace(self, options=replace(options, kv=kv) if kv and self.is_timed else options)
 
 
-_ROWS_ALONE = ((0, 1), (0, 2), (0, 9), (0, 64))  # what a row costs, such as that of a proposed token
+_ROWS_ALONE = ((0, 1), (0, 2), (0, 9), (0, 64))  # the cost of a row, such as that of a proposed token
 _EXTENDS = BuildOptions.for_device("cuda").extend_sizes
 
 
@@ -149,7 +150,7 @@ _GPT_OSS_SPEC = ModelSpec(
 
 
 def _published_types(spec: ModelSpec) -> Iterator[tuple[str, BlockType | None]]:
-    """Experts in MXFP4 and all else in bf16, where the build would make blocks of four bits."""
+    """Yield MXFP4 for experts and bf16 for other weights, where the build would choose 4-bit blocks."""
     for name, shape in weight_shapes(spec).items():
         if len(shape) > 1:
             yield name, MXFP4 if name.endswith("_exps.weight") else None

@@ -1,4 +1,4 @@
-"""A device that has loaded one program, for engines and runners that load it again and again."""
+"""A device that has loaded one program, for engines and runners that load it repeatedly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shortfin_apps.llm.components.runtime.device import (
 
 
 class WithoutEntries:
-    """A program without the entries whose names begin with `prefix`."""
+    """A program without entries that have the prefix `prefix`."""
 
     def __init__(self, program: Program, prefix: str) -> None:
         self._program = program
@@ -37,7 +37,7 @@ class WithoutEntries:
 
 
 class OneProgram:
-    """A device whose `load_program` returns the artefact's program, so that its weights are loaded once."""
+    """A device with a `load_program` that returns the same program, so that weights are loaded once."""
 
     def __init__(self, device: Device, artifact: Artifact) -> None:
         self._device = device
@@ -47,7 +47,7 @@ class OneProgram:
         )
 
     def without(self, prefix: str) -> OneProgram:
-        """The same, whose program has no entries that begin with `prefix`."""
+        """Return the same device with a program that lacks entries with this prefix."""
         other = copy(self)
         other.program = WithoutEntries(self.program, prefix)
         return other

@@ -1,10 +1,10 @@
-"""Packs all that a measurement needs into one folder, on a machine with a network and the compiler.
+"""Packs everything needed for a measurement into one folder, on a machine with a network and the compiler.
 
-DIR/pack.json           what is in it: Python, commit, models
-DIR/wheels/             what the server and the measurement import, for the other machine's Python
+DIR/pack.json           description: Python, commit, models
+DIR/wheels/             imports of the server and the measurement, for the other machine's Python
 DIR/source/             this package and these scripts
-DIR/models/NAME/        the program, its manifest, and a list of its parameters; of a tiny model, the
-                        parameters and what a CPU continues its prompts with
+DIR/models/NAME/        the program, its manifest, and a list of its parameters; for a tiny model, the
+                        parameters and the CPU's continuations of its prompts
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from shortfin_apps.llm.components.runtime.open import open_device
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTION = "shortfin-llm"
-# Its requirements that only compile, download or chat.
+# Dependencies used only for compiling, downloading or chatting.
 NOT_NEEDED = frozenset({"shortfin", "iree-base-compiler", "pip", "prompt-toolkit"})
-# Every glibc up to that of llguidance's wheel, as pip matches their names one by one.
+# Every glibc up to the one of llguidance's wheel, as pip compares platform names literally.
 PLATFORMS = [
     *(f"manylinux_2_{minor}_x86_64" for minor in (31, 28, 27, 24, 17, 12, 5)),
     "manylinux2014_x86_64",
@@ -55,7 +55,7 @@ PLATFORMS = [
 
 
 def pack(out: Path, models: Sequence[Model], python: str | None) -> None:
-    """Writes the folder, which must be new or an older pack; without wheels where `python` is None.
+    """Write the folder, which must be empty or an older pack; without wheels if `python` is None.
 
     Raises PackError, BuildError.
     """
@@ -82,9 +82,9 @@ def pack(out: Path, models: Sequence[Model], python: str | None) -> None:
 
 
 def pack_model(model: Model, folder: Path) -> None:
-    """Compiles the model's program into `folder`, with a manifest that names no files yet.
+    """Compile the model's program into `folder`, with a manifest that lists no files yet.
 
-    Of the parameters, a list goes with it; only a tiny model's go themselves.
+    A tiny model is packed with its parameters, any other only with a list of them.
     """
     folder.mkdir(parents=True)
     compiled = compile_model(model.spec, model.options, folder / file_names.VMFB)
@@ -120,7 +120,7 @@ def pack_model(model: Model, folder: Path) -> None:
 
 
 def parameters(model: Model, target: Target) -> Iterator[Parameter]:
-    """Those that the model's program for the target reads."""
+    """Yield the parameters that the model's program reads on the target."""
     for weight, shape in weight_shapes(model.spec).items():
         layout = weight_layout(weight, model.spec, model.options, target)
         for name, (stored, dtype) in stored_types(layout, weight, shape).items():
@@ -128,7 +128,7 @@ def parameters(model: Model, target: Target) -> Iterator[Parameter]:
 
 
 def expected_tokens(model: Model) -> list[list[int]]:
-    """The greedy tokens of a tiny model on this CPU."""
+    """Return the greedy tokens of a tiny model on this CPU."""
     with TemporaryDirectory() as scratch, closing(open_device("cpu")) as device:
         packed, whole = Path(scratch, "packed"), Path(scratch, "whole")
         pack_model(model.for_device("cpu"), packed)
@@ -142,7 +142,7 @@ def expected_tokens(model: Model) -> list[list[int]]:
 
 
 def requirements(roots: Iterable[str], python: str) -> list[str]:
-    """The installed distributions that `roots` need for another Python of Linux, each as `name==version`."""
+    """Return installed dependencies of `roots` for another Linux Python, as `name==version`."""
     here = cast(Mapping[str, str], default_environment())
     environment = {**here, "python_version": python, "python_full_version": f"{python}.0"}
     needed: dict[str, frozenset[str]] = {}
@@ -163,7 +163,7 @@ def requirements(roots: Iterable[str], python: str) -> list[str]:
 
 
 def download(pins: Sequence[str], python: str, folder: Path) -> None:
-    """Downloads wheels of exactly these versions for CPython on x86-64. Raises PackError."""
+    """Download wheels of exactly these versions for CPython on x86-64. Raises PackError."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
     command += [f"--platform={platform}" for platform in PLATFORMS]
@@ -181,7 +181,7 @@ def _copy_source(out: Path) -> None:
 
 
 def _commit() -> str:
-    """The checkout's commit, with a + where files differ from it; empty outside of a checkout."""
+    """Return the checkout's commit, with a + if files were changed; empty outside of a checkout."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=7"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""A small plot as SVG, which needs no library: lines over two logarithmic axes."""
+"""Writes a small SVG plot without a library: lines over two logarithmic axes."""
 
 from __future__ import annotations
 

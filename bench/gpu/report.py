@@ -1,4 +1,4 @@
-"""Results as a Markdown document with one table for each part, and a plot for each model."""
+"""Formats results as a Markdown document with a table per part, and a plot per model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from bench.gpu.plot import Line, write_plot
 
 DOCUMENT = "results.md"
-# What the entries' names begin with that the engine calls for a decode, by its setting of decode-ahead.
+# Name prefixes of the entries that the engine calls for a decode, by its decode-ahead setting.
 DECODES = {"off": "decode_bs", "on": "decode_loop_bs"}
 
 Record = dict[str, Any]
 
 
 def write_report(results: Path, out: Path) -> None:
-    """Writes the document and the plots of the results so far."""
+    """Write the document and the plots of the results so far."""
     records = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
     (out / DOCUMENT).write_text("\n".join(document(records)) + "\n", encoding="utf-8")
     for model in _models(records):
@@ -27,7 +27,7 @@ def write_report(results: Path, out: Path) -> None:
 
 
 def document(records: Sequence[Record]) -> Iterator[str]:
-    """The lines of the document."""
+    """Yield the lines of the document."""
     for record in _part(records, "machine"):
         yield f"{', '.join(record['gpus']) or record['device']}; IREE {record['iree']}; {record['at']}; "
         yield f"commit {record['pack']['commit']}"
@@ -46,7 +46,7 @@ def document(records: Sequence[Record]) -> Iterator[str]:
 
 
 def throughput(records: Sequence[Record], model: str) -> list[Line]:
-    """Tokens per second by batch size: of the entries alone, of the engine, and of transformers."""
+    """Return tokens per second by batch size: of the entries alone, the engine, and transformers."""
     found = [record for record in records if record.get("model") == model]
     lines = []
     for setting, family in DECODES.items():
@@ -93,7 +93,7 @@ def _entries(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
 
 
 def _engine(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
-    """A step's time over that of its entry, and what is left of it when the queued entry's is taken off."""
+    """Yield rows with a step's time relative to its entry's, and its excess over the queued entry's."""
     yield (
         *("model", "requests", "decode ahead", "sampling", "step ms", "of them on the host", "tokens/s"),
         *("step / entry, sync", "step / entry, queued", "device idle ms"),
@@ -110,7 +110,7 @@ def _engine(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
 
 
 def _decode_entry(records: Sequence[Record], steps: Record) -> Record | None:
-    """The entry that these steps of the engine call."""
+    """Return the record of the entry that the engine calls in these steps."""
     asked = (steps["model"], steps["requests"])
     for each in _part(records, "entries"):
         if (each["model"], each["rows"]) == asked and each["entry"].startswith(

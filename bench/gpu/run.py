@@ -1,4 +1,4 @@
-"""Measures a pack part by part, each in a process of its own, until all is done or the time is over."""
+"""Measures a pack part by part, each in a separate process, until everything is done or time is up."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from shortfin_apps.llm.iree_release import runtime_release
 
 PARTS = ("tokens", "entries", "engine", "http", "transformers")
 RESULTS = "results.jsonl"
-IN_PROCESS = ("entries", "engine")  # one after the other on weights that are loaded once
+IN_PROCESS = ("entries", "engine")  # run one after the other with weights loaded once
 TORCH = "import torch, transformers, sys; sys.exit(not torch.cuda.is_available())"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What to measure, where; `python` is the machine's own interpreter, which may have torch.
+    """What to measure, and where; `python` is the machine's own interpreter, which may have torch.
 
-    Of `models` that are not timed there are only tokens, but for those that were `named`.
+    Models that are not timed are only checked for their tokens, unless they are in `named`.
     """
 
     device: str
@@ -45,7 +45,7 @@ class Choice:
 
 
 def run(pack: Path, out: Path, choice: Choice) -> int:
-    """Writes `results.jsonl`, `results.md` and plots to `out`; returns how many parts failed."""
+    """Write `results.jsonl`, `results.md` and plots to `out`; return the number of failed parts."""
     deadline = None if choice.seconds is None else time.monotonic() + choice.seconds
     out.mkdir(parents=True, exist_ok=True)
     results = out / RESULTS
@@ -75,7 +75,7 @@ class Job:
 
 
 def jobs(choice: Choice) -> Iterator[Job]:
-    """The parts that were asked for, model by model; each model's are the processes of `_groups`."""
+    """Yield the chosen parts, model by model, in the processes of `_groups`."""
     for name in choice.models:
         for group in _groups(KNOWN[name], name in choice.named):
             parts = tuple(part for part in group if part in choice.parts)
@@ -84,10 +84,10 @@ def jobs(choice: Choice) -> Iterator[Job]:
 
 
 def _groups(model: Model, is_named: bool) -> list[tuple[str, ...]]:
-    """Parts that share a process. The tokens come first, as times of wrong results mean nothing."""
+    """Group parts by process. Tokens come first, as times of wrong results are meaningless."""
     timed: list[tuple[str, ...]] = [IN_PROCESS, ("http",)]
     if model.is_timed:
-        is_llama = model.spec.architecture == "llama"  # which transformers_peer.py makes
+        is_llama = model.spec.architecture == "llama"  # the only one that transformers_peer.py supports
         return [*timed, *([("transformers",)] if is_llama else [])]
     return [("tokens",), *timed] if is_named else [("tokens",)]
 
@@ -95,9 +95,9 @@ def _groups(model: Model, is_named: bool) -> list[tuple[str, ...]]:
 def _run_job(
     job: Job, pack: Path, directory: Path, results: Path, choice: Choice, left_s: float | None
 ) -> str | None:
-    """None when it has ended well, otherwise how it ended."""
+    """Run a job; return None if it succeeded, otherwise how it ended."""
     print(f"{job.model}: {', '.join(job.parts)}", file=sys.stderr, flush=True)
-    # A session of its own, so that with a part that is cut its server ends, too.
+    # A separate session, so that killing a part also ends its server.
     process = subprocess.Popen(_command(job, pack, directory, results, choice), start_new_session=True)
     try:
         status = process.wait(left_s)
@@ -122,7 +122,7 @@ def _command(job: Job, pack: Path, directory: Path, results: Path, choice: Choic
 
 
 def _completed(pack: Path, scratch: Path, model: str, results: Path) -> Path:
-    """The model's directory with parameters; only one model's are kept at a time."""
+    """Return the model's directory with parameters. Only one model's are kept at a time."""
     directory = scratch / model
     if not directory.exists():
         for other in scratch.iterdir():
@@ -157,7 +157,7 @@ def _header(pack: Path, choice: Choice) -> dict[str, Any]:
 
 
 def _gpus() -> list[str]:
-    """NVIDIA's name and driver version of each GPU; none where there is no such tool."""
+    """Return NVIDIA's name and driver version of each GPU; empty if the tool is missing."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -18,12 +18,12 @@ from shortfin_apps.llm.bench.workload import Workload
 from shortfin_apps.llm.components.batching import BATCH_MODES
 
 CLIENTS = 64
-MIXED_TOKENS = (16, 512)  # the shortest and the longest prompt of MIXED
+MIXED_TOKENS = (16, 512)  # shortest and longest prompt of the mixed workload
 MIXED_OUTPUT_TOKENS = 64
 
 
 def workloads(clients: int = CLIENTS) -> Iterator[Workload]:
-    """Two requests for each client; the mixed one has prompts of as many lengths as clients."""
+    """Yield workloads with two requests per client; the mixed one has as many prompt lengths as clients."""
     yield Workload(
         name="even",
         about=f"{clients} clients, 128 in, 128 out",
@@ -44,7 +44,7 @@ def workloads(clients: int = CLIENTS) -> Iterator[Workload]:
 
 
 def server_flags(model: Model, directory: Path, device: str, mode: str, decode_ahead: str) -> list[str]:
-    """The server's flags, with pages for the longest requests of all clients."""
+    """Return the server's flags, with enough pages for the longest requests of all clients."""
     stride = model.options.block_seq_stride
     pages = 1 + CLIENTS * (-(-(MIXED_TOKENS[1] + MIXED_OUTPUT_TOKENS) // stride) + 1)
     return [
@@ -55,7 +55,7 @@ def server_flags(model: Model, directory: Path, device: str, mode: str, decode_a
 
 
 async def measure(model: Model, directory: Path, device: str, emit: Callable[[dict[str, Any]], None]) -> None:
-    """Starts a server in each batching mode, and emits the figures of each workload."""
+    """Start a server in each batching mode, and emit the figures of each workload."""
     manifest = Manifest.load(directory / MANIFEST)
     decode_ahead = "on" if loop_sizes(manifest.entries) else "off"
     for mode in BATCH_MODES:

@@ -1,6 +1,6 @@
-"""Tiny models in f32, with which a GPU must choose the same tokens as a CPU.
+"""Tiny models in f32, for which a GPU must choose the same tokens as a CPU.
 
-They are those of `random:NAME`, and further ones with such weights for what those lack.
+They are the models of `random:NAME`, and variants with similar weights for features that these lack.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a device chooses the tokens that the CPU chooses, with tiny models in f32."""
+"""Checks that a device chooses the same tokens as the CPU, with tiny models in f32."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def make_prompts(model: Model) -> list[tuple[int, ...]]:
 
 
 def scarce_pages(model: Model) -> int:
-    """Pages for all prompts but not for all tokens, so that requests are preempted."""
+    """Return enough pages for all prompts but not for all tokens, so that requests are preempted."""
     stride = model.options.block_seq_stride
     return 1 + PROMPTS * (-(-PROMPT_TOKENS // stride) + 1)
 
 
 def compare(tokens: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Of each prompt the number of tokens up to the first that differs."""
+    """Return for each prompt the number of tokens before the first difference."""
     agreed = [
         next((i for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b), len(want))
         for got, want in zip(tokens, expected, strict=True)

@@ -22,7 +22,7 @@ import transformers  # type: ignore[import-not-found]
 MEASURED_STEPS = 32
 UNMEASURED_STEPS = 8  # they compile, and capture the graph
 CLIENTS = 64
-TOKENS = 128  # in and out, of each request to the continuous batching
+TOKENS = 128  # in and out, per request of the continuous batching
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -41,7 +41,7 @@ def main() -> int:
 
     torch.manual_seed(0)
     torch.set_default_device(args.device)
-    with torch.no_grad():  # no inference_mode: the continuous batching has threads of its own
+    with torch.no_grad():  # not inference_mode, as the continuous batching uses its own threads
         model = _model(spec)
         for rows in manifest["options"]["decode_batch_sizes"]:
             emit(static_decode(model, rows, args.context))
@@ -62,7 +62,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _model(spec: dict[str, Any]) -> Any:
-    """A Llama of this shape; its rotary frequencies are the default ones, which take as long."""
+    """Create a Llama of this shape; it uses default rotary frequencies, which take the same time."""
     same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     config = transformers.LlamaConfig(
         **{name: spec[name] for name in (*same, "num_key_value_heads", "head_dim", "tie_word_embeddings")},
@@ -74,7 +74,7 @@ def _model(spec: dict[str, Any]) -> Any:
 
 
 def static_decode(model: Any, rows: int, context: int) -> dict[str, Any]:
-    """The median time of a compiled greedy step of so many rows, with logits and tokens on the device."""
+    """Time a compiled greedy step of `rows` rows (median), with logits and tokens on the device."""
     cache = transformers.StaticCache(config=model.config, max_cache_len=context)
     length = context - UNMEASURED_STEPS - MEASURED_STEPS
     prompt = torch.randint(0, model.config.vocab_size, (rows, length))
@@ -90,7 +90,7 @@ def static_decode(model: Any, rows: int, context: int) -> dict[str, Any]:
     for position in range(length, length + UNMEASURED_STEPS + MEASURED_STEPS):
         begin = time.perf_counter()
         torch.compiler.cudagraph_mark_step_begin()
-        # A copy, as the next replay of the graph writes over its results.
+        # A copy, as the graph's next replay overwrites its results.
         tokens = compiled(tokens, torch.tensor([[position]])).clone()
         _wait(tokens)
         times.append(time.perf_counter() - begin)
@@ -106,7 +106,7 @@ def static_decode(model: Any, rows: int, context: int) -> dict[str, Any]:
 
 
 def continuous_batching(model: Any) -> dict[str, Any]:
-    """Output tokens per second of two requests for each client, without any HTTP."""
+    """Return output tokens per second of two requests per client, without HTTP."""
     prompts = torch.randint(0, model.config.vocab_size, (2 * CLIENTS, TOKENS)).tolist()
     generation = transformers.GenerationConfig(max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
     at_once = transformers.ContinuousBatchingConfig(max_requests_per_batch=CLIENTS, num_blocks=4 * CLIENTS)
@@ -131,7 +131,7 @@ def continuous_batching(model: Any) -> dict[str, Any]:
 
 
 def _wait(tokens: Any) -> None:
-    """Until the tokens are known on the host, as a loop that looks for the end of a text has to."""
+    """Wait until the tokens are on the host, as a loop that checks for the end of a text must."""
     tokens.cpu()
 
 

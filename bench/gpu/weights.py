@@ -1,6 +1,6 @@
-"""Completes a packed model: parameters and tokenizer, which are made where they are needed.
+"""Completes a packed model on the target machine by creating its parameters and tokenizer.
 
-A pack has the program and the list of its parameters, which take 16 GB for an 8B model.
+A pack has the program and only a list of its parameters, which take 16 GB for an 8B model.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from shortfin_apps.llm.irpa import ArchiveEntry, write_archive
 LIST = "parameters.json"
 SEED = 20261122
 BLOCK_TERMS = (".scales", ".minima")
-QUANT_DEVIATION = 74  # of random bytes
-NOT_HASHED = ""  # in place of the SHA-256 of parameters, which are served with `--verify size`
+QUANT_DEVIATION = 74  # standard deviation of random bytes
+NOT_HASHED = ""  # instead of the SHA-256 of parameters; they are served with `--verify size`
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the program; `features` are the input features of the weight that it holds."""
+    """A parameter of the program; `features` is the number of input features of its weight."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,9 +56,9 @@ PARAMETER_LIST = TypeAdapter(list[Parameter])
 
 
 def complete(packed: Path, out: Path) -> None:
-    """Makes `out`, a directory as `shortfin-llm build` writes it, of a packed model.
+    """Complete a packed model to a directory `out` like one from `shortfin-llm build`.
 
-    Its parameters are those in the pack, else noise for those that the pack lists; it has no self-test.
+    Its parameters are copied from the pack, or else noise for each listed one; it has no self-test.
     """
     out.mkdir(parents=True)
     manifest = Manifest.load(packed / file_names.MANIFEST, lists_files=False)
@@ -76,10 +76,10 @@ def complete(packed: Path, out: Path) -> None:
 
 
 def write_noise(parameters: Sequence[Parameter], path: Path) -> None:
-    """Writes an archive of noise, seeded by the parameter's name.
+    """Write an archive of noise, seeded by the parameter's name.
 
-    Weights are normal and have a deviation of 1 / sqrt(input features), with which activations neither vanish
-    nor overflow; so do those in blocks, of which quants are bytes and their terms f16.
+    Weights are normal with a standard deviation of 1 / sqrt(input features), so that activations neither
+    vanish nor overflow. Weights in blocks have about the same, with random bytes as quants and f16 terms.
     """
     entries = [
         ArchiveEntry(each.name, prod(each.shape) * MLIR_DTYPES[each.dtype].itemsize) for each in parameters
@@ -91,15 +91,15 @@ def _noise(parameter: Parameter) -> bytes | memoryview:
     random = np.random.default_rng([SEED, zlib.crc32(parameter.name.encode())])
     dtype = MLIR_DTYPES[parameter.dtype]
     is_term = parameter.name.endswith(BLOCK_TERMS)
-    if dtype == np.int8 and is_term:  # f16 and i8, whose product is 2^-12
+    if dtype == np.int8 and is_term:  # f16 and i8 terms with a product of 2^-12
         return np.full(parameter.shape, 4, np.int8).reshape(-1).data
     if dtype == np.int8:
         quants: Array = random.integers(-128, 128, parameter.shape, np.int8)
         return quants.reshape(-1).data
     values: Array = random.standard_normal(parameter.shape, np.float32)
-    if parameter.name.endswith("ssm_steps.bias"):  # with others than negative ones, states grow
+    if parameter.name.endswith("ssm_steps.bias"):  # only negative ones, or states grow
         values = -np.abs(values)
-    elif len(parameter.shape) == 1:  # a norm, or scales of a weight in 8-bit floats
+    elif len(parameter.shape) == 1:  # a norm, or scales of an 8-bit float weight
         values = 1 + 0.1 * values
     else:
         values *= 1 / np.float32(np.sqrt(parameter.features)) / (QUANT_DEVIATION if is_term else 1)
@@ -108,7 +108,7 @@ def _noise(parameter: Parameter) -> bytes | memoryview:
 
 
 def _made_ahead(parameters: Sequence[Parameter]) -> Iterator[bytes | memoryview]:
-    """The noise of each parameter, in order; that of the next few is made in threads meanwhile."""
+    """Yield the noise of each parameter, in order; threads prepare the next few."""
     waiting: deque[Future[bytes | memoryview]] = deque()
     num_threads = os.cpu_count() or 1
     with ThreadPoolExecutor(num_threads, thread_name_prefix="noise") as pool:
@@ -121,7 +121,7 @@ def _made_ahead(parameters: Sequence[Parameter]) -> Iterator[bytes | memoryview]
 
 
 def write_tokenizer(vocab_size: int, out: Path) -> None:
-    """The byte tokenizer of random:tiny with a word for each further token id, so that each has a text."""
+    """Write random:tiny's byte tokenizer with a word for each further token id, so that all have a text."""
     files = RandomTinySource().tokenizer_files()
     tokenizer = json.loads(files.tokenizer)
     first = NUM_BYTES + len(SPECIAL_TOKENS) + NUM_RESERVED

@@ -42,7 +42,7 @@ from shortfin_apps.llm.errors import LlmError
 
 Emit = Callable[[dict[str, Any]], None]
 DecodeAhead = Literal["auto", "on", "off"]
-ROWS_ON_HOST = ", rows on the host"  # of what is measured without the entries that adjust rows
+ROWS_ON_HOST = ", rows on the host"  # suffix for measurements without the entries that adjust rows
 SETTINGS: tuple[DecodeAhead, ...] = ("off", "on")
 
 
@@ -94,7 +94,7 @@ def _measure_in_process(model: Model, args: argparse.Namespace, emit: Emit) -> N
             _compare_tokens(model, device, artifact, expected, emit)
             _compare_adjusted(model, device, artifact, emit)
         cases = list(entries_part.cases(model, has_extend="extend" in device.program.entries))
-        # One number for all, as freed memory serves only buffers of exactly its size again.
+        # One number for all, as freed memory is reused only for buffers of exactly its size.
         pages = max(entries_part.pages(cases), engine_part.pages(model))
         if "entries" in args.parts:
             _measure_entries(model, device, artifact, cases, pages, args.sample_seconds, emit)
@@ -131,7 +131,7 @@ def _compare_tokens(
 
 
 def _compare_adjusted(model: Model, device: OneProgram, artifact: Artifact, emit: Emit) -> None:
-    """Rows adjusted on the device with the same rows on the host, which log-probabilities bring there."""
+    """Compare rows adjusted on the device with the host's; log-probabilities move adjusting to the host."""
     if not _adjusts(device):
         return
     pages, rows = tokens_part.scarce_pages(model), tokens_part.PROMPTS
@@ -174,8 +174,8 @@ def _measure_engine(
     *,
     suffix: str = "",
 ) -> None:
-    """With a `suffix` to its name, the sampling whose rows are adjusted, alone."""
-    gc.collect()  # the memory of what was measured before
+    """Measure the engine; with a `suffix` for the name, only the sampling that adjusts rows."""
+    gc.collect()  # frees the memory of earlier measurements
     most = max(engine_part.sizes(model))
     engine = _engine(model, device, artifact, setting, engine_part.PROMPTS_FIRST, pages, most)
     samplings = [engine_part.ADJUSTED] if suffix else engine_part.SAMPLINGS
@@ -200,12 +200,12 @@ def _adjusts(device: OneProgram) -> bool:
 
 
 def _settings(device: OneProgram) -> Iterator[DecodeAhead]:
-    """Sampling on the host, and decode loops where the program has some."""
+    """Yield sampling on the host, and decode loops if the program has any."""
     yield from SETTINGS if loops_part.loop_sizes(device.program.entries) else SETTINGS[:1]
 
 
 def _speculations(artifact: Artifact) -> tuple[bool, ...]:
-    """Without and with proposed tokens, where the model takes them."""
+    """Return whether to propose tokens: without and with, if the model supports it."""
     return (False, True) if artifact.config.paged_kv_cache.state_block_count is None else (False,)
 
 
@@ -220,7 +220,7 @@ def _engine(
     *,
     speculates: bool = False,
 ) -> Engine:
-    """With `speculates`, by prompt lookup, and by the model itself as a draft model that costs nothing."""
+    """Create an engine; `speculates` uses prompt lookup, and the model as its own draft at no cost."""
     draft = DraftFiles(
         config=artifact.config, vmfb=artifact.vmfb, parameters=artifact.parameters, round_cost=0
     )

@@ -96,14 +96,14 @@ def _streams(rows: list[int], repeat: int, run: Callable[[int], StreamFigures]) 
 
 
 def _run_of(args: argparse.Namespace) -> Callable[[int], StreamFigures]:
-    """Streams to some clients, from a server of our own or from the one that was named."""
+    """Return a function that measures streams from our own server, or from the one given by URL."""
     if args.url is not None:
         return lambda rows: stream_from(args.url, rows, args.pid)
     return lambda rows: stream_tokens(rows, args.step_ms, args.profile, args.api_processes)
 
 
 def _medians(runs: Sequence[HttpFigures] | Sequence[StreamFigures]) -> str:
-    """The median of each figure over the runs, and the sum of their errors, which come last."""
+    """Format the median of each figure over the runs, and the sum of errors, the last figure."""
     *names, _ = (field.name for field in fields(runs[0]))
     medians = [statistics.median(getattr(run, name) for run in runs) for name in names]
     return " | ".join(

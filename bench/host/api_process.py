@@ -1,4 +1,4 @@
-"""An API process of server.py's server; `shortfin_apps/llm/server/api_process.py` says how it is started."""
+"""An API process of server.py's server; `shortfin_apps/llm/server/api_process.py` describes its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device that computes nothing: its tokens come from a table, after a time that is set."""
+"""A device that computes nothing: its tokens come from a table, after a configurable time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 STRIDE, MAX_SEQ_LEN, TOP_K = 32, 2048, 8
 _SEED, _TABLE_STEPS = 7, 64
-# The first tokens of a byte-level vocabulary: parts of characters, which no text is sent for.
+# The first tokens of a byte-level vocabulary: parts of characters, which produce no text.
 _NUM_BYTES = 256
 
 
@@ -36,7 +36,7 @@ class HostBuffer:
 
 @dataclass(frozen=True, slots=True)
 class IdlePending:
-    """An invocation that is over at `ready_s` (`perf_counter`); its caller owns the results."""
+    """An invocation that ends at `ready_s` (`perf_counter`); the caller owns its results."""
 
     ready_s: float
 
@@ -47,7 +47,7 @@ class IdlePending:
 
 
 class IdleProgram:
-    """Entries whose results belong to the caller, as on GPUs; one invocation after the other."""
+    """Entries with results owned by the caller, as on GPUs; invocations run one after the other."""
 
     def __init__(self, rows: int, vocab_size: int, step_s: float) -> None:
         random = np.random.default_rng(_SEED)
@@ -77,7 +77,7 @@ class IdleProgram:
 
 
 class IdleDevice:
-    """Holds one program of `rows` rows, each invocation of which takes `step_s` and no CPU time."""
+    """Holds one program of `rows` rows; an invocation takes `step_s` and no CPU time."""
 
     name = "idle"
 
@@ -116,7 +116,7 @@ class IdleDevice:
 
 
 def model_config(rows: int) -> ModelConfig:
-    """A model whose page table holds `rows` requests of the longest context."""
+    """Return the config of a model with enough pages for `rows` requests of the maximum length."""
     return ModelConfig(
         max_seq_len=MAX_SEQ_LEN,
         transformer_block_count=1,

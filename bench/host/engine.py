@@ -1,4 +1,4 @@
-"""The engine alone, in this process: the time of its thread for each step of a steady decode."""
+"""Times the engine alone, in this process: CPU time of its thread per step of a steady decode."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ VOCAB_SIZE = 4096
 
 
 def idle_engine(rows: int, vocab_size: int, *, step_s: float = 0.0) -> Engine:
-    """An engine whose invocations, of up to `rows` requests, take `step_s` and no CPU time."""
+    """Create an engine for up to `rows` requests. Invocations take `step_s` and no CPU time."""
     options = EngineOptions(mode=PROMPTS_FIRST, max_running=rows)
     device = IdleDevice(rows, vocab_size, step_s)
     return make_engine(device, model_config(rows), Path(), (), frozenset(), options)
 
 
 def steady_step_us(rows: int) -> float:
-    """Median CPU time of a step, in microseconds, that gives each of `rows` requests a token."""
+    """Return the median CPU time in us of a step that generates one token for each of `rows` requests."""
     engine = idle_engine(rows, VOCAB_SIZE)
     params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True)
     for row in range(rows):
@@ -36,7 +36,7 @@ def steady_step_us(rows: int) -> float:
         began_s = time.thread_time()
         deltas = engine.step()
         taken_s = time.thread_time() - began_s
-        engine.stats()  # as the server's thread does after each step
+        engine.stats()  # called by the server's thread after each step
         if len(deltas) == rows:
             steps.append(taken_s)
     return statistics.median(steps[UNMEASURED_STEPS:]) * 1e6

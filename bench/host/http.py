@@ -1,4 +1,4 @@
-"""The server of server.py under streaming clients: the CPU time that a token takes it, and the clients."""
+"""Measures the CPU time per token of server.py's server and of its streaming clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 32, 256
 
 @dataclass(frozen=True, slots=True)
 class HttpFigures:
-    """Of one pass; CPU times in microseconds for each output token."""
+    """The figures of one pass; CPU times in microseconds per output token."""
 
     tokens_per_s: float
     server_us: float
@@ -29,7 +29,7 @@ class HttpFigures:
 
 
 async def stream_tokens(rows: int, step_ms: float, profile: Path | None = None) -> HttpFigures:
-    """One request of each of `rows` clients at once, after a smaller one that is not measured."""
+    """Send one request from each of `rows` clients at once, after an unmeasured pass."""
     flags = ["--rows", str(rows), "--step-ms", str(step_ms)]
     if profile is not None:
         flags += ["--profile", str(profile)]

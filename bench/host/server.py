@@ -87,7 +87,7 @@ def serve(rows: int, step_s: float, config: ServerConfig) -> None:
 
 
 def trained() -> tokenizers.Tokenizer:
-    """A byte-level BPE of GPT-2's kind."""
+    """Train a byte-level BPE like GPT-2's."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -1,7 +1,7 @@
-"""The server of server.py under streaming clients that cost next to nothing: CPU times of its two threads.
+"""Measures CPU times of the two threads of server.py's server, with clients that cost next to nothing.
 
-The clients are sockets of one thread that counts events and parses no JSON, so that two CPUs bear them and
-the server at once. Every request is counted from its admission to its end.
+The clients are sockets of one thread that counts events without parsing JSON, so that two CPUs suffice for
+clients and server together. Every request is measured from its admission to its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from bench.running_server import running_server
 
-PROMPT_TOKEN_IDS = tuple(range(300, 332))  # none is a part of a character
+PROMPT_TOKEN_IDS = tuple(range(300, 332))  # none is part of a character
 OUTPUT_TOKENS, FIRST_OUTPUT_TOKENS = 1024, 16
 _RECEIVE_BYTES = 1 << 16
 _EVENT, _END = b"data: {", b"data: [DONE]"
@@ -30,13 +30,13 @@ _PATIENCE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
-    """Of one pass; CPU times in microseconds for each output token."""
+    """The figures of one pass; CPU times in microseconds per output token."""
 
     tokens_per_s: float
-    loop_us: float  # the event loop's, of all processes that answer HTTP
-    link_us: float  # that of the engine's process where it is another, else 0
+    loop_us: float  # event loops of all processes that answer HTTP
+    link_us: float  # main thread of the engine's process if separate, else 0
     engine_us: float
-    itl_p50_ms: float  # between two chunks, as a client sees them
+    itl_p50_ms: float  # between two chunks, as seen by a client
     itl_p99_ms: float
     tokens_per_chunk: float
     errors: int
@@ -50,10 +50,10 @@ class _Client:
     num_events: int = 0
     has_ended: bool = False
     arrivals_s: list[float] = field(default_factory=list)  # of chunks
-    rest: bytes = field(default=b"")  # what may be the beginning of an event
+    rest: bytes = field(default=b"")  # possibly the start of an event
 
     def receive(self) -> bool:
-        """Counts what has arrived; whether more is to come."""
+        """Count the received events; return whether more will follow."""
         data = self.connection.recv(_RECEIVE_BYTES)
         text = self.rest + data
         if num_events := text.count(_EVENT):
@@ -69,7 +69,7 @@ class _Client:
 def stream_tokens(
     rows: int, step_ms: float, profile: Path | None = None, api_processes: int = 1
 ) -> StreamFigures:
-    """One request of each of `rows` clients at once, after shorter ones that are not measured."""
+    """Send one request from each of `rows` clients at once, after shorter unmeasured ones."""
     flags = ["--rows", str(rows), "--step-ms", str(step_ms), "--api-processes", str(api_processes)]
     if profile is not None:
         flags += ["--profile", str(profile)]
@@ -87,7 +87,7 @@ def stream_tokens(
 
 
 def stream_from(url: str, rows: int, pid: int) -> StreamFigures:
-    """The same clients, of a server that runs already; `loop_us` is of all threads of its process `pid`."""
+    """Measure a running server; `loop_us` covers all threads of its process `pid`."""
     _run(url, rows, FIRST_OUTPUT_TOKENS)
     before_s, began_s = _process_cpu_s(pid), time.perf_counter()
     clients = _run(url, rows, OUTPUT_TOKENS)
@@ -118,7 +118,7 @@ def _process_cpu_s(pid: int) -> float:
 
 
 def _api_processes(pid: int) -> list[int]:
-    """Those that answer HTTP for the server `pid`, where it does not itself."""
+    """Return the processes that answer HTTP for server `pid`; empty if it does so itself."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in children if b"api_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
@@ -128,13 +128,13 @@ def _main_thread_cpu_s(pid: int) -> float:
 
 
 def _busiest(before: dict[int, float], after: dict[int, float], main: int) -> tuple[float, float]:
-    """CPU seconds of the main thread, which runs the event loop, and of the busiest other: the engine's."""
+    """Return CPU seconds of the main thread (the event loop) and the busiest other one (the engine)."""
     taken = {thread: cpu_s - before.get(thread, 0.0) for thread, cpu_s in after.items()}
     return taken.pop(main), max(taken.values())
 
 
 def _run(url: str, rows: int, output_tokens: int) -> Sequence[_Client]:
-    """Streams `output_tokens` to each of `rows` clients."""
+    """Stream `output_tokens` to each of `rows` clients."""
     address = urlsplit(url)
     assert address.hostname is not None
     assert address.port is not None

@@ -1,4 +1,4 @@
-"""Sets up other engines on this machine, and compares their servers with this one: llama.cpp, vLLM's CPU
+r"""Sets up other engines on this machine, and compares their servers with this one: llama.cpp, vLLM's CPU
 build, OpenVINO GenAI and onnxruntime-genai.
 
     python -m bench.peers                          # set up what is missing, then W1 to W5, all in turns
@@ -6,7 +6,7 @@ build, OpenVINO GenAI and onnxruntime-genai.
     python -m bench.peers --preset W2 --repeat 1   # a short run
     python -m bench.peers --weights q8_0,q4_1      # beside the peers' 8-bit and 4-bit models
     python -m bench.peers --servers ours,openvino  # only these two
-    python -m bench.peers --weights bf16,q8_0,q4_1 \\
+    python -m bench.peers --weights bf16,q8_0,q4_1 \
         --servers ours,ours-extend,llama,vllm,vllm-zen,openvino,ort    # everything
     python -m bench.peers --model FILE.gguf --weights own      # a file as it is, beside llama.cpp
     python -m bench.peers --servers ours,llama --device cpu:haswell    # without newer instructions
@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def chosen_kinds(args: argparse.Namespace) -> list[str]:
-    """The chosen weight kinds. Raises SetUpError for an unknown name, or several kinds for one artefact."""
+    """Return the chosen weight kinds. Raises SetUpError for an unknown name, or several for one artefact."""
     if unknown := [name for name in args.weights if name not in KINDS]:
         raise SetUpError(f"there are no weights {unknown[0]!r}; choose from {', '.join(KINDS)}")
     if args.artefact is not None and len(args.weights) > 1:
@@ -118,7 +118,7 @@ def chosen_kinds(args: argparse.Namespace) -> list[str]:
 
 
 def needs_of(contenders: Mapping[str, Sequence[Contender]]) -> list[Needs]:
-    """The requirements of each server, whose kinds of weights share one set-up."""
+    """Return each server's requirements. Its kinds of weights share one set-up."""
     by_label = {s.label: s.needs(KINDS[weights]) for weights, servers in contenders.items() for s in servers}
     return list(by_label.values())
 
@@ -126,8 +126,10 @@ def needs_of(contenders: Mapping[str, Sequence[Contender]]) -> list[Needs]:
 def measure_all(
     args: argparse.Namespace, contenders: Mapping[str, Sequence[Contender]], workloads: Sequence[Workload]
 ) -> None:
-    """Runs a campaign and prints a table for each kind of weights. The JSON has their documents by kind,
-    including those finished before a failure."""
+    """Run a campaign and print a table for each kind of weights.
+
+    The JSON contains their documents by kind, including ones finished before a failure.
+    """
     measured: dict[str, dict[str, Any]] = {}
     try:
         for weights, servers in contenders.items():

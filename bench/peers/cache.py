@@ -1,4 +1,4 @@
-"""Set-up steps that run once: each leaves a stamp, and runs again when its inputs have changed."""
+"""Set-up steps that run once: each leaves a stamp, and runs again if its inputs have changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SetUpError(Exception):
 
 
 class Cache:
-    """A directory kept between runs. `say` is called with the name of each step that starts."""
+    """A directory kept between runs. `say` is called with the name of each started step."""
 
     def __init__(self, root: Path, say: Callable[[str], None]) -> None:
         self.root = root
@@ -22,7 +22,7 @@ class Cache:
         (root / "stamps").mkdir(parents=True, exist_ok=True)
 
     def once(self, name: str, what: str, step: Callable[[], None]) -> None:
-        """Runs `step` unless it has run before with the same `what`, a description of its inputs."""
+        """Run `step` unless it has run before with the same `what`, a description of its inputs."""
         if not self.is_done(name, what):
             self.say(f"{name}: {what}")
             step()
@@ -39,9 +39,9 @@ class Cache:
     def run(
         self, log: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None
     ) -> None:
-        """Runs a long command at the lowest priority; its output goes to `logs/`.
+        """Run a long command at the lowest priority; its output is written to `logs/`.
 
-        Raises SetUpError when it fails.
+        Raises SetUpError if it fails.
         """
         file = self.root / "logs" / f"{log}.log"
         file.parent.mkdir(exist_ok=True)
@@ -60,13 +60,13 @@ class Cache:
             )
 
     def bin_of(self, name: str) -> Path:
-        """The directory of programs of the virtual environment `name`."""
+        """Return the directory of executables of the virtual environment `name`."""
         return self.root / name / "venv" / "bin"
 
     def make_virtual_environment(
         self, name: str, requirements: Sequence[str], python: str = sys.executable
     ) -> None:
-        """Creates it from scratch with these packages. Raises SetUpError."""
+        """Create the environment from scratch with these packages. Raises SetUpError."""
         programs = self.bin_of(name)
         self.run(name, [python, "-m", "venv", "--clear", programs.parent])
         pip: list[str | Path] = [programs / "python", "-m", "pip", "install", "--disable-pip-version-check"]

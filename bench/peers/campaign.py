@@ -1,4 +1,4 @@
-"""Runs the workloads against all servers in turns, with all but the measured server paused."""
+"""Runs the workloads on all servers in turns, pausing all but the measured server."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class Contender(Protocol):
     def label(self) -> str: ...
 
     def needs(self, weights: WeightKind) -> Needs:
-        """The unmet requirements of `set_up` and `launch` on this machine; takes seconds."""
+        """Return unmet requirements of `set_up` and `launch` on this machine; takes seconds."""
         ...
 
     def set_up(self, weights: WeightKind) -> None:
-        """Prepares everything for `launch`; quick if done before. Raises SetUpError."""
+        """Prepare everything for `launch`; quick if done before. Raises SetUpError."""
         ...
 
     def launch(self, port: int, clients: int) -> Launch:
-        """How to start it for workloads of this many concurrent clients."""
+        """Return how to start the server for workloads with this many concurrent clients."""
         ...
 
 
 class Stage:
-    """All started servers. Owns their processes: use it as a context."""
+    """All started servers. Owns their processes; use it as a context manager."""
 
     def __init__(self, logs: Path, on_start: Callable[[str], None], idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s
         self._logs = logs
         self._on_start = on_start
         self._servers: dict[tuple[str, tuple[str, ...]], Server] = {}
-        self.idle_cpu: dict[str, float] = {}  # of one core, after the server's first workload
+        self.idle_cpu: dict[str, float] = {}  # share of one core, after the server's first workload
 
     def __enter__(self) -> Stage:
         return self
@@ -59,7 +59,7 @@ class Stage:
 
     @asynccontextmanager
     async def turn(self, contender: Contender, clients: int, options: TargetOptions) -> AsyncIterator[Target]:
-        """The contender's server, with all others paused, and a fresh connection to it."""
+        """Resume the contender's server, with all others paused, and connect to it."""
         server = self._server(contender, clients)
         server.resume()
         try:
@@ -71,7 +71,7 @@ class Stage:
             server.pause()
 
     def peak_memory_bytes(self, label: str) -> int:
-        """Peak memory of the largest server with that label."""
+        """Return the peak memory of the largest server with this label."""
         return max(s.peak_memory_bytes() for (owner, _), s in self._servers.items() if owner == label)
 
     def _server(self, contender: Contender, clients: int) -> Server:
@@ -103,7 +103,7 @@ async def run_peers(
     on_pass: Callable[[str], None],
     on_end: Callable[[RequestRecord], None],
 ) -> dict[str, Any]:
-    """Runs the campaign: the bench's document, with the memory and idle CPU use of each server."""
+    """Run the campaign; return the bench's document with each server's memory and idle CPU use."""
     started = datetime.now(UTC)
     targets: dict[str, Target] = {}
     results: list[PassResult] = []

@@ -1,4 +1,4 @@
-"""The comparison table: every server's figures, and the ratios of ours to the best peer."""
+"""The comparison table: each server's figures, and ratios of ours to the best peer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.table import Table
 
 Figures = Mapping[str, Any]
 
-OURS = "ours"  # also a prefix: ours with other settings
+OURS = "ours"  # also the prefix of labels of our server with other settings
 TOKENS_PER_S, TTFT, ITL_P99 = "output_tokens_per_s", "ttft_ms_p50", "itl_ms_p99"
-# The figure of each ratio, and which of the peers is best in it.
+# The figures with a ratio, and how to select the best peer.
 RATIOS = {TOKENS_PER_S: max, TTFT: min, ITL_P99: min}
 
 
@@ -23,7 +23,7 @@ def is_ours(label: str) -> bool:
 def ratio(
     runs: Sequence[Figures], workload: str, figure: str, label: str = OURS
 ) -> tuple[float, float, float] | None:
-    """Ours over the best peer of the same repeat: median, minimum, maximum; None without both."""
+    """Return ours over the best peer of the same repeat: median, minimum, maximum; None without both."""
     found = list(_ratios(runs, workload, figure, label))
     return (median(found), min(found), max(found)) if found else None
 
@@ -38,7 +38,7 @@ def _ratios(runs: Sequence[Figures], workload: str, figure: str, label: str) -> 
 
 
 def comparison_table(doc: Figures) -> Table:
-    """One line per workload and server; ratios are in the lines of our server."""
+    """Return a table with one line per workload and server; lines of our server have ratios."""
     table = Table(
         title=f"{doc['model']}, {doc['weights']}, {doc['threads']} threads; ratios: ours / best peer"
     )

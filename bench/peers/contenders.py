@@ -1,4 +1,4 @@
-"""The servers that can be compared, by name, and the weights that each is measured with."""
+"""The servers that can be compared, by name, and the weights with which each is measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVERS = ("ours", EXTEND, "llama", "vllm", ZEN, "openvino", "ort")
 
 
 def chosen_contenders(args: argparse.Namespace, weights: str) -> list[Contender]:
-    """The servers that support these weights. Raises SetUpError for an unknown name, or if none is left."""
+    """Create the servers that support these weights. Raises SetUpError for an unknown name, or if none do."""
     subject = Subject(args.model, args.device)
     if unknown := [name for name in args.servers if name not in SERVERS]:
         raise SetUpError(f"there is no server {unknown[0]!r}; choose from {', '.join(SERVERS)}")
@@ -38,7 +38,7 @@ def chosen_contenders(args: argparse.Namespace, weights: str) -> list[Contender]
 
 
 def is_measured(name: str, weights: str, subject: Subject) -> bool:
-    """Whether that server is compared with these weights; all but ours and llama.cpp's on SmolLM2 only."""
+    """Whether the server is compared with these weights; all peers but llama.cpp only on SmolLM2."""
     kind = KINDS[weights]
     supported = {
         "vllm": kind.has_vllm,

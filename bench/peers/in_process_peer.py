@@ -1,4 +1,4 @@
-"""A peer without a server of its own: its engine runs behind the one of `bench/peers/in_process`."""
+"""A peer without a server: its engine runs in the server of `bench/peers/in_process`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 @dataclass(frozen=True, slots=True)
 class EnginePackage:
-    """An engine on PyPI. `format_of` has its name for the weights, None where it is not measured; `convert`
-    is the command that writes a model of that format, from the environment's programs, the Hugging Face
-    directory and the directory to write.
+    """An engine on PyPI.
+
+    `format_of` returns its name for the weights, None if they are not measured. `convert` returns the command
+    that writes a model in that format, given the environment's programs, the Hugging Face directory, the
+    output directory and the format.
     """
 
     label: str
@@ -40,7 +42,7 @@ class EnginePackage:
 
 
 class InProcessPeer:
-    """One server for all workloads, of SmolLM2."""
+    """One server with SmolLM2 for all workloads."""
 
     def __init__(self, cache: Cache, threads: int, python: str, package: EnginePackage) -> None:
         self.label = package.label
@@ -78,7 +80,7 @@ class InProcessPeer:
         remove_unfit(self._cache, self.label)
 
     def _convert(self, source: Path) -> None:
-        """Into a directory that gets its name when it is complete."""
+        """Convert into a temporary directory, which is renamed once it is complete."""
         part = self._model.with_suffix(".part")
         for old in (part, self._model):
             shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Weight types of the comparison, and each server's name for them."""
+"""Weight types in the comparison, and each server's name for them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """`ours` is for `shortfin-llm build --weights`, and `llama` for llama-quantize: None takes the file as it
-    is. vLLM's CPU build is measured where `has_vllm`; `openvino` is for optimum-cli's `--weight-format` and
-    `ort` for onnxruntime-genai's model builder: None where they are not measured.
+    """Names of a weight type; None for `openvino` and `ort`: not measured.
+
+    `ours` is for `shortfin-llm build --weights`; `llama` for llama-quantize (None: keep the file's types);
+    `openvino` for optimum-cli's `--weight-format`; `ort` for onnxruntime-genai's model builder. `has_vllm`:
+    measure vLLM's CPU build, too.
     """
 
     ours: str

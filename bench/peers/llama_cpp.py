@@ -28,7 +28,7 @@ OPTIONS = (
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
-# Instructions that its kernels may use, by the device that ours is built for.
+# Instruction sets for its kernels, by the device that our server is built for.
 _AVX2 = ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C")
 _AVX512 = (*_AVX2, "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
 _WITHOUT_NATIVE = {
@@ -39,16 +39,16 @@ _WITHOUT_NATIVE = {
     "cpu:znver5": _AVX512,
 }
 DISK_BYTES = 1_000_000_000  # sources, build, models and the GGUF file
-# GCC's _tile_loadconfig reads 64 bytes but tells the optimizer of 8: without a barrier the rest of the tiles'
-# configuration is never written, and the first 8-bit matmul on a CPU with AMX ends the server.
+# GCC's _tile_loadconfig reads 64 bytes but declares only 8 to the optimizer: without a barrier the rest of
+# the tile configuration is never written, and the first 8-bit matmul on a CPU with AMX crashes the server.
 AMX_SOURCE = "ggml/src/ggml-cpu/amx/mmq.cpp"
 AMX_LOAD = "    _tile_loadconfig(&tc);\n"
 AMX_BARRIER = '    __asm__ volatile("" : : "r"(&tc) : "memory");\n'
-CONTEXT = 1152  # tokens per slot: the longest workload and a margin
+CONTEXT = 1152  # tokens per slot: the longest workload plus a margin
 
 
 class LlamaCpp:
-    """One server per number of clients, with as many slots, as idle slots cost speed."""
+    """One server per number of clients, with as many slots, as idle slots reduce speed."""
 
     label = "llama"
 
@@ -122,7 +122,7 @@ class LlamaCpp:
 
 
 def instructions(device: str) -> tuple[str, ...]:
-    """Options of CMake for the instructions of `device`, `cpu` or `cpu:NAME`. Raises SetUpError."""
+    """Return CMake options for the instructions of `device`, `cpu` or `cpu:NAME`. Raises SetUpError."""
     if device == "cpu":
         return ("-DGGML_NATIVE=ON",)
     if device not in _WITHOUT_NATIVE:
@@ -132,7 +132,7 @@ def instructions(device: str) -> tuple[str, ...]:
 
 
 def repair_amx(file: Path) -> None:
-    """Adds the barrier before the only tile configuration load. Raises SetUpError if the source differs."""
+    """Add the barrier before the only tile configuration load. Raises SetUpError if the source differs."""
     text = file.read_text(encoding="utf-8")
     if text.count(AMX_LOAD) != 1:
         raise SetUpError(f"{AMX_SOURCE} of {RELEASE} is not as expected; see whether it still needs a repair")

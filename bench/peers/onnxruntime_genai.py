@@ -1,4 +1,4 @@
-"""onnxruntime-genai, from PyPI, with weights that its model builder converts."""
+"""onnxruntime-genai from PyPI, with weights converted by its model builder."""
 
 from __future__ import annotations
 

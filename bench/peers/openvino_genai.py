@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, from PyPI, with weights that optimum-intel and NNCF convert."""
+"""OpenVINO GenAI from PyPI, with weights converted by optimum-intel and NNCF."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from bench.peers.in_process_peer import EnginePackage
 
-BF16 = "fp16"  # how it stores floating point; the server computes in bf16
-# As in GGUF and as in ours: blocks of 32 weights, each with a scale and a zero point.
+BF16 = "fp16"  # its storage type for floating point; the server computes in bf16
+# As in GGUF and in our server: blocks of 32 weights, each with a scale and a zero point.
 FORMAT_OPTIONS = {BF16: (), "int8": (), "int4": ("--group-size", "32")}
 
 

@@ -12,11 +12,11 @@ from bench.peers.requirements import Needs, program
 from bench.peers.server import Launch
 from bench.peers.subject import Subject
 
-DISK_BYTES = 400_000_000  # of an artefact and its source
+DISK_BYTES = 400_000_000  # for an artefact and its source
 
 
 class Ours:
-    """One server for all workloads. `artefact` None: build one; `arguments` are further ones of `serve`."""
+    """One server for all workloads. `artefact` None: build one; `arguments` are added to `serve`."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Ours:
 
     def set_up(self, weights: WeightKind) -> None:
         if self._artefact is None:
-            # Not `once`: the program may have changed, and build keeps a cache of its own.
+            # Not `once`: the program may have changed, and `build` has its own cache.
             self._artefact = self._cache.root / f"ours-{self._subject.name}-{weights.ours}"
             source, device = self._subject.source, self._subject.device
             command: list[str | Path] = [sys.executable, "-m", "shortfin_apps.llm", "build", source]
@@ -54,4 +54,4 @@ class Ours:
         del clients
         command = [sys.executable, "-m", "shortfin_apps.llm", "serve", str(self._artefact)]
         command += ["--port", str(port), "--threads", str(self._threads), *self._arguments]
-        return Launch(tuple(command), ready_path="/ready")  # `/health` is 200 while it loads
+        return Launch(tuple(command), ready_path="/ready")  # `/health` already answers 200 while it loads

@@ -39,7 +39,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What llama-perplexity has found: `best` are its most likely tokens behind each that it scores."""
+    """The results of llama-perplexity: `best` are its most likely next tokens at each scored position."""
 
     perplexity: float
     tokens: Array  # [windows, length]
@@ -47,14 +47,14 @@ class Scored:
 
     @property
     def first(self) -> int:
-        """The column in front of the first that is scored."""
+        """The last column before the first scored one."""
         length: int = self.tokens.shape[1]
         return length // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """An artefact beside llama.cpp."""
+    """An artefact compared with llama.cpp."""
 
     perplexity: float
     same: float  # share of positions with the same best token
@@ -62,11 +62,11 @@ class Agreement:
 
 
 def read_logits(file: Path) -> tuple[Array, Array]:
-    """Tokens [windows, length] and best tokens [windows, scored] of `--kl-divergence-base`.
+    """Return tokens [windows, length] and best tokens [windows, scored] of `--kl-divergence-base`.
 
-    The format is llama.cpp's: MAGIC; the length, the vocabulary's size and the number of windows, all i32;
-    tokens, i32; then for each scored token two f32, and log-probabilities of the vocabulary in steps of the
-    former, u16, padded to an even number.
+    The format is llama.cpp's: MAGIC; length, vocabulary size and number of windows, all i32; tokens, i32;
+    then for each scored token two f32, and the vocabulary's log-probabilities as u16 steps of the first f32,
+    padded to an even number.
     """
     with file.open("rb") as opened:
         if opened.read(len(MAGIC)) != MAGIC:
@@ -85,7 +85,7 @@ def read_logits(file: Path) -> tuple[Array, Array]:
 
 
 def score(llama: LlamaCpp, cache: Cache, count: int, threads: int) -> Scored:
-    """Runs llama-perplexity on `count` windows. Raises SetUpError."""
+    """Run llama-perplexity on `count` windows. Raises SetUpError."""
     text, logits, log = cache.root / "text", cache.root / "logits", cache.root / "logs" / "perplexity.log"
     text.write_text(content((count + 2) * LENGTH), encoding="utf-8")
     log.unlink(missing_ok=True)
@@ -109,7 +109,7 @@ def score(llama: LlamaCpp, cache: Cache, count: int, threads: int) -> Scored:
 
 
 def compare(directory: Path, scored: Scored) -> Agreement:
-    """Decodes the tokens with an artefact, which has a decode of as many rows as windows."""
+    """Decode the tokens with an artefact that has a decode entry with one row per window."""
     artifact = Artifact.open(directory)
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
     tokens = scored.tokens.copy()
@@ -127,7 +127,7 @@ def compare(directory: Path, scored: Scored) -> Agreement:
 
 
 def scored_columns(artifact: Artifact, tokens: Array, first: int) -> Iterator[tuple[int, Array]]:
-    """Columns from `first` on, with the log-probabilities [windows, vocabulary] behind each."""
+    """Yield columns from `first` on, with the log-probabilities [windows, vocabulary] of the next token."""
     config = artifact.config
     device = open_device("cpu")
     program = device.load_program(artifact.vmfb, artifact.parameters, config.module_name)

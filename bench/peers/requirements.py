@@ -1,6 +1,6 @@
-"""Checks the requirements of the set-up on this machine before the first long step.
+"""Checks the set-up's requirements on this machine before the first long step.
 
-Each checking function returns sentences: what is missing, and what to install.
+Each check returns sentences that name what is missing and how to install it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from bench.peers.cache import SetUpError
 
-LOOK_LIMIT_S = 60  # for what takes a second
+LOOK_LIMIT_S = 60  # for commands that take a second
 LDCONFIG = Path("/sbin/ldconfig")
 CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Requirements of one server: `missing` ones as sentences, and the disk space still needed."""
+    """Requirements of one server: missing ones as sentences, and the disk space still needed."""
 
     missing: tuple[str, ...] = ()
     disk_bytes: int = 0
@@ -32,7 +32,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A language: how CMake finds its compiler, and a program to test its headers and libraries with."""
+    """A language: how CMake finds its compiler, and a program to test headers and libraries."""
 
     variable: str
     compilers: tuple[str, ...]
@@ -52,7 +52,7 @@ CXX = Language(
 
 
 def check(root: Path, needs: Iterable[Needs]) -> None:
-    """Raises SetUpError listing everything that is missing; `root` is the cache."""
+    """Raise SetUpError listing everything that is missing; `root` is the cache."""
     several = list(needs)
     missing = [sentence for each in several for sentence in each.missing]
     missing += disk(root, sum(each.disk_bytes for each in several))
@@ -77,7 +77,7 @@ def program(name: str, package: str) -> list[str]:
 
 
 def compiler(language: Language) -> list[str]:
-    """Compiles and links a program, as a compiler without its libraries would fail later."""
+    """Compile and link a program, as a compiler without its libraries would fail later."""
     found = os.environ.get(language.variable) or next(filter(shutil.which, language.compilers), None)
     advice = f"on Debian: apt-get install {language.package}"
     name = language.option.upper()
@@ -106,7 +106,7 @@ def shared_library(name: str, package: str) -> list[str]:
 
 
 def find_library(name: str) -> str | None:
-    """The library's path in the dynamic linker's cache."""
+    """Return the library's path in the dynamic linker's cache."""
     for line in _run([str(LDCONFIG), "-p"]).stdout.splitlines():
         if line.strip().startswith(name):
             return line.rpartition("=> ")[2]
@@ -114,7 +114,7 @@ def find_library(name: str) -> str | None:
 
 
 def interpreter(python: str) -> list[str]:
-    """An interpreter with venv, which is a separate package on Debian."""
+    """Check the interpreter for venv, which is a separate package on Debian."""
     answer = _run([python, "-c", "import ensurepip, venv"])
     if answer.returncode == 0:
         return []
@@ -133,7 +133,7 @@ def python_headers(python: str) -> list[str]:
 
 
 def zen_cpu() -> list[str]:
-    """A CPU on which vLLM takes zentorch: elsewhere it does not, and says so in its log only."""
+    """Check for a CPU on which vLLM uses zentorch: on others it only logs that it does not."""
     text = CPU_INFO.read_text(encoding="utf-8")
     if "AuthenticAMD" in text and "avx512" in text:
         return []
@@ -141,7 +141,7 @@ def zen_cpu() -> list[str]:
 
 
 def wheel(python: str, name: str, version: str) -> list[str]:
-    """Whether pip, as configured, finds that release for that interpreter; nothing is downloaded."""
+    """Check that pip, as configured, finds the release for the interpreter; nothing is downloaded."""
     answer = _run([sys.executable, "-m", "pip", "--python", python, "index", "versions", name])
     versions = answer.stdout.replace(",", " ").replace("(", " ").replace(")", " ").split()
     if version in versions:
@@ -151,7 +151,7 @@ def wheel(python: str, name: str, version: str) -> list[str]:
 
 
 def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs a program. One that cannot be started or does not end counts as failed."""
+    """Run a program. Failing to start or to end counts as failed."""
     try:
         return subprocess.run(
             command, input=text, capture_output=True, text=True, timeout=LOOK_LIMIT_S, check=False

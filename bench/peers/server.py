@@ -1,4 +1,4 @@
-"""Server processes: started once, paused with SIGSTOP while others are measured, and ended at the end."""
+"""Server processes: started once, paused with SIGSTOP while others are measured, and finally ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a server; it is ready once it answers `ready_path` with 200."""
+    """How to start a server; it is ready once `ready_path` answers 200."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Server:
             )
 
     def wait_until_ready(self) -> None:
-        """Raises SetUpError when it ends or takes too long."""
+        """Wait until ready. Raises SetUpError if the server ends or takes too long."""
         deadline = time.monotonic() + START_LIMIT_S
         while not self._is_ready():
             if self._process.poll() is not None:
@@ -72,7 +72,7 @@ class Server:
         self.wait_until_ready()
 
     def end(self) -> None:
-        """Terminates the whole group, and kills it after a timeout."""
+        """Terminate the whole group, and kill it after a timeout."""
         for kind in (signal.SIGCONT, signal.SIGTERM):
             self._signal(kind)
         with suppress(subprocess.TimeoutExpired):
@@ -81,11 +81,11 @@ class Server:
         self._process.wait()
 
     def peak_memory_bytes(self) -> int:
-        """The sum of its processes' peak resident sets; shared memory counts for each."""
+        """Return the sum of its processes' peak resident sets; shared memory is counted for each."""
         return sum(_status_kib(process, "VmHWM") * 1024 for process in self._processes())
 
     def cpu_s(self) -> float:
-        """CPU time used by its processes."""
+        """Return the CPU time used by its processes."""
         return sum(_cpu_ticks(process) for process in self._processes()) / _TICKS_PER_S
 
     def _processes(self) -> Iterator[Path]:
@@ -112,11 +112,11 @@ def free_port() -> int:
 
 
 def _fields(process: Path) -> list[str]:
-    """The fields of `/proc/PID/stat` from the state on, as the name before it may contain anything."""
+    """Return the fields of `/proc/PID/stat` after the name, which may contain anything."""
     try:
         return (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
-        return []  # it has ended
+        return []  # the process has ended
 
 
 def _group(process: Path) -> int | None:

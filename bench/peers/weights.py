@@ -1,4 +1,4 @@
-"""Converts one model's weights to the format of each server, all from the same GGUF file."""
+"""Converts one model's weights to each server's format, all from the same GGUF file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HUGGING_FACE_NAMES = {gguf: name for name, gguf in GGUF_NAMES.items()}
 
 
 def model_directory(cache: Cache) -> Path:
-    """The Hugging Face directory of SmolLM2, which is written if it is missing. Raises SetUpError."""
+    """Return the Hugging Face directory of SmolLM2, writing it if it is missing. Raises SetUpError."""
     directory = cache.root / "model-hf"
     gguf = Subject().gguf(cache.root / "downloads")
     what = f"bf16 safetensors of {gguf.name}"
@@ -30,7 +30,7 @@ def model_directory(cache: Cache) -> Path:
 
 
 def write_hugging_face(gguf: Path, directory: Path) -> None:
-    """Writes a Hugging Face model directory with bf16 safetensors."""
+    """Write a Hugging Face model directory with bf16 safetensors."""
     source = GgufSource(gguf)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -47,14 +47,14 @@ def write_hugging_face(gguf: Path, directory: Path) -> None:
 
 
 def hugging_face_name(name: str) -> str:
-    """A tensor's name in a Hugging Face Llama, from GGUF's."""
+    """Convert a tensor's GGUF name to its name in a Hugging Face Llama."""
     *layer, kind, leaf = name.split(".")
     prefix = f"model.layers.{layer[1]}." if layer else ""
     return f"{prefix}{_HUGGING_FACE_NAMES[kind]}.{leaf}"
 
 
 def hugging_face_config(spec: ModelSpec, tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """A `config.json`; `tokens` has the ids of special tokens."""
+    """Return a `config.json`; `tokens` has the ids of special tokens."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -25,7 +25,7 @@ from bench.simulate_cluster.simulation import Result, Simulation, WorkerOptions
 from bench.simulate_cluster.workload import WorkloadOptions, draw
 
 WORKERS = (1, 3, 10, 30, 100, 300, 1000)
-FEW_WORKERS = 30  # fewer are simulated several times, for as many requests as of so many workers
+FEW_WORKERS = 30  # fewer workers are simulated repeatedly, for about as many requests as with this many
 
 HELP = {
     "rate": "requests a second for each worker, once conversations are under way",
@@ -88,7 +88,7 @@ def simulate_all(
     seed: int,
     jobs: int,
 ) -> list[Cell]:
-    """All cells, by policy; the largest are simulated first."""
+    """Simulate all cells, the largest first; return them by policy."""
     order = sorted(((count, policy) for count in counts for policy in policies), reverse=True)
     with ProcessPoolExecutor(jobs) as pool:
         waiting = [pool.submit(simulate, policy, count, workload, workers, seed) for count, policy in order]
@@ -97,7 +97,7 @@ def simulate_all(
 
 
 def table(cells: Sequence[Cell], policies: Sequence[str], counts: Sequence[int]) -> Iterator[str]:
-    """Markdown, three tables: by policy and number of workers."""
+    """Yield three Markdown tables, by policy and number of workers."""
     found = {(cell.policy, cell.workers): cell for cell in cells}
     titles: dict[str, Callable[[Cell], str]] = {
         "prefix hit rate": lambda cell: f"{cell.hit_rate:.3f}",

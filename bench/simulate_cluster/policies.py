@@ -1,9 +1,9 @@
-"""The rules by which routers choose a worker, after their public sources; each class names its own.
+"""Routers' policies for choosing a worker, reimplemented from public sources; each class names its source.
 
 - smg (Shepherd Model Gateway) 1.9.0, github.com/lightseekorg/smg at 73da68ca9: `model_gateway/src/policies`
   and `crates/kv_index`; defaults of its command line.
 - llm-d-router, github.com/llm-d/llm-d-inference-scheduler at 520af478 (after v0.8.0): `pkg/epp`; its default
-  configuration (`config/loader/defaults.go`), which is that of the Gateway API Inference Extension.
+  configuration (`config/loader/defaults.go`), the same as that of the Gateway API Inference Extension.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from bench.simulate_cluster.worker import Job, Worker
 
 
 class Cluster:
-    """The workers as a router sees them: by its own counts, or by metrics that it scraped."""
+    """A router's view of the workers: its own counts, and scraped metrics."""
 
     def __init__(self, workers: list[Worker], scrape_interval_s: float = 0.05) -> None:
         self.workers = workers
-        self.in_flight = np.zeros(
-            len(workers), np.int64
-        )  # requests that the router sent and that did not end
-        self.processed = np.zeros(len(workers), np.int64)  # requests that it sent
+        self.in_flight = np.zeros(len(workers), np.int64)  # requests sent by the router that have not ended
+        self.processed = np.zeros(len(workers), np.int64)  # requests sent by the router
         self._scrape_interval_s = scrape_interval_s
         self._scraped_s = -np.inf
         self._scraped = np.zeros((2, len(workers)))
 
     def scraped(self, now: float) -> tuple[np.ndarray, np.ndarray]:
-        """Waiting requests, and the share of the KV cache in use, of each worker as last scraped."""
+        """Return each worker's waiting requests and KV cache usage (a share) as last scraped."""
         if now - self._scraped_s >= self._scrape_interval_s:
             self._scraped[0] = [worker.num_waiting for worker in self.workers]
             self._scraped[1] = [worker.usage for worker in self.workers]
@@ -42,13 +40,13 @@ class Cluster:
         return self._scraped[0], self._scraped[1]
 
     def part(self, begin: int, end: int) -> Cluster:
-        """Some of the workers, with the counts of this one."""
+        """Return a cluster of some of the workers that shares this one's counts."""
         part = Cluster(self.workers[begin:end], self._scrape_interval_s)
         part.in_flight, part.processed = self.in_flight[begin:end], self.processed[begin:end]
         return part
 
     def least_loaded(self) -> int:
-        """By requests in flight, then by requests sent, then by number."""
+        """Return the worker with the fewest requests in flight, then fewest sent, then lowest number."""
         return int(np.argmin((self.in_flight << 32) + self.processed))
 
 
@@ -60,11 +58,11 @@ class Policy(ABC):
 
     @abstractmethod
     def choose(self, job: Job, now: float) -> int:
-        """The worker that gets the request."""
+        """Return the worker for the request."""
 
 
 class RoundRobin(Policy):
-    """One after the other: smg's `round_robin`, and a load balancer that knows no prompts."""
+    """Choose workers in turn: smg's `round_robin`, or a load balancer unaware of prompts."""
 
     _next = -1
 
@@ -74,16 +72,16 @@ class RoundRobin(Policy):
 
 
 class LeastLoaded(Policy):
-    """The fewest requests in flight: smg's shortest queue."""
+    """Choose the worker with the fewest requests in flight: smg's shortest queue."""
 
     def choose(self, job: Job, now: float) -> int:
         return self.cluster.least_loaded()
 
 
 class HashRing:
-    """smg's ring: 150 places for each worker, and the next one clockwise from a key's.
+    """smg's hash ring: 150 places per worker; a key belongs to the next place clockwise.
 
-    Places are BLAKE2's here, where smg takes BLAKE3's.
+    Places are BLAKE2 hashes, where smg uses BLAKE3.
     """
 
     PLACES = 150
@@ -102,7 +100,7 @@ class HashRing:
 
 
 class Session(Policy):
-    """smg's `consistent_hashing` with a conversation's name as `X-SMG-Routing-Key`."""
+    """smg's `consistent_hashing` with the conversation as `X-SMG-Routing-Key`."""
 
     def __init__(self, cluster: Cluster, rng: np.random.Generator) -> None:
         super().__init__(cluster, rng)
@@ -113,7 +111,7 @@ class Session(Policy):
 
 
 class PrefixHash(Policy):
-    """smg's `prefix_hash`: a ring by the hash of the first 256 tokens, which here are those of the group.
+    """smg's `prefix_hash`: a ring keyed by the hash of the first 256 tokens, here the group's.
 
     A worker with more than 1.25 times the average load passes the request on to the least loaded one.
     """
@@ -139,11 +137,12 @@ class PrefixHash(Policy):
 class CacheAware(Policy):
     """smg's `cache_aware` over HTTP: an approximate tree of the texts that were sent.
 
-    Where the most loaded worker has over 64 requests more than the least loaded one and over 1.5 times as
-    many, the least loaded one is chosen. Otherwise, if more than 0.3 of the prompt is in the tree, the worker
-    that made the deepest node which matches: a conversation's last one, or for a new conversation that of
-    an earlier one of its group whose question begins alike, which is drawn here. Otherwise the least loaded
-    one. The tree's eviction (from 2**26 characters a worker) is left out, as no run here comes near it.
+    If the most loaded worker has over 64 requests more than the least loaded one, and over 1.5 times as many,
+    the least loaded one is chosen. Otherwise, if more than 0.3 of the prompt is in the tree, the worker that
+    created the deepest matching node is chosen. That is the conversation's last worker, or for a new
+    conversation the worker of an earlier one of its group with a similar start of the question, here drawn at
+    random. Otherwise the least loaded one is chosen. The tree's eviction (from 2**26 characters per worker)
+    is not modelled, as no run comes near it.
     """
 
     CACHE_THRESHOLD = 0.3
@@ -152,7 +151,7 @@ class CacheAware(Policy):
 
     def __init__(self, cluster: Cluster, rng: np.random.Generator) -> None:
         super().__init__(cluster, rng)
-        self._of_group: dict[int, list[int]] = {}  # of each conversation the worker of its first prompt
+        self._of_group: dict[int, list[int]] = {}  # the worker of each conversation's first prompt
         self._of_conversation: dict[int, tuple[int, int]] = {}  # the worker, and the tokens sent
 
     def choose(self, job: Job, now: float) -> int:
@@ -171,7 +170,7 @@ class CacheAware(Policy):
         return owner if matched > self.CACHE_THRESHOLD * job.prompt_tokens else self.cluster.least_loaded()
 
     def _deepest_match(self, job: Job) -> tuple[int, int]:
-        """The worker that made the node, and the tokens that match."""
+        """Return the worker that created the deepest matching node, and the number of matching tokens."""
         if known := self._of_conversation.get(job.conversation):
             return known
         if earlier := self._of_group.get(job.group):
@@ -180,9 +179,9 @@ class CacheAware(Policy):
 
 
 class Cells(Policy):
-    """Cells of at most 32 workers, each with a router of its own: two layers of smg.
+    """Cells of at most 32 workers, each with its own router: two layers of smg.
 
-    A ring gives a conversation its cell, where `cache_aware` chooses the worker.
+    A hash ring assigns a conversation to a cell; `cache_aware` chooses the worker in it.
     """
 
     SIZE = 32
@@ -201,11 +200,11 @@ class Cells(Policy):
 
 
 class LlmD(Policy):
-    """llm-d's endpoint picker: the highest of 2 * queue + 2 * (1 - KV usage) + 3 * prefix, ties at random.
+    """llm-d's endpoint picker: maximises 2 * queue + 2 * (1 - KV usage) + 3 * prefix, ties at random.
 
-    `queue` is 1 at the shortest queue and 0 at the longest; `prefix` is the share of the prompt's blocks
-    (the first 256 of 16 tokens each) that an index of what was sent to the worker has, as many blocks as the
-    worker's cache. Queues and usage are scraped every 50 ms.
+    `queue` is 1 for the shortest queue and 0 for the longest. `prefix` is the share of the prompt's blocks
+    (the first 256, of 16 tokens each) in an index of blocks sent to the worker, with the same number of
+    blocks as the worker's cache. Queues and usage are scraped every 50 ms.
     """
 
     QUEUE, USAGE, PREFIX = 2.0, 2.0, 3.0
@@ -214,7 +213,7 @@ class LlmD(Policy):
     def __init__(self, cluster: Cluster, rng: np.random.Generator) -> None:
         super().__init__(cluster, rng)
         self._has_group: dict[int, np.ndarray] = {}
-        self._of_conversation: dict[int, dict[int, int]] = {}  # tokens behind the prefix, by worker
+        self._of_conversation: dict[int, dict[int, int]] = {}  # tokens after the prefix, by worker
         self._sent = [
             PrefixStore(worker.cache_tokens, self._dropper(index))
             for index, worker in enumerate(cluster.workers)

@@ -1,37 +1,37 @@
-"""Which prefixes are kept in a memory of so many tokens, the least recently used leaving first."""
+"""Tracks which prefixes a memory of limited tokens holds; the least recently used are dropped first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 GROUP, CONVERSATION = 0, 1
-Key = tuple[int, int]  # GROUP or CONVERSATION, and its number
+Key = tuple[int, int]  # (GROUP or CONVERSATION, number)
 
 
 class PrefixStore:
-    """A trie of two levels: groups' prefixes, and what conversations added to them.
+    """A trie of two levels: groups' prefixes, and the tokens that conversations added to them.
 
-    A conversation's part is kept or dropped whole. A group is touched whenever one of its conversations is,
-    after it, so it never leaves before them. Pinned keys stay: then `size` may exceed the capacity.
+    A conversation's part is kept or dropped as a unit. A group is touched after each of its conversations, so
+    it is never dropped before them. Pinned keys are kept, so `size` may exceed the capacity.
     """
 
     def __init__(self, capacity: int, on_drop: Callable[[Key], None] = lambda key: None) -> None:
         self._capacity = capacity
         self._on_drop = on_drop
-        self._tokens: dict[Key, int] = {}  # the least recently used first
+        self._tokens: dict[Key, int] = {}  # least recently used first
         self._pins: dict[Key, int] = {}
         self.size = 0
         self.pinned_tokens = 0
 
     def held(self, group: int, conversation: int) -> int:
-        """Tokens of the conversation's prompts that are here, from their beginning."""
+        """Return how many leading tokens of the conversation's prompts are held."""
         prefix = self._tokens.get((GROUP, group), 0)
         return prefix + self._tokens.get((CONVERSATION, conversation), 0) if prefix else 0
 
     def put(
         self, group: int, prefix_tokens: int, conversation: int, tokens: int, *, pin: bool = False
     ) -> None:
-        """Notes both, the conversation with `tokens` behind the prefix, as just used; pins them if asked."""
+        """Mark both as just used, the conversation with `tokens` after the prefix; pin them if asked."""
         keys = (CONVERSATION, conversation), (GROUP, group)
         for key, size in zip(keys, (tokens, prefix_tokens), strict=True):
             self._touch(key, size)

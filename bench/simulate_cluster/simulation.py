@@ -1,4 +1,4 @@
-"""Runs a workload over workers behind a router, event by event."""
+"""Runs a workload on workers with a router, event by event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.simulate_cluster.workload import Floats, Workload
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """`cache_tokens`: 105 GB of an H200's 141, in keys and values of 128 KiB a token, as Llama 3.1 8B's."""
+    """`cache_tokens`: 105 of an H200's 141 GB, with K and V of 128 KiB per token, as in Llama 3.1 8B."""
 
     cache_tokens: int = 800_000
     max_running: int = 256
@@ -23,16 +23,16 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of the requests that arrived after the warm-up; TTFT in seconds."""
+    """Figures of the requests that arrived after the warm-up; TTFT in seconds."""
 
     ttft_s: Floats
     prompt_tokens: int
     hit_tokens: int
-    busiest: float  # requests of the busiest worker, of the average one's
+    busiest: float  # requests of the busiest worker relative to the average
 
     @property
     def hit_rate(self) -> float:
-        """Share of all prompts' tokens that were found in a cache."""
+        """The share of all prompt tokens found in a cache."""
         return self.hit_tokens / max(1, self.prompt_tokens)
 
 
@@ -50,12 +50,12 @@ class Simulation:
         self._policy: Policy = POLICIES[policy](self._cluster, np.random.default_rng(seed))
         self._events: list[tuple[float, int, int]] = []  # time, worker or -1 - turn, version or conversation
         self._versions = [0] * num_workers
-        self._context = np.zeros(len(workload.group), np.int64)  # tokens said, by conversation
+        self._context = np.zeros(len(workload.group), np.int64)  # tokens so far, by conversation
         self.jobs: list[Job] = []
-        self.end_s = 0.0  # of the last request
+        self.end_s = 0.0  # end of the last request
 
     def run(self, warm_up_s: float, end_s: float) -> Result:
-        """Until every request has ended of those that arrive before `end_s`."""
+        """Run until all requests that arrive before `end_s` have ended."""
         for conversation, start_s in enumerate(self._workload.starts_s.tolist()):
             turn = int(self._workload.first_turn[conversation])
             self._events.append((start_s, -1 - turn, conversation))
@@ -70,7 +70,7 @@ class Simulation:
         return self._result(warm_up_s)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if a run left anything behind."""
+        """Raise AssertionError if a run left requests or pins."""
         assert not self._cluster.in_flight.any()
         for worker in self._workers:
             assert not worker.waiting

@@ -1,7 +1,7 @@
-"""A worker: one engine on one device, between changes of what it runs.
+"""A simulated worker: one engine on one device.
 
-While nothing arrives or ends, all steps take the same time, so time is counted in steps, and a worker has
-one next event: the end of a prefill or of the decode that ends first.
+Between arrivals and ends, all steps take the same time. Time is therefore counted in steps, and a worker has
+a single next event: the end of its prefill or of the decode that ends first.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Milliseconds of a step, by decoding requests, of decodes alone and with `budget_tokens` of prompts.
+    """Step times in ms by number of decoding requests: decodes only, and with `budget_tokens` of prompts.
 
-    The defaults were measured: the shape of Llama 3.1 8B in bf16 on one H200 (bench/README.md, "NVIDIA
-    H200"): the engine's steps decoding ahead, and an extend of 256 tokens with no and 64 decodes.
+    The defaults were measured with the shape of Llama 3.1 8B in bf16 on one H200 (bench/README.md, "NVIDIA
+    H200"): the engine's steps decoding ahead, and an extend of 256 tokens with 0 and 64 decodes.
     """
 
     decode_ms: Points = ((1, 4.84), (8, 5.12), (64, 7.26), (256, 19.5))
@@ -32,9 +32,9 @@ class StepTimes:
     budget_tokens: int = 256
 
     def tables(self, most: int) -> tuple[list[float], list[float]]:
-        """Seconds of a step with 0 to `most` decodes, without prompts and with; linear between points.
+        """Return seconds of a step with 0 to `most` decodes, without and with prompts; interpolated linearly.
 
-        Past the last point of `extend_ms`, prompts add to a decode step what they add there.
+        Beyond the last point of `extend_ms`, prompts add as much to a decode step as they do there.
         """
         rows = np.arange(most + 1, dtype=float)
         decode = _interpolate(rows, self.decode_ms)
@@ -62,10 +62,10 @@ class Job:
 
 @dataclass(slots=True)
 class Worker:
-    """Prefills prompts in the order of their arrival, in chunks beside the decodes, as extend-attention does.
+    """Prefills prompts in order of arrival, in chunks batched with decodes, like extend-attention.
 
-    Prompts share the budget of a step without a gap. A request starts if fewer than `max_running` decode and
-    its tokens fit into the memory that others do not hold.
+    Prompts share a step's budget without a gap. A request starts if fewer than `max_running` requests decode
+    and its tokens fit into the memory not held by others.
     """
 
     decode_s: list[float]
@@ -76,7 +76,7 @@ class Worker:
     cache: PrefixStore = field(init=False)
     waiting: deque[Job] = field(default_factory=deque)
     _prefill: Job | None = None
-    _prefill_end: float = INFINITE  # in steps, as are the ends of decodes
+    _prefill_end: float = INFINITE  # in steps, like the ends of decodes
     _decodes: list[tuple[float, int, Job]] = field(default_factory=list)
     _step: float = 0
     _now: float = 0
@@ -90,12 +90,12 @@ class Worker:
         self._start()
 
     def next_event(self) -> float:
-        """The time of the next event if nothing arrives before."""
+        """Return the time of the next event if nothing arrives before."""
         end = self._next_end()
         return INFINITE if end == INFINITE else self._now + (end - self._step) * self._step_s()
 
     def finish(self, now: float) -> tuple[Job | None, Job | None]:
-        """At `next_event`: the request that got its first token, and the one that ended; both may be one."""
+        """At `next_event`, return the request with a first token and the one that ended; may be the same."""
         self._step, self._now = self._next_end(), now
         started, ended = None, None
         if self._prefill is not None and self._prefill_end <= self._step:
@@ -111,12 +111,12 @@ class Worker:
 
     @property
     def usage(self) -> float:
-        """The share of the KV cache that running requests hold."""
+        """The share of the KV cache held by running requests."""
         return self.cache.pinned_tokens / self.cache_tokens
 
     @property
     def num_waiting(self) -> int:
-        """Requests that cannot run yet; those that wait for their turn of the budget are running."""
+        """Requests that cannot run yet; requests waiting for their share of the budget count as running."""
         running = len(self._decodes) + (self._prefill is not None)
         return max(0, running + len(self.waiting) - self.max_running)
 

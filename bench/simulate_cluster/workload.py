@@ -1,4 +1,4 @@
-"""Conversations that begin with shared prefixes, drawn ahead, so that every policy gets the same ones."""
+"""Conversations with shared prefixes, drawn in advance, so that every policy gets the same ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
-    """`rate` is the requests a second that a worker gets on average, once conversations are under way.
+    """`rate` is the average requests per second and worker, once conversations are under way.
 
-    A conversation is of one group. Its prompts begin with the group's `prefix_tokens`; each turn adds a
-    question to what was said before. Questions are lognormal, answers geometric, turns geometric, thinking
+    A conversation belongs to one group. Its prompts start with the group's `prefix_tokens`; each turn adds a
+    question to the conversation so far. Questions are lognormal, answers and turns geometric, thinking time
     between an answer and the next question exponential; groups follow Zipf's law with exponent `zipf`.
     """
 
@@ -33,7 +33,7 @@ class WorkloadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Conversation c has the turns `first_turn[c]` to `first_turn[c + 1]` of the arrays by turn."""
+    """Conversation c has turns `first_turn[c]` to `first_turn[c + 1]` in the arrays by turn."""
 
     prefix_tokens: int
     starts_s: Floats  # by conversation

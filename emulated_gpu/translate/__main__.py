@@ -20,14 +20,14 @@ from shortfin_apps.llm.gpu_code.reading import read_code_object
 
 
 def inventory(kernels: list[KernelProgram]) -> Counter[str]:
-    """How often these kernels name each operation."""
+    """Count how often these kernels use each operation."""
     return Counter(record.operation for each in kernels for record in each.records)
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answers each request with a line, 0 or 1 where it failed, until there are no more.
+    """Answer each request with a line, 0 for success or 1 for failure, until the input ends.
 
-    A request is two lines, the paths of the code object and of the program file to write.
+    A request is two lines: the paths of the code object and of the program file to write.
     """
     while code_object := requests.readline():
         program = requests.readline()
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--missing", action="store_true", help="print only what could not be translated")
     arguments = parser.parse_args()
     if arguments.serve:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the requesting process
         serve(sys.stdin.buffer, sys.stdout.buffer)
         return
     if arguments.code_object is None:

@@ -1,11 +1,11 @@
-"""Names of memory instructions: what they access, how many bytes a lane, and where the value goes."""
+"""Parses the names of memory instructions: address space, bytes per lane, and place of the value."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-# Bytes of a lane, and whether the value is sign-extended, by the spellings of CDNA and of RDNA.
+# Bytes per lane, and whether the value is sign-extended, by CDNA's and RDNA's names.
 _TYPES = {
     "ubyte": (1, 0),
     "sbyte": (1, 1),
@@ -63,13 +63,13 @@ _LDS_RENAMED = {"cmpst": "cmpswap", "cmpstore": "cmpswap", "wrxchg": "swap", "st
 
 @dataclass(frozen=True)
 class Access:
-    """A load or a store. `d16` is 1 for the lower half of a register, 2 for the upper one, else 0."""
+    """A load or a store. `d16`: 1 for the lower half of a register, 2 for the upper half, else 0."""
 
     operation: str
     bytes: int
     sign: int = 0
     d16: int = 0
-    step: int = 0  # of the two offsets of an access at two addresses, in bytes
+    step: int = 0  # bytes per unit of the two offsets of an access at two addresses
 
     @property
     def is_load(self) -> bool:
@@ -86,11 +86,11 @@ class Atomic:
 
     operation: str
     bytes: int
-    returns: bool = False  # by name; elsewhere a bit of the instruction says so
+    returns: bool = False  # if the name says so; other instructions have a bit for it
 
 
 def access_of(mnemonic: str) -> Access | None:
-    """A load or store of memory, scratch or a buffer, or a scalar load; None for another instruction."""
+    """Parse a load or store of memory, scratch or a buffer, or a scalar load; None otherwise."""
     match = _ACCESS.fullmatch(mnemonic)
     if match is None or match[5] not in _TYPES:
         return None
@@ -100,7 +100,7 @@ def access_of(mnemonic: str) -> Access | None:
 
 
 def lds_access_of(mnemonic: str) -> Access | None:
-    """A load or store of LDS; None for another instruction."""
+    """Parse a load or store of LDS; None otherwise."""
     match = _LDS_ACCESS.fullmatch(mnemonic)
     if match is None or match[3] not in _TYPES:
         return None
@@ -113,7 +113,7 @@ def lds_access_of(mnemonic: str) -> Access | None:
 
 
 def atomic_of(mnemonic: str) -> Atomic | None:
-    """An atomic operation on global memory or a buffer; None for another instruction."""
+    """Parse an atomic operation on global memory or a buffer; None otherwise."""
     match = _ATOMIC.fullmatch(mnemonic)
     if match is None:
         return None
@@ -126,7 +126,7 @@ def atomic_of(mnemonic: str) -> Atomic | None:
 
 
 def lds_atomic_of(mnemonic: str) -> Atomic | None:
-    """An atomic operation on LDS; None for another instruction."""
+    """Parse an atomic operation on LDS; None otherwise."""
     match = _LDS_ATOMIC.fullmatch(mnemonic)
     if match is None:
         return None

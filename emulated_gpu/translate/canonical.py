@@ -1,4 +1,4 @@
-"""Vector records in canonical form: implicit operands made explicit, variants of one operation made one."""
+"""Converts vector records to canonical form: explicit operands, and one form for each operation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from emulated_gpu.translate.program import Encoding, Record
 from shortfin_apps.llm.gpu_code.decode import Shape
 from shortfin_apps.llm.gpu_code.formats import OperandType
 
-# Operations that add to their destination, and the ones that say so with a third source.
+# Operations that accumulate into their destination, and equivalents with an explicit third source.
 _ACCUMULATING = {
     "v_fmac_f16": "v_fma_f16",
     "v_fmac_f32": "v_fma_f32",
@@ -30,13 +30,13 @@ _WITH_LITERAL = {
     "v_madmk_": ("v_mad_", (0, 2, 1)),
 }
 _CARRIES = ("v_add_co_", "v_sub_co_", "v_subrev_co_", "v_addc_co_", "v_subb_co_", "v_subbrev_co_")
-# How many sources come before VCC, where an encoding has no room to name a mask.
+# Number of sources before an implicit VCC, in encodings that cannot name a mask.
 _NUM_BEFORE_VCC = {"v_cndmask": 2, "v_addc_co": 2, "v_subb_co": 2, "v_subbrev_co": 2, "v_div_fmas": 3}
 _SWAPS = ("v_swap_", "v_permlane16_swap_", "v_permlane32_swap_")
 
 
 def make_explicit(record: Record, shape: Shape, machine: Machine) -> None:
-    """Adds what the encoding leaves out: VCC, EXEC, the accumulated destination, the place of a literal."""
+    """Add implicit operands: VCC, EXEC, the accumulated destination, and a literal in its place."""
     name = record.operation
     if name.startswith("v_cmpx_"):
         _make_comparison_explicit(record, shape, machine)
@@ -57,7 +57,7 @@ def make_explicit(record: Record, shape: Shape, machine: Machine) -> None:
 
 
 def _make_comparison_explicit(record: Record, shape: Shape, machine: Machine) -> None:
-    """v_cmpx writes EXEC; on CDNA also the scalar registers that v_cmp writes."""
+    """Make v_cmpx write EXEC; on CDNA also the scalar registers that v_cmp writes."""
     if machine.instruction_set == "cdna":
         _make_scalar_destination_explicit(record, shape, machine)
         record.dst2 = record.dst
@@ -72,7 +72,7 @@ def _make_scalar_destination_explicit(record: Record, shape: Shape, machine: Mac
 
 
 def _set_truth_table(record: Record) -> None:
-    """CDNA 4's v_bitop3 keeps its table in the bits of modifiers; here it is in `cbsz`."""
+    """Move the table of CDNA 4's v_bitop3 from the modifier bits to `cbsz`."""
     record.cbsz = record.omod << 6 | record.abs << 3 | record.neg
     record.omod = record.abs = record.neg = 0
 
@@ -82,7 +82,7 @@ def _family(name: str) -> str:
 
 
 def accumulate(record: Record) -> None:
-    """Gives an operation that adds to its destination that as a third source."""
+    """Add the destination as a third source if the operation accumulates into it."""
     canonical = _ACCUMULATING.get(record.operation)
     if canonical is None:
         return
@@ -95,7 +95,7 @@ def accumulate(record: Record) -> None:
 
 
 def place_literal(record: Record, literal: int, operand_type: OperandType | None, machine: Machine) -> None:
-    """Turns multiply-adds with a literal into plain ones."""
+    """Convert multiply-adds with a literal to plain ones."""
     for prefix, (replacement, order) in _WITH_LITERAL.items():
         if record.operation.startswith(prefix):
             record.operation = replacement + record.operation.removeprefix(prefix)
@@ -105,13 +105,13 @@ def place_literal(record: Record, literal: int, operand_type: OperandType | None
 
 
 def _reordered(bits: int, order: tuple[int, ...]) -> int:
-    """Bits of sources put in another order; higher bits stay."""
+    """Reorder the bits of sources; higher bits stay."""
     moved = sum((bits >> old & 1) << new for new, old in enumerate(order))
     return bits >> len(order) << len(order) | moved
 
 
 def reverse(record: Record) -> None:
-    """Turns a reversed subtraction into a plain one; lane modifiers are tied to source 0, so those stay."""
+    """Convert a reversed subtraction to a plain one, except with lane modifiers, which apply to source 0."""
     prefix = next((each for each in ("v_subrev_", "v_subbrev_") if record.operation.startswith(each)), None)
     if prefix is None or record.encoding is not Encoding.PLAIN:
         return

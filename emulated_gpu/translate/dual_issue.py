@@ -1,4 +1,4 @@
-"""Dual instructions of RDNA (VOPD): two operations that both read before either writes."""
+"""RDNA's dual instructions (VOPD): two operations that both read before either writes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _F32 = OperandType(32, "F32", "SRC")
 
 
 def dual(shape: Shape, machine: Machine) -> list[Record]:
-    """The records of a dual instruction, ordered so that running them one by one has the same result."""
+    """Return a dual instruction's records, ordered so that sequential execution gives the same result."""
     first, second = _half("x", shape, machine), _half("y", shape, machine)
     if not _reads(second, first.dst):
         records = [first, second]
     elif not _reads(first, second.dst):
         records = [second, first]
-    else:  # each reads what the other writes
+    else:  # each reads the other's result
         kept = vgpr(FIRST_TEMPORARY)
         move = Record("v_mov_b32", Class.VECTOR, dst=first.dst, sources=[kept])
         first.dst = kept
@@ -47,7 +47,7 @@ def _half(letter: str, shape: Shape, machine: Machine) -> Record:
 
 
 def _destination(letter: str, shape: Shape) -> int:
-    """The second destination's parity is the opposite of the first one's."""
+    """Return the destination. The second one's parity is the opposite of the first one's."""
     if letter == "x":
         return shape.fields["vdstx"]
     return shape.fields["vdsty"] << 1 | (~shape.fields["vdstx"] & 1)

@@ -1,4 +1,4 @@
-"""A kernel's instructions to its records, with branches resolved."""
+"""Translates a kernel's instructions to records and resolves branches."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _VECTOR = ("VOP1", "VOP2", "VOPC", "VOP3", "VOP3P", "VOP3SD", "VOP3_SDST", "VOP1
 
 
 def translate_code(chip: Chip, code: bytes, *, lds_bytes: int = 0, scratch_bytes: int = 0) -> bytes:
-    """The program file of one kernel called `code`, whose machine code starts at address 0."""
+    """Return the program file of one kernel called `code`, with machine code at address 0."""
     descriptor = Descriptor(lds_bytes, scratch_bytes, 0, 0, 0, 0, 0, 0, 0)
     kernel = Kernel("code", descriptor, (), chip.lanes, 256, 256, 104, 0, 0, 1024, None, 0, code)
     return pack([_program(kernel, chip)])
 
 
 def translate(code_object: CodeObject) -> list[KernelProgram]:
-    """The programs of all kernels of a code object."""
+    """Return the programs of all kernels of a code object."""
     chip = CHIPS[code_object.chip]
     return [_program(kernel, chip) for kernel in code_object.kernels]
 
@@ -38,7 +38,7 @@ def _program(kernel: Kernel, chip: Chip) -> KernelProgram:
 
 
 def translate_kernel(kernel: Kernel, machine: Machine) -> list[Record]:
-    """The records of a kernel; the targets of branches are indices of records."""
+    """Return the records of a kernel; branch targets are indices of records."""
     records: list[Record] = []
     index_of: dict[int, int] = {}
     for instruction in decode(kernel.code, kernel.entry, machine.instruction_set):
@@ -54,12 +54,12 @@ def _addressed(instruction: Instruction, machine: Machine) -> Iterator[Record]:
     words = instruction.shape.words
     for record in translate_instruction(instruction, machine):
         record.address, record.words = instruction.address, words
-        words = 0  # of the second record of an instruction
+        words = 0  # for further records of the same instruction
         yield record
 
 
 def translate_instruction(instruction: Instruction, machine: Machine) -> list[Record]:
-    """The records of one instruction; without a translation, the operation `unknown:` and its name."""
+    """Return an instruction's records; an unsupported one becomes the operation `unknown:` with its name."""
     shape = instruction.shape
     if shape.format in _SCALAR:
         return [scalar_instruction(instruction, machine)]
@@ -75,7 +75,7 @@ def translate_instruction(instruction: Instruction, machine: Machine) -> list[Re
 
 
 def _resolve(record: Record, index_of: dict[int, int]) -> None:
-    """Makes a branch name a record; one that leaves the kernel becomes an unknown operation."""
+    """Convert a branch's target to a record index; a branch out of the kernel becomes unknown."""
     if record.target in index_of:
         record.target = index_of[record.target]
     else:

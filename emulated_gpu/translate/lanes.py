@@ -10,7 +10,7 @@ _DPP8_FETCHES_INACTIVE = 234
 
 
 def apply_lane_modifiers(record: Record, shape: Shape, machine: Machine) -> None:
-    """Sets what the record says of lanes and, under SDWA, sources that are scalar registers."""
+    """Set the record's lane modifiers and, with SDWA, scalar sources."""
     if shape.modifier == "DPP16":
         _dpp16(record, shape)
     elif shape.modifier == "DPP8":
@@ -29,7 +29,7 @@ def _dpp16(record: Record, shape: Shape) -> None:
         | fields["bc"] << 24
         | fields.get("fi", 0) << 25
     )
-    if not shape.format.startswith("VOP3"):  # whose own words hold these
+    if not shape.format.startswith("VOP3"):  # VOP3 has these bits in its own words
         _set_signs(record, shape)
 
 

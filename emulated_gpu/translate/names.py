@@ -1,11 +1,11 @@
-"""Canonical names of operations: one for each meaning, in CDNA 3's spelling where instruction sets differ."""
+"""Canonical names of operations: one per meaning, CDNA 3's where instruction sets differ."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
 
-# Spellings of RDNA 3 and RDNA 4 (after v_num_ names have lost their `_num`).
+# Names of RDNA 3 and RDNA 4, after `_num` is removed from v_num_ names.
 _RENAMED = {
     "v_accvgpr_read_b32": "v_mov_b32",
     "v_accvgpr_write_b32": "v_mov_b32",
@@ -58,7 +58,7 @@ _RULES = (
 
 @cache
 def canonical_name(mnemonic: str) -> str:
-    """The canonical name of a scalar or vector operation; memory has names of its own (memory.py)."""
+    """Return the canonical name of a scalar or vector operation; memory.py names memory operations."""
     for pattern, replacement in _RULES:
         mnemonic = pattern.sub(replacement, mnemonic)
     return _RENAMED.get(mnemonic, mnemonic)

@@ -1,4 +1,4 @@
-"""Operands: what the encodings of sources and destinations name, and the values of constants.
+"""Decodes operands: sources, destinations and the values of constants.
 
 Source: the CDNA 3 and RDNA 3 ISA manuals, "Scalar ALU Operands" and "Vector ALU operands".
 """
@@ -31,7 +31,7 @@ _ELEMENT = re.compile(r"^(?:PK(\d*)_)?(?:WMMA_\w+_)?(\w+)$")
 
 @dataclass(frozen=True)
 class Machine:
-    """What the encoding of operands depends on."""
+    """Properties of the chip and kernel that determine the encoding of operands."""
 
     chip: str
     instruction_set: InstructionSet
@@ -39,12 +39,12 @@ class Machine:
 
     @property
     def mask_dwords(self) -> int:
-        """The scalar registers that hold a bit for each lane."""
+        """The number of scalar registers that hold a bit for each lane."""
         return self.lanes // 32
 
 
 def dwords_of(operand_type: OperandType | None, machine: Machine) -> int:
-    """The registers of an operand; 1 where the tables say nothing."""
+    """Return the number of registers of an operand; 1 if the tables do not specify it."""
     if operand_type is None:
         return 1
     if operand_type.format == "M64":
@@ -53,17 +53,17 @@ def dwords_of(operand_type: OperandType | None, machine: Machine) -> int:
 
 
 def vgpr(index: int, dwords: int = 1, is_accumulation: bool = False) -> Operand:
-    """Vector registers from `index` on."""
+    """Return vector registers starting at `index`."""
     return Operand(OperandKind.VGPR, dwords, index + FIRST_ACCUMULATION_REGISTER * is_accumulation)
 
 
 def constant(value: int, dwords: int = 1) -> Operand:
-    """A constant; negative values are those of 64 bits."""
+    """Return a constant; negative values are 64-bit."""
     return Operand(OperandKind.CONSTANT, dwords, 0, value & 0xFFFFFFFFFFFFFFFF)
 
 
 def scalar(code: int, dwords: int, machine: Machine) -> Operand:
-    """The scalar register that 7 bits name."""
+    """Return the scalar registers with a 7-bit code."""
     if machine.instruction_set != "cdna":
         if code == _NULL:
             return NOTHING
@@ -72,12 +72,12 @@ def scalar(code: int, dwords: int, machine: Machine) -> Operand:
 
 
 def lane_mask(register: int, machine: Machine) -> Operand:
-    """Scalar registers with a bit for each lane: VCC, EXEC or any."""
+    """Return scalar registers with a bit for each lane: VCC, EXEC or any others."""
     return Operand(OperandKind.SGPR, machine.mask_dwords, register)
 
 
 def source(code: int, operand_type: OperandType | None, machine: Machine, literal: int = 0) -> Operand:
-    """The source that 8 or 9 bits name; `literal` is the word that follows the instruction."""
+    """Return the source with an 8- or 9-bit code; `literal` is the word after the instruction."""
     dwords = dwords_of(operand_type, machine)
     if code >= _FIRST_VGPR:
         return vgpr(code - _FIRST_VGPR, dwords)
@@ -105,7 +105,7 @@ def _constant_value(code: int, operand_type: OperandType | None, literal: int) -
 
 @dataclass(frozen=True)
 class _Element:
-    """The elements of an operand that a constant is made for."""
+    """Element format of an operand, for which a constant is converted."""
 
     format: str
     bits: int
@@ -113,7 +113,7 @@ class _Element:
 
     @property
     def is_pair_of_words(self) -> bool:
-        """Whether there are two of 32 bits, for both of which a constant stands."""
+        """Whether there are two 32-bit elements, which both get the constant."""
         return self.is_packed and self.bits == 32
 
 
@@ -137,7 +137,7 @@ def _literal_value(literal: int, element: _Element) -> int:
 def _float_value(code: int, element: _Element) -> int:
     if element.format in _INVERSE_OF_2_PI:
         kind = element.format
-    elif element.is_packed:  # integers, for which such a constant is an f32
+    elif element.is_packed:  # packed integers: the constant is an f32
         kind = "F32"
     else:
         kind = {16: "F16", 64: "F64"}.get(element.bits, "F32")
@@ -145,7 +145,7 @@ def _float_value(code: int, element: _Element) -> int:
 
 
 def float_bits(value: float, kind: str) -> int:
-    """The bits of a number that F16, BF16, F32 or F64 represents exactly."""
+    """Return the bits of a number that F16, BF16, F32 or F64 represents exactly."""
     if kind == "BF16":
         return float_bits(value, "F32") >> 16
     pack, unpack = {"F16": ("<e", "<H"), "F32": ("<f", "<I"), "F64": ("<d", "<Q")}[kind]

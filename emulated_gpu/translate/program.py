@@ -23,7 +23,7 @@ FIRST_TEMPORARY = 512
 
 
 class OperandKind(IntEnum):
-    """What an operand is; the values are those of the file."""
+    """The kind of an operand, with values as in the file."""
 
     NOTHING = 0  # reads 0, writes are dropped
     SGPR = 1
@@ -36,7 +36,7 @@ class OperandKind(IntEnum):
 
 
 class Class(IntEnum):
-    """What an instruction is counted as; the values are those of the file."""
+    """The class under which an instruction is counted, with values as in the file."""
 
     OTHER = 0
     SCALAR = 1
@@ -56,7 +56,7 @@ class Class(IntEnum):
 
 
 class Encoding(IntEnum):
-    """Whether source 0 is taken from other lanes, or parts of words are selected."""
+    """Lane modifier: source 0 from other lanes (DPP), or selected parts of words (SDWA)."""
 
     PLAIN = 0
     DPP16 = 1
@@ -70,14 +70,14 @@ class MemoryFlag(IntEnum):
     OFFEN = 1
     IDXEN = 2
     TO_LDS = 4
-    RETURNS = 8  # an atomic that returns the value before
+    RETURNS = 8  # an atomic that returns the old value
     TFE = 16
     OTHER_CACHE_POLICY = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A source or a destination; `value` is a constant's, in the width and format that is read."""
+    """A source or a destination; `value` is a constant, in the width and format in which it is read."""
 
     kind: OperandKind
     dwords: int = 1
@@ -112,7 +112,7 @@ class Record:
     lanes_modifier: int = 0
     offset: int = 0
     offset1: int = 0
-    target: int = NO_TARGET  # of a branch: an address, and in a complete kernel the index of a record
+    target: int = NO_TARGET  # of a branch: first an address, after resolving the index of a record
     bytes: int = 0
     sign: int = 0
     d16: int = 0
@@ -131,7 +131,7 @@ class KernelProgram:
     records: list[Record]
 
 
-# In the order of `enum argument_kind` of program.h.
+# In the order of `enum argument_kind` in program.h.
 _ARGUMENT_KINDS = {
     name: number
     for number, name in enumerate(
@@ -149,7 +149,7 @@ _HIDDEN_OTHER = 15
 
 
 def pack(kernels: list[KernelProgram]) -> bytes:
-    """The program file of these kernels."""
+    """Return the program file of these kernels."""
     names = sorted({record.operation for each in kernels for record in each.records})
     numbers = {name: number for number, name in enumerate(names)}
     return b"".join(

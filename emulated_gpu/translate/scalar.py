@@ -1,4 +1,4 @@
-"""Scalar instructions to records; branches name the address that they go to."""
+"""Translates scalar instructions to records; branch targets are addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from emulated_gpu.translate.waits import wait
 from shortfin_apps.llm.gpu_code.decode import Instruction, Shape
 from shortfin_apps.llm.gpu_code.formats import OperandType
 
-# What changes nothing that a program can see here: waits, hints to caches and to the scheduler.
+# No effect visible to a program: waits, and hints to caches and the scheduler.
 _NOTHING = (
     *(
         "s_nop",
@@ -52,7 +52,7 @@ _B32 = OperandType(32, "B32", "SSRC")
 
 
 def scalar_instruction(instruction: Instruction, machine: Machine) -> Record:
-    """The record of a scalar instruction that does not load."""
+    """Return the record of a scalar instruction other than a load."""
     shape = instruction.shape
     waiting = wait(shape, machine)
     if waiting is not None:
@@ -124,7 +124,7 @@ def _program_control(name: str, instruction: Instruction) -> Record:
 
 
 def _target(instruction: Instruction) -> int:
-    """The address that a branch goes to: words after the next instruction."""
+    """Return a branch's target address: an offset in words from the next instruction."""
     return instruction.address + 4 * instruction.shape.words + 4 * _signed(instruction.shape.fields["simm16"])
 
 

@@ -1,6 +1,6 @@
-"""Vector instructions to records: explicit operands, then canonical names.
+"""Translates vector instructions to records: explicit operands, then canonical names.
 
-Operations on the 8-bit floats of CDNA 3, whose formats have no infinity and no negative zero, end in `_fnuz`.
+Operations on CDNA 3's 8-bit floats, which have no infinity and no negative zero, end in `_fnuz`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MATRIX = ("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_")
 
 
 def vector(shape: Shape, machine: Machine) -> Record:
-    """The record of a vector instruction other than a dual one."""
+    """Return the record of a vector instruction other than a dual one."""
     name = canonical_name(shape.mnemonic)
     if name == "v_nop":
         return Record("s_nop", Class.WAIT)
@@ -46,9 +46,10 @@ def vector(shape: Shape, machine: Machine) -> Record:
 
 
 def scaled_matrix(shape: Shape, machine: Machine) -> Record:
-    """The record of CDNA 4's scaled matrix instruction, a pair of instructions in the encoding.
+    """Return the record of CDNA 4's scaled matrix instruction, encoded as a pair of instructions.
 
-    Source 3 is the scale of A, `dst2` (which it reads) the scale of B. `opsel` and `opsel_hi` select bytes.
+    Source 3 is the scale of A; `dst2`, which it reads, is the scale of B. `opsel` and `opsel_hi` select
+    bytes.
     """
     fields = shape.fields
     record = Record(shape.mnemonic, Class.MATRIX, dst=_destination(shape, machine))
@@ -61,7 +62,7 @@ def scaled_matrix(shape: Shape, machine: Machine) -> Record:
 
 
 def class_of(name: str) -> Class:
-    """What a vector operation is counted as."""
+    """Return the class under which a vector operation is counted."""
     if name.startswith(_MATRIX):
         return Class.MATRIX
     return Class.TRANSCENDENTAL if name.startswith(_TRANSCENDENTAL) else Class.VECTOR
@@ -92,7 +93,7 @@ def _source(name: str, number: int, shape: Shape, machine: Machine) -> Operand:
     operand_type = _source_type(name, number, shape)
     if "f8f6f4" in shape.mnemonic and number < 2:
         operand_type = _small_float_type(shape.fields["cbsz" if number == 0 else "blgp"])
-    field = "vsrc0" if name == "src0" and "vsrc0" in shape.fields else name  # under a lane modifier
+    field = "vsrc0" if name == "src0" and "vsrc0" in shape.fields else name  # with a lane modifier
     code = shape.fields[field] + 256 * field.startswith("vsrc")
     if code >= 256 and _is_accumulation(number, operand_type, shape):
         return vgpr(code - 256, dwords_of(operand_type, machine), is_accumulation=True)
@@ -107,7 +108,10 @@ def _source_type(name: str, number: int, shape: Shape) -> OperandType | None:
 
 
 def _small_float_type(code: int) -> OperandType:
-    """A or B of an f8f6f4 instruction: 32 elements a lane of 8 (codes 0 and 1), 6 (2 and 3) or 4 bits (4)."""
+    """Return the type of A or B of an f8f6f4 instruction.
+
+    It has 32 elements per lane, of 8 bits (codes 0 and 1), 6 bits (2 and 3) or 4 bits (4).
+    """
     return OperandType({0: 256, 1: 256, 2: 192, 3: 192}.get(code, 128), "B32", "SRC_VGPR_OR_ACCVGPR")
 
 
@@ -135,12 +139,12 @@ def _set_modifiers(record: Record, shape: Shape) -> None:
     record.clamp, record.omod = fields.get("clmp", 0), fields.get("omod", 0)
     if "_mix" in shape.mnemonic:
         record.abs, record.neg_hi = record.neg_hi, 0
-    elif record.operation == "v_mov_b32":  # of accumulation registers, in the format of packed operations
+    elif record.operation == "v_mov_b32":  # moves of accumulation registers use the packed format
         record.opsel_hi = 0
 
 
 def _select_halves(record: Record, shape: Shape) -> None:
-    """In RDNA's short encodings, 16-bit operands are halves of v0 to v127: bit 7 is set for the upper."""
+    """Decode RDNA's short encodings: 16-bit operands are halves of v0 to v127; bit 7 means upper."""
     for number, (name, operand) in enumerate(zip(_present(shape), record.sources, strict=True)):
         if _is_half(shape.operands[name], operand):
             record.sources[number] = vgpr(operand.index - 128)

@@ -1,7 +1,7 @@
-"""Waits for memory: how many accesses of each kind may remain outstanding (-1: any number).
+"""Translates waits for memory: how many accesses of each kind may remain outstanding (-1: any number).
 
-Fields of s_waitcnt: the CDNA 3 and RDNA 3 ISA manuals, "SOPP instructions". RDNA 4 has an instruction for
-each counter.
+Fields of s_waitcnt: the CDNA 3 and RDNA 3 ISA manuals, "SOPP instructions". RDNA 4 has one instruction per
+counter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ANY = -1
 
 
 def wait(shape: Shape, machine: Machine) -> Record | None:
-    """The record of a wait for data (loads, LDS, scalar loads); None for another instruction."""
+    """Return the record of a wait for data (loads, LDS, scalar loads); None for another instruction."""
     counts = _counts(shape.mnemonic, shape.fields.get("simm16", 0), machine)
     if counts is None:
         return None
@@ -44,5 +44,5 @@ def _counts(mnemonic: str, immediate: int, machine: Machine) -> tuple[int, int, 
 
 
 def _limit(count: int, largest: int) -> int:
-    """A counter's largest value says that nothing is waited for."""
+    """Return the limit. A counter's maximum means that nothing is waited for."""
     return _ANY if count == largest else count

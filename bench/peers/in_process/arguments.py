@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """`precision` None leaves the choice of the activations' type to the engine."""
+    """`precision` None leaves the activations' type to the engine."""
 
     model: Path
     port: int

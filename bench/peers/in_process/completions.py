@@ -1,6 +1,6 @@
-"""OpenAI's `/v1/completions` over an engine that has no server of its own: what the benchmark's client sends.
+"""OpenAI's `/v1/completions` for an engine without a server, as far as the benchmark's client needs it.
 
-Prompts are token ids, decoding is greedy, and every answer has `max_tokens` tokens, a chunk each.
+Prompts are token ids, decoding is greedy, and every answer has `max_tokens` tokens, one per chunk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TokenizeBody(BaseModel):
 
 
 def serve(engine: Engine, tokenizer: Tokenizer, port: int) -> None:
-    """Serves until it is terminated; the port opens once the engine is warm."""
+    """Serve until terminated; the port opens once the engine is warm."""
     warm_up(engine)
     uvicorn.run(make_app(engine, tokenizer), host="127.0.0.1", port=port, access_log=False)
 
@@ -65,7 +65,7 @@ async def models() -> dict[str, Any]:
 
 
 def generating(thread: EngineThread, tokenizer: Tokenizer) -> APIRouter:
-    """The routes that need the model."""
+    """Return the routes that need the model."""
     router = APIRouter()
 
     @router.post("/tokenize")
@@ -82,7 +82,7 @@ def generating(thread: EngineThread, tokenizer: Tokenizer) -> APIRouter:
 
 
 async def stream(generation: Generation, tokenizer: Tokenizer) -> AsyncIterator[bytes]:
-    """Server-sent events: a chunk for each token, one with the usage, and the end."""
+    """Yield server-sent events: a chunk for each token, one with the usage, and the end."""
     for _ in range(generation.max_tokens):
         token_id = await generation.token_ids.get()
         if isinstance(token_id, Exception):

@@ -13,13 +13,15 @@ from bench.peers.in_process.arguments import Arguments, parse_arguments
 from bench.peers.in_process.completions import serve
 from bench.peers.in_process.stepping import Engine
 
-CACHE_GIB = 2  # of keys and values, as vLLM has here
+CACHE_GIB = 2  # of keys and values, the same as for vLLM
 MAX_RUNNING = 32
 
 
 class OpenVinoEngine:
-    """`pipeline` is a ContinuousBatchingPipeline; `as_input` makes its tensor of token ids, and `as_config`
-    its settings for that number of tokens."""
+    """Steps a ContinuousBatchingPipeline.
+
+    `as_input` converts token ids to its tensor; `as_config` makes its settings for a number of tokens.
+    """
 
     quiet_s = 0.0
 
@@ -72,14 +74,14 @@ def open_engine(arguments: Arguments) -> Engine:
 
 
 def generation_config(genai: Any, max_tokens: int) -> Any:
-    """Greedy decoding of exactly `max_tokens`."""
+    """Return settings for greedy decoding of exactly `max_tokens`."""
     config = genai.GenerationConfig()
     config.max_new_tokens, config.ignore_eos, config.do_sample = max_tokens, True, False
     return config
 
 
 def scheduler_config(genai: Any) -> Any:
-    """Settings of the batches; prefixes are cached, as in all servers."""
+    """Return settings of the batches, with cached prefixes, as in all servers."""
     config = genai.SchedulerConfig()
     config.cache_size, config.enable_prefix_caching = CACHE_GIB, True
     config.max_num_seqs = MAX_RUNNING

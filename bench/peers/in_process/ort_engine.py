@@ -19,22 +19,22 @@ from bench.peers.in_process.arguments import Arguments, parse_arguments
 from bench.peers.in_process.completions import serve
 
 MAX_BATCH = 32
-QUIET_S = 0.01  # clients that start together send within less
+QUIET_S = 0.01  # clients that start together send within this time
 
 
 class Batch(Protocol):
-    """Requests that began together; `next_token_ids` computes one token of each, in order."""
+    """Requests that started together; `next_token_ids` computes one token for each, in order."""
 
     def next_token_ids(self) -> Sequence[int]: ...
 
 
 class StaticBatches:
-    """Runs one batch at a time: the requests that wait for as many tokens as the first one."""
+    """Runs one batch at a time: waiting requests with the same number of tokens as the first one."""
 
     quiet_s = QUIET_S
 
     def __init__(self, begin: Callable[[Sequence[Sequence[int]], int], Batch]) -> None:
-        """`begin` gets prompts and the number of tokens of each answer."""
+        """`begin` is called with prompts and the number of tokens of each answer."""
         self._begin = begin
         self._waiting: dict[int, tuple[Sequence[int], int]] = {}
         self._batch: Batch | None = None
@@ -63,7 +63,7 @@ class StaticBatches:
 
 
 class GeneratorBatch:
-    """A batch of the Generator, whose first token needs the prompts computed."""
+    """A batch of the Generator. Its first token requires computing the prompts."""
 
     def __init__(self, generator: Any, rows: Any) -> None:
         self._generator = generator
@@ -78,13 +78,13 @@ class GeneratorBatch:
 
 
 def padded(prompts: Sequence[Sequence[int]], pad_token_id: int) -> list[list[int]]:
-    """Rows of one length. The padding is on the right, as the exported attention counts from the left."""
+    """Pad rows to the same length, on the right, as the exported attention counts from the left."""
     length = max(map(len, prompts))
     return [[*prompt, *[pad_token_id] * (length - len(prompt))] for prompt in prompts]
 
 
 class Generators:
-    """Begins batches of a model with the engine's module `genai`."""
+    """Starts batches of a model with the engine's module `genai`."""
 
     def __init__(self, genai: Any, arguments: Arguments) -> None:
         self._genai = genai

@@ -1,4 +1,4 @@
-"""A thread that steps an engine, and hands the tokens of each step to the event loop in one call."""
+"""A thread that steps an engine and passes each step's tokens to the event loop in one call."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Protocol
 
 
 class Engine(Protocol):
-    """An engine with batches of its own. Only one thread calls it."""
+    """An engine that forms its own batches. Only one thread calls it."""
 
     @property
     def quiet_s(self) -> float:
-        """How long no request may arrive before an idle engine starts; 0 where one can join a batch."""
+        """Time without arrivals before an idle engine starts; 0 if requests can join a batch."""
         ...
 
     def add(self, key: int, prompt_token_ids: Sequence[int], max_tokens: int) -> None:
-        """Queues a request of exactly `max_tokens` greedy tokens, whatever they are."""
+        """Queue a request of exactly `max_tokens` greedy tokens, without stopping early."""
         ...
 
     def step(self) -> list[tuple[int, int]]:
-        """Computes once: the new tokens as keys and token ids, in order."""
+        """Compute one step; return new tokens as (key, token id), in order."""
         ...
 
     def is_busy(self) -> bool: ...
@@ -33,7 +33,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A request: its token ids arrive in `token_ids`, and a failure of the engine as its exception."""
+    """A request: `token_ids` receives its token ids, or the engine's exception if it fails."""
 
     prompt_token_ids: Sequence[int]
     max_tokens: int
@@ -45,8 +45,11 @@ WARM_UP_TOKENS = 8
 
 
 def warm_up(engine: Engine) -> None:
-    """Runs requests of several lengths, one by one and together, as engines compile kernels when they meet a
-    shape for the first time; the other servers do so before they are ready."""
+    """Run requests of several lengths, one by one and together.
+
+    Engines compile kernels for a shape when they first meet it; the other servers do so before they are
+    ready.
+    """
     keys = itertools.count()
     for lengths in (*((length,) for length in WARM_UP_PROMPT_TOKENS), WARM_UP_PROMPT_TOKENS):
         for length in lengths:
@@ -56,7 +59,7 @@ def warm_up(engine: Engine) -> None:
 
 
 class EngineThread:
-    """Owns the engine. `submit` belongs to the event loop that `start` was called in."""
+    """Owns the engine. Call `submit` in the event loop in which `start` was called."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -79,7 +82,7 @@ class EngineThread:
         except Exception as error:
             logging.exception("the engine failed")
             self._fail(list(self._running.values()), error)
-            while True:  # later requests, which would wait forever
+            while True:  # fail later requests, which would otherwise wait forever
                 self._fail([self._inbox.get()], error)
 
     def _step(self) -> None:
@@ -91,7 +94,7 @@ class EngineThread:
         self._loop.call_soon_threadsafe(_deliver, failures)
 
     def _admit(self) -> None:
-        """Adds all requests that have arrived; waits for some while the engine has none."""
+        """Add all requests that have arrived; wait for one if the engine has none."""
         if not self._engine.is_busy():
             self._running.clear()
             self._add(self._inbox.get())

@@ -1,9 +1,9 @@
-"""`POST /abort` (also SGLang's `/abort_request`): ends requests by their id.
+"""`POST /abort` (also SGLang's `/abort_request`): abort requests by id.
 
-The id is the `rid` of `/generate`, the `X-Request-Id` header of any route, or the `id` of an answer of
+The id is the `rid` of `/generate`, the `X-Request-Id` header of any route, or the `id` in an answer of
 `/v1/chat/completions`, `/v1/completions` and `/v1/messages`.
-An aborted request is answered with its tokens so far and the finish reason `abort`. With API keys, a caller
-can abort only its own requests.
+An aborted request is answered with the tokens generated so far and the finish reason `abort`. With API
+keys, a caller can abort only its own requests.
 """
 
 from __future__ import annotations

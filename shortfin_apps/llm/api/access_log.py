@@ -1,4 +1,4 @@
-"""Access log: a line for each request with its route, result, token counts and times, but never its text.
+"""Access log: one line per request with its route, result, token counts and times, but never its text.
 
 The fields are the log record's extra attributes; `server/logs.py` formats them as text or JSON.
 """
@@ -28,15 +28,15 @@ DENIED_STATUSES = (401, 403)  # logged at `info` even for probes
 MAX_PATH_CHARS = 200
 SERVER_FAILED = 500
 
-_SECRET = secrets.token_bytes(32)  # per process, as for API keys, so that hashes do not reveal names
+_SECRET = secrets.token_bytes(32)  # per process, so that hashes do not reveal tenant names; see `auth.py`
 
 
 @dataclass(slots=True)
 class AccessEntry:
     """Data for one request's log line, collected by routes and error handlers, written by the middleware.
 
-    `tenant` is a hash, `error` the code of the error in the answer, `requests` the engine requests made for
-    it, and `pending` those of them that were admitted.
+    `tenant` is a hash, `error` the error code in the answer, `requests` the engine requests made for it, and
+    `pending` the answers of the admitted requests.
     """
 
     began_s: float
@@ -47,17 +47,17 @@ class AccessEntry:
     pending: Sequence[PendingAnswer] = ()
 
     def set_claimed_tenant(self, tenant: str) -> None:
-        """Sets the tenant by the name that the client sent, unless an API key has set it."""
+        """Set the tenant to the name that the client sent, unless an API key has set it."""
         if tenant and self.tenant is None:
             self.tenant = claimed_tenant(tenant)
 
     def rid(self, request_id: str) -> str | None:
-        """The first request id in the body; None if the body has none."""
+        """Return the request id given in the body; None if it gives none."""
         first = self.requests[0].request_id if self.requests else request_id
         return None if first.startswith(request_id) else first
 
     def measurements(self) -> dict[str, Any]:
-        """Token counts and times; None if there are none. A prompt with several choices counts once."""
+        """Return token counts and times, None where unknown. A prompt with several choices counts once."""
         timers = [answer.timer for answer in self.pending]
         firsts = [answer.timer for answer in self.pending if answer.request.choice == 0]
         prompts = [request.prompt_token_ids for request in self.requests if request.choice == 0]
@@ -73,7 +73,7 @@ class AccessEntry:
 
 
 class AccessLogMiddleware:
-    """Logs a line when the request ends, however it ends. `clock` is the metrics' (seconds)."""
+    """Logs a line when a request ends, for any reason. `clock` (seconds) is the one used by the metrics."""
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float]) -> None:
         self._app = app
@@ -102,7 +102,7 @@ class AccessLogMiddleware:
 
 
 def claimed_tenant(name: str) -> str:
-    """The hash that stands for a tenant's name that its client made up."""
+    """Return a hash that stands for a tenant name chosen by the client."""
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), key=_SECRET, digest_size=8).hexdigest()
 
 
@@ -140,7 +140,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _seconds(values: Iterable[float], choose: Callable[[list[float]], float]) -> float | None:
-    """`choose` of several sequences' times, rounded to a tenth of a millisecond; None if there are none."""
+    """`choose` applied to the sequences' times, rounded to 0.1 ms; None without times."""
     listed = list(values)
     return round(choose(listed), 4) if listed else None
 

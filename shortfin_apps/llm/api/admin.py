@@ -54,7 +54,7 @@ async def abort_all(request: Request) -> Response:
 
 @router.post("/debug/dump", responses={200: {"model": answers.DumpAnswer, "content": DUMP}})
 async def debug_dump(request: Request, download: bool = False) -> Response:
-    """Writes what the flight recorder has to a file on the server; with `download`, answers with it.
+    """Writes a dump of the flight recorder to a file on the server; with `download`, answers with the file.
 
     It holds token ids of all callers' requests.
     """
@@ -65,7 +65,7 @@ async def debug_dump(request: Request, download: bool = False) -> Response:
 
 
 def _sent(path: Path) -> StreamingResponse:
-    """The file, opened before the answer begins: newer dumps may take its place at any time."""
+    """Answer with the file. It is opened first, as newer dumps may replace it at any time."""
     try:
         file = path.open("rb")
     except OSError as error:

@@ -49,7 +49,7 @@ class CompletionChoice(BaseModel):
     finish_reason: str | None
     stop_reason: int | str | None
     logprobs: dict[str, Any] | None
-    prompt_logprobs: list[dict[str, Any] | None] | None = None  # if asked for, as the next two
+    prompt_logprobs: list[dict[str, Any] | None] | None = None  # on request, as are the next two
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     receipt: dict[str, Any] | None = None
@@ -77,9 +77,9 @@ class MessageToolCall(BaseModel):
 
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
-    content: str | None  # null beside tool calls
+    content: str | None  # null if there are only tool calls
     refusal: str | None
-    reasoning_content: str | None = None  # if there is a thought, as the next one, which is the same
+    reasoning_content: str | None = None  # if the model wrote thoughts; `reasoning` is the same text
     reasoning: str | None = None
     tool_calls: list[MessageToolCall] | None = None  # if there are any
 

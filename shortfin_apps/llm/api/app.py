@@ -29,7 +29,7 @@ from shortfin_apps.llm.api.responses import routes as responses
 from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.errors import UnavailableError
 
-# Which its clients send; none has an effect here.
+# Sent by Anthropic's clients; they have no effect here.
 ANTHROPIC_HEADERS = ("Anthropic-Version", "Anthropic-Beta", "Anthropic-Dangerous-Direct-Browser-Access")
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -42,7 +42,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
     has_page: bool = True,
 ) -> FastAPI:
-    """The application for `service`, which may still be loading its model; with a page at `/` or without."""
+    """Create the application for `service`, which may still be loading its model."""
     # Serves the assets of /docs and /redoc itself; FastAPI's own pages load them from the internet.
     offline = {"validatorUrl": None}
     app = FastAPIOffline(title="shortfin-llm", version=__version__, swagger_ui_parameters=offline)
@@ -97,7 +97,7 @@ def _add_cors(app: FastAPI, origins: Sequence[str]) -> None:
 
 
 class RootPathMiddleware:
-    """Sets ASGI's `root_path`, and puts it in front of `path` where a proxy has stripped it."""
+    """Sets ASGI's `root_path`, and prepends it to `path` if a proxy has stripped it."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
@@ -115,7 +115,7 @@ class RootPathMiddleware:
 class HeadMiddleware:
     """Answers HEAD like GET but without the body; FastAPI's routes accept only GET.
 
-    `is_head` in the scope tells a route whose body has no end.
+    `is_head` in the scope is for routes with an endless body.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -133,9 +133,9 @@ class HeadMiddleware:
 
 
 class RequestIdMiddleware:
-    """Gives every request an id, the client's `X-Request-Id` if it is valid, and returns it in the answer.
+    """Assigns each request an id (the client's `X-Request-Id` if valid) and returns it in the answer.
 
-    uvicorn serves each request in its own task, so the context variable covers all that the task logs.
+    uvicorn serves each request in its own task, so the context variable covers everything the task logs.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,10 +1,10 @@
-"""API keys, needed for all routes but health checks, admin keys, needed for a few routes, and gateway keys.
+"""API keys, admin keys and gateway keys.
 
-A gateway's requests are those of its tenants, whom it names in a header, `X-Tenant` unless told otherwise; of
-other callers with a key, that header says nothing.
+All routes but health checks need an API key; a few need an admin key. A gateway sends requests for its
+tenants and names the tenant in a header, by default `X-Tenant`. The header is ignored for other keys.
 
-Keys are stored as HMACs under a secret of this process, so that the digest which identifies a caller in the
-prefix cache and the queue reveals nothing about the key.
+Keys are stored as HMACs under a secret of this process. The digest that identifies a caller in the prefix
+cache and the queue therefore reveals nothing about the key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/live"})  # for load balancers, wh
 SCHEME = "bearer"
 KEY_HEADER = "X-Api-Key"  # Anthropic's
 TENANT_HEADER = "X-Tenant"
-TENANT = re.compile(r"[\x21-\x2b\x2d-\x7e]{1,256}")  # no comma, by which proxies join two headers
+TENANT = re.compile(r"[\x21-\x2b\x2d-\x7e]{1,256}")  # no comma: proxies join repeated headers with it
 WITHOUT_TENANT = frozenset({"GET", "HEAD", "OPTIONS"})  # methods of a gateway's own requests
 
 
@@ -36,8 +36,8 @@ WITHOUT_TENANT = frozenset({"GET", "HEAD", "OPTIONS"})  # methods of a gateway's
 class Caller:
     """The sender of a request.
 
-    `tenant` is who gets the service; "" if the server needs no key. `digest` identifies the tenant without
-    its name, for the log and the cache; its length is fixed.
+    `tenant` is charged for the service; "" if the server needs no key. `digest` identifies the tenant in
+    the log and the cache without its name; its length is fixed.
     """
 
     tenant: str
@@ -46,7 +46,7 @@ class Caller:
     is_gateway: bool = False
 
     def cache_salt(self, requested: str | None) -> str | None:
-        """The salt of the caller's prompts: tenants never share pages, even with equal requested salts."""
+        """Return the salt for the caller's prompts. Tenants never share pages, even with equal salts."""
         return f"{self.digest}:{requested or ''}" if self.digest else requested
 
 
@@ -54,9 +54,9 @@ ANONYMOUS = Caller(tenant="", digest="")
 
 
 class KeyRing:
-    """A server's keys. Without API keys and gateway keys everybody may call.
+    """A server's keys. Without API keys and gateway keys, no key is needed.
 
-    Without admin keys nobody is an admin. Gateways name tenants in `tenant_header`.
+    Without admin keys there are no admins. Gateways name tenants in `tenant_header`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class KeyRing:
         return bool(self._keys or self._gateway_keys)
 
     def caller(self, key: str) -> Caller | None:
-        """The caller with this key; None if the key is unknown. Takes the same time for every key."""
+        """Return the caller with this key; None if it is unknown. Takes the same time for every key."""
         digest = self._digest(key)
         is_admin = _is_among(digest, self._admin_keys)
         is_gateway = _is_among(digest, self._gateway_keys)
@@ -89,11 +89,10 @@ class KeyRing:
         return None if self.required else ANONYMOUS
 
     def tenant_of(self, gateway: Caller, headers: Headers, method: str) -> Caller:
-        """The tenant whose request the gateway passes on; the gateway itself for a GET that names none.
+        """Return the tenant named by a gateway's request; the gateway itself for a GET that names none.
 
-        Gateways with different keys name the same tenants. Raises InvalidRequestError if the tenant is not
-        named as it must be: in one header, as a gateway that adds a second one passes on a name that its
-        client chose.
+        Gateways with different keys share tenant names. Raises InvalidRequestError unless exactly one header
+        names the tenant: with two, one may be a client's, passed on by a gateway that only adds its own.
         """
         named = headers.getlist(self._tenant_header)
         if not named and method in WITHOUT_TENANT:
@@ -104,7 +103,7 @@ class KeyRing:
                 "tenant: 1 to 256 visible ASCII characters, no comma; the gateway must replace its clients'",
                 self._tenant_header,
             )
-        # No key has a space, so the digest is none of a key.
+        # No key contains a space, so this digest never equals that of a key.
         return replace(gateway, tenant=named[0], digest=_short(self._digest(f"tenant {named[0]}")))
 
     def _digest(self, key: str) -> bytes:
@@ -114,7 +113,7 @@ class KeyRing:
 class AuthMiddleware:
     """Rejects requests without a valid key before any other work; sets the caller for the routes.
 
-    Those to `open_paths` need no key.
+    Paths in `open_paths` need no key.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str] = OPEN_PATHS) -> None:
@@ -158,7 +157,7 @@ def require_admin(request: Request) -> None:
 
 
 def _key(headers: Headers) -> str:
-    """The key of a request, "" if it has none. `Authorization` is what proxies set, so it comes first."""
+    """Return the request's key, or "". `Authorization` comes first, as it is the header that proxies set."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == SCHEME else headers.get(KEY_HEADER, "").strip()
 

@@ -1,6 +1,6 @@
-"""`best_of`: more answers to a prompt are generated than returned, as in OpenAI's API and former vLLM.
+"""`best_of`: generates more answers than are returned, as in OpenAI's API and former vLLM.
 
-Returned are the `n` with the greatest mean log-probability of their tokens, best first. The usage counts all.
+The `n` answers with the greatest mean token log-probability are returned, best first. The usage counts all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 
 class WithBestOf(Protocol):
-    """A body with the fields of that name."""
+    """A body with the fields `n` and `best_of`."""
 
     n: int | None
     best_of: int | None
@@ -23,9 +23,9 @@ class WithBestOf(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """For each prompt, `generated` answers, of which `returned` are sent, with `logprobs` alternatives each.
+    """Numbers of answers generated and returned for each prompt.
 
-    `logprobs` is None where the client wants no log-probabilities.
+    `logprobs` is the number of alternatives returned for each token; None for no log-probabilities.
     """
 
     returned: int
@@ -38,11 +38,11 @@ class Choices:
 
     @property
     def computed_logprobs(self) -> int | None:
-        """The `logprobs` to ask of the engine, as ranking takes those of the tokens."""
+        """The `logprobs` to request from the engine: ranking needs the tokens' log-probabilities."""
         return 0 if self.logprobs is None and self.are_ranked else self.logprobs
 
     def pick(self, answers: Sequence[TextDelta]) -> list[TextDelta]:
-        """Those to return, of all answers to all prompts in order."""
+        """Choose the answers to return. `answers` holds all answers to all prompts, in order."""
         if not self.are_ranked:
             return list(answers)
         groups = [answers[i : i + self.generated] for i in range(0, len(answers), self.generated)]
@@ -50,13 +50,13 @@ class Choices:
         return [each._replace(logprobs=()) for each in best] if self.logprobs is None else best
 
     def of_returned(self, requests: Sequence[TextRequest]) -> list[TextRequest]:
-        """As many requests as answers are returned to each prompt, which say what an answer looks like."""
+        """Return one request for each returned answer; they describe the answers' format."""
         returned = [each for each in requests if each.choice < self.returned]
         return [replace(each, params=replace(each.params, logprobs=self.logprobs)) for each in returned]
 
 
 def choices_of(body: WithBestOf, logprobs: int | None, *, stream: bool | None, prefix: str = "") -> Choices:
-    """Raises InvalidRequestError, for fields whose names in the body begin with `prefix`."""
+    """Read the fields. Raises InvalidRequestError, which names them with `prefix`."""
     returned, name = body.n or 1, f"{prefix}best_of"
     generated = returned if body.best_of is None else body.best_of
     if generated < returned:
@@ -71,5 +71,5 @@ def choices_of(body: WithBestOf, logprobs: int | None, *, stream: bool | None, p
 
 
 def _cost(answer: TextDelta) -> float:
-    """Less is better; those that are equal stay in order."""
+    """The sort key: lower is better, and ties keep their order."""
     return -fmean(each.logprob for each in answer.logprobs) if answer.logprobs else 0.0

@@ -1,6 +1,6 @@
-"""The blocks of an answer: thoughts, texts and calls, in the order in which the model wrote them.
+"""Blocks of an answer: thoughts, texts and calls, in the order in which the model wrote them.
 
-`/v1/responses` and `/v1/messages` answer with one object for each block, whole or as it grows.
+`/v1/responses` and `/v1/messages` return one object per block, either complete or as deltas.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ KIND_OF = {Reasoning: BlockKind.THOUGHT, Content: BlockKind.TEXT, Arguments: Blo
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """The `index`-th block of an answer, which grows by `pieces` of text."""
+    """The `index`-th block of an answer; text is appended to `parts` as it is generated."""
 
     kind: BlockKind
     index: int
-    name: str = ""  # of a call, as the next one
+    name: str = ""  # `name` and `call_id` are set for calls
     call_id: str = ""
-    parts: list[str] = field(default_factory=list)  # of the text, which adding to it would copy each time
+    parts: list[str] = field(default_factory=list)  # joined on demand, as appending to a string copies it
 
     @property
     def text(self) -> str:
@@ -45,7 +45,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Grew:
-    """`text` is new at the end of the block."""
+    """`text` was appended to the block."""
 
     block: Block
     text: str
@@ -60,11 +60,11 @@ Change = Began | Grew | Ended
 
 
 class BlockReader:
-    """Reads the text of one answer as it comes. An answer has at least one block; only the last is open."""
+    """Splits the streamed text of one answer into blocks: at least one, and only the last is open."""
 
     def __init__(self, form: AnswerForm) -> None:
         self._reader = AnswerReader(form)
-        self.blocks: list[Block] = []  # those that have begun
+        self.blocks: list[Block] = []  # started so far
         self._is_open = False
 
     @property
@@ -72,7 +72,7 @@ class BlockReader:
         return any(block.kind is BlockKind.CALL for block in self.blocks)
 
     def read(self, text: str, *, is_last: bool, is_cut: bool = False) -> Iterator[Change]:
-        """What `text`, which follows the last one, changes. The iterator must be exhausted."""
+        """Yield the changes that the next `text` makes. The iterator must be exhausted."""
         for piece in self._reader.pieces(text, is_last=is_last, is_cut=is_cut):
             yield from self._take(piece)
         if is_last:
@@ -81,7 +81,7 @@ class BlockReader:
             yield from self._end()
 
     def read_whole(self, text: str, *, is_cut: bool = False) -> list[Block]:
-        """The blocks of an answer that is complete."""
+        """Return the blocks of a complete answer."""
         for _ in self.read(text, is_last=True, is_cut=is_cut):
             pass
         return self.blocks

@@ -1,7 +1,7 @@
-"""Handles fields of a body that no route reads: refuses or ignores them, and reports the ignored ones.
+"""Handles body fields that no route reads: refuses or ignores them, and reports the ignored ones.
 
 An answer names the ignored fields in the header `X-Ignored-Fields`; the log names each one once. As clients
-choose these names, they are written in printable ASCII, and their length and number are limited.
+choose these names, they are escaped to printable ASCII, and their length and number are limited.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ REST = "..."  # marks a name or list that was cut
 
 
 class FieldCheck:
-    """Checks bodies for unread fields, and remembers which were logged. `strict` refuses unknown ones."""
+    """Checks bodies for unread fields and remembers the logged names. `strict` refuses unknown fields."""
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
         self._logged: set[str] = set()
 
     def ignored(self, body: Body) -> list[str]:
-        """Names of the ignored fields of a body, each once; logs those that were not logged before.
+        """Return the names of ignored fields, each once; log new ones.
 
         Raises InvalidRequestError for an unsupported field and, if strict, for an unknown one.
         """
         names: dict[str, None] = {}
         for prefix, each in _bodies_in(body):
-            if not each.model_extra:  # then it has no other field: a quick way through long conversations
+            if not each.model_extra:  # no further fields: a fast path for long conversations
                 continue
             each.refuse_unserved(prefix)
             unread = each.unread_fields()
@@ -47,7 +47,7 @@ class FieldCheck:
         return list(names)
 
     def log(self, names: Sequence[str]) -> None:
-        """Logs the names that were not logged before."""
+        """Log names that were not logged before."""
         for name in names:
             if len(self._logged) >= MAX_LOGGED:
                 return
@@ -65,17 +65,17 @@ def header_value(names: Sequence[str]) -> str:
 
 
 def printable(name: str) -> str:
-    """`name`, cut, with line ends, commas and other characters special in headers or logs escaped."""
+    """Shorten and escape `name`: line ends, commas and other characters special in headers or logs."""
     if len(name) <= MAX_NAME_CHARS and len(shown := quote(name, safe="[]@!$")) <= MAX_NAME_CHARS:
         return shown
     return quote(name[:MAX_NAME_CHARS], safe="[]@!$")[: MAX_NAME_CHARS - len(REST)] + REST
 
 
 def _bodies_in(body: Body, prefix: str = "") -> Iterator[tuple[str, Body]]:
-    """The body and its nested bodies, each with the prefix of its fields' names."""
+    """Yield the body and its nested bodies, each with the prefix of its field names."""
     yield prefix, body
     for name, value in vars(body).items():
-        if value is None or isinstance(value, str):  # most are, and pydantic's `isinstance` is slow
+        if value is None or isinstance(value, str):  # fast path: pydantic's `isinstance` is slow
             continue
         several = value if isinstance(value, list) else [value]
         if several and isinstance(several[0], Body):  # the schema keeps lists uniform

@@ -1,4 +1,4 @@
-"""Reads the arguments of a call as an object. Models write them as text, which may be cut or malformed."""
+"""Parses the arguments of a call as an object. Models write them as text, which may be cut or malformed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pydantic_core import from_json
 logger = logging.getLogger(__name__)
 
 UNPARSED = "unparsed_arguments"  # the only field of arguments that are not an object
-MAX_DEPTH = 24  # an object nested deeper would not fit into a body that sends it back (--max-json-depth)
+MAX_DEPTH = 24  # a client could not send back a deeper object in its next request (--max-json-depth)
 _STRING_OR_LAST_COMMA = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|,(?=\s*[}\]])', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def arguments_in_history(text: str) -> dict[str, Any]:
-    """The arguments of a call in a conversation. A string that was cut is kept as far as it was written.
+    """Parse the arguments of a call in a conversation. A string that was cut keeps its beginning.
 
-    Logs a warning, once, for arguments that are not a JSON object.
+    Logs a warning, once, if arguments are not a JSON object.
     """
     try:
         value = json.loads(text, strict=False) if text.strip() else {}
@@ -37,10 +37,10 @@ def arguments_in_history(text: str) -> dict[str, Any]:
 
 
 def read_arguments(text: str, *, allow_partial: Literal[True, "trailing-strings"]) -> dict[str, Any]:
-    """The object that `text` is the JSON, or the beginning of the JSON, of.
+    """Parse `text` as a JSON object, which may be incomplete.
 
-    Commas after the last item and raw line ends in strings are accepted, as models write both. Other text is
-    returned under the name UNPARSED.
+    Trailing commas and raw line ends in strings are accepted, as models write both. Other text is returned
+    under the key UNPARSED.
     """
     try:
         mended = _STRING_OR_LAST_COMMA.sub(_mend, text)

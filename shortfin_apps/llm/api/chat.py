@@ -1,7 +1,7 @@
-"""Turns of a chat: what `/v1/chat/completions`, `/v1/responses` and `/v1/messages` have in common.
+"""Chat turns: the code shared by `/v1/chat/completions`, `/v1/responses` and `/v1/messages`.
 
-A route converts its body to a ChatBody; `chat_turn` makes the requests of it, and `submitted` and `answer_of`
-have them generated. Errors name the fields of ChatBody; a route whose body has others renames them.
+A route converts its body to a ChatBody. `chat_turn` makes requests of it; `submitted` and `answer_of`
+submit them. Errors name the fields of ChatBody; routes with other field names rename them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shortfin_apps.llm.errors import InvalidRequestError, RequestAbortedError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """A conversation as the model reads it."""
+    """A conversation rendered and tokenised for the model."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -47,9 +47,9 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTurn:
-    """A conversation to be answered: a request for each choice, and how their answers are parsed.
+    """A conversation to answer: one request per choice, and how to parse the answers.
 
-    `fills_context`: there was no room for as many tokens as were asked for.
+    `fills_context`: `max_tokens` was reduced to the free context.
     """
 
     requests: Sequence[TextRequest]
@@ -58,7 +58,7 @@ class ChatTurn:
 
 
 async def chat_prompt(body: ChatBody, request: Request, *, messages_field: str = "messages") -> ChatPrompt:
-    """Raises InvalidRequestError for a conversation that the chat template refuses, or too long a one."""
+    """Render and tokenise. Raises InvalidRequestError if the chat template refuses it or it is too long."""
     service = service_of(request)
     note_unread(body.messages, body.chat_template_kwargs, request, messages_field)
     model = service.model
@@ -78,9 +78,9 @@ async def chat_prompt(body: ChatBody, request: Request, *, messages_field: str =
 async def chat_turn(
     body: ChatBody, request: Request, *, cuts_to_fit: bool = False, messages_field: str = "messages"
 ) -> ChatTurn:
-    """The body must have passed `check_limits`. Raises InvalidRequestError.
+    """Prepare the requests of a body that passed `check_limits`.
 
-    That is for a `max_tokens`, too, which the context has no room for, unless it is to be cut to fit.
+    Raises InvalidRequestError, also if `max_tokens` exceeds the free context, unless `cuts_to_fit`.
     """
     service = service_of(request)
     model = service.model
@@ -112,7 +112,7 @@ async def chat_turn(
 
 
 async def submitted(turn: ChatTurn, request: Request) -> list[TextStream]:
-    """The streams of the answers. Raises the engine's error if it does not admit all requests."""
+    """Submit the turn and return its streams. Raises the engine's error if it does not admit all."""
     access = access_of(request)
     access.requests = turn.requests
     access.pending = streams = await service_of(request).model.generator.submit(turn.requests)
@@ -120,7 +120,7 @@ async def submitted(turn: ChatTurn, request: Request) -> list[TextStream]:
 
 
 async def answer_of(turn: ChatTurn, request: Request) -> TextDelta:
-    """The whole answer to a turn with one request. Raises RequestAbortedError if the client disconnects."""
+    """Return the complete answer of a one-request turn. Raises RequestAbortedError on disconnect."""
     (answer,) = await unless_disconnected(request, gather(await submitted(turn, request)))
     return answer
 
@@ -143,9 +143,9 @@ def _logprobs(body: ChatBody) -> int | None:
 
 
 def chat_body(body: SamplingFields, **fields: Any) -> ChatBody:
-    """A chat with the sampling and serving fields of `body`, which has both, and `fields`.
+    """Create a chat from the sampling and serving fields of `body`, and `fields`.
 
-    Raises InvalidRequestError for several choices, as the routes that call this answer with one.
+    Raises InvalidRequestError for `n` above 1, as the calling routes return one answer.
     """
     if body.n not in (None, 1):
         raise InvalidRequestError("`n` must be 1, as this route gives one answer", "n")
@@ -154,9 +154,9 @@ def chat_body(body: SamplingFields, **fields: Any) -> ChatBody:
 
 
 def end_of(answer: TextDelta) -> FinishReason | None:
-    """The finish reason. Raises RequestAbortedError, or its cause, for an answer that was aborted.
+    """Return the finish reason. Raises RequestAbortedError, or its cause, for an aborted answer.
 
-    That is for routes whose shape has no answer that is cut for another reason than its length.
+    For routes whose format can express a cut answer only if `max_tokens` was reached.
     """
     if answer.finish_reason is FinishReason.ABORT:
         raise answer.error or RequestAbortedError("the request was aborted")

@@ -1,4 +1,4 @@
-"""Carries out what concerns every process that answers requests, where there are several."""
+"""Executes commands in all processes that answer requests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from shortfin_apps.llm.components.engine_link.commands import (
 
 
 async def carry_out_everywhere(command: Command, service: Service) -> Sequence[float]:
-    """The sums of what the command counts in each process. Raises UnavailableError."""
+    """Execute the command in all processes; return its sums over them. Raises UnavailableError."""
     everywhere = service.everywhere
     return carry_out(command, service) if everywhere is None else await everywhere(command)
 
 
 async def count_everywhere(command: AbortRequests | AbortAll, service: Service) -> int:
-    """The number of sequences that a command ended. Raises UnavailableError."""
+    """Return the number of sequences that the command aborted. Raises UnavailableError."""
     return int(sum(await carry_out_everywhere(command, service)))
 
 
 def carry_out(command: Command, service: Service) -> Sequence[float]:
-    """Carries out a command in this process; returns what it counts. Raises UnavailableError."""
+    """Execute a command in this process; return its counts. Raises UnavailableError."""
     match command:
         case AbortRequests(request_ids, tenant):
             abort = service.model.generator.abort

@@ -1,4 +1,4 @@
-"""Renders messages to the text of a prompt."""
+"""Renders messages to a prompt's text."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ async def conversation_text(
     variables: Mapping[str, Any] | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The text that the model's chat template renders. Raises InvalidRequestError.
+    """Render messages with the model's chat template. Raises InvalidRequestError.
 
-    A template is a program, which may be slow, so a worker thread waits for it, as for the tokenising of long
-    texts and the reading of calls' arguments.
+    Templates are programs and may be slow, so this runs in a worker thread, like tokenising long texts and
+    parsing the arguments of calls.
     """
     num_chars = sum(message.num_chars for message in messages)
     service.limits.check_chars(num_chars, "messages")
@@ -53,6 +53,6 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[ChatMessage], **template_
 
 
 def _arguments_of(message: ChatMessage) -> list[bytes]:
-    """The arguments of the message's calls that are texts of JSON."""
+    """Return the arguments of the message's calls that are given as JSON text."""
     given = [call.function.arguments for call in message.tool_calls or ()]
     return [text.encode("utf-8", "surrogatepass") for text in given if isinstance(text, str)]

@@ -1,4 +1,4 @@
-"""Converts errors to HTTP answers, in one of three formats.
+"""Converts errors to HTTP answers in one of three formats.
 
 OpenAI's, on all other routes:        {"error": {"message", "type", "param", "code"}}
 upstream shortfin's, on `/generate`:  {"error": message, "code", ...extra fields}
@@ -51,13 +51,13 @@ class ErrorForm(Enum):
     ANTHROPIC = auto()
 
 
-# How the paths of routes end whose errors are not in OpenAI's format; a proxy's prefix may precede them.
+# Suffixes of the routes that do not use OpenAI's format; a proxy's prefix may precede them.
 FORMS: tuple[tuple[str, ErrorForm], ...] = (
     ("/generate", ErrorForm.NATIVE),
     ("/v1/messages", ErrorForm.ANTHROPIC),
     ("/v1/messages/count_tokens", ErrorForm.ANTHROPIC),
 )
-# Anthropic's `type` by status; of other 4xx it is `invalid_request_error`, of other 5xx `api_error`.
+# Anthropic's `type` by status; for other 4xx `invalid_request_error`, for other 5xx `api_error`.
 ANTHROPIC_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
@@ -74,7 +74,7 @@ class ModelNotFoundError(InvalidRequestError):
 
 
 class ResponseNotFoundError(InvalidRequestError):
-    """The request names a response that is not stored, or that another caller's request was answered with."""
+    """The request names a response that is not stored, or that belongs to another caller."""
 
 
 class UnauthorizedError(LlmError):
@@ -114,7 +114,7 @@ def answer_to(error: Exception) -> Answer:
 
 
 def error_body(error: Exception, form: ErrorForm) -> dict[str, Any]:
-    """The body for `error`. The message of an unexpected error is not sent: it goes to the log only."""
+    """Return the body for `error`. The message of an unexpected error is only logged, not sent."""
     answer, message = answer_to(error), message_of(error)
     invalid = error if isinstance(error, InvalidRequestError) else None
     match form:
@@ -128,7 +128,7 @@ def error_body(error: Exception, form: ErrorForm) -> dict[str, Any]:
 
 
 def message_of(error: Exception) -> str:
-    """What clients are told of an error."""
+    """Return the message to send to the client."""
     return str(error) if isinstance(error, LlmError) else "internal error; see the server's log"
 
 
@@ -149,7 +149,7 @@ def error_response(request: Request, error: Exception) -> Response:
 
 
 def form_of(request: Request) -> ErrorForm:
-    """The format in which the request gets errors."""
+    """Return the error format of the request's route."""
     path = request.url.path
     return next((form for end, form in FORMS if path.endswith(end)), ErrorForm.OPENAI)
 
@@ -189,7 +189,7 @@ def _headers(error: Exception) -> dict[str, str]:
 
 
 def _as_invalid_request(request: Request, error: RequestValidationError) -> InvalidRequestError:
-    """One sentence from pydantic's list of errors: the first invalid field, and all rules it breaks."""
+    """Summarise pydantic's errors in one sentence: the first invalid field and all rules it breaks."""
     problems = error.errors()
     first = _first(problems)
     if first["type"] == "json_invalid":
@@ -210,9 +210,9 @@ def _as_invalid_request(request: Request, error: RequestValidationError) -> Inva
 
 
 def _first(problems: Sequence[Any]) -> Any:
-    """The first problem. Of a value that may have several types, the one in the type that fits best.
+    """Return the first problem; for a value with several allowed types, that of the best-fitting type.
 
-    That is a type that is not served, or the one of which pydantic read the most.
+    An unsupported type comes first, then the type of which pydantic read the most.
     """
     if (not_served := next((p for p in problems if p["type"] == NOT_SERVED), None)) is not None:
         return not_served
@@ -236,7 +236,7 @@ def _path(location: Sequence[int | str]) -> list[int | str]:
 
 
 def http_response(request: Request, error: HTTPException) -> Response:
-    """The answer to errors of HTTP itself: 404, 405, 413 and the like."""
+    """Return the answer to an HTTP error such as 404, 405 or 413."""
     message = f"{request.method} {request.url.path}: {error.detail}"
     match form_of(request):
         case ErrorForm.NATIVE:

@@ -1,7 +1,6 @@
 """JSON bodies and answers, with orjson: it is fast, and refuses NaN.
 
-Routes also bound what a body may hold before it is parsed, and name its ignored fields in a header of the
-answer.
+Routes also limit a body's contents before parsing it, and name its ignored fields in an answer header.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from shortfin_apps.llm.lone_surrogates import json_of, without_lone_surrogates
 
 logger = logging.getLogger(__name__)
 
-OWN_VARIABLES = frozenset({"messages", "add_generation_prompt"})  # which are fields of the body
+OWN_VARIABLES = frozenset({"messages", "add_generation_prompt"})  # set by body fields of their own
 
 
 class JsonResponse(Response):
@@ -36,7 +35,7 @@ class JsonResponse(Response):
 
 
 class JsonRequest(Request):
-    """A request parsed by orjson, whose error is a `json.JSONDecodeError`."""
+    """A request parsed by orjson. Its parse error is a `json.JSONDecodeError`."""
 
     async def json(self) -> Any:
         body, limits = await self.body(), service_of(self).limits
@@ -47,7 +46,7 @@ class JsonRequest(Request):
 
 
 def _parsed(body: bytes) -> Any:
-    """The value of a JSON text, with U+FFFD for lone surrogates: those of a history come with every turn."""
+    """Parse JSON. Lone surrogates become U+FFFD, as one in the history is sent again with every turn."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -58,7 +57,7 @@ def _parsed(body: bytes) -> Any:
 
 @cache
 def _log_surrogates() -> None:
-    """Once for the process."""
+    """Log a warning once per process."""
     logger.warning(
         "a request had lone surrogates, which are halves of characters; each was replaced with U+FFFD, as in"
         " later requests, which are not logged"
@@ -66,7 +65,7 @@ def _log_surrogates() -> None:
 
 
 class JsonRoute(APIRoute):
-    """A route that parses its body as JsonRequest; its handler must call `check_fields`."""
+    """A route with a JsonRequest; its handler must call `check_fields`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -81,7 +80,7 @@ class JsonRoute(APIRoute):
 
 
 def check_fields(body: Body, request: Request) -> None:
-    """Raises InvalidRequestError for an unsupported field; records the ignored ones for the answer."""
+    """Raise InvalidRequestError for an unsupported field; record the ignored ones for the answer."""
     request.state.ignored_fields = service_of(request).field_check.ignored(body)
 
 
@@ -91,10 +90,10 @@ def note_unread(
     request: Request,
     field: str = "messages",
 ) -> None:
-    """Records fields of messages, and `chat_template_kwargs`, that the chat template does not read.
+    """Record message fields and `chat_template_kwargs` that the chat template does not read.
 
-    `field` is the body's with messages. `--strict-fields` does not refuse them: the same client may talk to a
-    model whose template reads them.
+    `field` is the name of the body's messages. `--strict-fields` does not refuse these fields: the client may
+    also use a model with a template that reads them.
     """
     service = service_of(request)
     words = service.model.generator.tokenizer.template_words

@@ -16,10 +16,10 @@ class JsonCounts(NamedTuple):
 
 
 def counts_of(text: bytes) -> JsonCounts:
-    """The counts of a JSON text; at least the counts up to the first error of a text that is not JSON.
+    """Count the parts of a JSON text. Invalid JSON is counted at least up to its first error.
 
-    Linear in the text, with a few passes in C: quotes are removed in pairs, which leaves the characters
-    within strings within strings.
+    Linear in the text, with a few passes in C: removing quotes in pairs leaves the characters in nested
+    strings.
     """
     escaped_quotes_dropped = text.replace(rb"\\", b"").replace(rb"\"", b"")
     marks = escaped_quotes_dropped.translate(None, _DROPPED).replace(b'""', b"")
@@ -29,5 +29,5 @@ def counts_of(text: bytes) -> JsonCounts:
 
 
 def most_counts_of(text: bytes) -> JsonCounts:
-    """Upper bounds of the counts, in a fraction of the time: characters within strings are counted, too."""
+    """Return upper bounds in a fraction of the time: characters in strings are counted, too."""
     return JsonCounts(text.count(b"[") + text.count(b"{"), text.count(b":"))

@@ -1,4 +1,4 @@
-"""Limits on one request, checked before any work is done for it."""
+"""Limits on one request, checked before any other work on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shortfin_apps.llm.api.json_counts import counts_of, most_counts_of
 from shortfin_apps.llm.components.request.sampling_params import MAX_LOGPROBS
 from shortfin_apps.llm.errors import InvalidRequestError
 
-MAX_CONTAINERS = 20_000  # objects and arrays in one body: a long conversation has some thousands
+MAX_CONTAINERS = 20_000  # objects and arrays in one body: a long conversation has a few thousand
 MAX_NAMES = 100_000  # members of all objects in one body
 
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 128  # tokenised in milliseconds
@@ -35,15 +35,15 @@ class Limits:
     logprobs: int = MAX_LOGPROBS
 
     def check_json_text(self, text: bytes) -> None:
-        """Raises json.JSONDecodeError, as the parser does, for too many containers or names.
+        """Raise json.JSONDecodeError, as the parser does, for too many containers or names.
 
-        The text is not parsed, as parsing is what takes long.
+        The text is not parsed, as parsing is the slow part.
         """
         if (excess := excess_of(text)) is not None:
             raise json.JSONDecodeError(f"it has more than {excess}", "", 0)
 
     def check_json(self, value: Any) -> None:
-        """Raises json.JSONDecodeError, as the parser does, for too deep nesting."""
+        """Raise json.JSONDecodeError, as the parser does, if the nesting is too deep."""
         level = [value]
         for _ in range(self.json_depth):
             level = [
@@ -54,7 +54,7 @@ class Limits:
         raise json.JSONDecodeError(f"it nests deeper than {self.json_depth} levels", "", 0)
 
     def check_prompts(self, prompts: Sequence[str | Sequence[int]], param: str) -> None:
-        """Checks a batch of texts or of token ids."""
+        """Check a batch of texts or token ids."""
         if len(prompts) > self.prompts:
             raise InvalidRequestError(
                 f"`{param}` has {len(prompts)} prompts, but one request may have at most {self.prompts}",
@@ -79,7 +79,7 @@ class Limits:
         prefix: str = "",
         best_of: int | None = None,
     ) -> None:
-        """Checks `n`, `best_of` and `stop`; their names in the body begin with `prefix`."""
+        """Check `n`, `best_of` and `stop`; their names in the body begin with `prefix`."""
         for name, count in ((f"{prefix}n", n), (f"{prefix}best_of", best_of)):
             if count is not None and not 1 <= count <= self.n:
                 raise InvalidRequestError(f"`{name}` must lie in [1, {self.n}]", name)
@@ -94,7 +94,7 @@ class Limits:
             )
 
     def check_bad_words(self, words: Sequence[str] | None, prefix: str = "") -> None:
-        """Checks `bad_words`, all of which are tokenised at once on the event loop."""
+        """Check `bad_words`, which are all tokenised at once on the event loop."""
         param, words = prefix + "bad_words", words or ()
         if len(words) > MAX_BAD_WORDS:
             raise InvalidRequestError(
@@ -111,11 +111,11 @@ class Limits:
 
 
 def excess_of(*texts: bytes) -> str | None:
-    """What the JSON texts together have too many of, with the limit; None if they are within the limits."""
-    containers, names = most_counts_of(b"".join(texts))  # quick, and enough for nearly all
+    """Describe the limit that the JSON texts exceed together; None if they are within limits."""
+    containers, names = most_counts_of(b"".join(texts))  # fast, and sufficient for nearly all
     if containers <= MAX_CONTAINERS and names <= MAX_NAMES:
         return None
-    counted = list(map(counts_of, texts))  # each by itself: an open string in one hides nothing in another
+    counted = list(map(counts_of, texts))  # separately, so that an open string hides nothing in the next
     if sum(each.containers for each in counted) > MAX_CONTAINERS:
         return f"{MAX_CONTAINERS:,} arrays and objects"
     if sum(each.names for each in counted) > MAX_NAMES:

@@ -1,4 +1,4 @@
-"""An assistant's message in OpenAI's form, whole and in deltas, from the text of an answer."""
+"""Converts an answer's text to an assistant message in OpenAI's format, complete or as deltas."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ REASONING_NAMES = ("reasoning_content", "reasoning")  # the second is vLLM's and
 
 
 class AnswerReader:
-    """Reads the pieces of one answer from its text, as it comes or at once."""
+    """Splits the text of one answer, streamed or complete, into pieces."""
 
     def __init__(self, form: AnswerForm = PLAIN) -> None:
         self._form = form
-        # Text without a dialect needs no parser, which would hold back white space at its end.
+        # Text without a dialect needs no parser, which would hold back trailing white space.
         self._parser = None if form.dialect == NO_DIALECT else form.parser()
 
     @property
     def is_plain(self) -> bool:
-        """Whether the text is the answer's content as it is."""
+        """Whether the text is the answer's content unchanged."""
         return self._parser is None
 
     def pieces(self, text: str, *, is_last: bool, is_cut: bool = False) -> Sequence[Piece]:
-        """Those that `text`, which follows the last one, completes; without thoughts if they are left out.
+        """Return the pieces that the next `text` completes, without thoughts if they are not requested.
 
-        Calls are complete, unless the answer `is_cut`: its last text is not where the model ended it.
+        Calls are complete, unless the answer `is_cut`, that is, ended before the model finished it.
         """
         if self._parser is None:
             return [Content(text)]
@@ -42,13 +42,13 @@ class AnswerReader:
         return [piece for piece in pieces if not isinstance(piece, Reasoning)]
 
     def new_call_id(self) -> str:
-        """An id for a call, of the length that the model's template takes."""
+        """Return an id for a call, with the length that the model's template requires."""
         code, length = uuid4().hex, self._form.id_chars
         return f"call_{code}" if length is None else code[:length]
 
 
 class MessageReader:
-    """Reads the text of one answer as it comes, or at once."""
+    """Converts the text of one answer, streamed or complete, to a message."""
 
     def __init__(self, form: AnswerForm = PLAIN) -> None:
         self._reader = AnswerReader(form)
@@ -56,11 +56,11 @@ class MessageReader:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the text is the message's content as it is."""
+        """Whether the text is the message's content unchanged."""
         return self._reader.is_plain
 
     def message(self, text: str, *, is_cut: bool = False) -> dict[str, Any]:
-        """The whole message."""
+        """Return the complete message."""
         pieces = self._reader.pieces(text, is_last=True, is_cut=is_cut)
         content = _text_of(pieces, Content)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
@@ -72,7 +72,7 @@ class MessageReader:
         return message
 
     def delta(self, text: str, *, is_last: bool, is_cut: bool = False) -> dict[str, Any]:
-        """What `text`, which follows the last one, adds to the message; empty while it is held back."""
+        """Return what the next `text` adds to the message; empty while text is held back."""
         pieces = self._reader.pieces(text, is_last=is_last, is_cut=is_cut)
         delta: dict[str, Any] = {}
         if reasoning := _text_of(pieces, Reasoning):
@@ -84,11 +84,11 @@ class MessageReader:
         return delta
 
     def finish_reason(self, reason: FinishReason | None) -> str | None:
-        """OpenAI's, after the message or its last delta."""
+        """Return OpenAI's finish reason; call this after the message or its last delta."""
         return "tool_calls" if self._num_calls and reason is FinishReason.STOP else reason
 
     def _calls(self, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-        """The calls that begin or go on; one that goes on has neither id nor name."""
+        """Return calls that start or continue; a continued call has neither id nor name."""
         calls: list[dict[str, Any]] = []
         for piece in pieces:
             if isinstance(piece, CallStart):

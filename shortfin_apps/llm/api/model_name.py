@@ -7,6 +7,6 @@ from shortfin_apps.llm.api.service import Service
 
 
 def check_model(service: Service, name: str | None) -> None:
-    """Raises ModelNotFoundError for a name other than the served model's; None is accepted."""
+    """Raise ModelNotFoundError for a name other than the served model's; None is accepted."""
     if name is not None and name != service.name:
         raise ModelNotFoundError(f"the model {name!r} is not served here; {service.name!r} is", "model")

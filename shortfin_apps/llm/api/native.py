@@ -1,9 +1,9 @@
-"""`POST|PUT /generate`: upstream shortfin's answer format, SGLang's request fields and stream format.
+"""`POST|PUT /generate`: upstream shortfin's answer format, with SGLang's request fields and stream format.
 
-Whole:    {"responses": [{"prompt", "responses": [{"text", "output_ids", "meta_info"}, ...]}, ...]}
-          with `n` answers to each prompt, or `num_beams` with the best first
+Complete: {"responses": [{"prompt", "responses": [{"text", "output_ids", "meta_info"}, ...]}, ...]}
+          with `n` answers to each prompt, or `num_beams` answers, best first
 Streamed: data: {"text", "output_ids", "meta_info", "index"}, cumulative, then data: [DONE];
-          only log-probabilities are not cumulative: an event has those of its new tokens
+          log-probabilities are not cumulative: an event holds only those of its new tokens
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ NAMES = {name: PREFIX + name for name in PARAM_NAMES}
 NOT_WITH_BEAMS = (
     *("stop", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids"),
 )
-# What the engine may refuse for this model, by its own name: the name in a body.
+# Parameters that the engine may refuse for this model: their names in the engine and in a body.
 REFUSED_BY_ENGINE = {
     **{
         name: PREFIX + name for name in ("num_beams", "stop_token_ids", *NOT_WITH_BEAMS, "repetition_penalty")
@@ -91,7 +91,7 @@ class Item:
     grammar: Grammar | None
     request_id: str
     logprobs: int | None
-    logprob_start: int | None  # of the prompt's tokens that are scored
+    logprob_start: int | None  # first prompt token to score
     cache_salt: str | None
     terms: Terms
 
@@ -141,7 +141,7 @@ async def generate(body: GenerateBody, request: Request) -> Response:
 def _returned(
     items: Sequence[Item], by_item: Sequence[Sequence[TextRequest]], known: Sequence[list[TextDelta]]
 ) -> Iterator[tuple[TextRequest, list[TextDelta]]]:
-    """The answers that are sent, of the `known` ones of each request, with what they answer."""
+    """Yield the answers to send, with their requests. `known` holds each request's answers."""
     rest = iter(known)
     for item, requests in zip(items, by_item, strict=True):
         several = [next(rest) for _ in requests]
@@ -152,14 +152,14 @@ def _returned(
 
 
 def _scoring(item: Item, first: TextRequest) -> TextRequest | None:
-    """The request that scores the item's prompt, if that is asked for and takes one."""
+    """Return the request that scores the item's prompt, if log-probabilities of the prompt are requested."""
     if item.logprob_start is None or item.logprobs is None:
         return None
     return scoring_request(first, item.logprobs, item.logprob_start)
 
 
 def _input_logprobs(item: Item, answer: TextDelta | None, shape: CumulativeAnswer) -> dict[str, Any]:
-    """SGLang's fields for the prompt's tokens from `logprob_start_len` on."""
+    """Return SGLang's fields for the prompt tokens from `logprob_start_len` on."""
     if item.logprob_start is None:
         return {}
     scores: PromptLogprobs = prompt_logprobs(item.prompt_token_ids, answer, item.logprob_start)
@@ -173,7 +173,7 @@ def _input_logprobs(item: Item, answer: TextDelta | None, shape: CumulativeAnswe
 
 
 async def read_items(body: GenerateBody, request: Request) -> list[Item]:
-    """The prompts of a body, each with its own parameters. Raises InvalidRequestError."""
+    """Return the prompts of a body, each with its parameters. Raises InvalidRequestError."""
     service, generator = service_of(request), service_of(request).model.generator
     check_fields(body, request)
     texts, token_id_lists = _prompts(body)
@@ -222,7 +222,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
 
 
 def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
-    """The `n` or `best_of` requests of an item. Raises InvalidRequestError with the caller's field name."""
+    """Create the item's `n` or `best_of` requests. InvalidRequestError names fields as in the body."""
     body, generator = item.sampling, model.generator
     num_beams = _num_beams(body, model)
     if num_beams > 1 and item.grammar is not None:
@@ -276,9 +276,10 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
 
 
 def _logprobs(body: GenerateBody, count: int, limits: Limits) -> tuple[list[int | None], list[int | None]]:
-    """For each prompt, the number of top log-probabilities to return; None: no log-probabilities.
+    """Return two lists with an entry per prompt.
 
-    And the first token of the prompt to return those of; None: of none.
+    The first has the number of top log-probabilities to return, None for no log-probabilities at all. The
+    second has the first prompt token to score, None to score no prompt tokens.
     """
     wanted = _per_prompt("return_logprob", body.return_logprob, count, False)
     tops = _per_prompt("top_logprobs_num", body.top_logprobs_num, count, 0)
@@ -304,7 +305,7 @@ def _checked_start(start: int | None, prompt_token_ids: Sequence[int]) -> int | 
 
 @dataclass(slots=True)
 class CumulativeAnswer:
-    """One completion in SGLang's format: each delta added gives all text and token ids so far."""
+    """One completion in SGLang's format, with all text and token ids so far."""
 
     request: TextRequest
     tokenizer: Tokenizer
@@ -314,9 +315,9 @@ class CumulativeAnswer:
     num_cached_tokens: int = 0
 
     def add(self, delta: TextDelta) -> dict[str, Any]:
-        """The answer so far, but only this delta's log-probabilities.
+        """Add a delta and return the answer so far, but only this delta's log-probabilities.
 
-        These take hundreds of bytes a token: sending all of them in every event would be quadratic.
+        They take hundreds of bytes a token: sending all of them in every event would be quadratic.
         """
         self.text += delta.text
         self.output_ids += delta.token_ids
@@ -343,7 +344,7 @@ class CumulativeAnswer:
 
 
 class CumulativeEvents:
-    """The events of a stream in SGLang's format; implements `Events`. `answers` are of all requests."""
+    """The events of a stream in SGLang's format; implements `Events`. `answers` has one per request."""
 
     done = DONE
 
@@ -352,7 +353,7 @@ class CumulativeEvents:
         self._submitted = [index for index, answer in enumerate(answers) if answer.request.generates]
 
     def first(self) -> bytes:
-        """The answers without any token."""
+        """Return the answers of requests that generate no tokens."""
         rest = set(range(len(self._answers))).difference(self._submitted)
         return b"".join(self._event(index, EMPTY_ANSWER) for index in sorted(rest))
 
@@ -377,7 +378,7 @@ def _prompt_answers(
     *,
     with_token_ids: bool,
 ) -> dict[str, Any]:
-    """The answers to a prompt, of `several` requests; `scored` has the prompt's own log-probabilities."""
+    """Format the answers to one prompt. `scored` has the prompt's own log-probabilities."""
     answers = [(new_answer(request), delta) for request, deltas in several for delta in deltas]
     inputs = _input_logprobs(item, scored, answers[0][0])
     of_prompt = {name: encoded(value) for name, value in inputs.items()}
@@ -406,7 +407,7 @@ def _finish_reason(delta: TextDelta, num_tokens: int) -> dict[str, Any] | None:
 
 
 def _prompts(body: GenerateBody) -> tuple[list[str], list[list[int]]]:
-    """The batch as texts or as token ids: exactly one of the two lists is not empty."""
+    """Return the batch as texts or as token ids: exactly one of the two lists is not empty."""
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequestError("give exactly one of `text` and `input_ids`", "text")
     if body.text is not None:
@@ -423,7 +424,7 @@ def _prompts(body: GenerateBody) -> tuple[list[str], list[list[int]]]:
 
 
 def _per_prompt(name: str, value: T | list[T] | None, count: int, default: T) -> list[T]:
-    """One value for each prompt of the batch, from a list of them or from a single value for all."""
+    """Return one value per prompt, from a list or from a single value for all."""
     if not isinstance(value, list):
         return [default if value is None else value] * count
     if len(value) != count:
@@ -445,7 +446,7 @@ def _request_ids(rid: str | list[str] | None, count: int, request_id: str) -> li
 
 
 def _first_given(body: SamplingBody, *names: str) -> tuple[str, int | None]:
-    """Name and value of the first of several names for one field that was given; all given must be equal."""
+    """Return name and value of the first given alias of a field. All given aliases must be equal."""
     given: dict[str, int] = {n: v for n in names if (v := getattr(body, n)) is not None}
     if len(set(given.values())) > 1:
         first, second = list(given)[:2]
@@ -454,7 +455,7 @@ def _first_given(body: SamplingBody, *names: str) -> tuple[str, int | None]:
 
 
 def _num_beams(body: SamplingBody, model: ServedModel) -> int:
-    """Raises InvalidRequestError for too many beams, and for fields that cannot be combined with beams."""
+    """Return the number of beams. Raises InvalidRequestError for too many or for incompatible fields."""
     name = PREFIX + "num_beams"
     num_beams = model.default_num_beams if body.num_beams is None else body.num_beams
     with params_named({"num_beams": name}):

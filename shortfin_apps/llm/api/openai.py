@@ -132,7 +132,7 @@ def _model_card(service: Service) -> dict[str, Any]:
 
 
 def _batch(body: CompletionBody, service: Service, choices: Choices) -> list[Any]:
-    """The prompts, each a text or a list of token ids."""
+    """Return the prompts, each a text or a list of token ids."""
     prompt = body.prompt
     batch: list[Any] = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
     service.limits.check_prompts(batch, "prompt")
@@ -156,14 +156,14 @@ async def _prompt_ids(
 
 
 async def _echoes(batch: Sequence[Any], n: int, generator: TextGenerator) -> list[str]:
-    """The prompt text of each choice; that of token ids includes special tokens."""
+    """Return the prompt text of each choice, with special tokens if it was given as token ids."""
     decode = partial(generator.tokenizer.decode, skip_special_tokens=False)
     texts = [p if isinstance(p, str) else await generator.workers.run(len(p), decode, p) for p in batch]
     return [text for text in texts for _ in range(n)]
 
 
 def _extras(body: OpenAIBody, echoed_logprobs: int | None) -> Extras:
-    """Raises InvalidRequestError where log-probabilities of a prompt would have to be streamed."""
+    """Read the fields. Raises InvalidRequestError if prompt log-probabilities would have to be streamed."""
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequestError(
             "`prompt_logprobs` cannot be streamed; leave out `stream`", "prompt_logprobs"
@@ -178,7 +178,7 @@ def _extras(body: OpenAIBody, echoed_logprobs: int | None) -> Extras:
 
 
 def _scorings(requests: Sequence[TextRequest], extras: Extras) -> list[TextRequest | None] | None:
-    """For each request, the one that scores its prompt, which choices of one prompt share."""
+    """Return for each request the request that scores its prompt. Choices of one prompt share it."""
     if extras.scored is None:
         return None
     scorings: list[TextRequest | None] = []
@@ -201,7 +201,7 @@ async def _respond(
     scorings: Sequence[TextRequest | None] | None = None,
     choices: Choices | None = None,
 ) -> Response:
-    """Answers the requests, whole or streamed. `scorings` score the prompt of each choice, if asked for."""
+    """Answer the requests, complete or streamed. `scorings` score each choice's prompt, if requested."""
     service, access = service_of(request), access_of(request)
     access.requests = requests
     generating = [each for each in requests if each.generates]
@@ -244,7 +244,7 @@ async def _whole(
     answers: Sequence[TextDelta],
     workers: TextWorkers,
 ) -> dict[str, Any]:
-    """The whole answer. Its parts are encoded one by one, those with many log-probabilities in a thread."""
+    """Return the complete answer. Parts are encoded one by one, in a thread if they are large."""
     shared = num_logprobs(scores[0]) if scores else 0
     fields = await made(workers, shared, _encoded_head, shape, scores)
     choices = []

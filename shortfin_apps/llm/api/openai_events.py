@@ -1,4 +1,4 @@
-"""The chunks of OpenAI's streams, as events in bytes."""
+"""Encodes the chunks of OpenAI's streams as server-sent events."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from shortfin_apps.llm.api.openai_shapes import Shape, usage
 from shortfin_apps.llm.api.streaming import DONE, event, json_line
 from shortfin_apps.llm.components.frontend.text_stream import EMPTY_ANSWER, TextDelta, TextRequest
 
-_MARK = "\0"  # what stands for the text
+_MARK = "\0"  # placeholder for the text
 
 
 class ChunkEvents:
-    """The chunks in `shape`, and a last one with the usage if asked for; implements `Events`.
+    """The chunks in `shape`, and a last one with the usage on request; implements `Events`.
 
-    A chunk's fields outside of `choices` are encoded once, as they are the same in all chunks, and so is all
-    of a chunk that has nothing else but a text. With a running usage, each chunk has that of its choice so
-    far, as in vLLM.
+    Fields outside of `choices` are the same in all chunks and are encoded once. For chunks that contain only
+    text, everything but the text is encoded once. With a running usage, each chunk reports its choice's usage
+    so far, as in vLLM.
     """
 
     done = DONE
@@ -44,7 +44,7 @@ class ChunkEvents:
         self._generated, self._cached = [0] * len(requests), [0] * len(requests)
 
     def first(self) -> bytes:
-        """The chunks of requests that generate nothing."""
+        """Return the chunks of requests that generate no tokens."""
         empty = [index for index, request in enumerate(self._requests) if not request.generates]
         return b"".join(self._chunks(index, EMPTY_ANSWER) for index in empty)
 
@@ -75,12 +75,12 @@ class ChunkEvents:
         return b"".join(map(self._chunk, self._shape.chunks(index, delta)))
 
     def _set_usage(self, index: int) -> None:
-        request = replace(self._requests[index], choice=0)  # whose prompt counts
+        request = replace(self._requests[index], choice=0)  # `usage` counts the prompt of choice 0 only
         self._head["usage"] = usage([request], [self._generated[index]], [self._cached[index]])
         self._opening = _opening(self._head)
 
     def _frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """A chunk with nothing but text, without its text; None if there is no such chunk yet."""
+        """Return the encoded parts before and after the text of a text-only chunk; None if not yet known."""
         if self._with_running_usage or "prompt_token_ids" in self._head:
             return None
         if (choice := self._shape.plain_chunk(index, _MARK)) is None:
@@ -90,11 +90,11 @@ class ChunkEvents:
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         chunk = self._opening + json_line(choice) + b"]}\n\n"
-        if self._head.pop("prompt_token_ids", None) is not None:  # in the first chunk alone
+        if self._head.pop("prompt_token_ids", None) is not None:  # only in the first chunk
             self._opening = _opening(self._head)
         return chunk
 
 
 def _opening(head: dict[str, Any]) -> bytes:
-    """A chunk up to its only choice."""
+    """Encode a chunk up to its only choice."""
     return b"data: " + json_line(head)[:-1] + b',"choices":['

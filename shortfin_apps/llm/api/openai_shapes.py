@@ -1,4 +1,4 @@
-"""The JSON objects in OpenAI's answers: choices, whole and in chunks, log-probabilities, and usage."""
+"""The JSON objects in OpenAI's answers: choices, complete and in chunks, log-probabilities, and usage."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from shortfin_apps.llm.components.text.tokenizer import REPLACEMENT, Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What answers have beside text, if asked for.
+    """Optional parts of answers.
 
-    `prompt_logprobs` and `echoed_logprobs` are numbers of alternatives: for the field of that name, and for
-    the prompt in the `logprobs` of an echo.
+    `prompt_logprobs` and `echoed_logprobs` are numbers of alternatives: for the field `prompt_logprobs`, and
+    for the prompt's part of `logprobs` with `echo`.
     """
 
     token_ids: bool = False
@@ -30,7 +30,7 @@ class Extras:
 
     @property
     def scored(self) -> int | None:
-        """The number of alternatives that scoring a prompt has to return; None if it is not to be scored."""
+        """The number of alternatives that scoring a prompt must return; None if it is not scored."""
         wanted = [n for n in (self.prompt_logprobs, self.echoed_logprobs) if n is not None]
         return max(wanted, default=None)
 
@@ -39,26 +39,26 @@ NO_EXTRAS = Extras()
 
 
 class Shape(Protocol):
-    """Format of the answers of one of the two routes."""
+    """Answer format of one of the two routes."""
 
     id_prefix: str
     object_name: str
     chunk_object_name: str
 
     def head(self, scores: Sequence[PromptLogprobs]) -> dict[str, Any]:
-        """Further fields of the whole answer. `scores` are those of each choice's prompt; this keeps them."""
+        """Return additional fields of the complete answer, and keep `scores`: one per choice's prompt."""
         ...
 
     def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
-        """One element of `choices`, for a complete answer."""
+        """Return one element of `choices` for a complete answer."""
         ...
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
-        """The streamed elements of `choices` for a delta; none when it has nothing to send yet."""
+        """Yield the streamed elements of `choices` for a delta; none if there is nothing to send yet."""
         ...
 
     def plain_chunk(self, index: int, text: str) -> dict[str, Any] | None:
-        """What `chunks` yields from now on for a delta with nothing but a text; None if that varies."""
+        """Return the element that `chunks` yields for every later text-only delta; None if it varies."""
         ...
 
 
@@ -124,7 +124,7 @@ class CompletionShape:
         return fields
 
     def _all_logprobs(self, index: int, answer: TextDelta, echo: str) -> dict[str, Any] | None:
-        """Those of the answer, after those of the prompt if they are echoed."""
+        """Return the answer's log-probabilities, preceded by the prompt's if they are echoed."""
         num_top = self._extras.echoed_logprobs
         if num_top is None:
             return self._logprobs(index, answer)
@@ -189,7 +189,7 @@ class ChatShape:
         self._prompt_token_ids = prompt_token_ids
         self._extras = extras
         self._form = form
-        self._readers: dict[int, MessageReader] = {}  # of the choices that have begun
+        self._readers: dict[int, MessageReader] = {}  # one per choice that has started
 
     def head(self, scores: Sequence[PromptLogprobs]) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -252,20 +252,20 @@ class ChatShape:
 
 
 def _has_news(delta: TextDelta, extras: Extras) -> bool:
-    """Whether a chunk is to be sent for the delta, of which the text may be held back."""
+    """Whether to send a chunk for the delta; its text may be held back."""
     has_tokens = extras.token_ids and len(delta.token_ids) > 0
     return bool(delta.text or delta.logprobs or has_tokens) or delta.finish_reason is not None
 
 
 def _cut(logprobs: TokenLogprobs, num_top: int) -> TokenLogprobs:
-    """The same with no more than `num_top` alternatives."""
+    """Return `logprobs` with at most `num_top` alternatives."""
     return replace(logprobs, top=logprobs.top[:num_top])
 
 
 def _by_token_id(
     token_ids: Sequence[int], scores: PromptLogprobs, num_top: int, tokenizer: Tokenizer
 ) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: for each token an object by token id, of the token and its alternatives."""
+    """Format as vLLM's `prompt_logprobs`: per token, an object keyed by token id, with its alternatives."""
     return [
         None if logprobs is None else _ranked(token_id, _cut(logprobs, num_top), tokenizer)
         for token_id, logprobs in zip(token_ids, scores, strict=True)

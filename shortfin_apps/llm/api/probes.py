@@ -1,4 +1,4 @@
-"""Probes of SGLang's and vLLM's names, for balancers and tools that were made for those servers."""
+"""Probes with SGLang's and vLLM's names, for load balancers and tools made for these servers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from shortfin_apps.llm.errors import LlmError, OverloadedError
 
 router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors())
 
-PROBE_PRIORITY = -MAX_PRIORITY  # ahead of what the same caller has waiting
-PROBE_TOKEN_ID = 0  # which every vocabulary has
+PROBE_PRIORITY = -MAX_PRIORITY  # ahead of the caller's other waiting requests
+PROBE_TOKEN_ID = 0  # exists in every vocabulary
 
 
 @router.get("/live", responses={200: {"model": answers.State}})
@@ -49,12 +49,12 @@ async def health_generate(request: Request) -> Response:
 
 
 async def _generates(service: Service, probe: TextRequest) -> bool:
-    """Whether the engine answers the probe in time, or is too busy to admit it but works."""
+    """Whether the engine answers the probe in time, or works but is too busy to admit it."""
     try:
         async with asyncio.timeout(service.probe_timeout_s):
             await gather(await service.model.generator.submit([probe]))
     except OverloadedError:
-        return service.healthy  # a full queue is no fault; the engine's own watch says if it is stuck
+        return service.healthy  # a full queue is no fault; the engine's watchdog reports if it is stuck
     except (LlmError, TimeoutError):
         return False
     return True
@@ -62,7 +62,7 @@ async def _generates(service: Service, probe: TextRequest) -> bool:
 
 @router.get("/get_model_info", responses={200: {"model": answers.ModelInfo}})
 async def get_model_info(request: Request) -> Response:
-    """What SGLang tells of a model; paths are the name by which the model is served."""
+    """SGLang's description of a model; paths are the name by which the model is served."""
     service = service_of(request)
     return JsonResponse(
         {
@@ -77,7 +77,7 @@ async def get_model_info(request: Request) -> Response:
 
 @router.get("/load", responses={200: {"model": answers.Load}})
 async def load(request: Request) -> Response:
-    """What the engine has to do: vLLM's field `server_load`, beside those of `/get_load`."""
+    """The engine's load: vLLM's field `server_load` and the fields of `/get_load`."""
     return JsonResponse(await _load(service_of(request)))
 
 
@@ -89,7 +89,7 @@ async def get_load(request: Request) -> Response:
 
 async def _load(service: Service) -> dict[str, Any]:
     engine = service.model.generator.engine
-    if service.everywhere is not None:  # which brings the numbers of the engine's process
+    if service.everywhere is not None:  # fetches the numbers from the engine's process
         await carry_out_everywhere(ReadMetrics(), service)
     stats = engine.stats()
     num_requests = stats.num_running + stats.num_waiting

@@ -1,4 +1,4 @@
-"""Orders receipts for a request's answers: with the field `receipt`, or all with `--receipts`."""
+"""Requests receipts for answers: with the field `receipt`, or for all answers with `--receipts`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from shortfin_apps.llm.receipts.draft import ReceiptOrder
 from shortfin_apps.llm.receipts.identity import ModelIdentity
 from shortfin_apps.llm.receipts.sampling import recorded_sampling
 
-SEED_BITS = 53  # JSON's readers in other languages keep no larger number
+SEED_BITS = 53  # the largest integers that JSON readers of other languages keep exactly
 
-Wanted = bool | Literal["text"]  # with the prompt's text
+Wanted = bool | Literal["text"]  # "text": include the prompt's text
 
 
 def with_receipts(
     requests: Sequence[TextRequest], given: Wanted | None, body: SamplingFields, service: Service
 ) -> list[TextRequest]:
-    """The same requests of one prompt, with receipts if they are wanted, and then with seeds.
+    """Return the requests of one prompt; if receipts are wanted, with receipt orders and seeds.
 
-    `given` is the field `receipt`. Raises InvalidRequestError where it cannot be answered with one.
+    `given` is the field `receipt`. Raises InvalidRequestError if a requested receipt is impossible.
     """
     wanted = service.receipts.are_default if given is None else given
     generates = all(request.generates for request in requests)
-    if not wanted or (given is None and not generates):  # an answer without a token was not computed
+    if not wanted or (given is None and not generates):  # without tokens there is nothing to record
         return list(requests)
     if not generates:
         raise InvalidRequestError("`receipt` is of tokens, and none is generated; leave it out", "receipt")
@@ -52,7 +52,7 @@ def with_receipts(
 
 
 def receipt_field(answer: TextDelta) -> dict[str, Any]:
-    """With the end of an answer, if it has one."""
+    """Return the field `receipt` if the answer has one: its last delta does."""
     return {} if answer.receipt is None else {"receipt": answer.receipt}
 
 
@@ -67,7 +67,7 @@ def _identity(service: Service) -> ModelIdentity:
 
 
 def _seeded(params: SamplingParams) -> SamplingParams:
-    """With a seed if tokens are drawn, as the engine would draw one that nobody knows."""
+    """Set a seed if tokens are sampled: a seed drawn by the engine would not be recorded."""
     if params.greedy or params.seed is not None:
         return params
     return replace(params, seed=secrets.randbits(SEED_BITS))

@@ -21,8 +21,8 @@ MAX_ID_DIGITS = 18
 RANDOM_SEED = -1  # vLLM's and llama.cpp's value; SamplingParams has None
 TOP_K_OFF = -1  # SGLang's and vLLM's value; SamplingParams has 0
 NO_PENALTY = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-# Sampling that a model may ask for and that is not applied, with the values that mean none: fields of
-# transformers, then of llama.cpp (`general.sampling.*`).
+# Sampling settings that a model may request but that are not applied, with the values that disable them:
+# fields of transformers, then of llama.cpp (`general.sampling.*`).
 UNAPPLIED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "encoder_repetition_penalty", "guidance_scale"), (1,)),
     **dict.fromkeys(("penalty_alpha", "epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size"), (0,)),
@@ -35,11 +35,11 @@ UNAPPLIED: dict[str, tuple[Any, ...]] = {
 }
 
 
-Int64 = Annotated[int, Field(lt=2**63)]  # what a message to the engine's process can have
+Int64 = Annotated[int, Field(lt=2**63)]  # the limit of messages to the engine's process
 
 
 class _Generation(BaseModel):
-    """The fields of `generation_config.json` that are applied. Numbers may be written in any form."""
+    """The supported fields of `generation_config.json`. Numbers are not parsed strictly."""
 
     do_sample: bool | None = None
     temperature: float | None = None
@@ -55,9 +55,9 @@ class _Generation(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Defaults for a request's missing fields; each has the name of its field in SamplingParams.
+    """Defaults for a request's missing fields; each is named like its field in SamplingParams.
 
-    `max_tokens` is for chats, None for all that the context has room for.
+    `max_tokens` is for chats; None allows all that fits into the context.
     """
 
     temperature: float
@@ -74,16 +74,16 @@ class SamplingDefaults:
     def of_model(
         cls, generation: Mapping[str, Any], *, otherwise: float, override: float | None
     ) -> SamplingDefaults:
-        """The defaults of a model with the given `generation_config.json`.
+        """Return the defaults of a model with the given `generation_config.json`.
 
         The temperature is `override` if given, else the file's (0 with `do_sample: false`), else
-        `otherwise`. Raises ArtifactError when a value in the file is out of range.
+        `otherwise`. Raises ArtifactError if a value in the file is out of range.
         """
         given = _parsed(generation).model_dump(exclude_none=True)
         is_greedy = given.pop("do_sample", None) is False
         temperature = 0.0 if is_greedy else given.pop("temperature", otherwise)
         if "top_k" in given:
-            given["top_k"] = max(given["top_k"], 0)  # less is off, too, where it has a sign
+            given["top_k"] = max(given["top_k"], 0)  # negative values also mean off
         if "max_new_tokens" in given:
             given["max_tokens"] = given.pop("max_new_tokens")
         values = {**given, "temperature": temperature if override is None else override}
@@ -100,19 +100,19 @@ class SamplingDefaults:
             raise ArtifactError(f"`generation_config.json`: {error}") from error
 
     def differences(self) -> dict[str, Any]:
-        """The defaults that differ from those of SamplingParams."""
+        """Return the defaults that differ from SamplingParams' defaults."""
         usual = {field.name: field.default for field in fields(SamplingParams)} | {"max_tokens": None}
         return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 
 def unapplied_fields(generation: Mapping[str, Any]) -> list[str]:
-    """Names of the fields of `generation_config.json` that ask for sampling that is not applied."""
+    """Return the fields of `generation_config.json` that request unsupported sampling."""
     given = {name: generation[name] for name in UNAPPLIED if generation.get(name) is not None}
     return [name for name, value in given.items() if value is not False and value not in UNAPPLIED[name]]
 
 
 def penalties(generation: Mapping[str, Any]) -> list[str]:
-    """Names of the penalties that `generation_config.json` asks for; they need whole rows of logits."""
+    """Return the penalties set in `generation_config.json`; they need full rows of logits."""
     given = _parsed(generation).model_dump(exclude_none=True)
     return [name for name, off in NO_PENALTY.items() if given.get(name, off) != off]
 
@@ -128,7 +128,7 @@ def _parsed(generation: Mapping[str, Any]) -> _Generation:
 
 @dataclass(frozen=True, slots=True)
 class NamedTokens:
-    """The tokens that a body names by their ids: made once, as all prompts of a batch share them."""
+    """Token ids in a body's fields, converted once for all prompts of a batch."""
 
     stop_token_ids: frozenset[int]
     allowed_token_ids: frozenset[int] | None
@@ -136,7 +136,7 @@ class NamedTokens:
 
     @classmethod
     def of(cls, body: SamplingFields, vocab_size: int) -> NamedTokens:
-        """Raises InvalidRequestError with SamplingParams' name of a field with a wrong id."""
+        """Convert the fields. InvalidRequestError for a wrong id names the field as SamplingParams does."""
         stop, allowed, biases = body.stop_token_ids, body.allowed_token_ids, _biases(body.logit_bias or {})
         _check_ids("stop_token_ids", stop or [], vocab_size)
         _check_ids("logit_bias", [token_id for token_id, _ in biases], vocab_size)
@@ -152,16 +152,16 @@ def sampling_params(
     tokens: NamedTokens,
     **resolved: int | Grammar | None,
 ) -> SamplingParams:
-    """SamplingParams with the values of `body`'s fields of the same names, `defaults` where it has none.
+    """Merge `body`'s fields and `defaults` to SamplingParams.
 
-    `tokens` are the body's. `resolved` are parameters that a route determined itself, as for a field with
-    several names. Raises InvalidRequestError with SamplingParams' name of the field that is out of range.
+    `tokens` are the body's. `resolved` are parameters that the route determined itself, for example from
+    aliases. InvalidRequestError for a value out of range names the field as SamplingParams does.
     """
     given = {name: getattr(body, name, None) for name in PARAM_NAMES} | resolved
     values: dict[str, Any] = asdict(defaults) | {k: v for k, v in given.items() if v is not None}
     values["stop_token_ids"] = tokens.stop_token_ids
     values["logit_bias"], values["forced_token_ids"] = tokens.logit_bias, ()
-    values["chosen_logits"] = False  # which is no field of a body
+    values["chosen_logits"] = False  # not settable by a body
     values["bad_words"] = bad_word_ids(tokenizer, tuple(body.bad_words or ()))
     if tokens.allowed_token_ids is not None:
         values["allowed_token_ids"] = tokens.allowed_token_ids
@@ -176,9 +176,9 @@ def _check_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _biases(logit_bias: Mapping[str, Any] | Sequence[Any]) -> tuple[tuple[int, float], ...]:
-    """Pairs of a token id and its bias, of OpenAI's object or of llama.cpp's list of pairs.
+    """Return (token id, bias) pairs from OpenAI's object or llama.cpp's list of pairs.
 
-    Raises InvalidRequestError for the first entry that is not such a pair.
+    Raises InvalidRequestError for the first malformed entry.
     """
     if len(logit_bias) > MAX_BIASES:
         raise InvalidRequestError(f"`logit_bias` may have at most {MAX_BIASES} tokens", "logit_bias")
@@ -207,7 +207,7 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 
 @contextmanager
 def params_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Renames the parameter of an InvalidRequestError to the name that the caller used, found in `names`."""
+    """Rename the parameter in an InvalidRequestError to the caller's name for it, given by `names`."""
     try:
         yield
     except InvalidRequestError as error:

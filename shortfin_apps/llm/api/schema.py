@@ -1,7 +1,7 @@
 """Request bodies. Types are strict; SamplingParams checks ranges and api/limits.py checks sizes.
 
-`api/unserved_fields.py` lists the fields of other servers that are not supported here; `api/body_fields.py`
-refuses or ignores those, and unknown fields.
+`api/unserved_fields.py` lists other servers' fields that are not supported here; `api/body_fields.py`
+refuses or ignores them and unknown fields.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from shortfin_apps.llm.errors import InvalidRequestError
 MAX_TOOLS = 128  # OpenAI's
 MAX_ABORTED = 20_000  # ids of one `POST /abort`
 
-LINKS = frozenset({"tool_call_id"})  # fields of messages that most templates need not read, as order says it
+LINKS = frozenset({"tool_call_id"})  # message fields that templates may ignore: order implies them
 
-NOT_SERVED = "not_served"  # the type of pydantic's errors for what an entry of a list may not be
+NOT_SERVED = "not_served"  # pydantic error type for an unsupported type of list entry
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
-# The first wrong entry refuses a list: collecting the errors of millions would take seconds.
+# A list is refused at its first wrong entry: collecting errors of millions would take seconds.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
@@ -61,10 +61,10 @@ class Body(BaseModel):
     REFUSED: ClassVar[Refused] = {}
     INERT: ClassVar[frozenset[str]] = frozenset()
     INSTEAD: ClassVar[Mapping[str, str]] = {}  # refused field: what to do instead
-    READS_EXTRAS: ClassVar[bool] = False  # fields beyond the declared ones have an effect, too
+    READS_EXTRAS: ClassVar[bool] = False  # whether undeclared fields have an effect
 
     def refuse_unserved(self, prefix: str = "") -> None:
-        """Raises InvalidRequestError for a field of `REFUSED` whose value is not one of its no-op values."""
+        """Raise InvalidRequestError for a field in `REFUSED`, unless it has one of its no-op values."""
         extra = self.model_extra or {}
         for name, value in extra.items():
             if value is not None and value not in self.REFUSED.get(name, (value,)):
@@ -74,7 +74,7 @@ class Body(BaseModel):
                 )
 
     def unread_fields(self) -> list[str]:
-        """Names of the fields without effect: inert and unknown ones, but none with a no-op value or null."""
+        """Return fields without effect: inert and unknown ones, except with no-op values or null."""
         if self.READS_EXTRAS:
             return []
         extra = self.model_extra or {}
@@ -82,7 +82,7 @@ class Body(BaseModel):
 
 
 class StructuredOutputs(Body):
-    """vLLM's: one of the first five."""
+    """vLLM's structured outputs: one of the first five fields."""
 
     REFUSED = STRUCTURED_OUTPUTS_REFUSED
 
@@ -223,13 +223,13 @@ class TextPart(Body):
 
 
 class RefusalPart(Body):
-    """What an earlier answer refused; this server's have none."""
+    """A refusal in an earlier answer. This server never generates one."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-# The tags stand in the locations of pydantic's errors, so none may be the name of a field.
+# Tags appear in the locations of pydantic's errors, so a tag must not be the name of a field.
 PART_TAGS = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text part"),
     "refusal": "refusal part",
@@ -237,7 +237,7 @@ PART_TAGS = {
 
 
 def type_of(value: object) -> str | None:
-    """The `type` of a part, an item or a choice, as JSON or as its Body."""
+    """Return the `type` of a part, an item or a choice, given as JSON or as its Body."""
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else None
 
@@ -285,18 +285,18 @@ class ChatMessage(Body):
     content: str | Parts | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # vLLM's and OpenRouter's name of the same
+    reasoning: str | None = None  # the same, by vLLM's and OpenRouter's name
     refusal: str | None = None
 
     @property
     def text(self) -> str:
-        """The content, or what was refused instead."""
+        """The content, or else the refusal."""
         content = self.content or self.refusal
         return "\n".join(map(_text_of, content)) if isinstance(content, list) else content or ""
 
     @property
     def thought(self) -> str:
-        """Raises InvalidRequestError for two different ones."""
+        """The thought. Raises InvalidRequestError if its two fields disagree."""
         if self.reasoning and self.reasoning_content and self.reasoning != self.reasoning_content:
             raise InvalidRequestError(
                 "`messages.reasoning` and `messages.reasoning_content` disagree; send one of them", "messages"
@@ -305,12 +305,12 @@ class ChatMessage(Body):
 
     @property
     def num_chars(self) -> int:
-        """The length of its text and of the arguments of its calls."""
+        """The number of characters in the text and the arguments of calls."""
         arguments = (call.function.arguments for call in self.tool_calls or ())
         return len(self.text) + sum(len(each) for each in arguments if isinstance(each, str))
 
     def unread_by(self, words: Collection[str]) -> Iterator[str]:
-        """Names of the fields that a chat template of these words does not read, as far as words can say."""
+        """Yield fields that a chat template does not read, judging by `words`, the words in its source."""
         for name, value in (self.model_extra or {}).items():
             if value not in (None, "", [], {}) and name not in LINKS and name not in words:
                 yield name
@@ -318,9 +318,9 @@ class ChatMessage(Body):
             yield "reasoning" if self.reasoning else "reasoning_content"
 
     def for_template(self) -> dict[str, Any]:
-        """The message in the form that chat templates expect: `content` is one string, arguments are objects.
+        """Return the message as templates expect it: `content` is one string, arguments are objects.
 
-        Reading arguments takes up to 2 us a character.
+        Parsing arguments takes up to 2 us a character.
         """
         message = {**(self.model_extra or {}), "role": self.role, "content": self.text}
         if self.tool_calls:
@@ -335,7 +335,7 @@ def _text_of(part: TextPart | RefusalPart) -> str:
 
 
 def arguments_object(arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of a call as an object. OpenAI's clients send its text, also one that was cut."""
+    """Return the arguments of a call as an object. OpenAI's clients send text, which may be cut."""
     return arguments_in_history(arguments or "") if isinstance(arguments, str | None) else dict(arguments)
 
 
@@ -355,7 +355,7 @@ class Tool(Body):
     function: FunctionSpec
 
     def for_template(self) -> dict[str, Any]:
-        """The tool as templates show it to the model, for which `strict` says nothing."""
+        """Return the tool as templates show it to the model, without `strict`."""
         return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
 
 
@@ -376,7 +376,7 @@ class AllowedTools(Body):
 
 
 def choice_tag(choice: object) -> str:
-    """A choice without a known type is taken for a function, so that the error names its type."""
+    """Return the tag of a choice. An unknown type counts as a function, so that the error names it."""
     return "allowed tool" if type_of(choice) == "allowed_tools" else "named tool"
 
 

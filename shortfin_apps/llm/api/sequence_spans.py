@@ -1,4 +1,4 @@
-"""The spans of one sequence of a traced request: its wait, its prefill chunks, its decode and its text."""
+"""The trace spans of one sequence: queueing, prefill chunks, decode and detokenisation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shortfin_apps.llm.components.request.messages import ComputedTask, FinishRe
 
 
 class SequenceSpans:
-    """Records spans below `parent`. `epoch_s` is when the timers' clock was 0, in seconds since the epoch."""
+    """Records spans under `parent`. `epoch_s` is the timers' zero, in seconds since the epoch."""
 
     def __init__(self, tracer: Tracer, parent: Context, epoch_s: float) -> None:
         self._tracer = tracer
@@ -22,7 +22,7 @@ class SequenceSpans:
         self._epoch_s = epoch_s
 
     def record(self, answer: PendingAnswer, now_s: float) -> None:
-        """All spans of a sequence that has ended, or ends now."""
+        """Record all spans of a sequence that has ended, or ends now."""
         timer = answer.timer
         ended_s = now_s if timer.ended_s is None else timer.ended_s
         num_prompt = len(answer.request.prompt_token_ids)
@@ -43,7 +43,7 @@ class SequenceSpans:
 
     def _record_parts(self, timer: RequestTimer, num_prompt: int, ended_s: float) -> None:
         computed = timer.computed or []
-        if computed or timer.first_s is None:  # else a beam search, whose steps have no tasks here
+        if computed or timer.first_s is None:  # false for a beam search: its steps record no tasks
             self._span("queue", timer.arrival_s, computed[0].began_s if computed else ended_s)
         first, later = _split(computed, num_prompt)
         again = [task for task in later if _is_prefill(task, num_prompt)]
@@ -77,7 +77,7 @@ class SequenceSpans:
         again: Sequence[ComputedTask],
         num_prompt: int,
     ) -> None:
-        """One span from the first token to the last, by the engine's times where it told them."""
+        """Record one span from the first to the last token, using the engine's times where available."""
         assert timer.first_s is not None
         began_s = first[-1].ended_s if first else timer.first_s
         last = later[-1] if later else None
@@ -118,7 +118,7 @@ class SequenceSpans:
 def _split(
     computed: Sequence[ComputedTask], num_prompt: int
 ) -> tuple[Sequence[ComputedTask], Sequence[ComputedTask]]:
-    """The tasks up to the one that gave the first token, and those after it."""
+    """Split the tasks after the one that produced the first token."""
     for index, task in enumerate(computed, 1):
         if task.start_position + task.num_tokens >= num_prompt:
             return computed[:index], computed[index:]

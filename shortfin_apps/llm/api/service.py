@@ -1,4 +1,4 @@
-"""State shared by all routes: the model, once it is loaded, its defaults, limits and metrics."""
+"""State shared by all routes: the model once it is loaded, defaults, limits and metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shortfin_apps.llm.receipts.identity import ModelIdentity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptSettings:
-    """Whether answers have receipts unless a request says otherwise, and what signs receipts, if anything."""
+    """Whether answers have receipts by default, and the signer of receipts, if any."""
 
     are_default: bool = False
     signer: Signs | None = None
@@ -39,12 +39,12 @@ if TYPE_CHECKING:  # an extra
     from opentelemetry.sdk.trace import TracerProvider
 
 Everywhere = Callable[[Command], Awaitable[Sequence[float]]]
-"""Carries out a command in all processes of a server; returns the sums of what they count."""
+"""Executes a command in all processes of a server; returns the sums of their counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A loaded model. `exported_top_k` is the VMFB's, None when it returns full logits.
+    """A loaded model. `exported_top_k` is the VMFB's; None if it returns full logits.
 
     `default_num_beams` applies to `/generate` only.
     """
@@ -53,15 +53,15 @@ class ServedModel:
     native_defaults: SamplingDefaults
     openai_defaults: SamplingDefaults
     exported_top_k: int | None
-    dialect: Dialect = NO_DIALECT  # how it writes thoughts and tool calls
+    dialect: Dialect = NO_DIALECT  # the format of thoughts and tool calls
     info: Mapping[str, Any]  # for /server_info
     default_num_beams: int = 1
-    everywhere: Everywhere | None = None  # None: there is no other process of this server
-    identity: ModelIdentity | None = None  # None: it is not known, so that there are no receipts
+    everywhere: Everywhere | None = None  # None: this server has no other process
+    identity: ModelIdentity | None = None  # None: unknown, so receipts are not available
 
 
 class Service:
-    """The state of one server. `serve` sets the model once, when it is loaded."""
+    """The state of one server. `serve` sets the model once it is loaded."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class Service:
         self.receipts = receipts
         self.stream_keep_alive_s = stream_keep_alive_s  # None: streams send no comments
         self.stream_turns = StreamTurns()
-        self.responses = responses or ResponseStore(0, 0.0, time.monotonic)  # None: none are stored
-        self.probe_timeout_s = probe_timeout_s  # for the token of /health_generate
+        self.responses = responses or ResponseStore(0, 0.0, time.monotonic)  # the default stores none
+        self.probe_timeout_s = probe_timeout_s  # for /health_generate
         self.config = config  # the effective server configuration, for /server_info
         self.stopping = False  # the server is stopping; requests are still accepted during the drain delay
         self.traces = traces  # None: no request is traced
@@ -100,7 +100,7 @@ class Service:
         self.metrics.watch(model.generator.engine)
 
     def close(self) -> None:
-        """Exports the last spans, which takes 2 s where their collector does not answer."""
+        """Export the last spans. Takes 2 s if the collector does not answer."""
         if self.traces is not None:
             self.traces.shutdown()
 
@@ -113,7 +113,7 @@ class Service:
 
     @property
     def everywhere(self) -> Everywhere | None:
-        """The model's; None while it loads."""
+        """The model's `everywhere`; None while it loads."""
         return None if self._model is None else self._model.everywhere
 
     @property

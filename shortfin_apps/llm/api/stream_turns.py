@@ -1,4 +1,4 @@
-"""Turns of the event loop in which every stream that has something new is written."""
+"""Writes all streams that have new output in one turn of the event loop."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ MAX_WORK = 10_000  # of a turn, tokens and what `logprobs_work` counts: some 30 
 
 
 class TurnTaker(Protocol):
-    """A stream. Neither method may raise or wait."""
+    """A stream. Its methods must not raise or wait."""
 
     def convert(self) -> int:
-        """Makes of what is new the bytes to send; returns the work that was done, MAX_WORK or little more.
+        """Serialise pending deltas, and return the work done, at most little more than MAX_WORK.
 
-        If something is left, the stream has to be added again.
+        A stream with deltas left has to be added again.
         """
         ...
 
@@ -22,12 +22,12 @@ class TurnTaker(Protocol):
 
 
 class StreamTurns:
-    """Has streams converted one after the other, and then sent, in one callback for the deltas of a step.
+    """Converts and then sends all streams with new deltas, in one callback per step of the engine.
 
-    Sends in a row take the kernel a fraction of the time of those with other work in between, where every
-    send wakes a receiver that has gone to sleep. When the loop is late, the deltas of several steps are one.
+    Consecutive sends cost the kernel a fraction of the time of sends with other work in between, each of
+    which wakes a sleeping receiver. If the event loop is late, the deltas of several steps are merged.
 
-    Clients that read again after a pause may have much to be converted: what is more than MAX_WORK waits for
+    A client that reads again after a pause may have many pending deltas. The work beyond MAX_WORK waits for
     the next turn, and other tasks run in between.
     """
 
@@ -35,7 +35,7 @@ class StreamTurns:
         self._streams: list[TurnTaker] = []
 
     def add(self, stream: TurnTaker) -> None:
-        """Gives the stream a part in the next turn."""
+        """Include the stream in the next turn."""
         if not self._streams:
             asyncio.get_running_loop().call_soon(self._take_turn)
         self._streams.append(stream)

@@ -1,4 +1,4 @@
-"""A body that is sent in pieces, each in the call that has it, without a turn of the event loop."""
+"""A response body sent in pieces, synchronously where possible, without a turn of the event loop."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 from starlette.types import Message, Send
 
-KEEP_ALIVE = b": keep-alive\n\n"  # a comment of server-sent events, which clients skip
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment in server-sent events; clients skip it
 
 
 class StreamedBody:
-    """Sends pieces by ASGI's `send`, and `start`, the message with the status, before the first of them.
+    """Sends pieces with ASGI's `send`; `start`, the message with the status, precedes the first piece.
 
-    `write` runs `send` up to where it waits, which is nowhere as long as the client reads; so `send` may run
-    outside a task. Once it waits, the body is held up: `on_held_up` is called, and a task has to await
-    `held_up` before the next `write`.
+    `write` runs `send` until it waits. It never waits while the client reads, so `send` may run outside a
+    task. Once it waits, the body is held up: `on_held_up` is called, and a task must await `held_up` before
+    the next `write`.
     """
 
     def __init__(self, start: Message, send: Send, on_held_up: Callable[[], None]) -> None:
         self._start = start
         self._send = send
         self._on_held_up = on_held_up
-        self._held_up: _Rest | None = None  # the rest of a `send`
+        self._held_up: _Rest | None = None  # the remainder of a `send`
         self._clock = asyncio.get_running_loop().time
         self._has_ended = False
-        self.has_begun = False  # the status is sent
-        self.sent_s = self._clock()  # when something was last sent
+        self.has_begun = False  # whether the status was sent
+        self.sent_s = self._clock()  # time of the last send
 
     @property
     def is_free(self) -> bool:
@@ -35,7 +35,7 @@ class StreamedBody:
         return self._held_up is None and not self._has_ended
 
     def write(self, data: bytes) -> None:
-        """Sends a piece; the body must be free."""
+        """Send a piece. The body must be free."""
         assert self.is_free, "the piece before has not been sent"
         self.sent_s = self._clock()
         sending = self._send_piece(data, is_last=False)
@@ -47,18 +47,18 @@ class StreamedBody:
         self._on_held_up()
 
     async def held_up(self) -> None:
-        """Waits until a piece that was held up is sent."""
+        """Wait until a held-up piece is sent."""
         if self._held_up is not None:
             await self._held_up
             self._held_up = None
 
     async def end(self, data: bytes) -> None:
-        """Sends the last piece."""
+        """Send the last piece."""
         self._has_ended = True
         await self._send_piece(data, is_last=True)
 
     def close(self) -> None:
-        """Gives up a piece that is held up; nothing can be sent afterwards."""
+        """Drop a held-up piece. Nothing can be sent afterwards."""
         self._has_ended = True
         if self._held_up is not None:
             self._held_up.close()
@@ -71,7 +71,7 @@ class StreamedBody:
 
 
 class KeepAlive:
-    """Sends a comment when nothing was sent for `interval_s`, until it is stopped."""
+    """Sends a comment if nothing was sent for `interval_s`, until it is stopped."""
 
     def __init__(self, body: StreamedBody, interval_s: float) -> None:
         self._body = body
@@ -92,7 +92,7 @@ class KeepAlive:
 
 
 class _Rest:
-    """What is left of a coroutine that was run, outside of a task, up to where it waits for something."""
+    """The remainder of a coroutine that ran outside a task until it had to wait."""
 
     def __init__(self, coroutine: Coroutine[Any, None, None], waits_for: object) -> None:
         self._coroutine = coroutine

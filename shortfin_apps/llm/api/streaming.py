@@ -29,12 +29,12 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
-# Line ends of Unicode that JSON leaves as they are: some clients split the lines of a stream at them, too.
+# Unicode line ends that JSON does not escape; some clients split streams at them.
 LINE_ENDS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029")
 
 
 def json_line(value: object) -> bytes:
-    """The JSON of a value, with each line end of Unicode escaped."""
+    """Return the JSON of a value with Unicode line ends escaped."""
     data = json_of(value)
     if not data.isascii():
         for line_end, escape in LINE_ENDS:
@@ -43,17 +43,17 @@ def json_line(value: object) -> bytes:
 
 
 def event(data: object) -> bytes:
-    """One server-sent event with a JSON payload."""
+    """Encode a server-sent event with a JSON payload."""
     return b"data: " + json_line(data) + b"\n\n"
 
 
 def named_event(data: Mapping[str, object]) -> bytes:
-    """One server-sent event that is named as the `type` of its payload."""
+    """Encode a server-sent event, named after its payload's `type`."""
     return f"event: {data['type']}\n".encode() + event(data)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; cancels it and raises RequestAbortedError when the client disconnects.
+    """Return the result of `work`; if the client disconnects, cancel it and raise RequestAbortedError.
 
     The request's body must have been read. Starlette itself cancels only streaming responses.
     """
@@ -61,40 +61,40 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
 
 
 class Events(Protocol):
-    """What a stream sends, as server-sent events in bytes.
+    """Encoder of a stream's server-sent events.
 
-    `done` marks the end of a stream, also of one that an error has ended.
+    `done` marks the end of a stream, including one that ended with an error.
     """
 
     done: bytes
 
     def first(self) -> bytes:
-        """What depends on no token; it is sent with the first of the others."""
+        """Return what depends on no token; sent with the first event."""
         ...
 
     def of(self, index: int, delta: TextDelta) -> bytes:
-        """For a delta of the `index`-th request; empty if there is nothing to send yet."""
+        """Encode a delta of the `index`-th request; empty if there is nothing to send yet."""
         ...
 
     def last(self) -> bytes:
-        """After all deltas."""
+        """Return what follows all deltas."""
         ...
 
     def failed(self, error: Exception) -> bytes:
-        """For an error after the status was sent."""
+        """Encode an error that occurred after the status was sent."""
         ...
 
 
 class EventStream(Response):
-    """Sends `events` of the output of `streams` as it comes, then their end; closes `streams` at the end.
+    """Sends `events` for the output of `streams` as it is generated; closes `streams` at the end.
 
-    The status is sent with the first event: an error before it is raised, so that it is answered with its
-    own status, and a router may send the request to another server; a later error is the last event. When
-    nothing was sent for `Service.stream_keep_alive_s`, a comment is, after the status if need be, so that no
-    proxy closes the connection.
+    The status is sent with the first event. An earlier error is raised, so it is answered with its own status
+    and a router may retry on another server; a later error becomes the last event. If nothing was sent for
+    `Service.stream_keep_alive_s`, a comment is sent, after the status if necessary, so that no proxy closes
+    the connection.
 
-    What is new is sent in a turn of StreamTurns, one for all streams. The request's own task only sends what
-    a full buffer has held up, and the end.
+    New output is sent in a turn of StreamTurns, shared by all streams. The request's own task only sends
+    pieces held up by a full buffer, and the end.
     """
 
     media_type = "text/event-stream"
@@ -107,11 +107,11 @@ class EventStream(Response):
         self._streams = streams
         self._num_open = len(streams)
         self._turns = service_of(request).stream_turns
-        self._first = b""  # what is sent with the first event
-        self._told: list[int] = []  # the streams that have something new
+        self._first = b""  # sent with the first event
+        self._told: list[int] = []  # streams with new output
         self._unsent: list[bytes] = []
-        self._error: Exception | None = None  # why the stream ends early
-        self._wakes = asyncio.Event()  # there is something to do for the task
+        self._error: Exception | None = None  # the reason why the stream ends early
+        self._wakes = asyncio.Event()  # set when the task has something to do
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._body = StreamedBody(self._start(), send, on_held_up=self._wakes.set)
@@ -147,13 +147,13 @@ class EventStream(Response):
         await self._body.end(self._last())
 
     def _tell(self, index: int) -> None:
-        """Takes part in the next turn, as a stream has something new, unless the body is held up."""
+        """Join the next turn, as a stream has new output, unless the body is held up."""
         if not self._told and self._body.is_free:
             self._turns.add(self)
         self._told.append(index)
 
     def convert(self) -> int:
-        """Takes what is new in the streams, up to MAX_WORK."""
+        """Serialise the streams' new output, up to MAX_WORK."""
         work = 0
         if self._error is not None or not self._body.is_free:
             return work
@@ -173,7 +173,7 @@ class EventStream(Response):
         return work
 
     def send(self) -> None:
-        """Sends what was converted, and wakes the task if something is left, or at the end."""
+        """Send the serialised events; wake the task if deltas are left, or at the end."""
         if self._unsent and self._error is None and self._num_open > 0 and self._body.is_free:
             try:
                 self._body.write(self._take_unsent())
@@ -183,7 +183,7 @@ class EventStream(Response):
             self._wakes.set()
 
     def _last(self) -> bytes:
-        """The end of the stream. Raises its error if that can still be answered with a status."""
+        """Return the end of the stream. Raises its error if a status can still be sent."""
         error = self._error
         if error is None:
             return self._take_unsent() + self._events.last() + self._events.done

@@ -1,4 +1,4 @@
-"""What an answer must match, by any of the fields of OpenAI, vLLM, SGLang and llama.cpp for it.
+"""Reads the constraints on an answer's format from fields of OpenAI, vLLM, SGLang and llama.cpp.
 
 response_format      {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}
 structured_outputs   {"json" | "regex" | "choice" | "grammar" | "json_object": ...} (vLLM), and its older
@@ -28,12 +28,12 @@ from shortfin_apps.llm.components.grammar.source import (
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.errors import InvalidRequestError
 
-Named = tuple[str, GrammarSource]  # the field that a grammar was given in
-CompileSource = Callable[[GrammarSource, str], Awaitable[Grammar]]  # the second is the field
+Named = tuple[str, GrammarSource]  # a grammar with the field that holds it
+CompileSource = Callable[[GrammarSource, str], Awaitable[Grammar]]  # the second argument is the field
 
 
 def compiler_for(request: Request, generator: TextGenerator, tenant: str) -> CompileSource:
-    """Compiles grammars of a request, until its client disconnects."""
+    """Return a function that compiles a request's grammars until its client disconnects."""
 
     async def compile_source(source: GrammarSource, param: str) -> Grammar:
         return await unless_disconnected(request, generator.compile_grammar(source, param, tenant))
@@ -44,9 +44,9 @@ def compiler_for(request: Request, generator: TextGenerator, tenant: str) -> Com
 async def compiled_grammar(
     body: SamplingFields, compile_source: CompileSource, prefix: str = ""
 ) -> Grammar | None:
-    """The grammar of the answers to `body`, whose fields the caller knows with `prefix`.
+    """Compile the grammar for the answers to `body`. Errors name its fields with `prefix`.
 
-    Raises InvalidRequestError for one that is wrong or cannot be used, and for more than one.
+    Raises InvalidRequestError for an invalid or unsupported grammar, and for more than one.
     """
     if (named := named_source(body, prefix)) is None:
         return None
@@ -55,9 +55,9 @@ async def compiled_grammar(
 
 
 def named_source(body: SamplingFields, prefix: str = "") -> Named | None:
-    """The grammar before it is compiled.
+    """Return the grammar before compilation.
 
-    Raises InvalidRequestError for a wrong one, one that is too long to be parsed, and for several.
+    Raises InvalidRequestError for an invalid or too long grammar, and for more than one.
     """
     found = list(_sources(body, prefix))
     if len(found) > 1:
@@ -83,7 +83,7 @@ def _of_response_format(given: Mapping[str, Any], param: str) -> Iterator[Named]
     match given.get("type"):
         case "text":
             return
-        case "json_object":  # llama.cpp takes a schema here, too
+        case "json_object":  # llama.cpp also accepts a schema here
             schema = given.get("schema")
             yield (
                 (param, ANY_OBJECT)
@@ -106,7 +106,7 @@ def _schema(schema: object, param: str) -> GrammarSource:
 
 
 def _schema_or_text(schema: dict[str, Any] | str, param: str, *, is_compact: bool = False) -> GrammarSource:
-    """A long schema is refused before it is written as a source, which takes long for millions of numbers."""
+    """Convert a schema. A long one is refused before the slow step of writing it as a source."""
     if isinstance(schema, dict):
         check_size(schema_source(orjson.dumps(schema).decode()), param)
     return schema_source(schema, is_compact=is_compact)
@@ -131,7 +131,7 @@ def _choice(choices: list[str], param: str) -> GrammarSource:
     if not choices:
         raise InvalidRequestError(f"`{param}` must hold at least one text", param)
     limit = MAX_CHARS[GrammarKind.LARK]
-    if sum(map(len, choices)) + len(choices) > limit:  # before each is quoted, which takes long for millions
+    if sum(map(len, choices)) + len(choices) > limit:  # checked before quoting, which is slow for millions
         raise InvalidRequestError(
             f"`{param}`: the texts may have at most {limit:,} characters together, with one more for each",
             param,

@@ -11,7 +11,7 @@ from shortfin_apps.llm.components.request.messages import Terms
 
 
 def terms_of(body: ServingFields, request: Request) -> Terms:
-    """The tenant is the caller's; without keys, the `X-Tenant` header or else the body's `user`.
+    """Read the terms. The tenant is the caller's; without keys, the `X-Tenant` header or the body's `user`.
 
     Raises InvalidRequestError naming the field.
     """

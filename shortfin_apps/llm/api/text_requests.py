@@ -1,4 +1,4 @@
-"""The requests of one prompt, from the body of one of OpenAI's routes or of one that is converted to it."""
+"""Creates the requests of one prompt from a body in OpenAI's format, native or converted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 
 def check_limits(service: Service, body: OpenAIBody) -> None:
-    """Raises InvalidRequestError for more choices, stop strings or banned words than allowed, and so on."""
+    """Raise InvalidRequestError for too many choices, stop strings, banned words or log-probabilities."""
     service.limits.check_choices(body.n, body.stop)
     service.limits.check_bad_words(body.bad_words)
     service.limits.check_logprobs(body.prompt_logprobs, "prompt_logprobs")
 
 
 def is_empty(body: OpenAIBody) -> bool:
-    """Whether no token is to be generated, which is for completions alone: as in OpenAI's API and in vLLM."""
+    """Whether no token is generated: `max_tokens` of 0, for completions only, as in OpenAI's API and vLLM."""
     return isinstance(body, CompletionBody) and body.max_tokens == 0
 
 
@@ -44,9 +44,9 @@ def text_requests(
     tokens: NamedTokens | None = None,
     shown_ids: frozenset[int] = frozenset(),
 ) -> list[TextRequest]:
-    """The `n` or `best_of` requests of one prompt, the text of which is `conversation` if it is one.
+    """Create the `n` or `best_of` requests of one prompt. `conversation` is the text of a chat's prompt.
 
-    Without `default_max_tokens` the model's default counts. `tokens` are the body's, for one of a batch.
+    `default_max_tokens` defaults to the model's. `tokens` are the body's; pass them for a batch.
     """
     max_name, max_value = max_tokens
     model = service_of(request).model
@@ -94,7 +94,7 @@ def _max_tokens(
     default: int | None,
     prompt_field: str,
 ) -> int:
-    """`TextGenerator.fit`, where 0 tokens are asked for as they may be."""
+    """Apply `TextGenerator.fit` after checking that `max_tokens` of 0 is allowed."""
     if max_tokens == 0 and not is_empty(body):
         raise InvalidRequestError("`max_tokens` must be at least 1", "max_tokens")
     if max_tokens == 0 and body.min_tokens:

@@ -1,4 +1,4 @@
-"""What a chat request says on tools and thoughts, and the grammar and the parser that follow from it."""
+"""Derives the grammar and the parser of answers from a chat request's tools and thoughts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSour
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.errors import InvalidRequestError
 
-MAX_CALLS = 16  # of one answer by a grammar, lest a weak model call on until its tokens are used up
+MAX_CALLS = 16  # per answer with a grammar, so that a weak model does not repeat calls until its limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The tools of a request: those that the model is shown, and the functions that it may, or must, call."""
+    """The tools shown to the model, and the functions that it may (or must) call."""
 
     shown: tuple[dict[str, Any], ...] = ()
     functions: tuple[Function, ...] = ()
@@ -34,15 +34,15 @@ class ToolUse:
 
     @property
     def is_strict(self) -> bool:
-        """Whether calls have to fit, be they required or not."""
+        """Whether calls must match a schema, required or not."""
         return any(function.strict for function in self.functions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """How the answers to a request are parsed. `is_open`: the prompt opened a thought.
+    """How to parse the answers to a request. `is_open`: the prompt opened a thought.
 
-    `calls_end_thoughts`: unless a grammar makes the model end its thought before it calls.
+    `calls_end_thoughts`: a call ends a thought; false if a grammar makes the model end it first.
     """
 
     dialect: Dialect = NO_DIALECT
@@ -51,7 +51,7 @@ class AnswerForm:
     parallel: bool = True
     calls_end_thoughts: bool = True
     with_reasoning: bool = True
-    id_chars: int | None = None  # of a call's id
+    id_chars: int | None = None  # length of a call's id
 
     def parser(self) -> OutputParser:
         return OutputParser(
@@ -67,14 +67,14 @@ PLAIN = AnswerForm()
 
 
 def tool_use(body: ChatBody, dialect: Dialect) -> ToolUse:
-    """Raises InvalidRequestError for tools that are wrong, or that the model has no form for."""
+    """Read the tools. Raises InvalidRequestError for invalid tools, or if the model does not support them."""
     choice = body.tool_choice or "auto"
     if not body.tools:
         if choice not in ("none", "auto"):
             raise InvalidRequestError("`tool_choice` needs `tools` to choose from", "tool_choice")
         return ToolUse()
     _check_names(body.tools)
-    if choice == "none":  # tools that are not shown are not called
+    if choice == "none":  # hide the tools, so that the model does not call them
         return ToolUse()
     if dialect.tools is None:
         raise InvalidRequestError(
@@ -92,9 +92,9 @@ def tool_use(body: ChatBody, dialect: Dialect) -> ToolUse:
 
 
 def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] | None:
-    """`chat_template_kwargs`, and `reasoning_effort` for a template that knows it.
+    """Return `chat_template_kwargs`, with `reasoning_effort` if it is given.
 
-    Raises InvalidRequestError where it does not.
+    Raises InvalidRequestError if the template does not support `reasoning_effort`.
     """
     if body.reasoning_effort is None:
         return body.chat_template_kwargs
@@ -108,11 +108,11 @@ def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] 
 async def answer_grammar(
     body: ChatBody, use: ToolUse, model: ServedModel, prompt: str, compile_source: CompileSource
 ) -> Grammar | None:
-    """The grammar of the answers to `prompt`, if there is one: a thought, and a call or JSON behind it.
+    """Compile the grammar of the answers to `prompt`, if one is needed: a thought, then a call or JSON.
 
-    Where calls are free, there is one only if a function is strict: of text in which calls fit.
+    If calls are optional, text with valid calls is enforced only if a function is strict.
 
-    Raises InvalidRequestError for another grammar beside tools, and for what no grammar can be made of.
+    Raises InvalidRequestError for a grammar other than JSON combined with tools, and for an unsupported one.
     """
     named = named_source(body)
     if use.is_required:
@@ -134,14 +134,14 @@ async def answer_grammar(
 
 
 def is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
-    """Whether an answer fits the grammar from its first token, without a thought or a call."""
+    """Whether an answer matches the grammar from its first token, without a thought or a call."""
     if named is None or use.functions:
         return False
     return model.dialect.reasoning is None or _schema_of(named[1]) is None
 
 
 def answer_form(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -> AnswerForm:
-    """How to parse the answers to `prompt`."""
+    """Return how to parse the answers to `prompt`."""
     if is_bare(named_source(body), use, model):
         return PLAIN
     dialect = model.dialect
@@ -162,13 +162,13 @@ def answer_form(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -
 
 
 def shown_ids(form: AnswerForm, model: ServedModel) -> frozenset[int]:
-    """The special tokens that the parser has to see."""
+    """Return the special tokens that the parser needs to see."""
     special = model.generator.tokenizer.special_tokens
     return frozenset(special[mark] for mark in form.dialect.marks if mark in special)
 
 
 def _lark(use: ToolUse, model: ServedModel, prompt: str, schema: Mapping[str, Any] | None) -> str:
-    """A thought, then calls, or what fits `schema`."""
+    """Return a grammar of a thought, followed by calls or by JSON that matches `schema`."""
     tools, reasoning = model.dialect.tools, model.dialect.reasoning
     lark = Lark(model.generator.tokenizer.special_tokens)
     begin = "" if reasoning is None else lark.literal(reasoning.content_begin)
@@ -181,7 +181,7 @@ def _lark(use: ToolUse, model: ServedModel, prompt: str, schema: Mapping[str, An
 
 
 def _lark_of_text(use: ToolUse, model: ServedModel, prompt: str) -> str:
-    """A thought, then text, in which calls fit."""
+    """Return a grammar of a thought, followed by text with valid calls."""
     tools, reasoning = model.dialect.tools, model.dialect.reasoning
     assert tools is not None, "`tool_use` checks it"
     lark = Lark(model.generator.tokenizer.special_tokens)
@@ -196,9 +196,9 @@ def _most_calls(use: ToolUse) -> int:
 async def _compiled(
     use: ToolUse, lark_of: Callable[[ToolUse], str], compile_source: CompileSource, param: str
 ) -> Grammar:
-    """The grammar of `lark_of(use)`. Where it is refused, functions that are not strict take more arguments.
+    """Compile `lark_of(use)`. If it is refused, retry with looser arguments for non-strict functions.
 
-    Raises InvalidRequestError where strict ones, or a schema, are refused without them, too.
+    Raises InvalidRequestError if strict functions or a schema are refused even then.
     """
     functions = tuple(
         replace(each, parameters=without_annotations(each.parameters)) for each in use.functions
@@ -221,7 +221,7 @@ async def _compiled_lark(lark: str, compile_source: CompileSource, param: str) -
 
 
 def _types_only(function: Function) -> Function:
-    """The function with the names of its arguments, and of their schemas no more than a type."""
+    """Return the function with its arguments' schemas reduced to their names and types."""
     properties = function.parameters.get("properties")
     if not isinstance(properties, dict):
         return _any_arguments(function)
@@ -237,7 +237,7 @@ def _any_arguments(function: Function) -> Function:
 
 
 def _schema_of(source: GrammarSource) -> Mapping[str, Any] | None:
-    """The JSON schema of a source; None for another kind, and for one that is wrong."""
+    """Return the JSON schema of a source; None for another kind or an invalid schema."""
     if source.kind is not GrammarKind.JSON_SCHEMA:
         return None
     try:
@@ -256,7 +256,7 @@ def _check_names(tools: Iterable[Tool]) -> None:
 
 
 def _chosen(choice: object, tools: list[Tool]) -> tuple[list[Tool], set[str], bool]:
-    """The tools to show, the names of those that may be called, and whether one must be."""
+    """Return the tools to show, the names that may be called, and whether a call is required."""
     if isinstance(choice, NamedTool):
         return tools, _known([choice], tools), True
     if isinstance(choice, AllowedToolChoice):
@@ -274,7 +274,7 @@ def _known(named: Iterable[NamedTool], tools: Iterable[Tool]) -> set[str]:
 
 
 def _function(tool: Tool) -> Function:
-    """Raises InvalidRequestError for a strict one with arguments that are no object."""
+    """Convert a tool. Raises InvalidRequestError for a strict one with arguments that are not an object."""
     spec = tool.function
     function = Function(spec.name, spec.parameters or {}, strict=bool(spec.strict))
     kinds = function.parameters.get("type", "object")

@@ -1,7 +1,7 @@
-"""Tracing: a span of OpenTelemetry for each HTTP request, with spans of what was computed for it below.
+"""Tracing: an OpenTelemetry span per HTTP request, with child spans of the work done for it.
 
-Imported only where traces are asked for, as OpenTelemetry is an extra. Spans are made when the request has
-ended, in the event loop, from what its timers know; they never hold text of prompts or answers.
+Imported only if traces are enabled, as OpenTelemetry is an extra. Spans are created in the event loop after
+the request has ended, from its timers. They never hold text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ COMPLETIONS = frozenset({"/v1/completions", "/generate"})
 
 
 class TracingMiddleware:
-    """Traces the requests that the tracer's sampler picks, but for probes; stands around AccessLogMiddleware.
+    """Traces sampled requests, except probes; wraps AccessLogMiddleware.
 
-    A request's `traceparent` names its parent. `clock` is the metrics' (seconds), as are the timers' times.
+    The `traceparent` header names the parent span. `clock` (seconds) is that of the metrics and the timers.
     """
 
     def __init__(self, app: ASGIApp, tracer: Tracer, model_name: str, clock: Callable[[], float]) -> None:
@@ -70,7 +70,7 @@ class TracingMiddleware:
         known = method in METHODS
         attributes: dict[str, AttributeValue] = {
             "http.request.method": method if known else "_OTHER",
-            "url.path": route_of(scope),  # no route is known yet
+            "url.path": route_of(scope),  # not yet matched to a route
             "url.scheme": scope.get("scheme", "http"),
             "shortfin_llm.request_id": scope["state"]["request_id"],
         }
@@ -108,7 +108,7 @@ class TracingMiddleware:
             span.set_attributes(self._gen_ai(operation, access.requests[0], access))
 
     def _gen_ai(self, operation: str, request: TextRequest, access: AccessEntry) -> dict[str, AttributeValue]:
-        """Attributes by OpenTelemetry's conventions for generative AI, of a request and all its sequences."""
+        """Return OpenTelemetry's generative AI attributes of a request and all its sequences."""
         measured, params = access.measurements(), request.params
         reasons = [answer.timer.finish_reason for answer in access.pending]
         optional: dict[str, AttributeValue | None] = {

@@ -5,7 +5,7 @@ A `REFUSED` field would change the answer, so a request with it is refused. The 
 null) have no effect and are accepted: clients send defaults such as 1 choice or a penalty of 0. An `INERT`
 field does not change the answer: it tunes features that do not exist here, routes or labels the request, or
 qualifies a refused field. It is accepted and reported as ignored. `tests/api/field_lists.py` lists all
-fields that those servers know.
+fields of the other servers.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _LLAMA_CPP_TUNING = frozenset(
         *("speculative.ngram_min_hits", "message_delimiters", "preserved_tokens"),
     }
 )
-# These qualify one of the fields above, which is refused itself if it has an effect.
+# These qualify a refused field; that field itself is refused if it has an effect.
 _QUALIFIERS = frozenset(
     {
         *("repeat_last_n", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
@@ -198,8 +198,8 @@ CALL_INERT = frozenset(
 )  # of deltas, LiteLLM's, Google's
 CHAT_INERT = _OPENAI_INERT - CHAT_REFUSED.keys() - {"parallel_tool_calls"}
 
-# Of Anthropic's `/v1/messages`, to whose fields those of other servers' sampling are added.
-# Claude Code sends the last, by which all thoughts stay in the conversation.
+# Anthropic's `/v1/messages`, plus the sampling fields of other servers.
+# Claude Code sends the last value, which keeps all thoughts in the conversation.
 _NO_EDITS: tuple[object, ...] = (
     {},
     {"edits": []},
@@ -237,11 +237,9 @@ MESSAGES_TOOL_REFUSED: Refused = {
     "input_examples": ([],),
 }
 MESSAGES_TOOL_INERT = BLOCK_INERT | {"eager_input_streaming"}
-THINKING_INERT = frozenset(
-    {"budget_tokens"}
-)  # how many tokens to think for at most is the model's own choice
+THINKING_INERT = frozenset({"budget_tokens"})  # the model itself decides how long to think
 
-# Of OpenAI's `/v1/responses`.
+# OpenAI's `/v1/responses`.
 RESPONSES_REFUSED: Refused = {
     **_OPENAI,
     "access_programs": (),
@@ -252,7 +250,7 @@ RESPONSES_REFUSED: Refused = {
     "include": (
         [],
         ["reasoning.encrypted_content"],
-    ),  # thoughts are not encrypted here: they are answered as text
+    ),  # thoughts are returned as text, not encrypted
     "max_completion_tokens": (),
     "messages": (),
     "moderation": (),
@@ -278,7 +276,7 @@ RESPONSES_INSTEAD = {
 RESPONSES_STREAM_OPTIONS_REFUSED: Refused = {"include_obfuscation": (False,)}
 RESPONSES_TEXT_REFUSED: Refused = {"verbosity": ("medium",)}
 RESPONSES_REASONING_REFUSED: Refused = {"mode": ("standard",), "context": ("auto",)}
-RESPONSES_REASONING_INERT = frozenset({"summary", "generate_summary"})  # thoughts are answered whole
+RESPONSES_REASONING_INERT = frozenset({"summary", "generate_summary"})  # thoughts are returned in full
 RESPONSES_TOOL_REFUSED: Refused = {
     "allowed_callers": (["direct"],),
     "defer_loading": (False,),

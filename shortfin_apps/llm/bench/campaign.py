@@ -32,7 +32,7 @@ async def run_campaign(
     on_pass: Callable[[str], None],
     on_end: Callable[[RequestRecord], None],
 ) -> AsyncIterator[PassResult]:
-    """Runs every workload against every server, `repeats` times. All texts derive from `seed`.
+    """Run every workload against every server, `repeats` times. All texts derive from `seed`.
 
     `on_pass` is called with a description of each pass before it starts, `on_end` with each request's record.
     The order of the servers alternates between repeats.
@@ -54,7 +54,7 @@ async def run_workload(
     seed: str,
     on_end: Callable[[RequestRecord], None] | None = None,
 ) -> AsyncIterator[tuple[str, Summary]]:
-    """Runs the passes of one workload against one server, after one unmeasured request of the same shape."""
+    """Run the passes of one workload against one server, after one unmeasured request of the same shape."""
     await _warm_up(target, workload, seed)
     for name in workload.passes:
         requests = await make_requests(target, workload, f"{seed}/{name}", f"{seed}/prefix")

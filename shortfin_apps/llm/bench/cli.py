@@ -177,12 +177,12 @@ async def _measure(args: argparse.Namespace, workloads: Sequence[Workload]) -> d
 
 
 def draws_histograms(chosen: bool | None) -> bool:
-    """Unless chosen, they are for people: drawn on terminals alone."""
+    """Default to drawing histograms only on a terminal."""
     return sys.stdout.isatty() if chosen is None else chosen
 
 
 def print_tables(doc: dict[str, Any], earlier: dict[str, Any] | None, histograms: bool) -> None:
-    """Prints the report to stdout, and the ratios to an earlier run if there is one."""
+    """Print the report, and the ratios to an earlier run if given."""
     console = table_console()
     print_report(console, doc, histograms)
     if earlier is not None:

@@ -39,7 +39,7 @@ def table_console() -> PlainConsole:
 
 
 def write_json(doc: dict[str, Any], destination: str) -> None:
-    """Writes to a file, or to stdout for `-`. Raises InvalidRequestError when the file cannot be written."""
+    """Write to a file, or to stdout for `-`. Raises InvalidRequestError if the file cannot be written."""
     text = json.dumps(doc, indent=2)
     if destination == "-":
         print(text)
@@ -51,7 +51,7 @@ def write_json(doc: dict[str, Any], destination: str) -> None:
 
 
 def show(doc: dict[str, Any], destination: str | None, print_tables: Callable[[PlainConsole], None]) -> None:
-    """Prints tables, unless `destination` sends the JSON document to stdout, and writes it there if given."""
+    """Print tables, unless the JSON document is sent to stdout; write it to `destination` if given."""
     if destination != "-":
         print_tables(table_console())
     if destination is not None:

@@ -1,4 +1,4 @@
-"""Histograms of times: counted on a grid of powers of ten, and drawn with a bar for each range."""
+"""Histograms of times: counted in logarithmic bins, drawn as one bar per range."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-BINS_PER_DECADE = 20  # a bin's end is 1.12 times its beginning
-SHORTEST_MS = 1e-3  # shorter times count as this
+BINS_PER_DECADE = 20  # a bin's end is 1.12 times its start
+SHORTEST_MS = 1e-3  # shorter times are counted in this bin
 ROWS = 10
 LEAST_BAR = 8  # columns
 
 Bin = tuple[float, float, int]
-"""The times that it begins with and ends before, in ms, and how many there are."""
+"""Start (inclusive) and end (exclusive) in ms, and the number of times."""
 
 
 def counted(times_ms: Iterable[float]) -> list[Bin]:
-    """The bins that are not empty, shortest times first."""
+    """Count times in bins; return the nonempty ones in ascending order."""
     return _bins(Counter(_index(time_ms) for time_ms in times_ms), 1)
 
 
 def _index(time_ms: float) -> int:
-    # The ends of a bin are powers that were rounded: a beginning must be in its own bin.
+    # The boundaries of a bin are rounded powers: its start must still fall into the bin.
     return math.floor(math.log10(max(time_ms, SHORTEST_MS)) * BINS_PER_DECADE + 1e-9)
 
 
 def _bins(counts: Counter[int], width: int) -> list[Bin]:
-    """Bins of a `width` on the grid, from the number of times by each one's first index."""
+    """Return bins `width` grid steps wide, from counts by first index."""
     return [
         (10 ** (first / BINS_PER_DECADE), 10 ** ((first + width) / BINS_PER_DECADE), count)
         for first, count in sorted(counts.items())
@@ -38,7 +38,7 @@ def _bins(counts: Counter[int], width: int) -> list[Bin]:
 
 
 def merged(bins: Iterable[Sequence[float]], rows: int = ROWS) -> list[Bin]:
-    """The bins of all of these, in at most so many ranges of equal ratio, empty ones among them."""
+    """Merge bins into at most `rows` ranges of equal ratio, including empty ranges."""
     counts: Counter[int] = Counter()
     for start_ms, _, count in bins:
         counts[_index(start_ms)] += int(count)
@@ -53,9 +53,9 @@ def merged(bins: Iterable[Sequence[float]], rows: int = ROWS) -> list[Bin]:
 
 
 class Histogram:
-    """Bars as wide as there is room, with the range of times before each and the number of times behind.
+    """Bars that fill the available width, each preceded by its range of times and followed by its count.
 
-    Where the output cannot have other characters, the bars are of `#`.
+    The bars consist of `#` if the output supports only ASCII.
     """
 
     def __init__(self, title: str, bins: Iterable[Sequence[float]]) -> None:
@@ -77,7 +77,7 @@ class Histogram:
 
 
 def _ranges(bins: Sequence[Bin]) -> list[str]:
-    """Labels of the same width, each time with three digits."""
+    """Return labels of equal width, with times of three digits."""
     ends = [(_three_digits(start), _three_digits(end)) for start, end, _ in bins]
     width = max(len(time) for pair in ends for time in pair)
     return [f"{start:>{width}} - {end:>{width}}" for start, end in ends]
@@ -88,7 +88,7 @@ def _three_digits(time_ms: float) -> str:
 
 
 def bar(share: float, room: int, *, ascii_only: bool) -> str:
-    """A bar of this share of the room, and of an eighth of a column (else of one) if the share is not 0."""
+    """Return a bar of `share` of the room; if not 0, at least an eighth of a column (ASCII: a column)."""
     if share <= 0:
         return ""
     if ascii_only:
@@ -98,7 +98,7 @@ def bar(share: float, room: int, *, ascii_only: bool) -> str:
 
 
 def side_by_side(histograms: Sequence[Histogram]) -> Table:
-    """Histograms beside each other, each with as much room as the others."""
+    """Lay out histograms in columns of equal width."""
     grid = Table.grid(padding=(0, 3), expand=True)
     for _ in histograms:
         grid.add_column(ratio=1)

@@ -49,7 +49,7 @@ async def run_pass(
     concurrency: int,
     on_end: Callable[[RequestRecord], None] | None = None,
 ) -> list[RequestRecord]:
-    """Sends every request, at most `concurrency` at once. Does not raise for failed requests."""
+    """Send every request, at most `concurrency` at once. Does not raise for failed requests."""
     records: list[RequestRecord] = []
     waiting = iter(requests)
 
@@ -64,7 +64,7 @@ async def run_pass(
 
 
 async def measure(http: httpx.AsyncClient, model: str | None, request: BenchRequest) -> RequestRecord:
-    """Sends one streaming `/v1/completions` request; a failure becomes the record's `error`."""
+    """Send one streaming `/v1/completions` request; a failure becomes the record's `error`."""
     content = orjson.dumps(_body(model, request))
     arrivals, error = _Arrivals(), None
     sent_s = time.perf_counter()

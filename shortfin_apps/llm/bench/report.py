@@ -24,7 +24,7 @@ from shortfin_apps.llm.bench.workload import Workload
 from shortfin_apps.llm.errors import InvalidRequestError
 
 SCHEMA = "shortfin-llm-bench/1"
-BESIDE_WIDTH = 100  # columns that two histograms need beside each other
+BESIDE_WIDTH = 100  # minimum columns for two histograms side by side
 Figures = Mapping[str, Any]
 Key = tuple[str, str]  # (server's label, workload's name)
 
@@ -96,7 +96,7 @@ def _ratios(runs: Sequence[Figures], labels: Sequence[str]) -> list[dict[str, An
 
 
 def _grouped(runs: Iterable[Figures]) -> dict[Key, list[Figures]]:
-    """Groups passes by server and workload, each group in the order of its repeats."""
+    """Group passes by server and workload, each group in the order of its repeats."""
     groups: dict[Key, list[Figures]] = {}
     for run in sorted(runs, key=lambda run: run["repeat"]):
         groups.setdefault((run["target"], run["workload"]), []).append(run)
@@ -104,7 +104,7 @@ def _grouped(runs: Iterable[Figures]) -> dict[Key, list[Figures]]:
 
 
 def read_document(file: Path) -> dict[str, Any]:
-    """Reads the JSON of an earlier run. Raises InvalidRequestError when the file is something else."""
+    """Read the JSON of an earlier run. Raises InvalidRequestError if the file is something else."""
     try:
         earlier = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -122,7 +122,7 @@ def read_document(file: Path) -> dict[str, Any]:
 
 
 def compare(now: Figures, earlier: Figures) -> list[dict[str, Any]]:
-    """Ratios of medians, now over earlier, for each server and workload in both runs.
+    """Return the ratios of medians, now over earlier, for each server and workload in both runs.
 
     Servers are matched by label; an earlier run of a single server is compared with every server.
     """
@@ -138,7 +138,7 @@ def compare(now: Figures, earlier: Figures) -> list[dict[str, Any]]:
 
 
 def print_report(console: Console, doc: Figures, histograms: bool = False) -> None:
-    """Prints the table of medians, the histograms if asked, the ratios between servers, and warnings."""
+    """Print the table of medians, the histograms if requested, the ratios between servers, and warnings."""
     console.print(_table(doc))
     if histograms:
         _print_histograms(console, doc)
@@ -187,7 +187,7 @@ def _table(doc: Figures) -> Table:
 
 
 def _cells(median: Figures, runs: Sequence[Figures]) -> list[str]:
-    """A table row. Cached prompt tokens and the client's CPU time help to judge the other columns."""
+    """Return a table row. Cached prompt tokens and client CPU time help to judge the other columns."""
     times = [
         f"{_number(median[f'{figure}_ms_p50'])} / {_number(median[f'{figure}_ms_p99'])}"
         for figure in ("ttft", "itl", "tpot", "latency")
@@ -225,7 +225,7 @@ def ratio_table(rows: Sequence[Figures], title: str) -> Table:
 
 
 def _remarks(runs: Sequence[Figures]) -> list[str]:
-    """Warnings about anything that makes the figures unreliable."""
+    """Return warnings about anything that makes the figures unreliable."""
     remarks = []
     for (target, workload), group in _grouped(runs).items():
         where = f"{workload} on {target}"

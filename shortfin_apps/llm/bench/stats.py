@@ -14,10 +14,10 @@ from shortfin_apps.llm.bench.histogram import Bin, counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request as the client saw it. Times are `perf_counter` seconds.
+    """One request as seen by the client. Times are `perf_counter` seconds.
 
-    `chunks_s` are the arrival times of the events that carried text; a chunk may carry several tokens, so
-    tokens are counted by the server's `usage`. A request with an `error` only counts in the number of errors.
+    `chunks_s` are the arrival times of events with text. A chunk may contain several tokens, so tokens are
+    counted by the server's `usage`. A request with an `error` counts only as an error.
     """
 
     sent_s: float
@@ -53,7 +53,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The figures of one pass, times in ms. None where a figure does not exist (no second token)."""
+    """The figures of one pass, times in ms. None for an undefined figure, such as TPOT of a single token."""
 
     requests: int
     errors: int
@@ -130,14 +130,14 @@ def summarise(records: Sequence[RequestRecord], client_cpu_s: float = 0.0) -> Su
 
 
 def median_figures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The median of each figure over the repeats that have it."""
+    """Return the median of each figure over the repeats in which it exists."""
     return {name: _median(s[name] for s in summaries) for name in FIGURES}
 
 
 def paired_ratios(
     figures: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> dict[str, tuple[float, float, float] | None]:
-    """Ratios `figures / baseline` per repeat: their median, minimum and maximum, by figure.
+    """Return the ratios `figures / baseline` per repeat: their median, minimum and maximum, by figure.
 
     The n-th repeats of both ran one after the other, so machine drift largely cancels.
     """

@@ -37,7 +37,7 @@ class TokenPrompts:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompts:
-    """Prompts as text of approximate length, for servers that take no token ids."""
+    """Prompts as text of approximate length, for servers that do not accept token ids."""
 
     async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> str:
         prefix = f"{word_prompt(prefix_seed, prefix_tokens)} " if prefix_tokens else ""
@@ -46,7 +46,7 @@ class TextPrompts:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server under measurement; `http` is connected to `url`, without any `/v1`."""
+    """A server to measure; `http` is connected to `url`, which has no `/v1`."""
 
     label: str
     url: str
@@ -57,7 +57,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """Connection options. `model` None takes the server's first; `tokenizer` None uses its `/tokenize`."""
+    """Connection options. `model` None: the server's first model; `tokenizer` None: its `/tokenize`."""
 
     model: str | None = None
     api_key: str | None = None
@@ -67,7 +67,7 @@ class TargetOptions:
 
 
 def parse_urls(urls: Sequence[str]) -> list[tuple[str, str]]:
-    """Labels and addresses from `URL` or `LABEL=URL`; the default label is the address.
+    """Parse labels and addresses from `URL` or `LABEL=URL`; the default label is the address.
 
     Raises InvalidRequestError when two have the same label.
     """
@@ -86,7 +86,7 @@ def _parse_url(url: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def open_target(label: str, url: str, options: TargetOptions) -> AsyncIterator[Target]:
-    """Connects and determines the model's name. Raises LlmError when the server cannot be measured."""
+    """Connect and determine the model's name. Raises LlmError if the server cannot be measured."""
     async with LlmClient(url, options.api_key, timeout_s=30.0, max_retries=1) as client:
         base_url = client.base_url
         model = options.model or await _first_model(client)
@@ -95,8 +95,11 @@ async def open_target(label: str, url: str, options: TargetOptions) -> AsyncIter
 
 
 def http_client(base_url: str, api_key: str | None = None, *, timeout_s: float) -> httpx.AsyncClient:
-    """A client without a limit on connections, over aiohttp: httpx's own transport costs several times the
-    CPU time for each chunk of a stream, which a server on the same machine then lacks."""
+    """Create a client without a limit on connections, over aiohttp.
+
+    httpx's own transport uses several times the CPU time per chunk of a stream, which a server on the same
+    machine then lacks.
+    """
     return HttpxAiohttpClient(
         base_url=base_url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
@@ -122,7 +125,7 @@ def _prompts(http: httpx.AsyncClient, model: str | None, options: TargetOptions)
 
 
 def file_tokenizer(file: Path) -> Tokenize:
-    """Tokenises with a Hugging Face `tokenizer.json`. Raises InvalidRequestError if it cannot be read."""
+    """Tokenise with a Hugging Face `tokenizer.json`. Raises InvalidRequestError if it cannot be read."""
     from tokenizers import Tokenizer  # imported only when it is used
 
     try:
@@ -140,14 +143,14 @@ def file_tokenizer(file: Path) -> Tokenize:
 
 
 def _unusable(file: Path, error: BaseException) -> BaseException:
-    """The error to raise for one of the library; another as it is."""
+    """Convert an error of the tokenizer library; return any other unchanged."""
     if not is_library_error(error):
         return error
     return InvalidRequestError(f"{file} is not a usable tokenizer.json ({error})", "tokenizer")
 
 
 def server_tokenizer(http: httpx.AsyncClient, model: str | None) -> Tokenize:
-    """Tokenises with the server's `POST /tokenize`, in vLLM's or llama.cpp's format."""
+    """Tokenise with the server's `POST /tokenize`, in vLLM's or llama.cpp's format."""
     named = {} if model is None else {"model": model}
 
     async def tokenize(text: str) -> list[int]:
@@ -165,7 +168,7 @@ async def _tokens(http: httpx.AsyncClient, body: dict[str, object]) -> list[int]
     try:
         try:
             response = await http.post("/tokenize", json=body)
-        except httpx.ConnectTimeout:  # httpx-aiohttp raises it for a connection that the server has closed
+        except httpx.ConnectTimeout:  # raised by httpx-aiohttp if the server has closed the connection
             response = await http.post("/tokenize", json=body)
     except httpx.TransportError as error:
         raise ConnectionFailedError(f"the connection to {http.base_url} broke: {error}") from error

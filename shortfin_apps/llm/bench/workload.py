@@ -10,11 +10,11 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests sent by `concurrency` clients, each sending its next one when the previous is answered.
+    """Requests sent by `concurrency` clients, each of which waits for an answer before its next request.
 
     `prompt_tokens` has one length per request, without the shared prefix. With `shared_prefix_tokens`, all
-    prompts begin with the same tokens and there are two passes, with the suffixes `c` and `w`: cold, where
-    the prefix is in no cache yet, and warm, with the same prefix followed by new tokens.
+    prompts start with the same tokens and there are two passes with the suffixes `c` and `w`: cold, with an
+    uncached prefix, and warm, with the same prefix followed by new tokens.
     """
 
     name: str
@@ -76,7 +76,7 @@ PRESETS = {
 
 
 def chosen_presets(names: str) -> list[Workload]:
-    """Presets from a comma-separated list, or `all`. Raises InvalidRequestError for an unknown name."""
+    """Return presets from a list with commas, or `all`. Raises InvalidRequestError for an unknown name."""
     if names.strip().lower() == "all":
         return list(PRESETS.values())
     chosen = [name.strip().upper() for name in names.split(",")]

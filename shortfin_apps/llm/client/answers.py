@@ -11,24 +11,24 @@ from shortfin_apps.llm.client.errors import ServerError
 ValueT = TypeVar("ValueT")
 
 Prompt = str | Sequence[int]
-"""Text, or token ids, which are used unchanged."""
+"""A text, or token ids, which are sent unchanged."""
 
 Message = Mapping[str, Any]
 """One turn of a conversation: `{"role": "system" | "user" | "assistant" | "tool", "content": ...}`.
 
-An assistant's turn may have `tool_calls`, each as `ToolCall.message` has it, and its `reasoning_content`; a
-tool's has the `tool_call_id` that it answers.
+An assistant's turn may have `tool_calls`, each in the form of `ToolCall.message`, and `reasoning_content`. A
+tool's turn has the `tool_call_id` that it answers.
 """
 
 
 class Sampling(TypedDict, total=False):
-    """Sampling parameters and stop conditions; the server has defaults for those left out.
+    """Sampling parameters and stop conditions; the server has defaults for missing ones.
 
     Beyond OpenAI's own: `top_k` (0: off), `min_p`, `typical_p`, `repetition_penalty`, `bad_words` (strings),
-    `allowed_token_ids`, `min_tokens`, `stop_token_ids`, `ignore_eos`,
-    `cache_salt` (prompts share cached pages only under the same salt), `return_token_ids`, and `receipt`
-    (true, or "text" for one with the prompt's text). An answer fits
-    `response_format`, or a grammar in `structured_outputs` (`json`, `regex`, `choice` or `grammar`).
+    `allowed_token_ids`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `return_token_ids`,
+    `cache_salt` (only prompts with the same salt share cached pages), and `receipt` (true, or "text" to
+    include the prompt's text). An answer matches `response_format`, or a grammar in `structured_outputs`
+    (`json`, `regex`, `choice` or `grammar`).
     """
 
     max_tokens: int
@@ -56,9 +56,9 @@ class Sampling(TypedDict, total=False):
 
 
 class ChatOptions(Sampling, total=False):
-    """Further fields of a chat: functions that the model may call, and how it thinks.
+    """Additional fields of a chat: functions that the model may call, and settings of its reasoning.
 
-    `tools` and `tool_choice` have OpenAI's form. `chat_template_kwargs` are variables of the chat template.
+    `tools` and `tool_choice` have OpenAI's format. `chat_template_kwargs` are variables of the chat template.
     """
 
     tools: Sequence[Mapping[str, Any]]
@@ -71,7 +71,7 @@ class ChatOptions(Sampling, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function. `arguments` is JSON text, which a cut answer may end within."""
+    """A call of a function. `arguments` is JSON text, which may be incomplete if the answer was cut."""
 
     id: str
     name: str
@@ -79,14 +79,14 @@ class ToolCall:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The call in the `tool_calls` of an assistant's message."""
+        """The call as an entry of `tool_calls` in an assistant's message."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of the call number `index`, whose first piece has its `id` and `name`."""
+    """A piece of call number `index`; the first piece has its `id` and `name`."""
 
     index: int
     arguments: str
@@ -96,7 +96,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request; `cached_tokens` of the prompt were found in the server's prefix cache."""
+    """Tokens of one request; `cached_tokens` counts prompt tokens found in the server's prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -107,7 +107,7 @@ class Usage:
 class Generation:
     """A complete answer. `token_ids` and `usage` are None if the server does not send them.
 
-    `reasoning` is what the model thought, apart from `text`; `receipt` is there if it was asked for.
+    `reasoning` holds the model's thoughts, which are not in `text`; `receipt` is set if it was requested.
     """
 
     text: str
@@ -121,7 +121,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed answer. `finish_reason`, `receipt` and `usage` come with the last ones."""
+    """A piece of a streamed answer. The last ones have `finish_reason`, `receipt` and `usage`."""
 
     text: str
     finish_reason: str | None = None
@@ -133,7 +133,7 @@ class Chunk:
 
 
 def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """The calls of all chunks of a stream. Raises ServerError for one without a beginning."""
+    """Join the calls in a stream's chunks. Raises ServerError for a call without a first piece."""
     calls: dict[int, ToolCall] = {}
     for delta in deltas:
         if (call := calls.get(delta.index)) is not None:
@@ -146,7 +146,7 @@ def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
 
 
 def parse_generation(body: Any) -> Generation:
-    """Parses a complete answer of either route. Raises ServerError for anything else."""
+    """Parse a complete answer of either route. Raises ServerError for anything else."""
     try:
         choice = body["choices"][0]
         message = choice.get("message")
@@ -165,7 +165,7 @@ def parse_generation(body: Any) -> Generation:
 
 
 def parse_chunk(event: Any) -> Chunk:
-    """Parses one streamed event of either route. Raises ServerError for anything else."""
+    """Parse one streamed event of either route. Raises ServerError for anything else."""
     try:
         usage = parse_usage(event.get("usage"))
         if not event["choices"]:
@@ -187,7 +187,7 @@ def parse_chunk(event: Any) -> Chunk:
 
 
 def parse_usage(usage: Any) -> Usage | None:
-    """Parses a `usage` object, or null."""
+    """Parse a `usage` object, or null."""
     if usage is None:
         return None
     details = usage.get("prompt_tokens_details") or {}
@@ -197,21 +197,21 @@ def parse_usage(usage: Any) -> Usage | None:
 
 
 def _of(kind: type[ValueT], value: Any) -> ValueT | None:
-    """The value, which may be null. Raises TypeError for one of another type."""
+    """Return the value, which may be null. Raises TypeError for another type."""
     if value is None or isinstance(value, kind):
         return value
     raise TypeError(f"{type(value).__name__} instead of {kind.__name__}")
 
 
 def _reasoning(message: Any) -> str:
-    """Of a message or a delta; vLLM's newer name is `reasoning`."""
+    """Return the reasoning of a message or a delta; vLLM's newer name is `reasoning`."""
     if message is None:
         return ""
     return _of(str, message.get("reasoning_content") or message.get("reasoning")) or ""
 
 
 def _calls(message: Any) -> Iterator[ToolCallDelta]:
-    """Of a message, whose calls are in order, or a delta."""
+    """Yield the calls of a message, in order, or of a delta."""
     for place, call in enumerate((message or {}).get("tool_calls") or ()):
         function = call.get("function") or {}
         index = _of(int, call.get("index", place))

@@ -51,16 +51,16 @@ class _Failure(NamedTuple):
 
 
 class LlmClient:
-    """Talks to one server; `async with` it, or call `aclose`. Belongs to one event loop.
+    """Connects to one server; use `async with`, or call `aclose`. Belongs to one event loop.
 
-    `base_url` may end in `/v1`. `timeout_s` is the longest time without data from the server, not the
-    time of the whole answer; an answer that is not streamed sends no data until it is complete. At most
-    `max_concurrency` requests are in flight, others wait. Failed connections and the statuses 429 and
+    `base_url` may end in `/v1`. `timeout_s` is the maximum time without data from the server, not the
+    time of the full answer; an answer that is not streamed sends no data until it is complete. At most
+    `max_concurrency` requests are in flight; others wait. Failed connections and the statuses 429 and
     503 are retried up to `max_retries` times, honouring `Retry-After`; nothing is retried once an answer
-    has begun. `sleep`, `now` (Unix time) and `random` are for tests.
+    has started. `sleep`, `now` (Unix time) and `random` are for tests.
 
     Raises InvalidRequestError, OverloadedError, UnavailableError, RequestAbortedError or one of
-    `client.errors`, all LlmError.
+    `client.errors`, all subclasses of LlmError.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LlmClient:
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers=bearer(api_key),
-            # `pool`: requests beyond `max_concurrency` wait for a connection without a limit.
+            # `pool`: requests beyond `max_concurrency` wait indefinitely for a connection.
             timeout=httpx.Timeout(checked_timeout(timeout_s), connect=connect_timeout_s, pool=None),
             limits=httpx.Limits(max_connections=max_concurrency),
             # A proxy from the environment cannot reach this host's loopback addresses.
@@ -94,7 +94,7 @@ class LlmClient:
         )
 
     async def aclose(self) -> None:
-        """Closes all connections; requests in flight fail."""
+        """Close all connections; requests in flight fail."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -104,11 +104,11 @@ class LlmClient:
         await self.aclose()
 
     async def generate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Generation:
-        """Continues a prompt (`/v1/completions`)."""
+        """Continue a prompt (`/v1/completions`)."""
         return await self._complete("/v1/completions", self._completion(prompt, sampling))
 
     async def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
-        """Answers the last message of a conversation (`/v1/chat/completions`)."""
+        """Answer the last message of a conversation (`/v1/chat/completions`)."""
         return await self._complete("/v1/chat/completions", self._chat(messages, options))
 
     def stream(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> AsyncGenerator[Chunk, None]:
@@ -125,13 +125,13 @@ class LlmClient:
         return self._stream("/v1/chat/completions", self._chat(messages, options))
 
     async def generate_native(self, body: Mapping[str, object]) -> Any:
-        """The answer of this project's own `/generate` to a whole body, as JSON's objects."""
+        """Send a complete body to this project's `/generate`; return the parsed JSON answer."""
         return await self._json("POST", "/generate", dict(body))
 
     async def generate_batch(
         self, prompts: Sequence[Prompt], *, max_concurrency: int | None = None, **sampling: Unpack[Sampling]
     ) -> list[Generation]:
-        """Continues many prompts, at most `max_concurrency` at a time; the answers keep their order.
+        """Continue many prompts, at most `max_concurrency` at a time; the answers keep their order.
 
         When a prompt fails, the others are cancelled and its error is raised.
         """
@@ -147,7 +147,7 @@ class LlmClient:
         return [answers[index] for index in range(len(prompts))]
 
     async def models(self) -> list[str]:
-        """Names of the server's models."""
+        """Return the names of the server's models."""
         body = await self._json("GET", "/v1/models")
         try:
             return [str(model["id"]) for model in body["data"]]
@@ -160,23 +160,23 @@ class LlmClient:
             return (await response.aread()).decode("utf-8", "replace")
 
     async def server_info(self) -> dict[str, Any]:
-        """The configuration of the server and of the model, as a server of this package tells it."""
+        """The configuration of the server and the model, from this package's `/server_info`."""
         body = await self._json("GET", "/server_info")
         if not isinstance(body, dict):
             raise ServerError("the server's answer to /server_info is not an object")
         return body
 
     async def health(self) -> bool:
-        """Whether the server runs and its engine makes progress; False if there is no answer."""
+        """Whether the server runs and its engine makes progress; False if it does not answer."""
         return await self._probe("/health") == 200
 
     async def ready(self) -> bool:
-        """Whether the server accepts requests; that of a server without `/ready` is its `health`."""
+        """Whether the server accepts requests; `health` for a server without `/ready`."""
         status = await self._probe("/ready")
         return await self.health() if status == 404 else status == 200
 
     async def wait_ready(self, timeout_s: float = 600.0, interval_s: float = 0.2) -> None:
-        """Returns once the server is ready. Raises UnavailableError after `timeout_s` seconds."""
+        """Wait until the server is ready. Raises UnavailableError after `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not await self.ready():
@@ -200,10 +200,10 @@ class LlmClient:
         return parse_generation(await self._json("POST", path, body))
 
     async def _stream(self, path: str, body: dict[str, object]) -> AsyncGenerator[Chunk, None]:
-        """Raises ConnectionFailedError after a stream that lacks a finish reason or `[DONE]`.
+        """Stream chunks. Raises ConnectionFailedError if the finish reason or `[DONE]` is missing.
 
-        Both are needed: a router may end the stream of a worker that died with `[DONE]`, and a connection
-        may break behind the finish reason.
+        Both are required: a router may end a dead worker's stream with `[DONE]`, and a connection may break
+        after the finish reason.
         """
         streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
         finished = done = False
@@ -217,7 +217,7 @@ class LlmClient:
                     continue  # read to the end, so that the connection can be reused
                 chunk = _chunk(event.data)
                 finished = finished or chunk.finish_reason is not None
-                if chunk != _EMPTY:  # empty: the assistant's role, before its first text
+                if chunk != _EMPTY:  # empty: the chunk with the role, before any text
                     yield chunk
         if not (finished and done):
             raise self._broken()
@@ -228,7 +228,7 @@ class LlmClient:
         return _parse_json(content, f"the server's answer to {path}")
 
     async def _probe(self, path: str) -> int | None:
-        """The status of a GET without retries; None if there is no answer."""
+        """Return the status of a GET without retries; None without an answer."""
         try:
             return (await self._http.get(path)).status_code
         except httpx.RequestError:
@@ -238,7 +238,7 @@ class LlmClient:
     async def _open(
         self, method: str, path: str, body: dict[str, object] | None
     ) -> AsyncIterator[httpx.Response]:
-        """A response with status 2xx whose body is not read yet; leaving the context disconnects."""
+        """Open a response with status 2xx and an unread body; leaving the context disconnects."""
         response = await self._send_with_retries(method, path, body)
         try:
             with self._typed_errors():
@@ -262,7 +262,7 @@ class LlmClient:
     async def _send(
         self, method: str, path: str, body: dict[str, object] | None
     ) -> httpx.Response | _Failure:
-        """One attempt; returns a response with status 2xx before its body is read."""
+        """Make one attempt; a response with status 2xx is returned before its body is read."""
         content = None if body is None else json_of(body)
         headers = {"Content-Type": "application/json"} if content else None
         request = self._http.build_request(method, path, content=content, headers=headers)
@@ -271,7 +271,7 @@ class LlmClient:
                 response = await self._http.send(request, stream=True)
                 if response.is_success:
                     return response
-                reason = await response.aread()  # to the end, which releases the connection
+                reason = await response.aread()  # reading to the end releases the connection
         except ConnectionFailedError as error:
             never_sent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
             return _Failure(error, retriable=never_sent)
@@ -280,7 +280,7 @@ class LlmClient:
         return _Failure(refused, response.status_code in _RETRIED_STATUSES, retry_after_s)
 
     def _answered_at(self, response: httpx.Response) -> float:
-        """The time by the server's clock if it sends one, as its `Retry-After` date uses that clock, too."""
+        """Return the server's time if it sends one: its `Retry-After` date uses the same clock."""
         try:
             return parsedate_to_datetime(response.headers["Date"]).timestamp()
         except (KeyError, ValueError, OverflowError):
@@ -314,7 +314,7 @@ class LlmClient:
 
 
 def normalised_url(base_url: str) -> str:
-    """A server's address without `/v1` at its end. Raises InvalidRequestError."""
+    """Return the server's address without a trailing `/v1`. Raises InvalidRequestError."""
     if not base_url.startswith(("http://", "https://")):
         raise InvalidRequestError(
             f"the server's address {base_url!r} must begin with http:// or https://", "base_url"
@@ -332,7 +332,7 @@ def normalised_url(base_url: str) -> str:
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """The header with the key, if any. Raises InvalidRequestError for a key that no header can have."""
+    """Return the header with the key, if any. Raises InvalidRequestError for a key invalid in headers."""
     if not api_key:
         return {}
     if not (api_key.isascii() and api_key.isprintable()):
@@ -341,8 +341,8 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 
 def checked_timeout(timeout_s: float | None) -> float | None:
-    """The same time. Raises InvalidRequestError for one in which nothing can be sent."""
-    if timeout_s is not None and not timeout_s > 0:  # NaN is not
+    """Return `timeout_s`. Raises InvalidRequestError unless it is positive."""
+    if timeout_s is not None and not timeout_s > 0:  # also refuses NaN
         raise InvalidRequestError(f"the timeout must be more than 0 seconds, not {timeout_s:g}", "timeout")
     return timeout_s
 
@@ -362,7 +362,7 @@ def _parse_json(content: str | bytes, what: str) -> Any:
 
 
 async def _all_or_none(jobs: Sequence[Awaitable[None]]) -> None:
-    """Runs jobs concurrently; the first failure cancels the others and is raised unchanged."""
+    """Run jobs concurrently; the first failure cancels the others and is raised unchanged."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         await asyncio.gather(*tasks)

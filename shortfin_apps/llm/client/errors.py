@@ -1,4 +1,4 @@
-"""Errors of the client, besides those that it shares with the server.
+"""Errors of the client, in addition to the ones that it shares with the server.
 
 LlmError
 ├── InvalidRequestError, OverloadedError, UnavailableError, RequestAbortedError   from the server's answer
@@ -51,13 +51,13 @@ class ServerError(ClientError):
 
 
 def error_from_response(status: int, body: bytes, retry_after_s: float | None) -> LlmError:
-    """The error for an HTTP response whose status is not 2xx."""
+    """Return the error for an HTTP response with a status other than 2xx."""
     message, param = _message_and_param(body)
     return error_for(status, message or _phrase(status), param, retry_after_s)
 
 
 def error_for(status: int, message: str, param: str | None, retry_after_s: float | None = None) -> LlmError:
-    """The error for an HTTP status, or for the status code within a streamed error."""
+    """Return the error for an HTTP status, or for the status code in a streamed error."""
     match status:
         case 401 | 403:
             return AuthenticationError(f"the server refuses this API key: {message}")
@@ -74,7 +74,7 @@ def error_for(status: int, message: str, param: str | None, retry_after_s: float
 
 
 def streamed_error(error: object) -> LlmError:
-    """The error for a `data: {"error": ...}` event; ServerError if its kind is unknown."""
+    """Return the error for a `data: {"error": ...}` event; ServerError if its type is unknown."""
     message, param = _describe(error)
     return error_for(_streamed_status(error), message or "no reason given", param)
 
@@ -107,10 +107,10 @@ def _describe(error: object) -> tuple[str | None, str | None]:
 
 
 def _shown(value: object) -> str:
-    """A text as it is, anything else as JSON; cut."""
+    """Return a string unchanged, anything else as JSON; both are cut to 500 characters."""
     try:
         return (value if isinstance(value, str) else orjson.dumps(value).decode())[:500]
-    except TypeError:  # it is nested deeper than orjson writes, though it reads that
+    except TypeError:  # orjson reads deeper nesting than it writes
         return "an error that is nested too deep to be shown"
 
 

@@ -1,4 +1,4 @@
-"""Retries: whether a request is sent again, and after how long."""
+"""Retries: whether and when a request is sent again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from email.utils import parsedate_to_datetime
 
 
 def parse_retry_after(value: str | None, now_s: float) -> float | None:
-    """Seconds to wait, from a `Retry-After` header (RFC 9110, 10.2.3): delta-seconds or an HTTP date.
+    """Parse a `Retry-After` header (RFC 9110, 10.2.3), in seconds or as an HTTP date, to seconds.
 
-    `now_s` is the Unix time of the answer. None when the header is absent or unreadable; a date that
-    has passed gives 0.
+    `now_s` is the Unix time of the answer. Returns None if the header is missing or invalid, and 0 for a
+    date in the past.
     """
     if value is None:
         return None
@@ -20,7 +20,7 @@ def parse_retry_after(value: str | None, now_s: float) -> float | None:
         return float(value)
     try:
         date = parsedate_to_datetime(value)
-        # A date without a zone is GMT by the same RFC, though Python calls it naive.
+        # The RFC defines a date without a zone as GMT; Python parses it as naive.
         at_s = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None

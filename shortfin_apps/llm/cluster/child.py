@@ -1,7 +1,7 @@
 """`python -m shortfin_apps.llm.cluster.child PID MODULE WORD...`: a process that ends with its parent PID.
 
-Runs MODULE as `python -m MODULE WORD...` would, after it has asked the kernel for SIGTERM when the parent
-ends, however that ends. Workers and smg drain at SIGTERM, so answers under way are still finished.
+It asks the kernel for SIGTERM when the parent ends for any reason, then runs MODULE like
+`python -m MODULE WORD...`. Workers and smg drain at SIGTERM, so answers in progress are still completed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def end_with(parent_pid: int) -> None:
-    """From now on, SIGTERM when the process `parent_pid` ends; exits if it has ended already."""
+    """Request SIGTERM for when the process `parent_pid` ends; exit if it has already ended."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:  # it ended before the request, which then has no effect
+    if os.getppid() != parent_pid:  # it ended before the prctl, which then has no effect
         sys.exit(128 + signal.SIGTERM)
 
 

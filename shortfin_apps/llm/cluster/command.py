@@ -1,4 +1,4 @@
-"""`shortfin-llm cluster MODEL --workers N`: servers behind a router, in one command."""
+"""`shortfin-llm cluster MODEL --workers N`: starts several servers and a router in front of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ the router's, keys are both's, the rest is every worker's. A process that ends i
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand `cluster`."""
+    """Add the subcommand `cluster`."""
     parser = subparsers.add_parser(
         "cluster", help="serve a model with several workers behind a router", description=DESCRIPTION
     )
@@ -91,11 +91,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the cluster until a signal; returns the exit status. Raises LlmError when it cannot start."""
+    """Run the cluster until a signal; return the exit status. Raises LlmError if it cannot start."""
     notes: list[str] = []
     config = server_flags.from_arguments(args, notes.append)
     server_logging.set_up(config.log_level, config.log_format)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every probe
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # at info it logs every probe
     for note in notes:
         logger.warning(note)
     options = ClusterOptions(
@@ -112,14 +112,14 @@ def run(args: argparse.Namespace) -> int:
         config = built(config)
         name = config.served_model_name or open_artifact(config).name
         return asyncio.run(_serve(config, options, name))
-    except BuildFailed as failure:  # which has said why
+    except BuildFailed as failure:  # the build has already logged the reason
         return failure.status
     finally:
         server_logging.flush()
 
 
 async def _serve(config: ServerConfig, options: ClusterOptions, name: str) -> int:
-    """Starts the cluster, and stops it at a signal; a second signal ends it at once."""
+    """Start the cluster. A signal stops it; a second one ends it at once."""
     wanted = [
         Wanted(config.host, config.port, "--port"),
         Wanted(LOOPBACK, options.metrics_port, "--metrics-port"),
@@ -131,7 +131,7 @@ async def _serve(config: ServerConfig, options: ClusterOptions, name: str) -> in
 
 
 def _held_port(taken: Sequence[int]) -> HeldPort:
-    """A worker's port. Raises ClusterError."""
+    """Open a port for a worker. Raises ClusterError."""
     try:
         return HeldPort(LOOPBACK, taken)
     except OSError as error:
@@ -148,7 +148,7 @@ async def _serve_on(
     options: ClusterOptions,
     name: str,
 ) -> int:
-    """`ports` are the router's: for clients, and for metrics."""
+    """Serve on the router's two `ports`: one for clients and one for metrics."""
     port, metrics_port = ports
     options = replace(options, metrics_port=metrics_port)
     url = _url(config, port)
@@ -183,7 +183,7 @@ async def _stop(supervisor: Supervisor, hurried: asyncio.Event) -> None:
 
 
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Events that the first and the second Ctrl-C or SIGTERM set."""
+    """Return events set by the first and the second Ctrl-C or SIGTERM."""
     first, second = asyncio.Event(), asyncio.Event()
 
     def handle() -> None:
@@ -218,7 +218,7 @@ def _supervisor(
 
 
 def _worker(number: int, held: HeldPort, settings: dict[str, Any]) -> Member:
-    """The address is in the process list, the rest of the settings, with the keys, on standard input."""
+    """Pass the address on the command line, and other settings, including keys, on standard input."""
     module = ["shortfin_apps.llm.cluster.worker_process", *map(str, held.fds)]
     flags = ["--host", LOOPBACK, "--port", str(held.port), "--config", "/dev/stdin"]
     program = Program(f"worker {number}", [*module, *flags], settings, port=held)
@@ -232,14 +232,14 @@ def _router(options: ClusterOptions, flags: Sequence[str], ready_url: str) -> Me
 
 
 def _url(config: ServerConfig, port: int) -> str:
-    """Where this machine reaches the router."""
+    """Return the router's address as seen from this machine."""
     host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(config.host, config.host)
     scheme = "http" if config.ssl_certfile is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _banner(options: ClusterOptions, url: str, model: str) -> str:
-    """Smg answers no request that names no model."""
+    """Describe the cluster. The example names the model, which smg requires."""
     body = json.dumps({"model": model, "prompt": "The capital of France is", "temperature": 0})
     return (
         f"Serving {model} at {url} with {options.workers} workers behind {options.router}"
@@ -271,5 +271,5 @@ def _show(name: str, line: str) -> None:
 
 
 def _show_unchanged(name: str, line: str) -> None:
-    """Lines in JSON say themselves which program logged them."""
+    """Write a JSON line unchanged: it names the program that logged it."""
     server_logging.write_line(visible(line))

@@ -1,7 +1,7 @@
-"""A worker's port, which the cluster's process keeps open while no worker accepts connections on it.
+"""A worker's port, held open by the cluster's process while no worker accepts connections on it.
 
-A worker that bound its port itself would leave it free while it is started again, for any local program to
-take, which would then get prompts and keys from the router.
+If a worker bound its port itself, the port would be free during a restart. Any local program could then take
+it and receive prompts and keys from the router.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Container
 
 BACKLOG = 2048
 RETRY_S = 1.0
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER of a connection that is reset when it is closed
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a connection resets it
 ACCEPTS, ACCEPTS_NO_MORE = b"+", b"-"
 
 
 class HeldPort:
-    """Listens on a port of `host`, not in `taken`, until `close`: nobody else can bind it.
+    """Listens on a port of `host`, not in `taken`, until `close`, so that no other process can bind it.
 
-    `fds` are handed down to a worker: the listener, and a socket on which the worker says when it begins and
-    ends to accept connections (`HandedDown`). In between they are refused here, so that the router tries
-    another worker. To be made, used and closed in one event loop. Raises OSError.
+    `fds` are passed to a worker: the listener, and a socket on which the worker reports when it starts and
+    stops accepting connections (`HandedDown`). At other times this process refuses connections, so that the
+    router tries another worker. Create, use and close it in one event loop. Raises OSError.
     """
 
     def __init__(self, host: str, taken: Container[int] = ()) -> None:
@@ -49,10 +49,10 @@ class HeldPort:
         return self._listener.fileno(), self._tells.fileno()
 
     def refuse(self) -> None:
-        """From now on, as the worker has ended, until the next one accepts connections. Twice is a no-op."""
+        """Refuse connections, as the worker has ended, until the next worker accepts them. Idempotent."""
         with contextlib.suppress(BlockingIOError):
             while self._told.recv(64):
-                pass  # what the worker said before it ended
+                pass  # discard the ended worker's messages
         self._refuse()
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class HeldPort:
             self._refuse()
 
     def _accept(self) -> None:
-        """Leaves connections to the worker."""
+        """Leave connections to the worker."""
         self._loop.remove_reader(self._listener)
         if self._retry is not None:
             self._retry.cancel()
@@ -81,7 +81,7 @@ class HeldPort:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return
-        except OSError:  # no descriptor is left
+        except OSError:  # out of file descriptors
             self._loop.remove_reader(self._listener)
             self._retry = self._loop.call_later(RETRY_S, self._refuse)
             return
@@ -90,13 +90,13 @@ class HeldPort:
 
 
 class HandedDown(socket.socket):
-    """The listener in a worker, which says when connections are accepted and when they are not any more."""
+    """The listener in a worker, which reports when connections are accepted and when no longer."""
 
     def __init__(self, listener_fd: int, tells_fd: int) -> None:
         super().__init__(fileno=listener_fd)
         self._tells = socket.socket(fileno=tells_fd)
         for each in (self, self._tells):
-            each.set_inheritable(False)  # the processes started here have no part in them
+            each.set_inheritable(False)  # the worker's own child processes must not inherit them
 
     def listen(self, backlog: int = BACKLOG) -> None:
         super().listen(backlog)
@@ -108,7 +108,7 @@ class HandedDown(socket.socket):
         super().close()
 
     def _tell(self, what: bytes) -> None:
-        with contextlib.suppress(OSError):  # the cluster's process has ended, as this one is going to
+        with contextlib.suppress(OSError):  # the cluster's process has ended, and this one will
             self._tells.send(what)
 
 

@@ -1,4 +1,4 @@
-"""What `cluster` takes beside the flags of `serve`."""
+"""Options of `cluster` in addition to the flags of `serve`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal, get_args
 RouterName = Literal["smg", "vllm-router"]
 ROUTER_NAMES: tuple[RouterName, ...] = get_args(RouterName)
 
-# The routers' own default: port of their metrics.
+# The routers' default metrics port.
 METRICS_PORT = 29000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Numbers of processes and their ports; `router_flags` go to the router as they are, after ours."""
+    """Numbers of processes and ports; `router_flags` are passed to the router unchanged, after ours."""
 
     workers: int = 2
     router: RouterName = "smg"

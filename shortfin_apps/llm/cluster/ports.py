@@ -1,4 +1,4 @@
-"""TCP ports for processes that bind them themselves."""
+"""TCP ports for processes that bind their ports themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Wanted(NamedTuple):
-    """A port that is to be free on `host`, 0 for any; `flag` sets it, for the error message."""
+    """A port needed on `host`, 0 for any; `flag` sets it and is named in the error message."""
 
     host: str
     port: int
@@ -23,9 +23,9 @@ class Wanted(NamedTuple):
 
 
 def free_ports(wanted: Iterable[Wanted]) -> list[int]:
-    """A free port for each, all different. Raises ServerConfigError, which names the flag, for one in use.
+    """Return a distinct free port for each. Raises ServerConfigError, naming the flag, for one in use.
 
-    Another process may still take a port before the one it is meant for, which then fails and says so.
+    Another process may still take a port before its intended user, which then fails with an error.
     """
     with contextlib.ExitStack() as bound:
         sockets = [bound.enter_context(_bind(*each)) for each in wanted]

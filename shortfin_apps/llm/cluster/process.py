@@ -1,4 +1,4 @@
-"""One process of a cluster: starts it, passes its log on, and ends it."""
+"""One process of a cluster: starts it, forwards its log, and stops it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from shortfin_apps.llm.server.config_sources import OTHER_VARIABLES
 
 TAIL_LINES = 15
 MAX_LINE_BYTES = 1 << 20
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the routers colour their log even where that is a pipe
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the routers colour their log even if it is a pipe
 
-Show = Callable[[str, str], None]  # receives a process's name and one line of its log
+Show = Callable[[str, str], None]  # receives a process's name and a line of its log
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run: `python -m` these words, with `stdin` as JSON, which nobody else can read.
+    """A command: `python -m` these words, with `stdin` as JSON, which other users cannot read.
 
-    `port` is handed down, and refuses connections while the program does not run.
+    `port` is passed down, and refuses connections while the program does not run.
     """
 
     name: str
     words: Sequence[str]
     stdin: Any
-    logs_to_stdout: bool = False  # else its standard output is of no interest
+    logs_to_stdout: bool = False  # otherwise standard output is discarded
     port: HeldPort | None = None
 
 
 class Process:
-    """A running program. It gets SIGTERM when this process ends, however that ends."""
+    """A running program. It receives SIGTERM when this process ends for any reason."""
 
     def __init__(self, program: Program, process: asyncio.subprocess.Process, show: Show) -> None:
         self.program = program
@@ -60,11 +60,11 @@ class Process:
             stderr=output,
             limit=MAX_LINE_BYTES,
             pass_fds=() if program.port is None else program.port.fds,
-            start_new_session=True,  # Ctrl-C in a terminal is for us, who end the processes in order
+            start_new_session=True,  # Ctrl-C must reach only this process, which stops the others in order
             env=_environment(),
         )
         assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it has ended, and its log says why
+        with contextlib.suppress(ConnectionError):  # it has ended, and its log has the reason
             process.stdin.write(json.dumps(program.stdin).encode())
             await process.stdin.drain()
         process.stdin.close()
@@ -75,18 +75,18 @@ class Process:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Its exit status, once its log has been read; negative for a signal."""
+        """Wait for the process and its log; return its exit status, negative for a signal."""
         status = await self._process.wait()
         if self.program.port is not None:
             self.program.port.refuse()
-        # A process that it left behind may hold the log open.
+        # A process that it left running may hold the log open.
         await asyncio.wait({self._reading}, timeout=1)
         return status
 
     async def stop(self, patience_s: float) -> None:
-        """Sends SIGTERM, and SIGKILL if it has not ended within `patience_s`."""
+        """Send SIGTERM, and SIGKILL if it has not ended after `patience_s`."""
         self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)  # one that is stopped (SIGSTOP) would not notice SIGTERM alone
+        self._signal(signal.SIGCONT)  # a stopped process (SIGSTOP) handles SIGTERM only once it continues
         try:
             await asyncio.wait_for(self.wait(), patience_s)
         except TimeoutError:
@@ -106,18 +106,18 @@ class Process:
         while True:
             try:
                 line = await stream.readline()
-            except ValueError:  # longer than MAX_LINE_BYTES, and dropped
+            except ValueError:  # longer than MAX_LINE_BYTES: dropped
                 continue
             if not line:
                 return
             text = COLOUR.sub("", line.decode(errors="replace")).rstrip()
             self.tail.append(text)
-            with contextlib.suppress(OSError, ValueError):  # a closed log: the process must not wait
+            with contextlib.suppress(OSError, ValueError):  # a closed log must not block the process
                 self._show(self.program.name, text)
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without the settings in it, which have been read and are on stdin."""
+    """Return our environment without settings: they were already read and are passed on stdin."""
     kept = {ENV_PREFIX + name for name in OTHER_VARIABLES}
     return {
         name: value

@@ -1,4 +1,4 @@
-"""The flags of the routers: Shepherd Model Gateway (smg) and vllm-router, which share most of them."""
+"""Flags of the routers, Shepherd Model Gateway (smg) and vllm-router, which share most of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
 
 PACKAGES: dict[RouterName, str] = {"smg": "smg", "vllm-router": "vllm_router"}
 INSTALLS: dict[RouterName, str] = {"smg": "'shortfin-llm[cluster]'", "vllm-router": "'vllm-router==0.1.*'"}
-# Where clients' port has the metrics of all workers.
+# Route on the clients' port with the metrics of all workers.
 METRICS_ROUTES: dict[RouterName, str] = {"smg": "/engine_metrics", "vllm-router": "/metrics"}
-GRACE_S = 5  # a worker's own grace beyond its drain, which the router has to outlast
+GRACE_S = 5  # a worker's grace after its drain, which the router must outlast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """Keys of a cluster. `public` are the users' and `admin` the admins', both may be empty.
+    """Keys of a cluster. `public` are the users' and `admin` the admins'; both may be empty.
 
-    `worker` is the router's own at the workers, and `control` opens the router's control plane.
+    The router authenticates to workers with `worker`; `control` opens the router's control plane.
     """
 
     public: tuple[str, ...]
@@ -32,21 +32,21 @@ class Keys:
 
     @property
     def of_workers(self) -> tuple[str, ...]:
-        """The keys that workers accept: routers pass a client's on, so that workers tell tenants apart.
+        """The keys that workers accept: routers pass client keys on, so that workers can distinguish tenants.
 
-        None without public keys, as clients may then send any.
+        Empty without public keys, as clients may then send any key.
         """
         return (*self.public, self.worker) if self.public else ()
 
 
 def check_installed(router: RouterName) -> None:
-    """Raises ServerConfigError, which says what to install."""
+    """Raise ServerConfigError, with the command to install it, if the router is missing."""
     if importlib.util.find_spec(PACKAGES[router]) is None:
         raise ServerConfigError(f"the router {router} is not installed: run `pip install {INSTALLS[router]}`")
 
 
 def dangers(config: ServerConfig, router: RouterName, keys: Keys) -> Iterator[str]:
-    """What anyone who reaches the router may do, if that is more than this machine."""
+    """Describe dangerous permissions of anyone who can reach a router that is not on loopback."""
     if is_loopback(config.host):
         return
     if not keys.public:
@@ -61,7 +61,7 @@ def dangers(config: ServerConfig, router: RouterName, keys: Keys) -> Iterator[st
 def router_flags(
     config: ServerConfig, options: ClusterOptions, keys: Keys, port: int, worker_ports: Sequence[int]
 ) -> list[str]:
-    """The router's flags. Raises ServerConfigError for settings that the router has no flag for."""
+    """Return the router's flags. Raises ServerConfigError for settings that it does not support."""
     own = {"smg": _smg, "vllm-router": _vllm_router}[options.router]
     return [*_common(config, options, keys, port, worker_ports), *own(config, keys), *options.router_flags]
 
@@ -75,13 +75,13 @@ def _common(
         "--policy": options.policy,
         "--prometheus-host": LOOPBACK,
         "--prometheus-port": options.metrics_port,
-        # A worker that drains or loads is not ready. Both routers ask once a minute by default.
+        # A draining or loading worker is not ready. By default, both routers ask once a minute.
         "--health-check-endpoint": "/ready",
         "--health-check-interval-secs": 1,
         "--health-failure-threshold": 2,
         "--health-success-threshold": 1,
         "--worker-startup-check-interval": 1,
-        # A worker that came back is tried again after this, instead of a minute.
+        # Delay before retrying a worker that came back, instead of a minute.
         "--cb-timeout-duration-secs": 5,
         "--cb-success-threshold": 1,
     }

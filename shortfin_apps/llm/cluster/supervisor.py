@@ -1,4 +1,4 @@
-"""Starts the workers, then the router; starts again what ends; stops the router first, then the workers."""
+"""Starts workers, then the router; restarts processes that end; stops the router, then the workers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 PROBE_TIMEOUT_S = 5.0
-LATE_S = 1.0  # a time limit that is over later than this was held up by a suspension (SIGSTOP, sleep)
-MARGIN_S = 10.0  # beyond the time that a process has to drain
+LATE_S = 1.0  # a timeout that fires later than this was delayed by a suspension (SIGSTOP, sleep)
+MARGIN_S = 10.0  # added to a process's drain time
 
 
 class ClusterError(LlmError):
-    """A process of a cluster that did not start."""
+    """A process of a cluster did not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A program with the address that answers 200 once it is ready."""
+    """A program with the URL that answers 200 once it is ready."""
 
     program: Program
     ready_url: str
 
 
 class Supervisor:
-    """The processes of a cluster; `announce` is told what became ready, in words for people."""
+    """Manages a cluster's processes; `announce` gets readable messages about processes that are ready."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Supervisor:
         self._start_timeout_s = start_timeout_s
         self._drain_s = drain_s
         self._announce, self._show = announce, show
-        self._processes: dict[str, Process] = {}  # the running ones, by their programs' names
+        self._processes: dict[str, Process] = {}  # running processes by program name
         self._keepers: list[asyncio.Task[None]] = []
         self._clock = asyncio.get_running_loop().time
 
     async def start(self) -> None:
-        """Returns when all workers, and then the router, are ready. Raises ClusterError."""
+        """Return once all workers, and then the router, are ready. Raises ClusterError."""
         try:
             async with asyncio.TaskGroup() as starting:
                 for number, worker in enumerate(self._workers, 1):
@@ -68,9 +68,9 @@ class Supervisor:
         self._keepers = [asyncio.create_task(self._keep(member)) for member in members]
 
     async def stop(self) -> None:
-        """Ends the processes without losing an answer: the router takes no more, then the workers drain.
+        """Stop the processes without losing answers: the router refuses new requests, then the workers drain.
 
-        The router has as long as the workers for the requests that it holds.
+        The router has as much time for its requests as the workers.
         """
         for keeper in self._keepers:
             keeper.cancel()
@@ -79,7 +79,7 @@ class Supervisor:
         await self._stop(self._workers)
 
     def kill(self) -> None:
-        """Ends what is left at once; `stop` then returns."""
+        """Kill all remaining processes; `stop` then returns."""
         for process in self._processes.values():
             process.kill()
 
@@ -94,7 +94,7 @@ class Supervisor:
         self._announce(f"worker {which} is ready (process {process.pid}, {url})")
 
     async def _start_member(self, member: Member) -> Process:
-        """Raises ClusterError, with the last lines of its log, if it ends or is not ready in time."""
+        """Start a process. Raises ClusterError with its last log lines if it ends or is not ready in time."""
         name = member.program.name
         try:
             process = await self._run(member)
@@ -121,7 +121,7 @@ class Supervisor:
         return process
 
     async def _until_first(self, *tasks: asyncio.Task[Any]) -> None:
-        """Until one is done, or the start's time is over; that begins anew if this process was suspended."""
+        """Wait for a task or the start timeout, which restarts if this process was suspended."""
         while True:
             due_s = self._clock() + self._start_timeout_s
             done, _ = await asyncio.wait(
@@ -136,7 +136,7 @@ class Supervisor:
         return process
 
     async def _keep(self, member: Member) -> None:
-        """Starts the member again whenever it ends."""
+        """Restart the member whenever it ends."""
         name, delay = member.program.name, RestartDelay()
         started_s = self._clock()
         while True:
@@ -148,11 +148,11 @@ class Supervisor:
             process = await self._run_again(member, delay)
             try:
                 await self._announce_ready_again(member, process)
-            except Exception:  # the process runs, whether or not anyone is told
+            except Exception:  # the process runs even if the announcement fails
                 logger.exception("%s was started again, but it is not known whether it is ready", name)
 
     async def _run_again(self, member: Member, delay: RestartDelay) -> Process:
-        """Tries until the process starts: descriptors, processes or memory may be used up for a while."""
+        """Retry until the process starts: descriptors, processes or memory may be exhausted for a while."""
         while True:
             try:
                 return await self._run(member)
@@ -166,7 +166,7 @@ class Supervisor:
             await asyncio.sleep(wait_s)
 
     async def _announce_ready_again(self, member: Member, process: Process) -> None:
-        """Returns when the process is ready, or has ended."""
+        """Return once the process is ready or has ended."""
         ready = asyncio.create_task(_until_ready(member.ready_url))
         ended = asyncio.create_task(process.wait())
         try:
@@ -180,15 +180,15 @@ class Supervisor:
 
 
 async def _until_ready(url: str) -> None:
-    """Returns once `url` answers 200."""
-    # Processes of this machine: no proxy, and a certificate that may be for another name.
+    """Return once `url` answers 200."""
+    # Local processes: no proxy, and the certificate may be for another name.
     async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False, verify=False) as client:
         while True:
             try:
                 if (await client.get(url)).status_code == 200:
                     return
             except httpx.HTTPError:
-                pass  # not there yet
+                pass  # not listening yet
             await asyncio.sleep(POLL_S)
 
 

@@ -1,8 +1,8 @@
-"""A worker: `serve` on a port that the cluster's process holds (held_port.py).
+"""A worker: runs `serve` on a port held by the cluster's process (held_port.py).
 
     python -m shortfin_apps.llm.cluster.worker_process LISTENER TELLS FLAGS
 
-LISTENER and TELLS are file descriptors, as HandedDown takes them.
+LISTENER and TELLS are file descriptors, the arguments of HandedDown.
 """
 
 from __future__ import annotations

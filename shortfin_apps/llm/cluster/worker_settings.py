@@ -1,7 +1,7 @@
-"""Which settings of a cluster each of its workers gets.
+"""Derives each worker's settings from the cluster's.
 
-The settings are those of `serve`. What concerns the address that clients see is the router's
-(`router_flags.py`); the rest is every worker's, but that devices and CPUs are dealt out.
+The settings are those of `serve`. The router takes the ones about the address that clients see
+(`router_flags.py`). Each worker gets all others, except that devices and CPUs are divided between workers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shortfin_apps.llm.cluster.ports import LOOPBACK
 from shortfin_apps.llm.components.runtime.names import GPU_NAMES
 from shortfin_apps.llm.server.config import BUILD_SETTINGS, SECRETS, ServerConfig, ServerConfigError, flag
 
-# The router's, and what was used to build the model before there are workers.
+# Settings of the router, and settings used to build the model before workers start.
 NOT_OF_WORKERS = (
     *("host", "port", "cors_origin", "ssl_certfile", "ssl_keyfile"),
     *("api_key_file", "admin_api_key_file", *SECRETS, *BUILD_SETTINGS),
@@ -35,7 +35,7 @@ WITHOUT_MEANING = {
 
 
 def check(config: ServerConfig) -> None:
-    """Raises ServerConfigError for a setting that a cluster cannot honour."""
+    """Raise ServerConfigError for a setting that clusters do not support."""
     for name, reason in WITHOUT_MEANING.items():
         if name in config.model_fields_set:
             raise ServerConfigError(f"`{flag(name)}` is not for clusters: {reason}")
@@ -44,9 +44,9 @@ def check(config: ServerConfig) -> None:
 def worker_settings(
     config: ServerConfig, ports: Sequence[int], keys: Sequence[str], admin_keys: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The settings of each worker by name, in types of JSON; one worker for each of `ports`.
+    """Return the settings of one worker for each of `ports`, by name, as JSON types.
 
-    Raises ServerConfigError if the devices cannot be dealt out evenly.
+    Raises ServerConfigError if the devices cannot be divided evenly.
     """
     shared = config.model_dump(mode="json", exclude_unset=True, exclude={*NOT_OF_WORKERS, "device_ids"})
     shared |= {name: list(each) for name, each in (("api_key", keys), ("admin_api_key", admin_keys)) if each}
@@ -60,12 +60,12 @@ def worker_settings(
 
 
 def takes_threads(config: ServerConfig) -> bool:
-    """Whether CPUs are dealt out: else each worker would start as many threads as there are CPUs."""
+    """Whether to divide CPUs: otherwise each worker would start as many threads as there are CPUs."""
     return not on_gpu(config) and config.threads is None and config.runtime != "shortfin"
 
 
 def dealt_devices(config: ServerConfig, num_workers: int) -> list[tuple[str, ...]]:
-    """The `--device-ids` of each worker: as many for each, in order. On GPUs the default is one for each."""
+    """Return each worker's `--device-ids`: equal shares, in order. The default is one GPU per worker."""
     ids = config.device_ids
     if not ids:
         return [(str(index),) if on_gpu(config) else () for index in range(num_workers)]

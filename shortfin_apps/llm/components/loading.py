@@ -52,12 +52,12 @@ from shortfin_apps.llm.components.speculative_loading import (
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError, SelfTestError
 
-if TYPE_CHECKING:  # an extra
+if TYPE_CHECKING:  # an optional extra
     from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
 
 logger = logging.getLogger(__name__)
 
-OnProgress = Callable[[int, int], None]  # what is done, and what is to be done in all
+OnProgress = Callable[[int, int], None]  # items done, and total
 UseDecodeLoops = Literal["auto", "on", "off"]
 Pages = int | Literal["auto"]
 
@@ -66,18 +66,18 @@ Pages = int | Literal["auto"]
 class EngineOptions:
     """How to serve a model; None leaves a choice to the artefact or the machine.
 
-    `pages` is the size of the page table, "auto" what the device has memory for; None is "auto" on GPUs, and
-    on CPUs, where other programs live, the size in `config.json`. `max_running` is the most requests in
-    progress at once (default: the mode's own), `max_queue` the most that wait besides them,
-    `max_queue_tokens` the most prompt tokens that wait. `decode_ahead` is whether decode loops are used:
-    "auto" where the VMFB has them, "on" needs them. `speculative` says where proposed tokens come from, and
-    `draft_model` yields some where there are none; a request gets at most `speculative_tokens`
-    of them at once. `jump_ahead` is whether those that grammars force
-    are proposed: "auto" where the model takes proposed tokens, "on" needs that. `vocab_size` is the size of
-    the model's vocabulary by its manifest, which the tokenizer's must fit. `stall_timeout_s` is how long a
-    step may take. `kv_events` is where changes of the prefix cache are published; None is nowhere.
-    `flight_recorder` has the last minute's invocations kept, and dumped when something fails.
-    `self_test` is what the program must compute before anything is served.
+    `pages` is the size of the page table; "auto" is what fits in the device's memory. None is "auto" on GPUs,
+    and the size in `config.json` on CPUs, which other programs share. `max_running` is the maximum number of
+    requests in progress at once (default: the mode's own), `max_queue` the maximum number waiting in
+    addition, `max_queue_tokens` the maximum number of waiting prompt tokens. `decode_ahead` is whether decode
+    loops are used: "auto" if the VMFB has them; "on" requires them. `speculative` is the source of proposed
+    tokens; `draft_model` proposes where that source has none. A request gets at most `speculative_tokens` of
+    them at once. `jump_ahead` is whether tokens that grammars force are proposed: "auto" if the model
+    supports proposed tokens; "on" requires it. `vocab_size` is the model's vocabulary size in its manifest,
+    which the tokenizer's must fit. `stall_timeout_s` is the time limit of a step. `kv_events` is where
+    changes of the prefix cache are published; None is nowhere. `flight_recorder` keeps the last minute's
+    invocations, and dumps them when something fails. `self_test` holds the results that the program must
+    reproduce before serving.
     """
 
     device: str = "cpu"
@@ -114,10 +114,10 @@ def load_engine(
     confirm: Callable[[], None] = lambda: None,
     on_warm_up: OnProgress = lambda done, total: None,
 ) -> AsyncEngine:
-    """Loads, checks and warms up; the engine is ready for `start`. Takes seconds.
+    """Load, check and warm up an engine, which is then ready for `start`. Takes seconds.
 
-    Raises ArtifactError, SelfTestError and KVEventsError. `confirm` is called last but for the tuning; if it
-    raises, the device is closed and the error passed on.
+    Raises ArtifactError, SelfTestError and KVEventsError. `confirm` is called last, before the tuning; if it
+    raises, the device is closed and the error propagates.
     """
     with ExitStack() as opened:
         publisher = None
@@ -139,7 +139,7 @@ def load_engine(
         confirm()
         on_gpu = options.device in GPU_NAMES
         if options.tune and options.mode.leaves_budget_open(on_gpu=on_gpu):
-            engine.tune(on_gpu=on_gpu)  # last: what verifies the parameters would take part of the CPU
+            engine.tune(on_gpu=on_gpu)  # last: verifying the parameters would compete for the CPU
         close = opened.pop_all().close
     return AsyncEngine(
         engine,
@@ -190,10 +190,10 @@ def make_engine(
     listener: PageListener | None = None,
     recorder: FlightRecorder | None = None,
 ) -> Engine:
-    """The engine alone, on a device that the caller owns; it runs when the caller calls `step`.
+    """Create an engine on a device that the caller owns; it runs when the caller calls `step`.
 
-    `on_warm_up` is told the number of entries that have run once, and of all; `listener` which pages of the
-    cache are published; `recorder` what runs on the device.
+    `on_warm_up` receives the numbers of entries that have run once and of all entries, `listener` the
+    published pages of the cache, `recorder` the invocations on the device.
     """
     engine, _ = _make_engine(
         device, config, vmfb, parameters, eos_token_ids, options, on_warm_up, listener, recorder
@@ -212,7 +212,7 @@ def _make_engine(
     listener: PageListener | None,
     recorder: FlightRecorder | None,
 ) -> tuple[Engine, SelfTestWatch | None]:
-    """The engine, and the self-test that it has passed, if it has one."""
+    """Create the engine, and return it with the self-test that it has passed, if it has one."""
     check_vocabulary(options.vocab_size, options.tokenizer_vocab_size)
     program = device.load_program(vmfb, parameters, config.module_name)
     check_program(program, config, options.tokenizer_vocab_size)
@@ -267,7 +267,7 @@ def _passed_self_test(
     cache: KVCache,
     options: EngineOptions,
 ) -> SelfTestWatch | None:
-    """Raises SelfTestError."""
+    """Run the self-test if there is one. Raises SelfTestError."""
     chosen = options.self_test
     if chosen.file is None or chosen.when == "off":
         return None
@@ -318,7 +318,7 @@ def _num_pages(
     tokens_ahead: int | None,
     draft: DraftProgram | None,
 ) -> int:
-    """Raises ArtifactError for too few."""
+    """Number of pages of the cache. Raises ArtifactError for too few."""
     recorded = config.paged_kv_cache.device_block_count
     chosen = options.pages or ("auto" if options.device in GPU_NAMES else recorded)
     if chosen == "auto":

@@ -1,4 +1,4 @@
-"""Assembles what proposes tokens: the options of speculation, and a draft model beside the model."""
+"""Assembles speculation: its options, and a draft model next to the main model."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ TIMED_DECODES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFiles:
-    """An artefact of a draft model, whose tokens have the same ids as the model's.
+    """An artefact of a draft model, which has the same token IDs as the main model.
 
-    `round_cost` is what a decode of it takes beside one of the model; None to measure it.
+    `round_cost` is the cost of its decode relative to the main model's; None to measure it.
     """
 
     config: ModelConfig
@@ -56,7 +56,7 @@ def speculation_options(
     has_draft_model: bool,
     on_gpu: bool,
 ) -> SpeculationOptions | None:
-    """None where nothing is proposed. Raises ArtifactError where the model cannot do what was asked for."""
+    """Speculation options; None if nothing is proposed. Raises ArtifactError if the model cannot comply."""
     looks_up, jumps = speculative == "ngram", jump_ahead != "off"
     if not looks_up and not jumps and not has_draft_model:
         return None
@@ -73,7 +73,7 @@ def speculation_options(
 
 
 def _problem_with_proposals(config: ModelConfig, buckets: Buckets, flag: str) -> str | None:
-    """Why the model takes no proposed tokens, for which `flag` asks; None if it does."""
+    """The reason why the model does not support proposed tokens, which `flag` needs; None if it does."""
     if config.paged_kv_cache.state_block_count is not None:
         return (
             "the model has layers that keep a state, which cannot go back to before a rejected token; "
@@ -89,17 +89,17 @@ def _problem_with_proposals(config: ModelConfig, buckets: Buckets, flag: str) ->
 
 @dataclass(frozen=True, slots=True)
 class DraftProgram:
-    """A draft model whose program is loaded, and whose pages are still to be allocated."""
+    """A draft model with a loaded program, and pages not allocated yet."""
 
     config: ModelConfig
     program: Program
     round_cost: float | None  # None: to be measured
     max_running: int
-    max_tokens: int  # drafted for a request at once
-    vocab_size: int | None  # of the tokenizer
+    max_tokens: int  # drafted per request at once
+    vocab_size: int | None  # vocabulary size of the tokenizer
 
     def num_pages(self, num_tokens: int) -> int:
-        """Pages, with the scratch page, for what requests with `num_tokens` tokens in all have."""
+        """Number of pages, including the scratch page, for requests with `num_tokens` tokens in total."""
         context_pages = -(-self.config.max_seq_len // self.config.stride)
         return 1 + min(-(-num_tokens // self.config.stride), self.max_running * context_pages)
 
@@ -116,7 +116,7 @@ class DraftProgram:
 def load_draft_program(
     device: Device, files: DraftFiles, vocab_size: int | None, max_running: int, max_tokens: int
 ) -> DraftProgram:
-    """Loads a draft model beside the model. Raises ArtifactError, which names it."""
+    """Load a draft model next to the main model. Raises ArtifactError naming the draft model."""
     try:
         config = files.config
         program = device.load_program(files.vmfb, files.parameters, config.module_name)
@@ -136,9 +136,9 @@ def make_draft_model(
     num_tokens: int,
     prefix_cache: PrefixCache,
 ) -> DraftModel:
-    """Allocates its pages, for `num_tokens` tokens of the model's, and warms it up.
+    """Allocate the draft model's pages, for `num_tokens` tokens of the main model, and warm it up.
 
-    `model` is warm: what a round of drafts takes is measured beside one of its decodes.
+    `model` must be warm: the cost of a draft round is measured relative to one of its decodes.
     """
     config, num_pages = draft.config, draft.num_pages(num_tokens)
     num_window_pages = draft.num_window_pages(num_pages)

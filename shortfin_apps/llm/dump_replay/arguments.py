@@ -1,4 +1,4 @@
-"""Arguments of a dump, checked: a device reads and writes where they point to."""
+"""Validates a dump's arguments, as devices read and write at the indices in them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Values = npt.NDArray[Any]
 
 
 def check_tokens(task: Task, vocab_size: int | None) -> None:
-    """Raises DumpError for tokens that the model has not."""
+    """Raise DumpError for tokens outside of the model's vocabulary."""
     if vocab_size is not None and max(task.token_ids) >= vocab_size:
         raise DumpError(f"token {max(task.token_ids)} is not in the model's vocabulary of {vocab_size}")
 
 
 def draw_arguments(record: Draw, result: BatchResult) -> dict[str, Values]:
-    """The arguments of a draw from `result`. Raises DumpError."""
+    """Return the arguments of a draw from `result`. Raises DumpError."""
     names = _SAMPLE | _ADJUSTED if "edits" in record.arguments else _SAMPLE
     if set(record.arguments) != set(names):
         raise DumpError(f"record {record.number} has other arguments than a draw takes")

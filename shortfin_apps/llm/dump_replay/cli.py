@@ -32,7 +32,7 @@ A dump holds token ids of users' requests: docs/flight_recorder.md."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Adds the subcommand, with its help and arguments."""
+    """Add the subcommand, with its help and arguments."""
     parser = subparsers.add_parser(
         "replay-dump",
         help="run a server's last minute again, from a dump",
@@ -62,7 +62,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replays and prints; returns the exit status. Raises LlmError."""
+    """Replay and print; return the exit status. Raises LlmError."""
     from shortfin_apps.llm.bench.console import show
     from shortfin_apps.llm.components.recorder.dump_file import read_dump
     from shortfin_apps.llm.dump_replay.report import document, print_dump, print_summary

@@ -1,4 +1,4 @@
-"""What the pages of a replay hold, as far as it wrote them: K/V are a function of the tokens up to theirs."""
+"""Tracks which tokens the pages of a replay hold: a page's K/V depend on all tokens up to its last."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from enum import Enum
 
 import numpy as np
 
-UNKNOWN_TOKEN = -1  # no request has it
+UNKNOWN_TOKEN = -1  # not a token id of any request
 
 
 class Held(Enum):
-    """What a page holds, beside what a request takes it to hold."""
+    """How a page's content compares to what a request expects."""
 
     SAME = "same"
     OTHER = "other"
@@ -22,14 +22,14 @@ class Held(Enum):
 
 @dataclass(slots=True)
 class _Content:
-    """The tokens of a page, and the digest of all before them; None if it was computed from unknown pages."""
+    """The tokens of a page, and a digest of all tokens before; None if computed from unknown pages."""
 
     before: bytes | None
     token_ids: list[int]
 
 
 class KnownPages:
-    """Pages of `stride` tokens. A state is of all tokens of its page, so it `is_exact`."""
+    """Pages of `stride` tokens. State pages depend on all their tokens, so they are compared exactly."""
 
     def __init__(self, stride: int, *, is_exact: bool = False) -> None:
         self._stride = stride
@@ -37,7 +37,7 @@ class KnownPages:
         self._pages: dict[int, _Content] = {}
 
     def held(self, page_ids: Sequence[int], token_ids: Sequence[int], first: int) -> list[tuple[int, Held]]:
-        """The blocks from `first` on that `token_ids` reach, each with what its page holds."""
+        """Return the blocks of `token_ids` from `first` on, each with the state of its page."""
         stride = self._stride
         found = []
         for block, digest in enumerate(_digests(token_ids, stride)):
@@ -54,7 +54,7 @@ class KnownPages:
         return Held.SAME if content.before == before and held == list(expected) else Held.OTHER
 
     def wrote(self, page_ids: Sequence[int], token_ids: Sequence[int], start: int, *, is_known: bool) -> None:
-        """The tokens from position `start` on were written; `is_known` is False if from unknown ones."""
+        """Record writes of the tokens from `start` on; `is_known` is False if unknown pages were read."""
         stride = self._stride
         for block in range(start // stride, -(-len(token_ids) // stride)):
             begin = block * stride
@@ -62,7 +62,7 @@ class KnownPages:
             self._pages[page_ids[block]] = _Content(before, list(token_ids[begin : begin + stride]))
 
     def forget(self, page_ids: Iterable[int]) -> None:
-        """These were zeroed."""
+        """Forget pages that were zeroed."""
         for page_id in page_ids:
             self._pages.pop(page_id, None)
 
@@ -72,7 +72,7 @@ def _digest(token_ids: Sequence[int]) -> bytes:
 
 
 def _digests(token_ids: Sequence[int], stride: int) -> Iterator[bytes]:
-    """Of the tokens before each block."""
+    """Yield a digest of the tokens before each block."""
     sum_ = hashlib.blake2b(digest_size=16)
     for begin in range(0, len(token_ids), stride):
         yield sum_.copy().digest()

@@ -1,11 +1,11 @@
-"""Runs the invocations of a dump again, with the arguments that they had, and compares what comes out.
+"""Runs a dump's invocations again with their recorded arguments and compares the results.
 
-Pages that were written before the first record are computed first, when a request is met that reads them:
-K/V of the tokens before its task are prefilled into its own pages. What windows and states held cannot be
-made so, as their pages have been given up: rows that read them are run, but not compared.
+Pages written before the first record are recomputed when a request first reads them: the tokens before its
+task are prefilled into its own pages. Windows and states cannot be recomputed, as their earlier pages were
+freed. Rows that read them are run but not compared.
 
-A page that this replay wrote with other tokens than its reader takes it to hold is left as it is: so it was
-on the server.
+A page that this replay wrote with tokens other than its reader expects is left unchanged, as it was on the
+server.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from shortfin_apps.llm.errors import DeviceLostError
 
 
 class Verdict(Enum):
-    """How a record and its replay compare."""
+    """Result of comparing a record with its replay."""
 
     SAME = "same"
     DIFFERS = "differs"
-    FAILED = "failed"  # here, and not on the server
-    REPRODUCED = "reproduced"  # failed here as it did there
-    NOT_REPRODUCED = "not reproduced"  # failed there alone
-    UNFINISHED = "unfinished"  # had not ended there when the dump was written; it did here
+    FAILED = "failed"  # only in the replay
+    REPRODUCED = "reproduced"  # failed in the replay as on the server
+    NOT_REPRODUCED = "not reproduced"  # failed only on the server
+    UNFINISHED = "unfinished"  # still running when the dump was written, but ended in the replay
     NOT_COMPARED = "not compared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One record's. `request_id` and `position` are of the first row that differs."""
+    """The outcome of one record. `request_id` and `position` are from the first row that differs."""
 
     record: Invocation
     verdict: Verdict
@@ -61,7 +61,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Going:
-    """The decode loop under way, and its next step."""
+    """The running decode loop and its next step."""
 
     loop: Loop
     device_loop: DecodeLoop
@@ -69,11 +69,11 @@ class _Going:
 
 
 class Replay:
-    """Replays one dump on a runner with an empty page table of the size that the server's had.
+    """Replays one dump on a runner with an empty page table of the same size as the server's.
 
-    Where the program is not the server's own, `is_same_program` is False: rows are then compared by their
-    best candidates, as sums of other roundings mean nothing. Raises DumpError for a dump that contradicts
-    itself or the model.
+    `is_same_program` is False for a program other than the server's: rows are then compared by their best
+    candidates, as checksums differ with rounding. Raises DumpError for a dump that contradicts itself or the
+    model.
     """
 
     def __init__(
@@ -95,20 +95,20 @@ class Replay:
         self._pages = KnownPages(config.stride)
         has_state = config.paged_kv_cache.state_block_count is not None
         self._window_pages = KnownPages(config.stride, is_exact=has_state)
-        self._inexact: set[int] = set()  # requests that read pages whose content cannot be made again
+        self._inexact: set[int] = set()  # requests that read pages that cannot be recomputed
         self._result: BatchResult | None = None
         self._going: _Going | None = None
-        self._chosen: tuple[Loop, Sequence[int]] | None = None  # by the last step of a loop, on the server
+        self._chosen: tuple[Loop, Sequence[int]] | None = None  # tokens of the server's last loop step
         self._is_lost = False
-        self.prefilled_tokens = 0  # to make pages of before the first record
-        self.findings: list[str] = []  # pages that hold other tokens than their readers take them to
+        self.prefilled_tokens = 0  # to recompute pages written before the first record
+        self.findings: list[str] = []  # pages with other tokens than their readers expect
 
     @property
     def num_records(self) -> int:
         return sum(not isinstance(record, Turn) for record in self._recording.records)
 
     def run(self, first: int = 0, last: int | None = None) -> Iterator[Outcome]:
-        """The outcomes of the records with numbers from `first` to `last`; those before are run, too."""
+        """Yield outcomes of records `first` to `last`; earlier records are run, too."""
         for record in self._recording.records:
             if isinstance(record, Turn) or (last is not None and record.number > last):
                 continue
@@ -181,16 +181,16 @@ class Replay:
         going.device_loop.queue()
         token_ids = going.device_loop.wait()[0]
         chosen = list(record.token_ids or token_ids)
-        # Where logits are not finite, the device keeps the token that it has.
+        # If logits are not finite, the device keeps its current token.
         kept = [task.token_ids[0] if token < 0 else token for task, token in zip(tasks, chosen, strict=False)]
         self._chosen = loop, kept
         self._wrote(tasks)
         if chosen != token_ids:
-            self._drop_loop()  # the next step begins with the server's tokens
+            self._drop_loop()  # the next step starts from the server's tokens
         return self._compared(record, tasks, [(record.token_ids, token_ids)])
 
     def _start(self, record: Step, loop: Loop, tasks: Sequence[Task]) -> _Going:
-        """The loop as of this step, which is its first one unless that has dropped out of the ring."""
+        """Start the loop at this step; it is not the first if earlier steps dropped out of the ring."""
         self._drop_loop()
         prepared = self._prepared(tasks)
         for task in prepared:
@@ -202,7 +202,7 @@ class Replay:
         return self._going
 
     def _tasks_of_step(self, record: Step, loop: Loop) -> list[Task]:
-        """The token that each row computes in this step."""
+        """Return tasks with the token that each row computes in this step."""
         tasks = []
         chosen = self._chosen[1] if self._chosen is not None and self._chosen[0] is loop else ()
         for row, first in enumerate(loop.tasks):
@@ -255,7 +255,7 @@ class Replay:
         tasks: Sequence[Task],
         pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     ) -> Outcome:
-        """By row of each pair: what was recorded, and what came out now."""
+        """Compare each row of each (recorded, replayed) pair."""
         if record.error is not None:
             return Outcome(record=record, verdict=Verdict.NOT_REPRODUCED)
         if record.ended_s is None:
@@ -291,7 +291,7 @@ class Replay:
         )
 
     def _prepared(self, tasks: Sequence[Task]) -> list[LlmTaskInput]:
-        """The tasks, with everything in their pages that they read."""
+        """Convert the tasks, after filling the pages that they read."""
         prepared = []
         for task in tasks:
             self._check(task)
@@ -318,7 +318,7 @@ class Replay:
         return LlmTaskInput(request, list(task.token_ids), task.start, end, *tables)
 
     def _look_at(self, task: Task) -> None:
-        """Computes what was in the pages before the first record, or gives up comparing the request."""
+        """Recompute pages from before the first record, or exclude the request from comparison."""
         before = self._requests.tokens(task.request, task.start)
         window = self._config.window_tokens
         request, stride = self._requests[task.request], self._config.stride
@@ -344,7 +344,7 @@ class Replay:
             )
 
     def _compute(self, task: Task, before: Sequence[int], blocks: Sequence[int]) -> None:
-        """Prefills the tokens `before` the task that belong to these blocks."""
+        """Prefill the tokens in these blocks; `before` holds all tokens before the task."""
         stride = self._config.stride
         if not self._config.has_prefill_position:
             self._prefill(task, before, 0, len(before))
@@ -363,7 +363,7 @@ class Replay:
         self.prefilled_tokens += end - start
 
     def _wrote(self, tasks: Sequence[Task]) -> None:
-        """Notes what the tasks wrote; several of one request follow each other."""
+        """Record what the tasks wrote; tasks of the same request are consecutive."""
         tokens: dict[int, list[int]] = {}
         for task in tasks:
             number, request = task.request, self._requests[task.request]
@@ -383,7 +383,7 @@ class Replay:
 
 
 def _chunk_tokens(runner: BatchRunner) -> int:
-    """Tokens of a prefill of one row that every program takes: of its smallest."""
+    """Return a token count that each prefill shape accepts for one row: that of the smallest."""
     return min(
         shape.tokens // shape.rows
         for shape in runner.buckets.smallest_shapes()

@@ -1,4 +1,4 @@
-"""The requests of a dump with their block tables, as they were at each of its records."""
+"""The requests of a dump, with their block tables as of the current record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 
 
 class ReplayedRequests:
-    """Requests by their number. Those in `unchecked` have a table whose pages nobody has looked at yet."""
+    """Requests by number. The pages of requests in `unchecked` have not been checked yet."""
 
     def __init__(self, known: Sequence[KnownRequest]) -> None:
         self._requests = {each.number: _request(each) for each in known}
@@ -23,7 +23,7 @@ class ReplayedRequests:
         return self._requests[number]
 
     def change(self, pages: Sequence[Pages]) -> None:
-        """Brings block tables up to date. Raises DumpError for a change that leaves a gap."""
+        """Apply changes to block tables. Raises DumpError for a change that leaves a gap."""
         for each in pages:
             request = self._requests[each.request]
             assert request.lease is not None, "it was given one"
@@ -37,7 +37,7 @@ class ReplayedRequests:
             table[each.offset :] = each.page_ids
 
     def tokens(self, number: int, end: int) -> list[int]:
-        """The request's first `end` tokens. Raises DumpError if it has fewer."""
+        """Return the request's first `end` tokens. Raises DumpError if it has fewer."""
         token_ids = self._requests[number].token_ids
         if end > len(token_ids):
             raise DumpError(f"request {number} has no token at position {len(token_ids)}")

@@ -1,4 +1,4 @@
-"""What a replay found, as tables and as JSON."""
+"""Formats the results of a replay as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shortfin_apps.llm.dump_replay.session import Summary
 
 
 def about(dump: Dump) -> dict[str, Any]:
-    """The dump itself."""
+    """Summarise the dump itself."""
     header, records = dump.header, dump.recording.records
     kinds = {"invocations": 0, "failed": 0, "unfinished": 0}
     for record in records:
@@ -37,7 +37,7 @@ def about(dump: Dump) -> dict[str, Any]:
 
 
 def document(dump: Dump, summary: Summary | None) -> dict[str, Any]:
-    """All of it for other programs."""
+    """Return the JSON document with all results."""
     doc: dict[str, Any] = {"dump": about(dump), "replay": None}
     if summary is not None:
         doc["replay"] = {

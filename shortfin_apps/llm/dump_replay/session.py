@@ -19,12 +19,12 @@ from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.dump_replay.replay import Outcome, Replay, Verdict
 from shortfin_apps.llm.errors import InvalidRequestError
 
-NUM_SHOWN = 50  # outcomes that are kept of those that are not the same
+NUM_SHOWN = 50  # maximum of kept outcomes that are not the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """The device of a replay. `emulated` is an AMD GPU that is emulated, with its checks."""
+    """The device of a replay; `emulated` selects an emulated AMD GPU, with its checks."""
 
     device: str = "cpu"
     runtime: Runtime = "auto"
@@ -35,7 +35,7 @@ class Where:
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """What came of a replay. `notable` are the first records that are not as they were."""
+    """The results of a replay. `notable` are the first outcomes that are not the same."""
 
     program: str
     is_same_program: bool
@@ -43,11 +43,11 @@ class Summary:
     notable: list[Outcome] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     prefilled_tokens: int = 0
-    first_exact: int | None = None  # the record from which on all rows were compared
+    first_exact: int | None = None  # all rows are compared from this record on
 
     @property
     def is_as_recorded(self) -> bool:
-        """Whether everything came out as it did on the server, and nothing was wrong with it."""
+        """Whether all results match the server's, without findings."""
         wrong = (Verdict.DIFFERS, Verdict.FAILED, Verdict.NOT_REPRODUCED)
         return not self.findings and not any(self.counts[verdict] for verdict in wrong)
 
@@ -61,7 +61,7 @@ def replay(
     last: int | None = None,
     on_record: Callable[[], None] = lambda: None,
 ) -> Summary:
-    """Runs a dump on the artefact. Raises DumpError, ArtifactError and InvalidRequestError."""
+    """Replay a dump on the artefact. Raises DumpError, ArtifactError and InvalidRequestError."""
     artifact = Artifact.open(directory)
     is_same = _is_same_program(artifact, dump.header)
     summary = Summary(program=str(directory), is_same_program=is_same)
@@ -98,7 +98,7 @@ def _add(summary: Summary, outcome: Outcome) -> None:
 
 
 def _is_same_program(artifact: Artifact, header: Header) -> bool:
-    """Whether it has the very files that the server had; unknown ones are taken to be."""
+    """Whether the artefact has the same files as the server; True if they are unknown."""
     manifest = artifact.manifest
     if manifest is None or not header.files:
         return True
@@ -108,7 +108,7 @@ def _is_same_program(artifact: Artifact, header: Header) -> bool:
 
 @contextlib.contextmanager
 def _opened(artifact: Artifact, where: Where) -> Iterator[tuple[Device, Callable[[], list[str]]]]:
-    """The device, and what an emulated one found wrong with what ran on it."""
+    """Open the device; the second value returns the findings of an emulated device."""
     findings: Callable[[], list[str]] = list
     if where.emulated:
         assert artifact.manifest is not None, "a directory has one"

@@ -1,8 +1,8 @@
-"""The timeline of a dump in the trace-event format, which https://ui.perfetto.dev opens.
+"""The timeline of a dump in the trace-event format, for https://ui.perfetto.dev.
 
-engine     steps of the engine's thread; requests that run and wait
-device     invocations; steps of decode loops that overlap are on two tracks
-requests   a track for each: queued, prefill, decode
+engine     steps of the engine's thread; running and waiting requests
+device     invocations; overlapping steps of decode loops are on two tracks
+requests   one track per request: queued, prefill, decode
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from shortfin_apps.llm.components.recorder.records import (
 
 Event = dict[str, Any]
 
-ENGINE, DEVICE, REQUESTS = 1, 2, 3  # "processes" of the format
+ENGINE, DEVICE, REQUESTS = 1, 2, 3  # process ids in the trace
 STEPS = 1
-INVOCATIONS, LOOP_STEPS = 1, 2  # and one more track for every other step of a loop
+INVOCATIONS, LOOP_STEPS = 1, 2  # odd steps of a loop use track LOOP_STEPS + 1
 
 
 def trace(dump: Dump) -> dict[str, Any]:
-    """A JSON object of the trace-event format; times are microseconds from the first event on."""
+    """Return a trace-event JSON object; times are in microseconds since the first event."""
     timeline = _Timeline(dump)
     return {
         "displayTimeUnit": "ms",
@@ -47,15 +47,15 @@ class _Timeline:
         self._requests = dump.recording.requests
         self._records = dump.recording.records
         self._loops: dict[int, Loop] = {loop.number: loop for loop in dump.recording.loops}
-        # Of those with pages before the first record, an earlier record may have dropped out of the ring.
+        # If a request already had pages before the first record, its earlier records may be missing.
         self._new = [request for request in self._requests if not request.page_ids]
         begins_s = [each.began_s for each in self._records] + [each.arrival_s for each in self._new]
         self._zero_s = min(begins_s, default=dump.header.written_s)
-        self._first_s: dict[int, float] = {}  # when the first invocation of each request begins
+        self._first_s: dict[int, float] = {}  # start of each request's first invocation
         for record in self._records:
             for task in self._tasks(record):
                 self._first_s.setdefault(task.request, record.began_s)
-        self._ends_us: dict[tuple[int, int], float] = {}  # of the last slice of each track
+        self._ends_us: dict[tuple[int, int], float] = {}  # end of each track's last slice
 
     def names(self) -> Iterator[Event]:
         for process, name in ((ENGINE, "engine"), (DEVICE, "device"), (REQUESTS, "requests")):
@@ -122,7 +122,7 @@ class _Timeline:
     def _slice(
         self, process: int, thread: int, name: str, began_s: float, ended_s: float, args: Event | None = None
     ) -> Event:
-        """A slice that begins when the one before it on its track has ended: they cannot overlap."""
+        """Create a slice that starts no earlier than its track's last slice ends: slices cannot overlap."""
         track = process, thread
         begin_us = max(self._us(began_s), self._ends_us.get(track, 0.0))
         end_us = max(begin_us, self._us(ended_s))

@@ -1,6 +1,6 @@
-"""Using a model without a server: in this process, or for a file of requests.
+"""Use of a model without a server: in this process, or for a file of requests.
 
 llm.py            LLM, for programs
 local_model.py    a loaded model and its routes, called without a connection
-batch/            `shortfin-llm batch`: OpenAI's batch files, answered by a loaded model or a server
+batch/            `shortfin-llm batch`: answers OpenAI's batch files with a loaded model or a server
 """

@@ -1,4 +1,4 @@
-"""Answers of LLM: what the routes send, as values."""
+"""Answers of LLM: the routes' JSON, converted to objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shortfin_apps.llm.errors import LlmError
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log-probability (natural) of a token, and of the likeliest ones in its place."""
+    """The natural log-probability of a token, and of its likeliest alternatives."""
 
     token: str
     logprob: float
@@ -26,9 +26,9 @@ class TokenLogprob:
 class Answer:
     """The answer to one prompt or conversation.
 
-    `finish_reason` is OpenAI's: "stop", "length" or "tool_calls". `logprobs` has one entry per token, and is
-    None unless they were asked for. `reasoning` is what the model thought, apart from `text`. With `error`,
-    there is no answer, and the rest is empty.
+    `finish_reason` is OpenAI's: "stop", "length" or "tool_calls". `logprobs` has one entry per token; None
+    unless requested. `reasoning` holds the model's thoughts, which are not in `text`. If `error` is set, the
+    other fields are empty.
     """
 
     text: str
@@ -46,7 +46,7 @@ def failed(error: LlmError) -> Answer:
 
 
 def parse_answer(body: bytes) -> Answer:
-    """The answer in the body of either route, with status 200. Raises ServerError for anything else."""
+    """Parse the body of either route, with status 200. Raises ServerError for anything else."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:

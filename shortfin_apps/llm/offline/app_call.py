@@ -1,6 +1,6 @@
-"""Calls an ASGI application without a connection: a request goes in, its answer comes out as it is made.
+"""Calls an ASGI application without a connection, streaming its answer.
 
-httpx's ASGITransport returns an answer only when it is complete, so nothing could be streamed with it.
+httpx's ASGITransport returns an answer only when it is complete and therefore cannot stream.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class AppAnswer:
-    """The answer of an application, whose pieces are kept until they are read, however many there are."""
+    """An application's answer. Unread pieces are kept without limit."""
 
     def __init__(self, body: bytes) -> None:
-        self.status = 500  # of an application that ends without an answer, too
+        self.status = 500  # kept if the application ends without an answer
         self.headers: dict[str, str] = {}  # by lower-case name
-        self._body: bytes | None = body  # None once the application has it
-        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()  # None is the end
+        self._body: bytes | None = body  # None once the application has received it
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()  # None marks the end
         self._begun = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -38,11 +38,11 @@ class AppAnswer:
         return b"".join([piece async for piece in self.pieces()])
 
     async def begins(self) -> None:
-        """Returns when `status` and `headers` are there."""
+        """Wait until `status` and `headers` are set."""
         await self._begun.wait()
 
     async def receive(self) -> Message:
-        """The request's body, and then nothing while the answer is awaited."""
+        """Return the request's body; later calls wait for the end of the answer."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -50,7 +50,7 @@ class AppAnswer:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Never waits, as the application may call it outside of a task."""
+        """Add a message. Never waits, as the application may call it outside of a task."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = {
@@ -72,7 +72,7 @@ class AppAnswer:
 
 @asynccontextmanager
 async def calling(app: App, path: str, body: bytes) -> AsyncIterator[AppAnswer]:
-    """Context with the answer to a POST of JSON, once it has begun; leaving it early ends the request."""
+    """POST JSON and yield the answer once it has started; leaving the context early ends the request."""
     answer = AppAnswer(body)
     task = asyncio.ensure_future(_run(app, _scope(path, body), answer))
     try:
@@ -86,7 +86,7 @@ async def calling(app: App, path: str, body: bytes) -> AsyncIterator[AppAnswer]:
 async def _run(app: App, scope: Message, answer: AppAnswer) -> None:
     try:
         await app(scope, answer.receive, answer.send)
-    except Exception as error:  # Starlette raises what it has answered with 500
+    except Exception as error:  # Starlette re-raises errors that it has answered with 500
         logger.error("a request failed", exc_info=error)
     finally:
         answer.end()

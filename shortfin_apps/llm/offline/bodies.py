@@ -1,4 +1,4 @@
-"""The bodies of requests, from the arguments of LLM."""
+"""Builds the bodies of requests from the arguments of LLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def is_one_prompt(prompts: object) -> bool:
-    """Whether it is a text or token ids, and no list of those."""
+    """Whether `prompts` is one text or one list of token ids, rather than a list of prompts."""
     if isinstance(prompts, str):
         return True
     if not isinstance(prompts, Sequence):
@@ -26,7 +26,7 @@ def is_one_prompt(prompts: object) -> bool:
 
 
 def check_names(given: Mapping[str, Any], kind: type[Sampling] | type[ChatOptions]) -> None:
-    """Raises InvalidRequestError for a parameter that does not exist."""
+    """Raise InvalidRequestError for an unknown parameter."""
     known = kind.__annotations__.keys() - {"return_token_ids"}
     for name in given:
         if name not in known:
@@ -36,7 +36,7 @@ def check_names(given: Mapping[str, Any], kind: type[Sampling] | type[ChatOption
 
 
 def completion_body(prompt: str | Sequence[int], logprobs: int | None, sampling: Mapping[str, Any]) -> bytes:
-    """For `/v1/completions`. Raises InvalidRequestError for what JSON cannot express."""
+    """Return a body for `/v1/completions`. Raises InvalidRequestError for values that JSON lacks."""
     return _body(
         {"prompt": prompt if isinstance(prompt, str) else list(prompt), "logprobs": logprobs}, sampling
     )
@@ -45,13 +45,13 @@ def completion_body(prompt: str | Sequence[int], logprobs: int | None, sampling:
 def chat_body(
     messages: Sequence[Mapping[str, Any]], logprobs: int | None, options: Mapping[str, Any]
 ) -> bytes:
-    """For `/v1/chat/completions`. Raises InvalidRequestError for what JSON cannot express."""
+    """Return a body for `/v1/chat/completions`. Raises InvalidRequestError for values that JSON lacks."""
     alternatives = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs}
     return _body({"messages": list(messages), **alternatives}, options)
 
 
 def streamed(body: bytes) -> bytes:
-    """The same request, for an answer in pieces."""
+    """Return the same request with a streamed answer."""
     return orjson.dumps(orjson.loads(body) | {"stream": True, "stream_options": {"include_usage": True}})
 
 

@@ -1,4 +1,4 @@
-"""The pieces of a streamed answer, for a program without an event loop."""
+"""Streams an answer's chunks to a program without an event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EMPTY = Chunk("")
 
 
 def stream_chunks(thread: LoopThread, model: LocalModel, path: str, body: bytes) -> Iterator[Chunk]:
-    """Sends the request with the first piece that is asked for; aborts it when the iterator is closed."""
+    """Send the request when the first chunk is requested; closing the iterator aborts it."""
     chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
 
     async def read() -> None:
@@ -34,13 +34,13 @@ def stream_chunks(thread: LoopThread, model: LocalModel, path: str, body: bytes)
         thread.begin(work)
         while (chunk := chunks.get()) is not None:
             yield chunk
-        work.ended.result()  # raises what ended it
+        work.ended.result()  # raises the error that ended it
     finally:
         work.cancel()
 
 
 def chunks_of(piece: bytes) -> Iterator[Chunk]:
-    """The chunks in whole server-sent events; comments have none. Raises the error in one of them."""
+    """Yield the chunks in complete server-sent events, without comments. Raises an error sent in one."""
     for event in piece.split(END):
         if event.startswith(DATA) and (data := event.removeprefix(DATA)) != DONE:
             parsed = orjson.loads(data)

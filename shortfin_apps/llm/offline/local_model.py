@@ -1,6 +1,6 @@
-"""A model in this process, behind the routes of the server, which are called without a connection.
+"""A model in this process, used through the server's routes without a connection.
 
-So requests, defaults, answers and errors are the server's own, to the letter.
+Requests, defaults, answers and errors are therefore identical to the server's.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from shortfin_apps.llm.server.service import make_service
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 OK, FULL = 200, 429
-MAX_ALONE = 5  # attempts that are not taken although nothing else runs
+MAX_ALONE = 5  # attempts that are refused although nothing else runs
 POLL_S = 0.01
 RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A complete answer of a route or a server, whatever its status."""
+    """A complete answer of a route or a server, with any status."""
 
     status: int
     body: bytes
     request_id: str | None
-    retry_after_s: float = RETRY_AFTER_S  # of a 429
+    retry_after_s: float = RETRY_AFTER_S  # set for a 429
 
 
 class LocalModel:
-    """A loaded model. Its engine runs within `running`, in whose event loop the other methods are called."""
+    """A loaded model. Its engine runs within `running`; call the other methods in the same event loop."""
 
     def __init__(self, name: str, app: App, loaded: Loaded) -> None:
         self.name = name
@@ -55,9 +55,9 @@ class LocalModel:
 
     @classmethod
     def load(cls, config: ServerConfig) -> Self:
-        """Builds the model if it is a source, loads it and warms it up, which takes seconds or more.
+        """Build the model if it is a source, load it and warm it up. Takes seconds or more.
 
-        Raises ArtifactError, BuildError and others of LlmError.
+        Raises ArtifactError, BuildError and other LlmErrors.
         """
         config = with_model(config)
         artifact, draft = open_artifact(config), open_draft(config)
@@ -71,7 +71,7 @@ class LocalModel:
 
     @property
     def max_requests(self) -> int:
-        """The most sequences that run or wait in the engine at once."""
+        """The maximum number of sequences that run or wait in the engine."""
         return self._places.total
 
     @property
@@ -81,7 +81,7 @@ class LocalModel:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Context in which requests are answered; at its end, those in progress are aborted."""
+        """Answer requests during the context; at its end, requests in progress are aborted."""
         self._loaded.engine.start()
         try:
             yield
@@ -90,13 +90,13 @@ class LocalModel:
             self._loaded.model.generator.close()
 
     async def post(self, path: str, body: bytes, num_sequences: int = 1) -> Answered:
-        """The answer to a JSON body of a route; waits until the engine has room for its sequences."""
+        """Answer a JSON body of a route, after waiting until the engine has room for its sequences."""
         async with self._places.taken(num_sequences):
             num_alone = 0
             while True:
                 num_left = self._places.num_left
                 answered = await self._post(path, body)
-                # 429 all the same: by `max_queue_tokens`, or as others' grammars are being compiled.
+                # 429 is still possible: `max_queue_tokens` is exceeded, or grammars are being compiled.
                 if answered.status != FULL or num_alone == MAX_ALONE:
                     return answered
                 num_alone += self._places.are_all_free_but(num_sequences)
@@ -104,7 +104,7 @@ class LocalModel:
 
     @asynccontextmanager
     async def stream(self, path: str, body: bytes) -> AsyncIterator[AppAnswer]:
-        """Context with an answer as it comes; leaving it early aborts the request."""
+        """Yield a streamed answer; leaving the context early aborts the request."""
         async with self._places.taken(1), calling(self._app, path, body) as answer:
             yield answer
 
@@ -122,6 +122,6 @@ class LocalModel:
 async def _close(engine: RunningEngine) -> None:
     try:
         await engine.close()
-    except RuntimeError:  # the interpreter ends, so no thread can be started to wait; the engine's is told
+    except RuntimeError:  # at interpreter exit, no thread can be started to wait; the engine's will stop
         while engine.healthy:
             await asyncio.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers without one, or with one that must not be blocked."""
+"""An event loop in its own thread, for callers without a loop, or with one that must not be blocked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Work(Generic[T]):
-    """A coroutine in the loop. `ended` has its outcome once nothing of it runs any more."""
+    """A coroutine to run in the loop. `ended` holds its outcome once it has fully stopped."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
         self.ended: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -25,19 +25,19 @@ class Work(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     def begin(self) -> None:
-        """In the loop."""
+        """Start the coroutine. Call it in the loop."""
         self._task = self._loop.create_task(self._coroutine)
         self._task.add_done_callback(self._settle)
 
     def cancel(self) -> None:
-        """Has it ended soon, from any thread, whether or not it has begun."""
+        """Cancel the coroutine soon, from any thread, started or not."""
         try:
             self._loop.call_soon_threadsafe(self._cancel)
-        except RuntimeError:  # the loop is closed, and with it ended whatever had begun
+        except RuntimeError:  # the loop is closed, which ended all started work
             self.give_up()
 
     def give_up(self) -> None:
-        """Ends it before it begins."""
+        """End the work if it has not started."""
         if self._task is None and not self.ended.done():
             self._coroutine.close()
             self.ended.set_exception(UnavailableError("the model is closed"))
@@ -58,10 +58,10 @@ class Work(Generic[T]):
 
 
 class LoopThread:
-    """Runs coroutines for any thread, within a context that is entered in the loop and left when it stops."""
+    """Runs coroutines for any thread, in a context entered in the loop and left when the loop stops."""
 
     def __init__(self, context: Callable[[], AbstractAsyncContextManager[None]]) -> None:
-        """Returns when the context is entered; raises what that raises."""
+        """Wait until the context is entered; raise its errors."""
         self._context = context
         self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._stop = asyncio.Event()
@@ -72,9 +72,9 @@ class LoopThread:
         self._loop = self._started.result()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. An exception here, such as Ctrl-C, cancels it and waits for its end.
+        """Return the coroutine's result. An exception such as Ctrl-C cancels it and waits for its end.
 
-        Raises UnavailableError when the loop has stopped, or stops before there is a result.
+        Raises UnavailableError if the loop has stopped, or stops before there is a result.
         """
         work = self.work(coroutine)
         try:
@@ -86,11 +86,11 @@ class LoopThread:
             raise
 
     def work(self, coroutine: Coroutine[Any, Any, T]) -> Work[T]:
-        """The coroutine, which is still to `begin`, where an exception such as Ctrl-C is handled."""
+        """Wrap the coroutine; start it with `begin` where exceptions such as Ctrl-C are handled."""
         return Work(self._loop, coroutine)
 
     def begin(self, work: Work[T]) -> None:
-        """Starts it; when the loop has stopped, its outcome is an UnavailableError."""
+        """Start the work; its outcome is an UnavailableError if the loop has stopped."""
         with self._lock:
             if self._has_stopped:
                 work.give_up()
@@ -98,10 +98,10 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(work.begin)
 
     def stop(self) -> None:
-        """Cancels what runs, leaves the context, and returns when the thread has ended. Twice is a no-op."""
-        with contextlib.suppress(RuntimeError):  # it has stopped
+        """Cancel running work, leave the context and wait for the thread. Calling it twice is a no-op."""
+        with contextlib.suppress(RuntimeError):  # already stopped
             self._loop.call_soon_threadsafe(self._stop.set)
-        if threading.current_thread() is not self._thread:  # as where garbage is collected in it
+        if threading.current_thread() is not self._thread:  # it may be, if garbage is collected in it
             self._thread.join()
 
     def _main(self) -> None:
@@ -118,7 +118,7 @@ class LoopThread:
             await self._stop.wait()
             with self._lock:
                 self._has_stopped = True
-            await asyncio.sleep(0)  # what was started before that begins
+            await asyncio.sleep(0)  # lets work queued earlier start
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()

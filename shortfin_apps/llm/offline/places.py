@@ -1,4 +1,4 @@
-"""The engine's places, given out in order, so that no request comes when there is no room for it."""
+"""Allots the engine's places in order, so that no request is submitted while there is no room for it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 
 class Places:
-    """As many as the engine admits sequences at once; a request takes one for each of its sequences.
+    """As many places as the engine admits sequences; a request takes one for each of its sequences.
 
-    Requests that wait get theirs in the order in which they came, so that one of many sequences is not
-    overtaken for ever. For one event loop.
+    Waiting requests are served in order of arrival, so that a request with many sequences is not overtaken
+    forever. For one event loop.
     """
 
     def __init__(self, total: int) -> None:
@@ -21,11 +21,11 @@ class Places:
         self._free = total
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._next_leaves: asyncio.Future[None] | None = None
-        self.num_left = 0  # the requests that have given back their places so far
+        self.num_left = 0  # requests that have returned their places so far
 
     @asynccontextmanager
     async def taken(self, count: int) -> AsyncIterator[None]:
-        """Context with `count` places, or all if there are fewer."""
+        """Hold `count` places, or all if there are fewer, during the context."""
         count = min(count, self.total)
         await self._take(count)
         try:
@@ -34,11 +34,11 @@ class Places:
             self._give_back(count)
 
     def are_all_free_but(self, count: int) -> bool:
-        """Whether nobody has places beside one who has `count`."""
+        """Whether all places are free, except for the `count` of one request."""
         return self._free + min(count, self.total) >= self.total
 
     async def another_leaves(self, num_left: int, timeout_s: float) -> None:
-        """Returns once more than `num_left` requests have left, or after a while."""
+        """Wait until more than `num_left` requests have left, or for `timeout_s`."""
         if self.num_left > num_left:
             return
         if self._next_leaves is None:
@@ -58,8 +58,8 @@ class Places:
         except asyncio.CancelledError:
             if entry in self._waiting:
                 self._waiting.remove(entry)
-                self._hand_out()  # it may have been in the way
-            elif not entry[1].cancelled():  # it was given places in the same turn
+                self._hand_out()  # it may have blocked later requests
+            elif not entry[1].cancelled():  # it was given places in the same turn of the loop
                 self._give_back(count)
             raise
 

@@ -1,4 +1,4 @@
-"""How far many prompts or the lines of a file are: a bar on stderr, where that is a terminal."""
+"""A progress bar for prompts or lines of a file, on stderr if that is a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shortfin_apps.llm.plain_console import PlainConsole
 
-Told = Callable[[int], None]  # called when one more is answered, with the tokens of the answer
+Told = Callable[[int], None]  # called for each answer, with its number of tokens
 
 
 @contextmanager
@@ -23,9 +23,10 @@ def answer_progress(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Told]:
-    """Context with what is to be told of answers; `done` of the `total` were there before.
+    """Yield a function to call for each answer; `done` of the `total` were answered before.
 
-    The bar is shown for several on a terminal; `shown` overrules that. It goes when the context ends.
+    The bar is shown for several answers on a terminal; `shown` overrides this. It disappears when the context
+    ends.
     """
     console = console or PlainConsole(stderr=True)
     is_shown = console.is_terminal and total - done > 1 if shown is None else shown

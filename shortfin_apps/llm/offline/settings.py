@@ -1,4 +1,4 @@
-"""Settings of a model without a server: those of `serve` that are not about connections."""
+"""Settings of a model without a server: the settings of `serve` that do not concern connections."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shortfin_apps.llm.server.config_sources import load
 from shortfin_apps.llm.server.other_names import Note
 from shortfin_apps.llm.server.settings.http import HttpSettings
 
-# What has no effect without a server: connections, tenants, and the beams of a route that is not called.
+# No effect without a server: connections, tenants, and the beams of a route that is not used.
 OF_SERVERS = (*HttpSettings.model_fields, "tenant_weights", "num_beams")
 SETTINGS = tuple(name for name in ServerConfig.model_fields if name not in OF_SERVERS)
-# In place of the server's defaults: nobody else waits in the queue, and no proxy for a stream.
+# Instead of the server's defaults: no other clients use the queue, and no proxy is in front of streams.
 DEFAULTS = {"max_queue_tokens": 1 << 40, "stream_keep_alive": 0.0}
 
 
 def local_config(
     model: str | os.PathLike[str] | None, settings: Mapping[str, Any], note: Note
 ) -> ServerConfig:
-    """The settings by name, those that are None left out; then `SHORTFIN_LLM_*` variables; then defaults.
+    """Merge settings by name (None: not given), then `SHORTFIN_LLM_*` variables, then defaults.
 
-    Raises ServerConfigError. `note` is told what was given and has no effect.
+    Raises ServerConfigError. `note` is called for settings without effect.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     for name in given:
@@ -39,9 +39,9 @@ def local_config(
 
 
 def with_model(config: ServerConfig) -> ServerConfig:
-    """The settings with model directories for sources, which are built unless the cache has them.
+    """Replace sources by model directories, building them unless they are cached.
 
-    See `built`; raises BuildError where that raises BuildFailed.
+    See `built`; raises BuildError where `built` raises BuildFailed.
     """
     try:
         return built(config)

@@ -1,4 +1,4 @@
-"""Several coroutines of which one failing ends the others."""
+"""Runs coroutines until the first of them fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def together(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
-    """Runs `count` coroutines of `work` at once; the first error cancels the others, and is raised."""
+    """Run `count` coroutines from `work` at once; the first error cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(count):

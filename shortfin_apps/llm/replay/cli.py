@@ -39,7 +39,7 @@ The exit status is 0 if all is the same, 1 if anything differs, 2 for what canno
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Adds the subcommand, with its help and arguments."""
+    """Add the subcommand, with its help and arguments."""
     parser = subparsers.add_parser(
         "replay",
         help="compute an answer again from its receipt, and compare the bits",
@@ -63,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replays, and prints what became of it. Raises LlmError."""
+    """Replay receipts and print the outcome. Raises LlmError."""
     from shortfin_apps.llm.bench.console import show
     from shortfin_apps.llm.replay.outcomes import table
     from shortfin_apps.llm.replay.reading import read_receipts

@@ -1,4 +1,4 @@
-"""Where an answer that was computed again first differs from its receipt."""
+"""Finds where a replayed answer first differs from its receipt."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shortfin_apps.llm.receipts.receipt import Receipt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """An answer that was computed again, up to the receipt's last token or further.
+    """A replayed answer, up to the receipt's last token or further.
 
-    `marks` are those of its chain, and `end` the chain's end as text. `logits` are known where the answer was
-    computed in this process. `finish` is None where it was not waited for.
+    `marks` are its chain's marks, and `end` the chain's end as text. `logits` are set if the answer was
+    computed in this process. `finish` is None if the replay stopped earlier.
     """
 
     token_ids: tuple[int, ...]
@@ -27,7 +27,7 @@ class Replayed:
 
 
 def replayed_of(receipt: Receipt) -> Replayed:
-    """What a server's receipt says of its answer."""
+    """Convert a server's receipt of a replayed answer."""
     return Replayed(
         token_ids=receipt.output_ids,
         marks=from_text(receipt.marks),
@@ -39,7 +39,7 @@ def replayed_of(receipt: Receipt) -> Replayed:
 def computed_again(
     receipt: Receipt, token_ids: Sequence[int], logits: Sequence[float], finish: FinishReason | None
 ) -> Replayed:
-    """Tokens that were computed again in this process, with their logits."""
+    """Create the result of a replay in this process, from tokens and logits."""
     chain = receipt.new_chain()
     for token_id, logit in zip(token_ids, logits, strict=True):
         chain.add(token_id, logit)
@@ -53,7 +53,7 @@ def computed_again(
 
 
 def other_model(receipt: Receipt, identity: ModelIdentity) -> str | None:
-    """What about the model is not what the receipt names, in words; None if nothing is."""
+    """Describe how the model differs from the receipt's; None if it does not."""
     names = [field.name for field in fields(identity)]
     differing = [
         f"its {name} is {getattr(receipt, name)}, and this one {getattr(identity, name)}"
@@ -64,9 +64,9 @@ def other_model(receipt: Receipt, identity: ModelIdentity) -> str | None:
 
 
 def difference(receipt: Receipt, replayed: Replayed) -> str | None:
-    """Where the answer first differs from the receipt, in words; None if all bits are the same.
+    """Describe where the answer first differs from the receipt; None if all bits are the same.
 
-    An answer that was aborted is compared up to where it was.
+    An aborted answer is compared up to where it was aborted.
     """
     ids, again, marks = receipt.output_ids, replayed.token_ids, from_text(receipt.marks)
     for index, (was, now) in enumerate(zip(ids, again, strict=False)):
@@ -90,7 +90,7 @@ def _logit(token_id: int, index: int, replayed: Replayed) -> str:
 
 
 def _other_finish(receipt: Receipt, replayed: Replayed) -> str | None:
-    """An abort says nothing, and one that matched stop strings would have gone on without them."""
+    """Compare finish reasons, except for aborts and for stop strings, which a local replay does not apply."""
     was, now = receipt.finish, replayed.finish
     if now is None or was is now or was is FinishReason.ABORT or now is FinishReason.ABORT:
         return None

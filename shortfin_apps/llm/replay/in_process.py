@@ -1,4 +1,4 @@
-"""Replays receipts on engines in this process, which no other requests reach."""
+"""Replays receipts on engines in this process, which serve no other requests."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from shortfin_apps.llm.replay.compare import computed_again, difference, other_m
 from shortfin_apps.llm.replay.outcomes import Outcome
 from shortfin_apps.llm.replay.schedules import Schedule
 
-FULL_BATCH = 8  # requests in a step; the companions have prompts of up to as many tokens as COMPANION_TOKENS
+FULL_BATCH = 8  # requests in a step; companions fill it up, with prompts below COMPANION_TOKENS
 COMPANION_TOKENS = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """An artefact that is open, and the receipts with the parameters of their requests."""
+    """An open artefact, and the receipts with their requests' sampling parameters."""
 
     artifact: Artifact
     device: Device
@@ -48,7 +48,7 @@ class Subject:
 
 @contextmanager
 def opened(directory: Path, receipts: Sequence[Receipt], device_name: str = "cpu") -> Iterator[Subject]:
-    """Raises ReceiptError if the directory is not what the receipts are of, and ArtifactError."""
+    """Open an artefact. Raises ReceiptError if receipts are of another model, and ArtifactError."""
     artifact = Artifact.open(directory)
     _check_model(artifact, receipts)
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
@@ -73,7 +73,7 @@ def opened(directory: Path, receipts: Sequence[Receipt], device_name: str = "cpu
 
 
 def replay(subject: Subject, schedule: Schedule) -> Outcome:
-    """Computes every answer again under the schedule. Raises ArtifactError for a model that does not run."""
+    """Replay every answer under the schedule. Raises ArtifactError if the model cannot run."""
     outcome = Outcome(schedule.name, len(subject.receipts))
     size = FULL_BATCH if schedule.fills_batch else 1
     try:
@@ -95,7 +95,7 @@ def replay(subject: Subject, schedule: Schedule) -> Outcome:
 
 @dataclass(slots=True)
 class _Answer:
-    """`wanted` is the number of tokens after which it is not waited for."""
+    """An answer in progress; it is complete after `wanted` tokens at the latest."""
 
     wanted: int
     token_ids: list[int] = field(default_factory=list)
@@ -118,17 +118,17 @@ class _Answer:
 
 
 class _Run:
-    """One schedule on an engine of its own."""
+    """One schedule on its own engine."""
 
     def __init__(self, engine: Engine, schedule: Schedule, subject: Subject) -> None:
         self._engine = engine
         self._schedule = schedule
         self._subject = subject
-        self._random = Random(0)  # of the companions
+        self._random = Random(0)  # for companions
         self._num_cached = 0
 
     def answers(self, indices: range, size: int) -> list[_Answer]:
-        """Those to the receipts' prompts, with companions up to `size` requests."""
+        """Answer the receipts' prompts in a batch filled with companions up to `size` requests."""
         if self._schedule.is_warm:
             self._run(indices, 1)
         found = self._run(indices, size)
@@ -136,7 +136,7 @@ class _Run:
         return found
 
     def details(self) -> dict[str, int]:
-        """Counts that show what was done."""
+        """Return counts that prove what the schedule did."""
         counts = {"cached_tokens": self._num_cached} if self._schedule.is_warm else {}
         preemptions = self._engine.stats().preemptions
         return counts | ({"preemptions": preemptions} if self._schedule.preempts else {})
@@ -171,7 +171,7 @@ class _Run:
         return GenerateCall(request_id=str(index), prompt_token_ids=receipt.prompt_ids, params=params)
 
     def _companion(self, name: str, max_tokens: int) -> GenerateCall:
-        """One of the companions, which are others in each batch."""
+        """Create a companion request; companions differ in each batch."""
         length = self._random.randrange(1, COMPANION_TOKENS)
         prompt = tuple(self._random.randrange(self._subject.vocab_size) for _ in range(length))
         params = SamplingParams(max_tokens=max(1, max_tokens), temperature=0, ignore_eos=True)
@@ -179,7 +179,7 @@ class _Run:
 
 
 def _engine(subject: Subject, schedule: Schedule, size: int) -> Engine:
-    """Raises ArtifactError when the model does not allow the schedule."""
+    """Create an engine. Raises ArtifactError if the model does not support the schedule."""
     artifact = subject.artifact
     config = artifact.config
     longest = max(len(r.prompt_ids) + len(r.output_ids) for r in subject.receipts)
@@ -209,7 +209,7 @@ def _check_model(artifact: Artifact, receipts: Sequence[Receipt]) -> None:
 
 
 def _check_size(receipt: Receipt, artifact: Artifact, tokenizer: Tokenizer) -> None:
-    """Raises ReceiptError for what no such model can have answered."""
+    """Raise ReceiptError if the receipt's tokens or their number are impossible for this model."""
     token_ids = (*receipt.prompt_ids, *receipt.output_ids)
     bad_id = first_out_of_range(token_ids, tokenizer.vocab_size)
     if not receipt.prompt_ids or bad_id is not None or len(token_ids) > artifact.config.max_seq_len:

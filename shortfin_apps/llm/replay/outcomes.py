@@ -1,4 +1,4 @@
-"""What became of the receipts under a schedule, as a table and as JSON."""
+"""The outcome of replaying receipts under a schedule, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rich.table import Table
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one schedule: `differences` by the receipt's number, from 1. `skipped` says why it was not run.
+    """The outcome of one schedule: `differences` by receipt number, from 1. `skipped`: why it was not run.
 
-    `details` are counts that show that the schedule was what its name says.
+    `details` are counts that prove that the schedule did what its name says.
     """
 
     schedule: str
@@ -27,7 +27,7 @@ class Outcome:
         return 0 if self.skipped else self.num_receipts - len(self.differences)
 
     def add(self, index: int, difference: str | None) -> None:
-        """For receipt `index`, from 0."""
+        """Record the outcome of receipt `index`, counted from 0."""
         if difference is not None:
             self.differences[index + 1] = difference
 

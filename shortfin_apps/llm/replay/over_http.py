@@ -1,4 +1,4 @@
-"""Replays receipts on a server, under whatever load it has."""
+"""Replays receipts on a server, under its current load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shortfin_apps.llm.replay.outcomes import Outcome
 
 
 async def replay_on(client: LlmClient, receipts: Sequence[Receipt], concurrency: int) -> Outcome:
-    """Asks for every answer again, `concurrency` at a time. Raises LlmError, also for another model."""
+    """Request every answer again, `concurrency` at a time. Raises LlmError, also for another model."""
     outcome = Outcome("served", len(receipts))
     waiting = iter(enumerate(receipts))
 

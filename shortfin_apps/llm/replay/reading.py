@@ -1,4 +1,4 @@
-"""Finds receipts in what a user has: a receipt, a whole answer, a stream, or lines of any of them."""
+"""Finds receipts in a file: a receipt, a complete answer, a stream, or lines of any of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shortfin_apps.llm.receipts.errors import ReceiptError
 from shortfin_apps.llm.receipts.receipt import Receipt
 
 STDIN = "-"
-EVENT = "data:"  # of a stream, which ends with [DONE] and may have comments
+EVENT = "data:"  # prefix in a stream, which ends with [DONE] and may contain comments
 
 
 def read_receipts(source: str) -> list[Receipt]:
-    """The receipts in a file, or in stdin for `-`. Raises ReceiptError if there is none, or a wrong one."""
+    """Return the receipts in a file, or in stdin for `-`. Raises ReceiptError if none or one is invalid."""
     receipts = list(receipts_in(_text(source)))
     if not receipts:
         raise ReceiptError(f'{source}: holds no receipt; an answer has one if `"receipt": true` asks for it')
@@ -24,7 +24,7 @@ def read_receipts(source: str) -> list[Receipt]:
 
 
 def receipts_in(text: bytes) -> Iterator[Receipt]:
-    """Those in a JSON text, or in each line of JSON. Raises ReceiptError."""
+    """Yield receipts in a JSON text or in lines of JSON. Raises ReceiptError."""
     for value in _documents(text):
         yield from map(Receipt.parse, _found_in(value))
 
@@ -53,7 +53,7 @@ def _documents(text: bytes) -> Iterator[object]:
 
 
 def _found_in(document: object) -> Iterator[object]:
-    """The receipts somewhere in a document, in order; the document itself if it has the fields of one."""
+    """Yield the receipts nested in a document, in order; the document itself if it is a receipt."""
     left = [document]
     while left:
         value = left.pop()

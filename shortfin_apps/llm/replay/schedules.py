@@ -1,4 +1,4 @@
-"""Ways to compute the same answers: beside what, with which chunks, from which cache, and in which mode."""
+"""Replay schedules: co-batched requests, chunking, cache state and batch mode."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.config import ModelConfig
 
-CHUNK_PAGES = 1  # of a prompt that is chunked otherwise
+CHUNK_PAGES = 1  # chunk size of a chunked schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """`is_warm`: all full pages of prompt and output are in the prefix cache. `fills_batch`: other prompts
-    run in the same steps. `is_chunked`: prompts are computed a page at a time. `preempts`: requests lose
-    their pages after the first token, and again halfway."""
+    """How to compute an answer again.
+
+    `is_warm`: all full pages of prompt and output are in the prefix cache. `fills_batch`: other prompts run
+    in the same steps. `is_chunked`: prompts are computed one page at a time. `preempts`: requests lose their
+    pages after the first token, and again halfway.
+    """
 
     name: str
     mode: str = "default"
@@ -27,7 +30,7 @@ class Schedule:
 
     @property
     def suits_any_model(self) -> bool:
-        """Whether no model lacks the entries for it."""
+        """Whether every model has the required entries."""
         return self.mode == "default" and not self.is_chunked
 
     @property

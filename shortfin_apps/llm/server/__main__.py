@@ -1,4 +1,4 @@
-"""`python -m shortfin_apps.llm.server` is `shortfin-llm serve`."""
+"""`python -m shortfin_apps.llm.server`, the same as `shortfin-llm serve`."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""One of several processes that answer HTTP over one engine, which is in the process that starts them.
+"""An API process: one of several that answer HTTP and share the engine of the process that starts them.
 
     python -m shortfin_apps.llm.server.api_process LISTENER LINK < OPTIONS
 
-LISTENER and LINK are file descriptors: the port's socket, which all of them share, and the connection to the
-engine. OPTIONS are JSON; they hold keys, which nobody should see in a list of processes.
+LISTENER and LINK are file descriptors: the port's socket, shared by all API processes, and the connection to
+the engine. OPTIONS are JSON; they contain keys, which must not appear in a list of processes.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from shortfin_apps.llm.server.http_server import Server
 from shortfin_apps.llm.server.model_loading import Loaded
 from shortfin_apps.llm.server.service import make_service
 
-logger = logging.getLogger("shortfin_apps.llm.server.api_process")  # which runs as `__main__`
+logger = logging.getLogger("shortfin_apps.llm.server.api_process")  # this module runs as `__main__`
 
-LAST_ANSWERS_S = 0.5  # for the answers of requests that the engine took with it
+LAST_ANSWERS_S = 0.5  # to send the answers of requests that were lost with the engine
 
 LoadFrontEnd = Callable[[ServerConfig, Service, socket.socket, Callable[[], None]], Loaded]
-"""Receives the connection to the engine, and what to call when that ends."""
+"""Receives the connection to the engine, and a callback for when it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiProcessOptions:
-    """What the process of the engine tells the others; `name` is the model's.
+    """Options that the engine's process passes to an API process; `name` is the model's.
 
-    One that `replaces` another listens when it can serve.
+    A process that `replaces` another listens only once it can serve.
     """
 
     config: ServerConfig
@@ -51,7 +51,7 @@ class ApiProcessOptions:
     replaces: bool = False
 
     def to_json(self) -> bytes:
-        """With the secrets as they are."""
+        """Serialise the options, including secrets."""
         settings = self.config.model_dump(exclude_unset=True)
         return json.dumps([settings, self.name, self.engine_pid, self.replaces], default=_plain).encode()
 
@@ -66,10 +66,10 @@ def _plain(value: object) -> str:
 
 
 def run(load: LoadFrontEnd) -> int:
-    """Answers requests until a signal, or until the engine's process ends. Returns the exit status."""
+    """Answer requests until a signal or the end of the engine's process; return the exit status."""
     listener, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     for inherited in (listener, link):
-        inherited.set_inheritable(False)  # the processes started here have no part in them
+        inherited.set_inheritable(False)  # our own child processes must not inherit them
     options = ApiProcessOptions.from_json(sys.stdin.buffer.read())
     config = options.config
     logs.set_up(config.log_level, config.log_format)
@@ -93,7 +93,7 @@ def run(load: LoadFrontEnd) -> int:
 
 
 def _end_soon(server: Server) -> None:
-    """Ends this process, whose engine has gone; clients that do not read cannot hold it up."""
+    """End this process, as its engine is gone; do not wait for clients that do not read."""
     logger.error("the process of the engine has ended, so this API process ends, too")
     server.should_exit = True
     asyncio.get_running_loop().call_later(LAST_ANSWERS_S, server.handle_exit, signal.SIGTERM, None)

@@ -1,4 +1,4 @@
-"""Starts the processes that answer HTTP, starts them again when they end, and ends them."""
+"""Starts, restarts and stops the processes that answer HTTP."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from shortfin_apps.llm.server.config import ServerConfigError
 
 logger = logging.getLogger(__name__)
 
-LAST_S = 5.0  # how long a process may live on without its connection to the engine
-HURRY_S = 2.0  # how long one may take to end at the second signal
+LAST_S = 5.0  # maximum lifetime of a process after it loses its connection to the engine
+HURRY_S = 2.0  # maximum time for a process to end after the second signal
 
 
 class ApiProcesses:
-    """Keeps `count` processes that share `listener`, each with a link of `links`.
+    """Keeps `count` processes running that share `listener`, each with a link from `links`.
 
-    `command` starts one: two file descriptors are added to it, and it reads `options` (`api_process.py`).
+    `command` starts one: two file descriptors are appended, and it reads `options` (`api_process.py`).
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class ApiProcesses:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises
 
     async def start(self) -> None:
-        """Starts all; `failed` raises ServerConfigError when one of them ends before it was prepared.
+        """Start all processes; `failed` raises ServerConfigError if one ends before it is prepared.
 
-        Raises ServerConfigError when the system cannot start one.
+        Raises ServerConfigError if the system cannot start one.
         """
         started: list[tuple[Process, ApiLink]] = []
-        # Waits for all of them: a process that starts later would not be ended.
+        # Waits for all, so that `until_ended` knows every process.
         starting = [self._start_one() for _ in range(self._count)]
         for outcome in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(outcome, OSError):
@@ -72,7 +72,7 @@ class ApiProcesses:
         ]
 
     def signal(self) -> None:
-        """Lets the processes finish their requests; a second call has them end at once."""
+        """Let the processes finish their requests; a second call stops them at once."""
         if self._is_stopping:
             self._hurried.set()
         self._is_stopping = True
@@ -80,9 +80,9 @@ class ApiProcesses:
             _ask_to_end(process)
 
     async def until_ended(self, patience_s: float) -> None:
-        """Waits for the processes, which were signalled, and kills those that are left.
+        """Wait for the signalled processes, and kill the remaining ones.
 
-        They have `patience_s`, and HURRY_S from the second signal on.
+        They have `patience_s`, and after a second signal HURRY_S.
         """
         for keeper in self._keepers:
             keeper.cancel()
@@ -124,7 +124,7 @@ class ApiProcesses:
             process, link = await self._start_again(index, delay)
 
     async def _start_again(self, index: int, delay: RestartDelay) -> tuple[Process, ApiLink]:
-        """Tries until a process starts: descriptors, processes or memory may be used up for a while."""
+        """Retry until a process starts: descriptors, processes or memory may be exhausted for a while."""
         while True:
             try:
                 return await self._start_one()
@@ -157,14 +157,14 @@ class ApiProcesses:
         self._running.discard(process)
 
     async def _start_one(self) -> tuple[Process, ApiLink]:
-        """Raises OSError, and leaves nothing behind then."""
+        """Start a process. Cleans up and raises an error such as OSError if that fails."""
         ours, theirs = socket.socketpair()
         process: Process | None = None
         try:
             with theirs:
                 process = await self._spawn(theirs)
             self._running.add(process)
-            if self._is_stopping:  # since it was asked for
+            if self._is_stopping:  # signalled meanwhile
                 _ask_to_end(process)
             await self._tell_options(process)
             return process, await self._links.open(ours)
@@ -184,18 +184,18 @@ class ApiProcesses:
             stdin=PIPE,
             stdout=DEVNULL,
             pass_fds=fds,
-            start_new_session=True,  # Ctrl-C is for us, who end the processes in order
+            start_new_session=True,  # Ctrl-C must reach only this process, which stops the others in order
         )
 
     async def _tell_options(self, process: Process) -> None:
         assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it has ended, and its log says why
+        with contextlib.suppress(ConnectionError):  # it has ended, and its log has the reason
             process.stdin.write(self._current_options().to_json())
             await process.stdin.drain()
         process.stdin.close()
 
     def _current_options(self) -> ApiProcessOptions:
-        """As of now, with the level of the log as it was set last."""
+        """Return the options with the current log level."""
         level = logging.getLevelName(logging.getLogger().level).lower()
         config = self._options.config.model_copy(update={"log_level": level})
         return replace(self._options, config=config, replaces=self._is_serving)
@@ -206,7 +206,7 @@ def api_process_command(module: str) -> list[str]:
 
 
 def _ask_to_end(process: Process) -> None:
-    """One that is stopped (SIGSTOP) would not notice SIGTERM alone; systemd sends both, too."""
+    """Ask a process to end. A stopped one (SIGSTOP) also needs SIGCONT; systemd sends both, too."""
     _send(process, signal.SIGTERM)
     _send(process, signal.SIGCONT)
 

@@ -1,4 +1,4 @@
-"""What a server says when it serves: where, and a request to try."""
+"""The message of a server that is ready: its address, and a request to try."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def announce(name: str, url: str, *, has_chat: bool, logs_json: bool) -> None:
-    """On standard output; in the log where lines of it are JSON, as both may be collected."""
+    """Print the message, or log it if the log is JSON, as stdout may be collected with the log."""
     if logs_json:
         logger.info("serving %s at %s", name, url)
     else:
@@ -20,7 +20,7 @@ def announce(name: str, url: str, *, has_chat: bool, logs_json: bool) -> None:
 
 
 def _banner(name: str, url: str, has_chat: bool) -> str:
-    """Startup message with a request to try: a chat if the model has a chat template, else a completion."""
+    """Return the message with a chat if the model has a chat template, else with a completion."""
     route, body = "completions", '{"prompt": "The capital of France is", "temperature": 0}'
     if has_chat:
         question = '{"role": "user", "content": "What is the capital of France?"}'

@@ -1,4 +1,4 @@
-"""Builds the models that `serve` was given, if they are sources and no model directories."""
+"""Builds the models passed to `serve`, if they are sources rather than model directories."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class BuildFailed(Exception):
-    """The build ended with `status`, after it said why."""
+    """The build failed with `status` and has already reported the reason."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the build ended with status {status}")
@@ -32,11 +32,11 @@ class BuildFailed(Exception):
 
 
 def built(config: ServerConfig) -> ServerConfig:
-    """The settings with the model directories of their sources, which are built unless the cache has them.
+    """Replace sources in the settings by their model directories, building them unless they are cached.
 
-    The draft model is built first, as the device is named by its driver alone once the model is. A build is a
-    process of its own, so that the server holds nothing of the compiler. Raises BuildFailed, BuildError for a
-    model that is not supported, and ArtifactError where there is no GPU to serve it.
+    The draft model is built first, as `device` is reduced to its driver once the model is built. Builds run
+    in a separate process, so that the server does not keep the compiler in memory. Raises BuildFailed,
+    BuildError for an unsupported model, and ArtifactError if there is no GPU to serve it.
     """
     draft = config.speculative_model
     if draft is not None and is_source(draft):
@@ -55,7 +55,7 @@ def _directory_of(source: Path, config: ServerConfig, settings: Sequence[str]) -
         first_look(str(source))
     except ModuleNotFoundError as error:
         raise BuildError(missing_extra(error) or str(error)) from error
-    check_gpu(_driver(config))  # a build for one takes minutes
+    check_gpu(_driver(config))  # checked first, as a build for a GPU takes minutes
     command = build_command(source, config, settings)
     return Path(_run([sys.executable, "-m", "shortfin_apps.llm", *command]))
 
@@ -65,18 +65,18 @@ def _driver(config: ServerConfig) -> str:
 
 
 def is_source(path: Path) -> bool:
-    """Whether `path` is to be built: a GGUF file, a Hugging Face directory, or `hf:` and the like."""
+    """Whether `path` must be built: a GGUF file, a Hugging Face directory, or `hf:` and the like."""
     try:
         if path.is_dir():
             is_built = (path / MANIFEST).exists() or has_program(path)
             return (path / CONFIG).is_file() and not is_built
         return str(path).startswith(SCHEMES) or (path.is_file() and is_gguf(path))
-    except OSError:  # opening it as a model directory says what is wrong
+    except OSError:  # opening it as a model directory reports the problem
         return False
 
 
 def build_command(source: Path, config: ServerConfig, settings: Sequence[str] = BUILD_SETTINGS) -> list[str]:
-    """The words of `build` for a source, with those of the `settings` that are given."""
+    """Return the `build` command for a source, with flags for the given `settings`."""
     words = ["build", str(source), "--in-cache", "--device", _build_device(config.device)]
     for name in settings:
         value = getattr(config, name)
@@ -86,14 +86,14 @@ def build_command(source: Path, config: ServerConfig, settings: Sequence[str] = 
 
 
 def _build_device(device: str) -> str:
-    """The device as `build` names it."""
+    """Return the device as `build` names it."""
     name, colon, chip = device.partition(":")
     known = GPU_NAMES.get(name, "cpu" if name in CPU_NAMES else name)
     return f"{known}{colon}{chip}"
 
 
 def _run(command: list[str]) -> str:
-    """What `command` prints. SIGTERM ends it too; Ctrl-C reaches it without us. Raises BuildFailed."""
+    """Return `command`'s output. SIGTERM is passed on; Ctrl-C reaches it anyway. Raises BuildFailed."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, _ends_with_us(child):
         printed, _ = child.communicate()
     if child.returncode:
@@ -103,7 +103,7 @@ def _run(command: list[str]) -> str:
 
 @contextmanager
 def _ends_with_us(child: subprocess.Popen[str]) -> Iterator[None]:
-    """Context in which SIGTERM ends `child`, if this is the main thread, which alone handles signals.
+    """Pass SIGTERM on to `child` during the context, if this is the main thread, which handles signals.
 
     A second SIGTERM kills it.
     """
@@ -115,7 +115,7 @@ def _ends_with_us(child: subprocess.Popen[str]) -> Iterator[None]:
     def end(*_: object) -> None:
         nonlocal asked
         child.send_signal(signal.SIGKILL if asked else signal.SIGTERM)
-        child.send_signal(signal.SIGCONT)  # one that is stopped (SIGSTOP) would not notice SIGTERM alone
+        child.send_signal(signal.SIGCONT)  # a stopped process (SIGSTOP) ignores SIGTERM until it continues
         asked = True
 
     before = signal.signal(signal.SIGTERM, end)

@@ -26,7 +26,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand `serve`."""
+    """Add the subcommand `serve`."""
     description = (
         "Serves a model over HTTP: one that `shortfin-llm build` compiled, or a source, built first."
     )
@@ -35,9 +35,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
-    """Serves until a signal; returns the exit status. Raises LlmError when it cannot start.
+    """Serve until a signal; return the exit status. Raises LlmError if the server cannot start.
 
-    `listener` is a bound socket, in the place of one for the settings' address.
+    `listener` is a bound socket to use instead of the settings' address.
     """
     notes: list[str] = []
     config = server_flags.from_arguments(args, notes.append)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
         from shortfin_apps.llm.server.serve import serve
 
         return serve(config, listener)
-    except BuildFailed as failure:  # which has said why
+    except BuildFailed as failure:  # the build has already reported the reason
         return failure.status
     finally:
         server_logging.flush()  # before the caller prints the reason for a failure
@@ -67,5 +67,5 @@ def main(argv: Sequence[str] | None = None, listener: socket.socket | None = Non
     except OSError as error:
         print(visible(f"error: {file_problem(error)}"), file=sys.stderr)
         return EXIT_REFUSED
-    except KeyboardInterrupt:  # before there is a server that it could stop
+    except KeyboardInterrupt:  # before the server handles signals
         return EXIT_INTERRUPTED

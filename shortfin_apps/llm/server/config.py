@@ -1,6 +1,6 @@
 """Settings of a server: one class that defines flags, variables, YAML keys, `--help` and `/server_info`.
 
-Its fields stand in `settings/`, by what they are about; `config_sources.py` reads them.
+Its fields are in `settings/`, grouped by topic; `config_sources.py` reads them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ ENV_PREFIX = "SHORTFIN_LLM_"
 KEYS = ("api_key", "admin_api_key", "gateway_key")
 SECRETS = (*KEYS, "ssl_keyfile_password")
 KEY_FILES = ("api_key_file", "admin_api_key_file", "gateway_key_file")
-# What `serve SOURCE` passes on to `build`, beside the device.
+# Settings that `serve SOURCE` passes to `build`, along with the device.
 BUILD_SETTINGS = ("weights", "kv", "context_length")
-# Settings for which an empty text is a value: no prefix, an empty list. An empty host would be every address.
+# Settings for which an empty text is valid: no prefix, an empty list. An empty host would mean all addresses.
 MAY_BE_EMPTY = ("root_path", "parameters", "device_ids", "cors_origin", "tenant_weights")
 
 
 def flag(name: str) -> str:
-    """The flag of a setting."""
+    """Return the flag of a setting."""
     return f"--{name.replace('_', '-')}"
 
 
 class ServerConfigError(LlmError):
-    """Settings with which the server cannot start."""
+    """Settings that prevent the server from starting."""
 
 
-# pydantic takes the fields of the last base first, so `--help` shows the model's first.
+# pydantic orders fields from the last base class to the first, so `--help` shows the model's first.
 class ServerConfig(RequestSettings, EngineSettings, HttpSettings, ModelSettings):
     """Settings of a server; a field's description is the help of its flag."""
 
@@ -56,19 +56,19 @@ class ServerConfig(RequestSettings, EngineSettings, HttpSettings, ModelSettings)
     @field_validator("parameters", "device_ids", "cors_origin", "tenant_weights", mode="before")
     @classmethod
     def _split_commas(cls, value: object) -> object:
-        """Lists in environment variables are separated by commas."""
+        """Split lists in environment variables at commas."""
         return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
 
     @field_validator(*KEYS, mode="before")
     @classmethod
     def _split_keys(cls, value: object) -> object:
-        """Empty keys are kept, to be refused: dropping one could leave the server open."""
+        """Split keys. Empty ones are kept, to be refused: dropping one could leave the server open."""
         return tuple(value.split(",")) if isinstance(value, str) else value
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_empty(cls, value: object, info: ValidationInfo) -> object:
-        """Refuses empty values: an empty variable or template must not act as the default."""
+        """Refuse empty values: an empty variable or template must not act as the default."""
         is_missing_key = value is None and info.field_name in (*KEYS, *KEY_FILES)
         if is_missing_key or (value == "" and info.field_name not in MAY_BE_EMPTY):
             raise ValueError("it is set but empty; give a value, or do not set it at all")
@@ -90,10 +90,10 @@ class ServerConfig(RequestSettings, EngineSettings, HttpSettings, ModelSettings)
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)  # `config_sources.load` merges them
+        return (init_settings,)  # `config_sources.load` merges the sources
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
-        """Flags of settings that another setting makes void, each with the reason."""
+        """Yield flags that have no effect because of another setting, each with the reason."""
         on_gpu = self.device.partition(":")[0] in GPU_NAMES
         if self.device_ids and not on_gpu:
             yield "--device-ids", f"it chooses GPUs, and the device is {self.device}"
@@ -130,7 +130,7 @@ class ServerConfig(RequestSettings, EngineSettings, HttpSettings, ModelSettings)
             yield flag("stored_responses_ttl"), "no responses are stored with `--stored-responses 0`"
 
     def mode_options(self, stride: int) -> ModeOptions:
-        """Options of the chosen mode: the settings of the same names; `stride` is the tokens of a page."""
+        """Return the options of the chosen mode from the settings of the same names; `stride` in tokens."""
         values = dict(self)
         if self.chunk_block_size is not None:
             values["chunk_tokens"] = self.chunk_block_size * stride
@@ -139,7 +139,7 @@ class ServerConfig(RequestSettings, EngineSettings, HttpSettings, ModelSettings)
 
     @property
     def weighted_tenants(self) -> tuple[str, ...]:
-        """Names of the tenants that `tenant_weights` names."""
+        """The names of the tenants in `tenant_weights`."""
         return tuple(entry.rpartition("=")[0] for entry in self.tenant_weights)
 
     def scheduling_options(self) -> SchedulingOptions:

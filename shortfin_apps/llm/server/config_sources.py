@@ -2,7 +2,7 @@
 
 Precedence: flags, then `SHORTFIN_LLM_*` variables, then `--config` (YAML; upstream's JSON
 `--server_config` is read the same way), then the defaults in `config.py`. Logging is set up from these
-settings, so warnings about them go to the caller's `note`.
+settings, so warnings about them are passed to the caller's `note`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from shortfin_apps.llm.server.other_names import (
 
 logger = logging.getLogger(__name__)
 
-# Variables with the prefix that are not settings of a server: where `build` keeps its copies.
+# Variables with the prefix that are not server settings: the directory of `build`'s cache.
 OTHER_VARIABLES = frozenset({"CACHE"})
-# The settings that name files with secrets.
+# Settings that name files containing secrets.
 SECRET_FILES = (*KEY_FILES, "ssl_keyfile", "receipt_key")
-# Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT and more in every pod, for every Service: one named
+# Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT and more in every pod, for every Service: a Service named
 # `shortfin-llm` overwrites the variable of `--port`.
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+")
 SERVICE_VARIABLE = re.compile(
@@ -53,7 +53,7 @@ SERVICE_VARIABLE = re.compile(
 def load(
     flags: Mapping[str, Any], yaml_values: Mapping[str, Any], note: Note = logger.warning
 ) -> ServerConfig:
-    """Flags over environment over YAML over defaults. Raises ServerConfigError."""
+    """Merge settings: flags over environment over YAML over defaults. Raises ServerConfigError."""
     try:
         config = ServerConfig(**{**yaml_values, **_environment(note), **flags})
     except ValidationError as error:
@@ -68,10 +68,10 @@ def load(
 
 
 def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
-    """The settings in a file, under our names. Raises ServerConfigError."""
+    """Return the settings in a file, under our names. Raises ServerConfigError."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # a wrong date is a ValueError
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: an invalid date
         problem = _yaml_problem(error) if isinstance(error, yaml.MarkedYAMLError) else error
         raise ServerConfigError(f"{path}: not readable as YAML ({problem})") from None
     if not isinstance(raw, dict):
@@ -91,7 +91,7 @@ def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
-    """What is wrong, and where: without the text there, which may be a key."""
+    """Describe the problem and its position, without the text there, which may be a key."""
     is_syntax = isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError)
     problem = error.problem if is_syntax else "an alias, a tag or a key that cannot be used"
     mark = error.problem_mark
@@ -99,10 +99,10 @@ def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
 
 
 def _note_exposed(path: Path, note: Note) -> None:
-    """Notes that users of this machine who are neither owner nor in the group can read or change secrets."""
+    """Note if users other than the owner and the group can read or change a file of secrets."""
     try:
         mode = path.stat().st_mode
-    except OSError:  # the reader of the secrets says why
+    except OSError:  # reading the secrets reports the reason
         return
     if stat.S_ISREG(mode) and mode & (stat.S_IROTH | stat.S_IWOTH):
         can = "change" if mode & stat.S_IWOTH else "read"
@@ -113,7 +113,7 @@ def _note_exposed(path: Path, note: Note) -> None:
 
 
 def _environment(note: Note) -> dict[str, Any]:
-    """The settings in variables; notes variables that look like a setting but are none."""
+    """Return settings from variables; note variables with the prefix that are not settings."""
     values = EnvSettingsSource(ServerConfig)()
     if SERVICE_LINK.fullmatch(str(values.get("port"))):
         link = values.pop("port")
@@ -135,7 +135,7 @@ def _unknown_variables() -> Iterator[str]:
 
 
 def _first_problem(error: ValidationError) -> str:
-    """One sentence about the first invalid setting, which shows its value unless that is a secret."""
+    """Describe the first invalid setting, with its value unless that is secret."""
     problem = error.errors()[0]
     message = str(problem["msg"]).removeprefix("Value error, ")
     if not problem["loc"]:

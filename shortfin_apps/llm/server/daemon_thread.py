@@ -1,4 +1,4 @@
-"""Work in a thread that does not delay the process's exit."""
+"""Runs work in a thread that does not delay the process's exit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:
-    """Runs `function` in a daemon thread: an executor's would have to end before the process can."""
+    """Run `function` in a daemon thread. An executor's thread would have to end before the process can."""
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()  # it cannot be cancelled while the thread runs
 

@@ -1,4 +1,4 @@
-"""The process that the user starts where others answer HTTP: it starts those, and runs the engine."""
+"""The main process with `--api-processes`: runs the engine and starts the API processes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 class EngineProcess:
-    """Has the same interface as Server, over an engine that `load` returns.
+    """Has the same interface as Server, for an engine returned by `load`.
 
-    `module` is what each API process runs as `python -m`. A signal is passed on to them: each drains, as
-    Server does, and the engine is closed when all have ended.
+    API processes run `module` as `python -m`. Signals are passed on to them: each drains like Server, and the
+    engine is closed after all have ended.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class EngineProcess:
         load: Callable[[], LoadedEngine],
         module: str = "shortfin_apps.llm.server.api_process",
     ) -> None:
-        self.failure: Exception | None = None  # why there is nothing to serve
+        self.failure: Exception | None = None  # why the server cannot serve
         self.force_exit = False
         self._config = config
         self._name = name
@@ -58,9 +58,9 @@ class EngineProcess:
         return self._is_loading or not self._engine_closed
 
     def run(self, sockets: Sequence[socket.socket]) -> None:
-        """Serves on the one socket until a signal, and closes it."""
+        """Serve on the only socket until a signal, and close it."""
         [listener] = sockets
-        loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()  # as Server's loop
+        loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()  # the same as Server's
         with listener, asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(self._run(listener))
 
@@ -80,7 +80,7 @@ class EngineProcess:
         await self._shut_down()
 
     async def _serve(self, listener: socket.socket) -> None:
-        """Returns at a signal; raises what keeps it from serving."""
+        """Serve until a signal. Raises errors that prevent serving."""
         await self._processes.start()
         self._is_loading = True
         loaded = await self._unless_stopped(in_daemon_thread(self._load))
@@ -97,7 +97,7 @@ class EngineProcess:
         await self._stopping.wait()
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
-        """None when a signal came first. Raises when an API process could not start."""
+        """Return the result of `work`, or None after a signal. Raises if an API process could not start."""
         working = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait({working, stopping, self._processes.failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -107,7 +107,7 @@ class EngineProcess:
         return working.result() if working.done() else None
 
     async def _shut_down(self) -> None:
-        if not self._stopping.is_set():  # nobody asked for it
+        if not self._stopping.is_set():  # stopping because of an error, not a signal
             self._processes.signal()
         drain_s = self._config.drain_delay + self._config.shutdown_timeout
         await self._processes.until_ended(drain_s + 3 * GRACE_S)

@@ -1,4 +1,4 @@
-"""How a server ends: its exit status, or the error that says why it could not start."""
+"""A server's exit status, or the error that explains why it could not start."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shortfin_apps.llm.server.config import ServerConfigError
 logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
-# Parts of the messages of Python's threads, IREE's threads and IREE's allocators.
+# Parts of error messages of Python's threads, IREE's threads and IREE's allocators.
 OUT_OF_MEMORY_MESSAGES = ("can't start new thread", "thread creation failed", "RESOURCE_EXHAUSTED")
 
 
 def exit_status_of(failure: Exception | None, *, was_forced: bool) -> int:
-    """Of a server that has stopped: `failure` is why its model could not be loaded. Raises LlmError."""
+    """Return a stopped server's exit status; `failure` is why its model was not loaded. Raises LlmError."""
     if failure is None:
         return EXIT_FAILED if was_forced else EXIT_OK
     if isinstance(failure, LlmError):
@@ -33,7 +33,7 @@ def exit_status_of(failure: Exception | None, *, was_forced: bool) -> int:
 
 
 def exit_with_thread(status: int) -> NoReturn:
-    """Exits without running destructors, which are unsafe while a thread is inside a device library."""
+    """Exit without running destructors, which are unsafe while a thread is inside a device library."""
     logging.shutdown()
     sys.stdout.flush()
     os._exit(status)

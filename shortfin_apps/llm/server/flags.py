@@ -21,7 +21,7 @@ from shortfin_apps.llm.server.settings.requests import RequestSettings
 
 logger = logging.getLogger(__name__)
 
-REPEATED = (*KEYS, "cors_origin")  # flags that take one value each time
+REPEATED = (*KEYS, "cors_origin")  # flags that take one value and may be repeated
 
 GROUPS = {"model": ModelSettings, "HTTP": HttpSettings, "engine": EngineSettings, "requests": RequestSettings}
 # The settings that most users need, which `--help` shows; `--help-all` shows every one.
@@ -75,16 +75,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse._ActionsContainer, names: Iterable[str]) -> None:
-    """A flag for each of these fields, in both spellings; one that is not given leaves no attribute."""
+    """Add a flag for each field, in both spellings; an omitted flag sets no attribute."""
     for name in names:
         annotation = ServerConfig.model_fields[name].annotation
         _add_flag(parser, name, name, help=_help(name), **_arity(name, annotation))
 
 
 def from_arguments(args: argparse.Namespace, note: Note = logger.warning) -> ServerConfig:
-    """The effective configuration. Raises ServerConfigError with the setting at fault.
+    """Return the effective configuration. Raises ServerConfigError, which names the invalid setting.
 
-    `note` is told what was given and has no effect.
+    `note` is called for settings without effect.
     """
     values = {k: v for k, v in vars(args).items() if k in ServerConfig.model_fields and v is not None}
     if args.artifact_flag is not None:
@@ -95,13 +95,13 @@ def from_arguments(args: argparse.Namespace, note: Note = logger.warning) -> Ser
 
 
 def _add_flag(parser: argparse._ActionsContainer, name: str, dest: str, **options: Any) -> None:
-    """The spelling with dashes is shown in the help, the one with underscores works too."""
+    """Add a flag. The help shows the spelling with dashes; the one with underscores works, too."""
     dashed, plain = flag(name), f"--{name}"
     parser.add_argument(dashed, dest=dest, default=argparse.SUPPRESS, **options)
     if plain != dashed:
         hidden = {**options, "help": argparse.SUPPRESS}
         parser.add_argument(plain, dest=dest, default=argparse.SUPPRESS, **hidden)
-        if options.get("action") is argparse.BooleanOptionalAction:  # which makes `--no-` of any spelling
+        if options.get("action") is argparse.BooleanOptionalAction:  # adds `--no-` to either spelling
             off: dict[str, Any] = {
                 "action": "store_false",
                 "default": argparse.SUPPRESS,
@@ -111,7 +111,7 @@ def _add_flag(parser: argparse._ActionsContainer, name: str, dest: str, **option
 
 
 def _arity(name: str, annotation: object) -> dict[str, Any]:
-    """Arity of a flag; several values are given one each time, or as upstream's do, all at once."""
+    """Return a flag's arity. Several values are given by repeating the flag or, as upstream, at once."""
     if annotation is bool:
         return {"action": argparse.BooleanOptionalAction}
     options: dict[str, Any] = {"metavar": _metavar(annotation)}

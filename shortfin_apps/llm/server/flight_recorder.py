@@ -1,4 +1,4 @@
-"""The flight recorder of a server: what its dumps say of it, and the signal that asks for one."""
+"""The server's flight recorder: the metadata of its dumps, and the signal that requests one."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from shortfin_apps.llm.server.config import ServerConfig
 logger = logging.getLogger(__name__)
 
 _LIBRARIES = ("iree-base-runtime", "shortfin", "numpy")
-# What decides which invocations there are; nothing that is secret.
+# Settings that determine the invocations; none are secret.
 _SETTINGS = (
     *("device", "runtime", "threads", "batch_mode", "chunk_tokens", "token_budget", "max_running"),
     *("prefix_cache", "decode_ahead", "speculative", "speculative_tokens", "jump_ahead"),
 )
 
-_tasks: set[asyncio.Task[None]] = set()  # which the event loop alone would forget
+_tasks: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references
 
 
 def recorder_options(artifact: Artifact, config: ServerConfig) -> RecorderOptions | None:
-    """None where nothing is to be recorded."""
+    """Return the recorder's options; None if it is off."""
     if not config.flight_recorder:
         return None
     files = {}
@@ -48,14 +48,14 @@ def recorder_options(artifact: Artifact, config: ServerConfig) -> RecorderOption
 
 
 def dump_at_signal(engine: Callable[[], EngineClient | None]) -> None:
-    """Has SIGUSR1 write a dump of the engine, once there is one. Call it in the event loop."""
+    """Write a dump of the engine, once there is one, at SIGUSR1. Call it in the event loop."""
 
     def on_signal() -> None:
         task = asyncio.ensure_future(_dump(engine()))
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
 
-    # Where the loop is not the main thread's, nobody can send it signals.
+    # Outside of the main thread, a loop cannot handle signals.
     with contextlib.suppress(ValueError, RuntimeError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, on_signal)
 
@@ -66,5 +66,5 @@ async def _dump(engine: EngineClient | None) -> None:
         return
     try:
         await engine.dump("SIGUSR1")
-    except Exception as error:  # nobody waits for this task
+    except Exception as error:  # nothing awaits this task
         logger.error("SIGUSR1: %s", error, exc_info=not isinstance(error, LlmError))

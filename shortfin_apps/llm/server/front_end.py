@@ -1,4 +1,4 @@
-"""Loads what an API process needs beside the engine, which another process runs."""
+"""Loads the parts of an API process other than the engine, which another process runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shortfin_apps.llm.server.model_loading import Loaded, load_tokenizer, open_
 def load_front_end(
     config: ServerConfig, service: Service, link: socket.socket, on_lost: Callable[[], None]
 ) -> Loaded:
-    """Waits for the engine at the other end of `link`. Raises ArtifactError and UnavailableError."""
+    """Wait for the engine at the other end of `link`. Raises ArtifactError and UnavailableError."""
     artifact = open_artifact(config)
     tokenizer = load_tokenizer(artifact, config)
     grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
@@ -37,6 +37,6 @@ def load_front_end(
 
 
 def connected(service: Service, link: socket.socket, on_lost: Callable[[], None]) -> RemoteEngine:
-    """The engine, once it is loaded. Raises UnavailableError."""
+    """Return the engine once it is loaded. Raises UnavailableError."""
     welcome = wait_for_engine(link)
     return RemoteEngine(link, welcome, execute=partial(carry_out, service=service), on_lost=on_lost)

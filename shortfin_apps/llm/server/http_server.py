@@ -1,4 +1,4 @@
-"""The HTTP server: opens the port, loads the model behind it, and drains before it stops."""
+"""The HTTP server: opens the port, then loads the model, and drains before it stops."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from shortfin_apps.llm.server.protocol import bounded
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-GRACE_S = 5  # beyond the drain, for the answers of aborted requests to reach their clients
-LAST_STEP_S = 1  # how long a forced stop waits for the engine's current step
+GRACE_S = 5  # added to the drain, so that the answers of aborted requests reach their clients
+LAST_STEP_S = 1  # maximum time that a forced stop waits for the engine's current step
 POLL_S = 0.1
 STOPPING = "stopping once running requests have finished; a second signal stops at once"
 STOPPING_AT_ONCE = "stopping at once: a second signal came before all requests had finished"
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, over a model that `load` returns; `load` runs in its own thread.
+    """uvicorn's server for a model that `load` returns; `load` runs in its own thread.
 
-    Unless it `announces` its start and its stop, another process does. If it `loads_first`, it listens when
-    the model is loaded: other processes take the port's connections meanwhile.
+    If `announces` is False, another process announces start and stop. If `loads_first` is True, it listens
+    only after the model is loaded: other processes accept the port's connections until then.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens, with a limit on the time of a TLS handshake, which uvicorn's own `startup` lacks."""
+        """Listen, with a limit on the time of a TLS handshake, which uvicorn's own `startup` lacks."""
         assert sockets, "the port is bound before anything is loaded"
         self._loading = asyncio.create_task(self._load_in_background(sockets))
         if self._loads_first:
@@ -112,10 +112,10 @@ class Server(uvicorn.Server):
             self._engine_closed = await close_engine(self._engine, lambda: self.force_exit)
         await self._abort_connections()
         if not stopping.cancelled():
-            stopping.result()  # raises what went wrong
+            stopping.result()  # raises its error, if any
 
     async def _drain_and_stop(self, sockets: list[socket.socket] | None) -> None:
-        """Drains with the port still open, so that new clients get a 503 and not a refused connection."""
+        """Drain with the port still open, so that new clients get a 503 instead of a refused connection."""
         self._service.stopping = True
         if self._engine is not None:
             if self._announces:
@@ -139,7 +139,7 @@ class Server(uvicorn.Server):
             logger.warning("the engine did not end its requests in time; stopping without them")
 
     async def _abort_connections(self) -> None:
-        """Ends the connections left when the engine is closed: clients that do not read their answers."""
+        """End connections that remain after the engine is closed: clients that do not read their answers."""
         tasks, connections = self.server_state.tasks, self.server_state.connections
         if tasks:
             await asyncio.wait(tasks, timeout=POLL_S)
@@ -172,9 +172,9 @@ class Server(uvicorn.Server):
 
 
 async def close_engine(engine: RunningEngine, is_forced: Callable[[], bool]) -> bool:
-    """Waits for the step under way, for LAST_STEP_S once the stop is forced.
+    """Wait for the current step; once the stop is forced, for at most LAST_STEP_S.
 
-    False when the engine's thread is left behind in it.
+    Returns False if the engine's thread is still running the step.
     """
     closing = asyncio.ensure_future(engine.close())
     while not closing.done() and not is_forced():
@@ -187,7 +187,7 @@ async def close_engine(engine: RunningEngine, is_forced: Callable[[], bool]) -> 
 
 
 def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
-    """uvicorn's settings for `service`. Raises ServerConfigError for invalid keys or certificates."""
+    """Return uvicorn's settings for `service`. Raises ServerConfigError for invalid keys or certificates."""
     keys = key_ring(config)
     password = config.ssl_keyfile_password
     http = uvicorn.Config(
@@ -211,7 +211,7 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        access_log=False,  # api/access_log.py logs more, and no query string
+        access_log=False,  # api/access_log.py logs more, but no query strings
         server_header=False,
         timeout_keep_alive=config.timeout_keep_alive,
         ssl_certfile=config.ssl_certfile,
@@ -228,19 +228,19 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
 
 
 def warn_if_open(config: ServerConfig) -> None:
-    """Raises ServerConfigError for invalid keys."""
+    """Warn if anyone can reach the server without a key. Raises ServerConfigError for invalid keys."""
     if not (key_ring(config).required or _is_loopback(config.host)):
         logger.warning("anyone who can reach %s may use this server: set an --api-key", config.host)
 
 
 def limits_of(config: ServerConfig) -> Limits:
-    """The limits on one request: the settings named `max_...`."""
+    """Return the limits on one request: the settings named `max_...`."""
     names = (field.name for field in dataclasses.fields(Limits))
     return Limits(**{name: getattr(config, f"max_{name}") for name in names})
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, opened first so that a port in use is reported before anything is loaded."""
+    """Open a listening socket. Called first, so that a port in use is reported before anything is loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)

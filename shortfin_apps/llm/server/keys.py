@@ -1,4 +1,4 @@
-"""Keys of callers: the ones given as settings and the ones in a file."""
+"""Keys of callers, from settings and from files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pydantic import SecretStr
 from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
 
-KEY = re.compile(r"(?!,+$)[\x21-\x7e]+")  # commas alone are an empty list
+KEY = re.compile(r"(?!,+$)[\x21-\x7e]+")  # a key of only commas is an empty list
 
 
 def key_ring(config: ServerConfig) -> KeyRing:
-    """The server's keys. Raises ServerConfigError as `read_keys` does, and for a key with two roles."""
+    """Return the server's keys. Raises ServerConfigError like `read_keys`, and for a key with two roles."""
     keys = read_keys(config.api_key, config.api_key_file)
     admin_keys = read_keys(config.admin_api_key, config.admin_api_key_file)
     gateway_keys = read_keys(config.gateway_key, config.gateway_key_file)
@@ -28,11 +28,11 @@ def key_ring(config: ServerConfig) -> KeyRing:
 
 
 def read_keys(given: Sequence[SecretStr], path: Path | None) -> list[str]:
-    """The keys that were given, then those in the file, one a line; empty lines and lines with # are skipped.
+    """Return the given keys, then the keys in the file, one per line without empty lines and # comments.
 
-    Only line feeds end a line, and only spaces, tabs and carriage returns around a key are dropped: any other
-    control character is a mistake, which must not make two keys of one.
-    Raises ServerConfigError, whose message never contains a key.
+    Only line feeds end a line, and only spaces, tabs and carriage returns around a key are stripped. Any
+    other control character is an error and must not split a key in two. Raises ServerConfigError; its message
+    never contains a key.
     """
     keys = [key.get_secret_value() for key in given]
     if path is not None:

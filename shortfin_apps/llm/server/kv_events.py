@@ -1,4 +1,4 @@
-"""KV events as the settings ask for them."""
+"""Options of KV events from the settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def kv_event_options(config: ServerConfig, model_name: str) -> KVEventOptions | None:
-    """Where the events of `model_name` are published, None if nowhere; warns where others can read them."""
+    """Return where to publish events of `model_name`, or None; warn if others can read them."""
     if config.kv_events_endpoint is None:
         return None
     options = KVEventOptions(

@@ -21,8 +21,8 @@ from shortfin_apps.llm.api.request_id import current_request_id
 
 LogFormat = Literal["text", "json"]
 
-MAX_LINES = 10_000  # in the queue of lines to write
-FLUSH_S = 2.0  # the longest wait for the queue to be written
+MAX_LINES = 10_000  # maximum length of the queue of lines to write
+FLUSH_S = 2.0  # maximum wait for the queue to be written
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 JSON = "%(levelname)s %(name)s %(message)s"
@@ -34,7 +34,7 @@ PLAIN_WORD = re.compile(r"""[^\s"'=\\\x00-\x20\x7f-\U0010ffff]+""")
 
 
 def set_up(level: str, form: LogFormat, stream: TextIO | None = None) -> None:
-    """Logs to `stream` (default: stderr), with the id of the current request in each line."""
+    """Log to `stream` (default: stderr), with the id of the current request in each line."""
     handler = BackgroundHandler(stream or sys.stderr)
     handler.setFormatter(formatter(form))
     handler.addFilter(_add_request_id)
@@ -42,19 +42,19 @@ def set_up(level: str, form: LogFormat, stream: TextIO | None = None) -> None:
 
 
 def quieten_uvicorn(level: str) -> None:
-    """Keeps uvicorn's messages about starting and stopping out of the log, which has our own."""
+    """Suppress uvicorn's start and stop messages, as the log has our own."""
     if level == "info":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def flush() -> None:
-    """Waits until all log lines are written, for FLUSH_S at most."""
+    """Wait until all log lines are written, for FLUSH_S at most."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 
 
 def write_line(line: str) -> None:
-    """Writes a line of another process's log as it is, after what was logged before; never blocks."""
+    """Write a line of another process's log unchanged, after earlier lines; never blocks."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, BackgroundHandler):
             handler.write_line(line)
@@ -95,7 +95,7 @@ class BackgroundHandler(logging.Handler):
                 self._num_dropped += 1
 
     def flush(self) -> None:
-        """Waits until all lines are written, for FLUSH_S at most."""
+        """Wait until all lines are written, for FLUSH_S at most."""
         with self._lines.all_tasks_done:
             self._lines.all_tasks_done.wait_for(lambda: self._lines.unfinished_tasks == 0, FLUSH_S)
 
@@ -126,7 +126,7 @@ class BackgroundHandler(logging.Handler):
 
 
 class TextFormatter(logging.Formatter):
-    """One line for each record, extra fields as `name=value`; a traceback follows, indented."""
+    """Formats a record as one line with extra fields as `name=value`, then any traceback, indented."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         extras = {name: value for name, value in vars(record).items() if name not in NOT_EXTRA}
@@ -145,13 +145,13 @@ def _add_request_id(record: logging.LogRecord) -> bool:
 
 
 def _word(value: object) -> str:
-    """`value` without spaces or quotes as it is, anything else as a JSON string."""
+    """Return `value` unchanged if it has no spaces or quotes, otherwise as a JSON string."""
     text = "-" if value is None else str(value)
     return text if PLAIN_WORD.fullmatch(text) else json.dumps(text)
 
 
 def _escaped(text: str) -> str:
-    """`text` with unprintable characters (line breaks, terminal escapes, bidi marks) as `\\x..`."""
+    r"""Return `text` with unprintable characters (line breaks, terminal escapes, bidi marks) as `\x..`."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -45,7 +45,7 @@ class RunningEngine(EngineClient, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A loaded model and the engine behind it, which is not started yet."""
+    """A loaded model and its engine, which is not started yet."""
 
     model: ServedModel
     engine: RunningEngine
@@ -53,7 +53,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine that other processes are going to use, not started yet, and what compiles their grammars."""
+    """An engine for other processes, not started yet, and the compiler of their grammars."""
 
     engine: AsyncEngine
     grammars: GrammarCompiler
@@ -61,7 +61,7 @@ class LoadedEngine:
 
 
 def open_artifact(config: ServerConfig) -> Artifact:
-    """The model directory, or the separate files named by upstream's flags. Raises ArtifactError."""
+    """Open the model directory, or the separate files named by upstream's flags. Raises ArtifactError."""
     if config.artifact is not None:
         return Artifact.open(config.artifact, check_sizes=config.verify != "none")
     assert config.vmfb is not None, "ServerConfig requires it"
@@ -78,7 +78,7 @@ def open_artifact(config: ServerConfig) -> Artifact:
 
 
 def open_draft(config: ServerConfig) -> Artifact | None:
-    """The draft model, if there is one. Raises ArtifactError."""
+    """Open the draft model, if there is one. Raises ArtifactError."""
     if config.speculative_model is None:
         return None
     try:
@@ -88,7 +88,7 @@ def open_draft(config: ServerConfig) -> Artifact | None:
 
 
 def check_address_space(artifacts: Sequence[Artifact], config: ServerConfig) -> None:
-    """Raises AddressSpaceError when the models cannot be loaded under this process's limit."""
+    """Raise AddressSpaceError if the models cannot be loaded under this process's limit."""
     paths = [path for artifact in artifacts for path in (artifact.vmfb, *artifact.parameters)]
     file_bytes = sum(path.stat().st_size for path in paths)
     num_workers = config.threads or len(os.sched_getaffinity(0))
@@ -98,7 +98,7 @@ def check_address_space(artifacts: Sequence[Artifact], config: ServerConfig) -> 
 def load_model(
     artifact: Artifact, config: ServerConfig, metrics: ServerMetrics, draft: Artifact | None = None
 ) -> Loaded:
-    """The slow part of starting a server. Raises ArtifactError and ServerConfigError."""
+    """Load a model, the slow part of starting a server. Raises ArtifactError and ServerConfigError."""
     with _verified(artifact, draft, config) as confirm:
         tokenizer = load_tokenizer(artifact, config)
         grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
@@ -108,7 +108,7 @@ def load_model(
 
 
 def load_engine(artifact: Artifact, config: ServerConfig, draft: Artifact | None = None) -> LoadedEngine:
-    """`load_model` without what answers requests. Raises ArtifactError and ServerConfigError."""
+    """Load only the engine, without what answers requests. Raises ArtifactError and ServerConfigError."""
     with _verified(artifact, draft, config) as confirm:
         tokenizer = load_tokenizer(artifact, config)
         grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
@@ -118,7 +118,7 @@ def load_engine(artifact: Artifact, config: ServerConfig, draft: Artifact | None
 
 
 def load_tokenizer(artifact: Artifact, config: ServerConfig) -> Tokenizer:
-    """Raises ArtifactError."""
+    """Load the tokenizer. Raises ArtifactError."""
     return Tokenizer.load(
         artifact.tokenizer, artifact.tokenizer_config, special_in_content=config.special_in_content
     )
@@ -135,7 +135,7 @@ def served_model(
     id_prefix: str = "",
     everywhere: Everywhere | None = None,
 ) -> ServedModel:
-    """What answers requests over `engine`; see TextGenerator and ServedModel for the last two."""
+    """Assemble what answers requests over `engine`; see TextGenerator and ServedModel for the last two."""
     generation = _applied(_generation_config(artifact), engine.returns_logits)
     tokenizer.prepare_templates()
     generator = TextGenerator(
@@ -151,7 +151,7 @@ def served_model(
     )
     return ServedModel(
         generator=generator,
-        # Upstream's server is always greedy, so a temperature of the model's is for the other routes.
+        # Upstream's server is always greedy, so the model's temperature is only for the other routes.
         native_defaults=_defaults({**generation, "temperature": 0.0}, 0.0, config),
         openai_defaults=_defaults(generation, 1.0, config),
         exported_top_k=artifact.config.top_k,
@@ -164,7 +164,7 @@ def served_model(
 
 
 def _identity(artifact: Artifact, config: ServerConfig) -> ModelIdentity | None:
-    """Raises ServerConfigError where every answer is to have a receipt, and none can have one."""
+    """Return the model's identity. Raises ServerConfigError if `--receipts` needs one and it is missing."""
     identity = identity_of(artifact)
     if identity is None and config.receipts:
         raise ServerConfigError(
@@ -178,7 +178,7 @@ def _identity(artifact: Artifact, config: ServerConfig) -> ModelIdentity | None:
 def _verified(
     artifact: Artifact, draft: Artifact | None, config: ServerConfig
 ) -> Iterator[Callable[[], None]]:
-    """Context that verifies the files beside the caller's block; what it yields waits for the result."""
+    """Verify the files while the caller's block runs; the yielded function waits for the result."""
     with ExitStack() as stack:
         confirms = [stack.enter_context(verifying(each, config.verify)) for each in (artifact, draft) if each]
 
@@ -202,18 +202,18 @@ def _tell_dialect(tokenizer: Tokenizer, config: ServerConfig) -> None:
 
 
 def _generation_config(artifact: Artifact) -> dict[str, Any]:
-    """Raises ArtifactError."""
+    """Read the sampling defaults. Raises ArtifactError."""
     return read_json_object(artifact.tokenizer.with_name("generation_config.json"))
 
 
 def _applied(generation: dict[str, Any], returns_logits: bool) -> dict[str, Any]:
-    """Without the penalties that a model without logits cannot apply: each request would be refused."""
+    """Remove penalties that a model without logits cannot apply: each request would be refused."""
     lost = () if returns_logits else penalties(generation)
     return {name: value for name, value in generation.items() if name not in lost}
 
 
 def tell_defaults(generation: dict[str, Any], config: ServerConfig, *, returns_logits: bool = True) -> None:
-    """Logs the model's own sampling, and what of it is not applied. Raises ArtifactError."""
+    """Log the model's sampling defaults, and unsupported ones. Raises ArtifactError."""
     applied = _applied(generation, returns_logits)
     if found := _defaults(applied, 1.0, config).differences():
         listed = ", ".join(f"{name} {value}" for name, value in found.items())
@@ -238,7 +238,7 @@ def _check_num_beams(artifact: Artifact, config: ServerConfig) -> None:
 
 
 def _check_same_tokens(tokenizer: Tokenizer, draft: Artifact) -> None:
-    """Raises ArtifactError for a draft model whose token ids mean other texts."""
+    """Raise ArtifactError for a draft model with different token ids."""
     if not tokenizer.has_the_tokens_of(Tokenizer.load(draft.tokenizer, draft.tokenizer_config)):
         raise ArtifactError(
             f"{draft.tokenizer}: the draft model has other tokens than the model; `--speculative-model` "
@@ -247,7 +247,7 @@ def _check_same_tokens(tokenizer: Tokenizer, draft: Artifact) -> None:
 
 
 def _given_pages(artifact: Artifact) -> int | None:
-    """Those in config.json, unless `build` chose them."""
+    """Return the number of pages in config.json, unless `build` chose it."""
     manifest = artifact.manifest
     if manifest is not None and manifest.options.device_block_count is None:
         return None
@@ -261,13 +261,13 @@ def _load_engine(
     draft: Artifact | None,
     confirm: Callable[[], None],
 ) -> AsyncEngine:
-    """The engine over the artefact's VMFB on the configured device; calls `confirm` before it returns."""
+    """Load the engine with the artefact's VMFB on the configured device; call `confirm` before returning."""
     _check_num_beams(artifact, config)
     if draft is not None:
         _check_same_tokens(tokenizer, draft)
     _tell_dialect(tokenizer, config)
     generation = _generation_config(artifact)
-    _defaults(generation, 1.0, config)  # refused before the model is loaded
+    _defaults(generation, 1.0, config)  # refuses invalid ones before the model is loaded
     for each in (artifact, draft):
         if each is not None and each.choice is not None:
             logger.info("%s: %s", each.name, each.choice)
@@ -316,7 +316,7 @@ def _load_engine(
 
 
 def _self_test_options(artifact: Artifact, config: ServerConfig) -> SelfTestOptions:
-    """Raises ArtifactError for a file that cannot be read."""
+    """Return the options of the self-test. Raises ArtifactError for an unreadable file."""
     if config.self_test == "off":
         return NO_SELF_TEST
     if artifact.self_test is None:

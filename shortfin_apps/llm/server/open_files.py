@@ -1,4 +1,4 @@
-"""The limit on open files of this process (`ulimit -n`); each connection is one."""
+"""This process's limit on open files (`ulimit -n`); each connection counts as one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import resource
 
 logger = logging.getLogger(__name__)
 
-NUM_OTHER_FILES = 128  # of the model, the libraries and the log
+NUM_OTHER_FILES = 128  # for the model, the libraries and the log
 
 
 def allow(num_connections: int) -> None:
-    """Raises the process's soft limit if necessary, and warns if the hard limit is too low.
+    """Raise the process's soft limit if necessary; warn if the hard limit is too low.
 
     Beyond the limit, the server would close new connections without an error on either side.
     """

@@ -7,13 +7,13 @@ from typing import Literal
 
 from shortfin_apps.llm.server.config import ServerConfig
 
-# Upstream's name: ours. Read as flags and in files.
+# Upstream's names and ours. Read as flags and in files.
 UPSTREAM_NAMES = {
     "model_config": "model_config_json",  # pydantic reserves `model_config`
     "prefix_sharing_algorithm": "prefix_cache",
     "server_config": "config",
 }
-# Upstream's settings for things that do not exist here, and whether the flag takes a value.
+# Upstream's settings without an equivalent here, and whether the flag takes a value.
 UPSTREAM_IGNORED: dict[str, Literal["flag", "value"]] = {
     "program_isolation": "value",
     "use_native_impls": "flag",
@@ -28,7 +28,7 @@ Note = Callable[[str], None]  # receives one sentence about a setting that has n
 
 
 def note_ignored(name: str, value: object, note: Note) -> None:
-    """Notes that one of upstream's settings is ignored; of `decode_config`, notes each setting in it."""
+    """Note that an upstream setting is ignored; for `decode_config`, note each setting in it."""
     inner = [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
     for each in inner:
         own = each.rpartition(".")[2]

@@ -1,5 +1,7 @@
-"""uvicorn's HTTP protocol with additional limits: on the time and size of an arriving request, and on the
-time for which an answer is left unread."""
+"""uvicorn's HTTP protocol with more limits.
+
+They bound the time and size of an arriving request, and the time for which an answer is left unread.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +15,25 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 INVALID = "Invalid HTTP request received."
 VERSIONS = ("1.0", "1.1")
 MAX_HEADER_BYTES = 64 * 1024
-MAX_PIPELINED_BYTES = 64 * 1024  # of requests sent before the answer to an earlier one
-# A chunk of one byte takes six on the wire.
+MAX_PIPELINED_BYTES = 64 * 1024  # of requests sent before an earlier one is answered
+# A one-byte chunk takes six bytes on the wire.
 CHUNKING_FACTOR = 8
-LATE_S = 1.0  # a timer that is called back later than this was held up by a suspension (SIGSTOP, sleep)
+LATE_S = 1.0  # a timer that fires later than this was delayed by a suspension (SIGSTOP, sleep)
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections that are idle or slow (slow loris), or whose header or trailer is too long.
+    """Closes connections that are idle or slow (slow loris), or with too long a header or trailer.
 
-    A client that leaves its answer unread is disconnected after `send_timeout_s`, which aborts its request.
+    A client that does not read its answer is disconnected after `send_timeout_s`, which aborts its request.
     uvicorn itself only limits the time between two requests. `bounded` sets the limits.
 
-    Pipelined requests are answered in order. uvicorn stops reading at the first of them, and then does not
-    notice a disconnect; here reading continues. After more than MAX_PIPELINED_BYTES, or invalid HTTP, further
-    input is dropped and the connection is closed after the current answer.
+    Pipelined requests are answered in order. uvicorn stops reading at the first of them and then does not
+    notice a disconnect; this class continues reading. After more than MAX_PIPELINED_BYTES, or invalid HTTP,
+    further input is dropped and the connection is closed after the current answer.
 
-    After a suspension of the process every time limit starts anew: what clients have sent or read meanwhile
-    is only seen later.
+    After a suspension of the process, every time limit restarts: data that clients sent or read meanwhile is
+    only processed later.
     """
 
     read_timeout_s: ClassVar[float]
@@ -46,20 +48,20 @@ class BoundedProtocol(HttpToolsProtocol):
         self._send_deadline: asyncio.TimerHandle | None = None  # set while the send buffer is full
         self._in_header = True
         self._num_bytes = 0  # of the arriving request
-        self._num_pipelined_bytes = 0  # of requests behind the one being answered
-        self._answering: RequestResponseCycle | None = None  # uvicorn's `cycle` is the last that arrived
+        self._num_pipelined_bytes = 0  # of requests after the one being answered
+        self._answering: RequestResponseCycle | None = None  # uvicorn's `cycle` is the last one received
         self._keeps_alive = True  # whether the arriving request allows keep-alive
         self._drops_input = False
-        self._asks_upgrade = False  # in the header that has just arrived
+        self._asks_upgrade = False  # whether the header that has just arrived does
 
     @property
     def _is_idle(self) -> bool:
-        """No request is being answered; one may be arriving."""
+        """Whether no request is being answered; one may be arriving."""
         return self._answering is None or self._answering.response_complete
 
     @property
     def _is_busy(self) -> bool:
-        """A request that has arrived completely is being answered: any input is pipelined."""
+        """Whether a completely received request is being answered: any input is pipelined."""
         return not self._is_idle and self._answering is not None and not self._answering.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -72,7 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_read_timer()
         self._stop_send_timer()
         super().connection_lost(exc)
-        if self._answering is not None:  # uvicorn only notifies the last that arrived
+        if self._answering is not None:  # uvicorn only notifies the last request received
             self._answering.disconnected = not self._answering.response_complete
             self._answering.message_event.set()
 
@@ -100,14 +102,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._read_deadline is None and self._is_idle:
-            self._start_read_timer()  # an empty line does not begin a request
+            self._start_read_timer()  # an empty line does not start a request
         if self._is_busy:
             self._keep_reading()
         else:
             self._check_size()
 
     def _parse(self, data: bytes) -> None:
-        """Feeds the parser. uvicorn's own loop loses the body of a request with an `Upgrade`."""
+        """Feed the parser. uvicorn's own loop loses the body of a request with an `Upgrade`."""
         while True:
             try:
                 self.parser.feed_data(data)
@@ -126,7 +128,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
 
     def _header_without_upgrade(self) -> bytes:
-        """The arriving request's header without its `Upgrade` (RFC 9110, 7.8)."""
+        """Return the arriving request's header without its `Upgrade` (RFC 9110, 7.8)."""
         lines = [
             b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         ]
@@ -142,7 +144,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_busy:
             self._drop_input()
         elif not self._in_header and self.cycle.more_body and self.cycle.response_started:
-            self.transport.close()  # already answered, whatever the rest of the body
+            self.transport.close()  # already answered, so an invalid rest of the body does not matter
         else:
             super().send_400_response(msg)
 
@@ -175,7 +177,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self.pipeline:
-            self._answering = self.pipeline[-1][0]  # uvicorn starts answering it now
+            self._answering = self.pipeline[-1][0]  # the request that uvicorn answers next
         super().on_response_complete()
         if not self.pipeline:
             self._num_pipelined_bytes = 0
@@ -188,7 +190,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()  # a disconnect is only noticed while reading
 
     def _drop_input(self) -> None:
-        """Drops pipelined requests and further input; closes the connection after the current answer."""
+        """Drop pipelined requests and further input; close the connection after the current answer."""
         assert self._answering is not None, "no request is being answered"
         self._drops_input = True
         self._stop_read_timer()
@@ -229,7 +231,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def _is_late(self, timer: asyncio.TimerHandle | None) -> bool:
-        """Whether a timer that is called back now should have been called long ago."""
+        """Whether a timer that fires now should have fired long ago."""
         return timer is not None and self.loop.time() - timer.when() > LATE_S
 
     def _start_send_timer(self) -> None:
@@ -256,9 +258,9 @@ def bounded(
     max_connections: int,
     refuse: ASGIApp,
 ) -> type[BoundedProtocol]:
-    """A subclass of BoundedProtocol with these limits, for uvicorn's `http` setting.
+    """Return a subclass of BoundedProtocol with these limits, for uvicorn's `http` setting.
 
-    Requests on connections beyond `max_connections` go to the application `refuse`.
+    Requests on connections beyond `max_connections` are passed to the application `refuse`.
     """
     bounds = {
         "read_timeout_s": read_timeout_s,

@@ -1,7 +1,7 @@
-"""Serves one model, in the order in which a user should see it.
+"""Serves one model, in the order that a user should see.
 
-The port opens at once, and `/ready` answers 503 while the model loads in a thread of its own. Ctrl-C or
-SIGTERM refuses new requests, lets running ones finish, then closes the port; a second signal stops at once.
+The port opens at once, and `/ready` answers 503 while the model loads in its own thread. Ctrl-C or SIGTERM
+refuses new requests, lets running ones finish, then closes the port; a second signal stops at once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 def serve(config: ServerConfig, listener: socket.socket | None = None) -> int:
-    """Serves until a signal; returns the exit status. Raises LlmError when it cannot start.
+    """Serve until a signal; return the exit status. Raises LlmError if the server cannot start.
 
-    `listener` is a bound socket, in the place of one for the settings' address.
+    `listener` is a bound socket to use instead of the settings' address.
     """
     logs.quieten_uvicorn(config.log_level)
     artifact, draft = open_artifact(config), open_draft(config)
@@ -42,7 +42,7 @@ def serve(config: ServerConfig, listener: socket.socket | None = None) -> int:
     if config.api_processes == 1:
         server = Server(config, service, lambda: load_model(artifact, config, service.metrics, draft))
     else:
-        http_config(config, service)  # reports what is wrong with keys and certificates once
+        http_config(config, service)  # reports problems with keys and certificates once
         server = EngineProcess(config, name, lambda: load_engine(artifact, config, draft))
     warn_if_open(config)
     sock = listener or bind(config.host, config.port)

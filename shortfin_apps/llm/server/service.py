@@ -1,4 +1,4 @@
-"""The state of a server's routes, from its settings."""
+"""Creates the state of a server's routes from its settings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shortfin_apps.llm.server.tracing import trace_provider
 
 
 def make_service(config: ServerConfig, name: str, metrics: ServerMetrics) -> Service:
-    """For a model of this name, which is still to be loaded. Raises ReceiptError and ServerConfigError."""
+    """Create the state for a model that is not loaded yet. Raises ReceiptError and ServerConfigError."""
     return Service(
         name=name,
         metrics=metrics,
-        config=config.model_dump(mode="json"),  # secrets as stars
+        config=config.model_dump(mode="json"),  # secrets become asterisks
         limits=limits_of(config),
         strict_fields=config.strict_fields,
         receipts=receipt_settings(config),
@@ -29,12 +29,12 @@ def make_service(config: ServerConfig, name: str, metrics: ServerMetrics) -> Ser
 
 
 def receipt_settings(config: ServerConfig) -> ReceiptSettings:
-    """Raises ReceiptError for a key that cannot be used."""
+    """Return the settings of receipts. Raises ReceiptError for an unusable key."""
     signer = None if config.receipt_key is None else load_signer(config.receipt_key)
     return ReceiptSettings(are_default=config.receipts, signer=signer)
 
 
 def _responses(config: ServerConfig) -> ResponseStore:
-    """API processes share no memory, and the next request may reach another one: they store none."""
+    """Store none with several API processes: they share no memory, and the next request may reach another."""
     max_responses = config.stored_responses if config.api_processes == 1 else 0
     return ResponseStore(max_responses, config.stored_responses_ttl, time.monotonic)

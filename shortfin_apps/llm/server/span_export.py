@@ -1,4 +1,4 @@
-"""Bounds on exporting spans: on what is read of a collector's answer, and on waiting for one at the end.
+"""Bounds span export: the size and time of reading a collector's answer, and the wait at shutdown.
 
 Imports OpenTelemetry's SDK and its exporter, which are an extra.
 """
@@ -20,29 +20,29 @@ from opentelemetry.sdk.trace import TracerProvider
 logger = logging.getLogger(__name__)
 
 LAST_SPANS_S = 2.0
-MAX_ANSWER_BYTES = 4096  # the exporter needs the status alone, and may log the text
+MAX_ANSWER_BYTES = 4096  # the exporter needs only the status, and may log the text
 MAX_ANSWER_S = 2.0
 CREDENTIAL_VARIABLES = (
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
 )
-CREDENTIAL_GROUP = "opentelemetry_otlp_credential_provider"  # of entry points
+CREDENTIAL_GROUP = "opentelemetry_otlp_credential_provider"  # group of entry points
 
 
 class BoundedProvider(TracerProvider):
-    """A TracerProvider that exports the last spans in `shutdown`, but waits no longer than LAST_SPANS_S.
+    """A TracerProvider that exports the last spans in `shutdown`, but waits at most LAST_SPANS_S.
 
-    The SDK itself waits for 30 s, and then for the request under way.
+    The SDK itself waits for 30 s, and then for the current request.
     """
 
     def __init__(self, resource: Resource) -> None:
-        super().__init__(resource=resource)  # also registers `shutdown` for the interpreter's end
+        super().__init__(resource=resource)  # also registers `shutdown` for interpreter exit
         self._shutdown_asked, self._shutdown_done = threading.Event(), threading.Event()
-        # A daemon, so that the process can end under it. No thread can be started at the interpreter's end.
+        # A daemon thread, so that the process can exit. It starts now, as none can start at interpreter exit.
         threading.Thread(target=self._shut_down_when_asked, name="last spans", daemon=True).start()
 
     def shutdown(self) -> None:
-        """A second call is a no-op."""
+        """Export the last spans. A second call is a no-op."""
         if self._shutdown_asked.is_set():
             return
         self._shutdown_asked.set()
@@ -58,9 +58,10 @@ class BoundedProvider(TracerProvider):
 
 
 def bounded_session(environment: Mapping[str, str]) -> requests.Session | None:
-    """A session for the exporter, from the credential provider that OpenTelemetry's variables name, if any.
+    """Return a session for the exporter, from the credential provider that OpenTelemetry's variables name.
 
-    None where there is no such provider, or it gives something else: the exporter then says so.
+    Without such a variable, it is a plain session. Returns None if the provider is missing or returns
+    something else; the exporter then reports it.
     """
     session = _session(environment)
     if not isinstance(session, requests.Session):
@@ -72,15 +73,15 @@ def bounded_session(environment: Mapping[str, str]) -> requests.Session | None:
 def read_bounded(
     response: requests.Response, *_: object, clock: Callable[[], float] = time.monotonic, **__: object
 ) -> None:
-    """A response hook: reads the body before `requests` does, up to a size and a time, and drops the rest."""
+    """Response hook: read the body before `requests` does, up to a size and time limit; drop the rest."""
     raw, body, give_up_s = response.raw, bytearray(), clock() + MAX_ANSWER_S
     is_whole = False
     while not is_whole and len(body) < MAX_ANSWER_BYTES and clock() < give_up_s:
-        byte = raw.read(1)  # out of a buffer; a read of more would wait until all of it is there
+        byte = raw.read(1)  # buffered; a larger read would wait for all of its bytes
         body += byte
         is_whole = not byte
     if not is_whole:
-        raw.close()  # with the connection
+        raw.close()  # also closes the connection
     response.raw = BytesIO(body)
 
 

@@ -1,4 +1,4 @@
-"""Traces as the settings and OpenTelemetry's own environment variables ask for them; an extra."""
+"""Creates the trace provider from the settings and OpenTelemetry's variables; needs an extra."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PATH = "/v1/traces"
 def trace_provider(
     config: ServerConfig, environment: Mapping[str, str] = os.environ
 ) -> TracerProvider | None:
-    """What makes and exports spans, by the SDK's variables; None, and nothing imported, if nobody wants them.
+    """Return the provider that creates and exports spans; None, importing nothing, if traces are off.
 
-    Raises ServerConfigError where `--otlp-endpoint` asks for what is not installed, or for another protocol.
+    Raises ServerConfigError if `--otlp-endpoint` needs a missing package or an unsupported protocol.
     """
     if not _is_wanted(config, environment):
         return None
@@ -40,7 +40,7 @@ def trace_provider(
         return _provider(config, environment)
     except ImportError:
         _refuse(config, "traces need `pip install 'shortfin-llm[tracing]'`")
-    except Exception as error:  # the SDK raises ValueError and RuntimeError for variables that it refuses
+    except Exception as error:  # the SDK raises ValueError and RuntimeError for invalid variables
         _refuse(config, f"OpenTelemetry refuses its settings ({error}); correct its `OTEL_...` variables")
     return None
 
@@ -63,7 +63,7 @@ def _provider(config: ServerConfig, environment: Mapping[str, str]) -> TracerPro
 
 
 def traces_url(endpoint: str) -> str:
-    """The URL to which spans are posted: an endpoint's base has the path of OTLP added, as the SDK does."""
+    """Return the URL for posting spans: like the SDK, append OTLP's path to a base URL."""
     base = endpoint.rstrip("/")
     return base if base.endswith(PATH) else base + PATH
 
@@ -79,7 +79,7 @@ def _is_wanted(config: ServerConfig, environment: Mapping[str, str]) -> bool:
 
 
 def _refuse(config: ServerConfig, reason: str) -> None:
-    """Raises ServerConfigError for the flag; variables may be set for all programs of a machine."""
+    """Raise ServerConfigError if the flag is set; warn for variables, which may be set machine-wide."""
     if config.otlp_endpoint is not None:
         raise ServerConfigError(f"--otlp-endpoint: {reason}")
     logger.warning("%s; none are exported", reason)

@@ -1,4 +1,4 @@
-"""Shows how many entries of a model have been warmed up: by a bar, where there is a terminal."""
+"""Shows warm-up progress, as a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shortfin_apps.llm.plain_console import PlainConsole
 
 @contextmanager
 def warm_up_progress(console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Context with what is to be called with the number of entries done and of all.
+    """Yield a function to call with the number of warmed-up entries and of all entries.
 
-    The bar goes when the context ends; without a terminal there is none.
+    The bar disappears when the context ends; it is not shown without a terminal.
     """
     console = console or PlainConsole(stderr=True)
     columns = (TextColumn("warming up"), BarColumn(), MofNCompleteColumn())

@@ -1,1 +1,1 @@
-"""`shortfin-llm generate` and `shortfin-llm chat`: a served model on the terminal."""
+"""`shortfin-llm generate` and `shortfin-llm chat`: use a served model from the terminal."""

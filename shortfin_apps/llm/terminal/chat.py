@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def another_seed(sampling: Sampling, times: int) -> Sampling:
-    """The parameters of an answer asked for again: with a seed so many further on, else a random one."""
+    """Return parameters for regenerating an answer: the seed plus `times`, or a random seed if unset."""
     is_random = sampling.get("seed", -1) == -1
     seed = secrets.randbits(31) if is_random else sampling["seed"] + times
     return cast(Sampling, {**sampling, "seed": seed})
@@ -91,14 +91,14 @@ class Chat:
         self._client = client
         self._interactive = sys.stdin.isatty()
         self._stats: bool = args.stats
-        self._times_again = 0  # that the last question was asked
+        self._times_again = 0  # how often the last question was regenerated
         self._writer = answer_writer(args.plain)
         self.conversation = Conversation(args.system)
         self.commands = Commands(self.conversation, sampling_from(args), self._say, self._regenerate)
         self._read = self._typed(not args.no_history) if self._interactive else input
 
     def _typed(self, keeps_history: bool) -> Callable[[], str]:
-        # A pipe needs none of these.
+        # Not needed for a pipe.
         from prompt_toolkit.history import InMemoryHistory
 
         from shortfin_apps.llm.terminal.history import history_file, open_history
@@ -108,7 +108,7 @@ class Chat:
         return Prompt(history, self.commands.names).read
 
     def loop(self) -> None:
-        """Reads and answers turns until the end of the input. Raises LlmError if no server answers."""
+        """Read and answer turns until the end of the input. Raises LlmError if no server answers."""
         if self._interactive:
             self._greet()
         while not self.commands.done and (line := self._read_line()) is not None:
@@ -123,7 +123,7 @@ class Chat:
         print(f"{visible(', '.join(models))} at {self._client.base_url}; /help lists commands, Ctrl-D quits")
 
     def _read_line(self) -> str | None:
-        """The next turn without surrounding whitespace; None at the end of the input."""
+        """Return the next turn without surrounding whitespace; None at the end of the input."""
         while True:
             try:
                 return encodable(self._read()).strip()
@@ -144,14 +144,14 @@ class Chat:
             self.conversation.answered(question, text)
 
     def _regenerate(self) -> None:
-        # Until another answer is there, the conversation keeps the one that it has.
+        # The conversation keeps the old answer until there is a new one.
         messages = self.conversation.asking_again()
         self._times_again += 1
         if text := self._answer(messages, another_seed(self.commands.sampling, self._times_again)):
             self.conversation.answered_again(text)
 
     def _answer(self, messages: Sequence[Message], sampling: Sampling) -> str:
-        """The text of the answer, which it prints; none after an error."""
+        """Print the answer and return its text; "" after an error."""
         answer = StreamedAnswer(writer=self._writer)
         try:
             self._runner.run(self._stream(messages, sampling, answer))
@@ -178,12 +178,12 @@ class Chat:
             await answer.show(chunks)
 
     def _say(self, text: str) -> None:
-        # In a pipe, stdout has only the answers.
+        # In a pipe, stdout contains only answers.
         print(visible(text), file=sys.stdout if self._interactive else sys.stderr)
 
 
 def answer_writer(plain: bool) -> Callable[[], Writer]:
-    """What writes answers: Markdown on a terminal that can move its cursor, unless `plain`."""
+    """Return the writer of answers: Markdown on a terminal that can move its cursor, unless `plain`."""
     console = PlainConsole()
     if plain or not console.is_terminal or console.is_dumb_terminal:
         return PlainText

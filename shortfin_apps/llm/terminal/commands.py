@@ -1,4 +1,4 @@
-"""The commands of a chat: lines that begin with one slash."""
+"""The commands of a chat: lines that start with a single slash."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ OTHER_NAMES = {"/exit": "/quit", "/reset": "/clear"}
 
 
 def is_command(turn: str) -> bool:
-    """Whether a turn is a command. A turn of several lines is pasted text, unless it is a system message."""
+    """Whether a turn is a command. A multi-line turn is pasted text, unless it sets the system message."""
     if turn.startswith("//"):
         return False
     return turn.startswith("/") and ("\n" not in turn or turn.startswith("/system "))
 
 
 def without_escape(turn: str) -> str:
-    """The text to send for a turn that is no command."""
+    """Return the text to send for a turn that is not a command."""
     return turn[1:] if turn.startswith("//") else turn
 
 
 class Commands:
-    """Carries out commands on a conversation. `regenerate` answers the last question again.
+    """Executes commands on a conversation. `regenerate` answers the last question again.
 
-    `sampling` has the parameters as the commands changed them.
+    `sampling` holds the parameters as changed by commands.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Commands:
         return list(self._commands)
 
     def run(self, line: str) -> None:
-        """Carries out a command, or says why not."""
+        """Execute a command, or explain why not."""
         name, *rest = line.split(maxsplit=1)
         command = self._commands.get(OTHER_NAMES.get(name, name))
         try:

@@ -12,7 +12,7 @@ import shtab
 from shortfin_apps.llm.cli import COMMANDS, Subparsers, make_parser
 
 SHELLS = ("bash", "zsh", "fish")
-FILES = ("DIR", "FILE", "IN", "MODEL", "OUT", "PATH", "SOURCE", "YAML")  # placeholders of `--help`
+FILES = ("DIR", "FILE", "IN", "MODEL", "OUT", "PATH", "SOURCE", "YAML")  # placeholders in `--help`
 CHOICES = re.compile(r"\{([^{}]+)\}")
 
 DESCRIPTION = """\
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def script(shell: str) -> str:
-    """The script for one of SHELLS. Raises AddressSpaceError where a command cannot be imported."""
+    """Return the script for one of SHELLS. Raises AddressSpaceError if a command cannot be imported."""
     parser = make_parser(COMMANDS)
     for action in _actions(parser):
         action.help = getattr(action, "full_help", action.help)  # settings that only --help-all shows
@@ -52,7 +52,7 @@ def script(shell: str) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """All arguments of a command and of those below it."""
+    """Yield all arguments of a command and of its subcommands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
@@ -61,9 +61,10 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _describe(action: argparse.Action) -> None:
-    """Says what completes the value of an argument, where its placeholder in `--help` shows it.
+    """Set the completion of an argument's value, if its placeholder in `--help` shows its kind.
 
-    Some settings are checked by pydantic and not by argparse, to which their choices are a placeholder.
+    Some settings are checked by pydantic instead of argparse, which knows their choices only as a
+    placeholder.
     """
     if action.choices is not None or not isinstance(action.metavar, str):
         return

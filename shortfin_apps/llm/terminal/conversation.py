@@ -1,4 +1,4 @@
-"""The turns of a conversation, and its files."""
+"""The turns of a conversation, and saving and loading them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARKDOWN_SUFFIXES = (".md", ".markdown")
 
 
 class Conversation:
-    """The turns after an optional system message. In one that was loaded, the last question may be open."""
+    """The turns after an optional system message. A loaded conversation may end with a question."""
 
     def __init__(self, system: str | None = None) -> None:
         self.system = None if system is None else encodable(system)
@@ -27,11 +27,11 @@ class Conversation:
         return [*system, *self._turns]
 
     def asking(self, question: str) -> list[Message]:
-        """The messages and a new question, which is not added to the history until it is answered."""
+        """Return the messages with a new question, which is added to the history once it is answered."""
         return [*self.messages, {"role": "user", "content": question}]
 
     def asking_again(self) -> list[Message]:
-        """The messages up to the last question. Raises InvalidRequestError when there is none."""
+        """Return the messages up to the last question. Raises InvalidRequestError if there is none."""
         after = self._last_question() + 1
         return self.messages[: len(self.messages) - len(self._turns) + after]
 
@@ -42,32 +42,32 @@ class Conversation:
         ]
 
     def answered_again(self, answer: str) -> None:
-        """Puts this answer in the place of the last question's."""
+        """Replace the answer to the last question."""
         del self._turns[self._last_question() + 1 :]
         self._turns.append({"role": "assistant", "content": answer})
 
     def undo(self) -> str:
-        """Removes the last question, which it returns, and its answer. Raises InvalidRequestError."""
+        """Remove the last question and its answer; return the question. Raises InvalidRequestError."""
         place = self._last_question()
         question = str(self._turns[place]["content"])
         del self._turns[place:]
         return question
 
     def _last_question(self) -> int:
-        """The place of the last question among the turns."""
+        """Return the index of the last question in the turns."""
         for place in reversed(range(len(self._turns))):
             if self._turns[place]["role"] == "user":
                 return place
         raise InvalidRequestError("nothing has been asked yet")
 
     def reset(self) -> None:
-        """Removes the turns but not the system message."""
+        """Remove the turns but not the system message."""
         self._turns.clear()
 
     def save(self, file: Path, overwrite: bool = False) -> None:
-        """Writes the body of a chat request, `{"messages": [...]}`; or Markdown if the file's suffix says so.
+        """Write the body of a chat request, `{"messages": [...]}`, or Markdown if the suffix says so.
 
-        Raises InvalidRequestError when the file exists, unless `overwrite`, or cannot be written.
+        Raises InvalidRequestError if the file exists, unless `overwrite`, or cannot be written.
         """
         text = self._markdown() if file.suffix in MARKDOWN_SUFFIXES else self._json()
         try:
@@ -75,7 +75,7 @@ class Conversation:
                 output.write(text)
         except FileExistsError:
             raise InvalidRequestError(f"{file} exists; `/save! {file}` overwrites it", "file") from None
-        except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        except (OSError, ValueError) as error:  # ValueError: a null byte in the name
             reason = error.strerror if isinstance(error, OSError) else error
             raise InvalidRequestError(f"cannot write {file}: {reason}", "file") from error
 
@@ -86,9 +86,9 @@ class Conversation:
         return "\n".join(f"## {m['role'].capitalize()}\n\n{m['content']}\n" for m in self.messages)
 
     def load(self, file: Path) -> None:
-        """Takes the messages of a file that `save` wrote as JSON.
+        """Replace the conversation by the messages in a JSON file from `save`.
 
-        Raises InvalidRequestError for another file, and changes nothing then.
+        Raises InvalidRequestError for any other file, without changing anything.
         """
         messages = _messages_of(file)
         self.system = str(messages.pop(0)["content"]) if messages[0]["role"] == "system" else None
@@ -96,7 +96,7 @@ class Conversation:
 
 
 def _messages_of(file: Path) -> list[Message]:
-    """At least one message, the first of which alone may be the system's."""
+    """Read at least one message; only the first may be the system's."""
     try:
         body = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The text from the argument, the file or stdin. Raises InvalidRequestError when there is none."""
+    """Return the text from the argument, the file or stdin. Raises InvalidRequestError if there is none."""
     if file is not None:
         return _read_file(file)
     if prompt == "-" or (prompt is None and not sys.stdin.isatty()):

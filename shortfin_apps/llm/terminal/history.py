@@ -1,4 +1,4 @@
-"""The file that keeps the turns typed into `shortfin-llm chat`."""
+"""The history file of turns typed into `shortfin-llm chat`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ OWNER_ONLY = 0o600
 
 
 def history_file() -> Path:
-    """In the XDG state directory: ~/.local/state/shortfin-llm/chat_history, unless XDG_STATE_HOME is set."""
+    """Return its path in the XDG state directory: ~/.local/state, unless XDG_STATE_HOME is set."""
     return platformdirs.user_state_path("shortfin-llm") / "chat_history"
 
 
 def open_history(file: Path, say: Callable[[str], None]) -> History:
-    """The history in a file, made readable by its owner alone; in memory, and said so, if that cannot be."""
+    """Open the history in a file readable only by its owner; if that fails, report it and use memory."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, OWNER_ONLY)
@@ -38,14 +38,14 @@ def open_history(file: Path, say: Callable[[str], None]) -> History:
 
 
 def _check_own(descriptor: int) -> None:
-    """Raises OSError for the target of a link that another user made, and for what is no file."""
+    """Raise OSError for another user's file, which a link may point to, and for anything not a file."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
         raise OSError(errno.EPERM, "it is not a file of this user")
 
 
 class _KeptHistory(FileHistory):
-    """A chat goes on when its history cannot be written, which is said once."""
+    """History that lets the chat continue if it cannot be written, and reports that once."""
 
     def __init__(self, file: Path, say: Callable[[str], None]) -> None:
         super().__init__(str(file))

@@ -1,4 +1,4 @@
-"""Markdown rendered as it streams: whole blocks are printed for good, and only the last one is redrawn."""
+"""Renders streamed Markdown: complete blocks are printed permanently, only the last one is redrawn."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from rich.segment import Segment
 
 from shortfin_apps.llm.visible import visible
 
-FRAME_S = 0.08  # from text's arrival to its drawing
-DRAWING_SHARE = 0.2  # of the time at most, as a long block takes long to draw
+FRAME_S = 0.08  # delay between the arrival of text and its drawing
+DRAWING_SHARE = 0.2  # maximum share of time spent drawing, as a long block is slow to draw
 
-# HTML is shown as text, not left out. References are off, as a definition would change blocks before it.
+# HTML is shown as text, not left out. References are off, as a definition would change earlier blocks.
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable("reference")
 
 
 class AnswerMarkdown(Markdown):
-    """Markdown of a model, with the addresses of links in sight.
+    """Markdown of a model, with link addresses visible.
 
-    `spaced` says whether there is text before it that wants a blank line between.
+    `spaced`: the text before it requires a blank line in between.
     """
 
     def __init__(self, markup: str, spaced: bool = False) -> None:
         super().__init__("", code_theme="ansi_dark", hyperlinks=False)
         self.markup = markup
-        # An element that shows nothing, but after which Rich leaves a blank line as after others.
+        # An invisible element, after which Rich leaves a blank line as after others.
         before = [Token("html_block", "", 0)] if spaced else []
         self.parsed = [*before, *_PARSER.parse(markup)]
 
     @property
     def wants_space(self) -> bool:
-        """Whether a blank line stands between it and a block that follows; rules bring their own."""
+        """Whether a blank line separates it from the next block; rules add their own."""
         return bool(self.parsed) and self.parsed[-1].type != "hr"
 
 
 class OpenText:
-    """Text that grows, cut into blocks of the top level that nothing later can change, and the rest."""
+    """Growing text, split into top-level blocks that can no longer change, and the remainder."""
 
     def __init__(self) -> None:
         self._text = ""
-        self._held = ""  # a carriage return, until it is known whether a newline follows
+        self._held = ""  # a carriage return, until the next character is known
 
     @property
     def rest(self) -> str:
@@ -59,9 +59,9 @@ class OpenText:
         self._text += text.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")
 
     def closed(self) -> list[str]:
-        """Removes the blocks that are complete from the text, and returns them."""
+        """Remove complete blocks from the text and return them."""
         lines = self._text.split("\n")
-        # While a line grows, it may become another kind of block, unless it begins with a letter.
+        # A growing line may still become another kind of block, unless it starts with a letter.
         settled = lines if lines[-1][:1].isalpha() else [*lines[:-1], ""]
         starts = list(_starts("\n".join(settled)))
         blocks = ["\n".join(lines[a:b]) for a, b in itertools.pairwise(starts)]
@@ -71,14 +71,14 @@ class OpenText:
 
 
 def _starts(text: str) -> Iterator[int]:
-    """The first line of each block of the top level."""
+    """Yield the first line of each top-level block."""
     for token in _PARSER.parse(text):
         if token.level == 0 and token.nesting >= 0 and token.map is not None:
             yield token.map[0]
 
 
 class Timer(Protocol):
-    """What `call_later` of an event loop returns."""
+    """Return value of an event loop's `call_later`."""
 
     def cancel(self) -> None: ...
 
@@ -87,9 +87,9 @@ Later = Callable[[float, Callable[[], None]], Timer]
 
 
 class StreamedMarkdown:
-    """A writer of one text to a terminal, whose width may change.
+    """Writes one text to a terminal, which may be resized.
 
-    `later` calls back after a number of seconds, as `call_later` of an event loop does.
+    `later` calls back after a number of seconds, like an event loop's `call_later`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StreamedMarkdown:
         self._open = OpenText()
         self._timer: Timer | None = None
         self._pause_s = FRAME_S
-        self._spaced = False  # the block printed last wants a blank line after it
+        self._spaced = False  # whether the last printed block requires a blank line after it
         self._live = Live(
             Group(),
             console=console,
@@ -117,7 +117,7 @@ class StreamedMarkdown:
             self._timer = self._later(self._pause_s, self._draw)
 
     def finish(self) -> None:
-        """Prints what is left, for good. The writer is of no use afterwards."""
+        """Print the remainder permanently. The writer cannot be used afterwards."""
         if self._timer is not None:
             self._timer.cancel()
         self._open.add("\n")
@@ -126,7 +126,7 @@ class StreamedMarkdown:
         try:
             self._console.print(*self._rendered([*blocks, self._open.rest]))
         finally:
-            self._live.stop()  # which shows the cursor
+            self._live.stop()  # also shows the cursor
 
     def _draw(self) -> None:
         started = self._clock()
@@ -135,7 +135,7 @@ class StreamedMarkdown:
         blocks = self._rendered(self._open.closed())
         self._live.update(_Bottom(AnswerMarkdown(self._open.rest, self._spaced)))
         if blocks:
-            self._console.print(*blocks)  # which draws the live part, too
+            self._console.print(*blocks)  # also draws the live part
         else:
             self._live.refresh()
         self._pause_s = max(FRAME_S, (self._clock() - started) / DRAWING_SHARE)
@@ -149,7 +149,7 @@ class StreamedMarkdown:
 
 
 class _Bottom:
-    """As many of the last lines of something as a terminal has, but one."""
+    """The last lines of a renderable that fit on a terminal, leaving one line free."""
 
     def __init__(self, whole: RenderableType) -> None:
         self._whole = whole

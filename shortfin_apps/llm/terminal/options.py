@@ -13,7 +13,7 @@ API_KEY_VARIABLE = "SHORTFIN_LLM_API_KEY"
 
 
 def add_address_options(group: argparse._ActionsContainer) -> None:
-    """Where the server is, and the key for it."""
+    """Add options for the server's address and key."""
     group.add_argument("--url", default=DEFAULT_URL, help="the server's address (default: %(default)s)")
     group.add_argument(
         "--api-key",
@@ -36,17 +36,17 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def own_key() -> str | None:
-    """The first API key in the environment variable, which may list several for a server."""
+    """Return the first API key in the environment variable, which may list several for a server."""
     return os.environ.get(API_KEY_VARIABLE, "").partition(",")[0].strip() or None
 
 
 def open_client(args: argparse.Namespace) -> LlmClient:
-    # One quick retry only, as a user waits for the answer or the error.
+    # Only one quick retry, as a user is waiting.
     return LlmClient(args.url, args.api_key, model=args.model, timeout_s=args.timeout, max_retries=1)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
-    """Adds options whose destinations are the names of the fields of `Sampling`."""
+    """Add options with the names of `Sampling`'s fields as destinations."""
     group = parser.add_argument_group("sampling", "the server has defaults for options that are not given")
     group.add_argument(
         "-n",
@@ -76,6 +76,6 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:
-    """The sampling options that were given on the command line."""
+    """Return the sampling options given on the command line."""
     chosen = {name: getattr(args, name, None) for name in Sampling.__annotations__}
     return cast(Sampling, {name: value for name, value in chosen.items() if value is not None})

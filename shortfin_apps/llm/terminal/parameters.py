@@ -1,4 +1,4 @@
-"""Sampling parameters as they are typed: `temperature=0.2 seed=7`."""
+"""Parses and formats sampling parameters typed by a user: `temperature=0.2 seed=7`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _TYPES: Mapping[str, Any] = get_type_hints(Sampling)
 
 
 def changed(sampling: Sampling, text: str) -> Sampling:
-    """The parameters with those of the text: `name=value` sets one, `name=` leaves it to the server.
+    """Apply changes from a text: `name=value` sets a parameter, `name=` restores the server's default.
 
-    Values are JSON, or text where that is allowed. Raises InvalidRequestError for a wrong name or value.
+    Values are JSON, or text if the type allows it. Raises InvalidRequestError for an invalid name or value.
     """
     values = dict(sampling)
     try:
@@ -38,7 +38,7 @@ def changed(sampling: Sampling, text: str) -> Sampling:
 
 
 def shown(sampling: Sampling) -> str:
-    """The parameters as `changed` takes them."""
+    """Format the parameters in the syntax of `changed`."""
     if not sampling:
         return "(no parameters are set; the server has defaults)"
     return " ".join(f"{name}={shlex.quote(_text(value))}" for name, value in sampling.items())
@@ -49,10 +49,10 @@ def _text(value: object) -> str:
 
 
 def _parsed(name: str, text: str) -> object:
-    """The value of JSON that has the parameter's type, or the text itself if that has it."""
-    from pydantic import ConfigDict, TypeAdapter, ValidationError  # slow to import, and few ask for it
+    """Return the JSON value if it has the parameter's type, or else the text if a string is allowed."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError  # slow to import and rarely needed
 
-    # Of any integer or number, JSON's `true` is none, nor is NaN a number.
+    # Strict: JSON's `true` is not accepted as a number, and neither is NaN.
     adapter = TypeAdapter(_TYPES[name], config=ConfigDict(strict=True, allow_inf_nan=False))
     reason = ""
     for value in (_json(text), text):
@@ -64,7 +64,7 @@ def _parsed(name: str, text: str) -> object:
 
 
 def _json(text: str) -> object:
-    """The value of JSON text, or other text itself."""
+    """Parse JSON; return any other text unchanged."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -15,21 +15,21 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class Writer(Protocol):
-    """Where the text of an answer goes."""
+    """Receives the text of an answer."""
 
     def write(self, text: str) -> None: ...
 
     def finish(self) -> None:
-        """Ends the last line; nothing is written afterwards."""
+        """End the last line; nothing is written afterwards."""
         ...
 
 
 class PlainText:
-    """Writes text to stdout as it is; on a terminal without its control characters."""
+    """Writes text to stdout unchanged; on a terminal without control characters."""
 
     def __init__(self) -> None:
         self._shown = visible if sys.stdout.isatty() else str
-        self._at_start = False  # of a line
+        self._at_start = False  # at the start of a line
 
     def write(self, text: str) -> None:
         self._at_start = text.endswith("\n")
@@ -41,10 +41,10 @@ class PlainText:
 
 
 class StreamedAnswer:
-    """A streamed answer, printed to stdout. `text` has the text that was printed, even if the stream fails.
+    """A streamed answer, printed to stdout. `text` is the text printed so far, even if the stream fails.
 
-    On a terminal, the model's reasoning is printed before it, dimly; elsewhere it is left out. `writer` makes
-    what writes the text.
+    On a terminal, the model's reasoning is printed first, dimmed; elsewhere it is omitted. `writer` creates
+    the writer of the text.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StreamedAnswer:
         self._make_writer = writer
         self._writer: Writer | None = None
         self._pieces: list[str] = []
-        self._reasons = False  # what was printed last is reasoning
+        self._reasons = False  # whether reasoning was printed last
         self.finish_reason: str | None = None
         self.usage: Usage | None = None
         self.ttft_s: float | None = None
@@ -65,7 +65,7 @@ class StreamedAnswer:
         return "".join(self._pieces)
 
     async def show(self, chunks: AsyncIterator[Chunk]) -> None:
-        """Prints and flushes each piece of text, and ends the last line, even if the stream fails."""
+        """Print and flush each piece of text, and end the last line, even if the stream fails."""
         started = self._clock()
         try:
             async for chunk in chunks:
@@ -105,7 +105,7 @@ class StreamedAnswer:
             self._writer = None
 
     def summary(self) -> str:
-        """Token counts and times, as one line of text."""
+        """Format token counts and times in one line."""
         parts = [f"{self.total_s:.2f} s", *self._token_counts()]
         if self.ttft_s is not None:
             parts.append(f"first text after {self.ttft_s * 1e3:.0f} ms")
@@ -116,7 +116,7 @@ class StreamedAnswer:
         return ", ".join(parts)
 
     def figures(self) -> str:
-        """What fits below an answer: tokens, tokens/s, TTFT and cached tokens, as far as they are known."""
+        """Format the known figures to show below an answer: tokens, tokens/s, TTFT and cached tokens."""
         parts = []
         if self.usage is not None:
             parts.append(f"{self.usage.completion_tokens} tokens")

@@ -15,7 +15,7 @@ from shortfin_apps.llm.lone_surrogates import encodable
 
 
 class Prompt:
-    """The input of turns, which may have several lines; Tab completes `commands`.
+    """Reads turns, which may have several lines; Tab completes `commands`.
 
     Enter sends, Alt-Enter or Ctrl-J starts a new line. Pasted text is one turn, even with several lines,
     thanks to bracketed paste.
@@ -33,13 +33,13 @@ class Prompt:
         )
 
     def read(self) -> str:
-        """Raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C."""
+        """Read a turn. Raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C."""
         return encodable(self._session.prompt())
 
 
 def _keys() -> KeyBindings:
     keys = KeyBindings()
-    typing = has_focus(DEFAULT_BUFFER)  # and not a search in the history
+    typing = has_focus(DEFAULT_BUFFER)  # false during a history search
 
     @keys.add("enter", filter=typing)
     def _send(event: KeyPressEvent) -> None:

@@ -1,4 +1,4 @@
-"""A body in Anthropic's shape as the ChatBody that has the same prompt and the same answers."""
+"""Converts a body in Anthropic's format to the ChatBody with the same prompt and answers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from shortfin_apps.llm.api.schema import (
 from shortfin_apps.llm.api.service import ServedModel
 from shortfin_apps.llm.errors import InvalidRequestError
 
-# What errors of the chat call the fields: Anthropic's names for them.
+# Fields of a chat by Anthropic's names, for error messages.
 NAMES = {
     "stop": "stop_sequences",
     "response_format.json_schema.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",
 }
-THINKING_VARIABLE = "enable_thinking"  # of the chat templates of models that may be told not to think
+THINKING_VARIABLE = "enable_thinking"  # in chat templates of models that support turning thoughts off
 
 
 def chat_of_messages(body: MessagesBody, model: ServedModel) -> ChatBody:
-    """Raises InvalidRequestError for what a chat cannot have."""
+    """Convert the body. Raises InvalidRequestError for a field that a chat does not support."""
     if body.stop is not None and body.stop_sequences is not None:
         raise InvalidRequestError("`stop` and `stop_sequences`: give one of them", "stop")
     schema = None if body.output_config is None else body.output_config.format
@@ -62,7 +62,7 @@ def chat_of_messages(body: MessagesBody, model: ServedModel) -> ChatBody:
 
 
 def chat_to_count(body: ConversationFields, model: ServedModel) -> ChatBody:
-    """A ChatBody with the same prompt. Raises InvalidRequestError for what a chat cannot have."""
+    """Return a ChatBody with the same prompt. Raises InvalidRequestError for unsupported content."""
     return ChatBody(**_conversation(body, model))
 
 
@@ -90,7 +90,7 @@ def _conversation(body: ConversationFields, model: ServedModel) -> dict[str, Any
 
 
 def _messages(message: InputMessage) -> Iterator[ChatMessage]:
-    """The chat's messages: a message of the assistant is one, each result in a user's is one by itself."""
+    """Yield chat messages: one for an assistant message; each tool result of a user message is separate."""
     if isinstance(message.content, str):
         yield ChatMessage(role=message.role, content=message.content)
     elif message.role == "assistant":
@@ -138,7 +138,7 @@ def _other_messages(message: InputMessage) -> Iterator[ChatMessage]:
 
 
 def _result(block: ToolResultBlock) -> ChatMessage:
-    """`is_error` is handed to the chat template, as are all further fields of a message."""
+    """A `tool` message. `is_error` is passed to the chat template, like any additional message field."""
     extra: dict[str, Any] = {"tool_call_id": block.tool_use_id}
     if block.is_error:
         extra["is_error"] = True
@@ -154,7 +154,7 @@ def _misplaced(block: object, role: str) -> InvalidRequestError:
 
 
 def _text(content: str | list[TextBlock]) -> str:
-    """Blocks are joined as the parts of a chat's message are."""
+    """Join text blocks as the parts of a chat message are joined."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
@@ -171,7 +171,7 @@ def _tool(tool: MessagesTool) -> Tool:
 
 
 def _tool_choice(choice: MessagesToolChoice) -> ToolChoice:
-    """Raises InvalidRequestError for a name without the type `tool`, or the type without a name."""
+    """Convert the choice. Raises InvalidRequestError if only one of a name and the type `tool` is given."""
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequestError(
             "`tool_choice.name` goes with the type `tool`, which needs it", "tool_choice.name"
@@ -182,9 +182,9 @@ def _tool_choice(choice: MessagesToolChoice) -> ToolChoice:
 
 
 def _variables(thinking: Thinking | None, model: ServedModel) -> Mapping[str, Any]:
-    """Variables of the chat template by which the model thinks or does not.
+    """Return the chat template's variables that turn thinking on or off.
 
-    Raises InvalidRequestError if the model cannot do as it is told.
+    Raises InvalidRequestError if the model does not support the requested setting.
     """
     if thinking is None:
         return {}

@@ -1,4 +1,4 @@
-"""The events of streams in Anthropic's shape, in bytes."""
+"""Encodes streams of events in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shortfin_apps.llm.api.receipts import receipt_field
 from shortfin_apps.llm.api.streaming import named_event
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta
 
-DELTAS: dict[BlockKind, tuple[str, str]] = {  # the type of a delta, and its field
+DELTAS: dict[BlockKind, tuple[str, str]] = {  # the type of a delta and the field that holds its text
     BlockKind.TEXT: ("text_delta", "text"),
     BlockKind.THOUGHT: ("thinking_delta", "thinking"),
     BlockKind.CALL: ("input_json_delta", "partial_json"),
@@ -20,7 +20,7 @@ DELTAS: dict[BlockKind, tuple[str, str]] = {  # the type of a delta, and its fie
 
 
 class MessageEvents:
-    """The events of one message; implements `Events`. Without `[DONE]`: `message_stop` is the end."""
+    """The events of one message; implements `Events`. The stream ends with `message_stop`, not `[DONE]`."""
 
     done = b""
 
@@ -32,7 +32,7 @@ class MessageEvents:
         self._generated = self._cached = 0
 
     def first(self) -> bytes:
-        """Nothing: the first event has the number of cached tokens."""
+        """Return nothing: `message_start` holds the number of cached tokens, which is not known yet."""
         return b""
 
     def of(self, index: int, delta: TextDelta) -> bytes:

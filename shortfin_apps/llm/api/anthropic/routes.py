@@ -67,7 +67,7 @@ async def count_tokens(body: CountTokensBody, request: Request) -> Response:
 async def _converted(
     convert: Callable[[BodyT, ServedModel], ChatBody], body: BodyT, request: Request
 ) -> ChatBody:
-    """The chat that `convert` makes of a body, in a worker thread: of a long one, this takes long."""
+    """Convert a body to a chat, in a worker thread if it is long."""
     model = service_of(request).model
     return await model.generator.workers.run(len(await request.body()), convert, body, model)
 

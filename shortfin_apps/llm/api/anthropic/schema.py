@@ -1,6 +1,6 @@
 """Bodies of `/v1/messages` and `/v1/messages/count_tokens`, in Anthropic's shape.
 
-The sampling fields of the other routes are served beside Anthropic's own.
+The sampling fields of the other routes are accepted as well as Anthropic's own.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class ToolResultBlock(Body):
 
 
 class ThinkingBlock(Body):
-    """A thought in an assistant's message; its signature is not looked at."""
+    """A thought in an assistant's message; its signature is ignored."""
 
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
 
 
-# The tags stand in the locations of pydantic's errors, so none may be the name of a field.
+# Tags appear in the locations of pydantic's errors, so a tag must not be the name of a field.
 BLOCK_TAGS = {kind: f"{kind} block" for kind in ("text", "tool_use", "tool_result", "thinking")}
 
 
@@ -128,7 +128,7 @@ class MessagesTool(Body):
 
 
 class MessagesToolChoice(Body):
-    """`name` is that of the function to call, with the type `tool`."""
+    """`name` is the function to call; it goes with the type `tool`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -157,7 +157,7 @@ class Metadata(Body):
 
 
 class ConversationFields(Body):
-    """What a prompt is made of."""
+    """The fields that determine a prompt."""
 
     model: str | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]

@@ -22,13 +22,13 @@ def message(
     stop: dict[str, str | None],
     usage: dict[str, int],
 ) -> dict[str, Any]:
-    """A whole message; `head` has its `id` and `model`."""
+    """Return a complete message; `head` has its `id` and `model`."""
     content = [content_block(block) for block in blocks]
     return {**head, "type": "message", "role": "assistant", "content": content, **stop, "usage": usage}
 
 
 def content_block(block: Block) -> dict[str, Any]:
-    """A block as far as it has come."""
+    """Return the JSON object of a block, with the text received so far."""
     match block.kind:
         case BlockKind.TEXT:
             return {"type": "text", "text": block.text}
@@ -40,20 +40,21 @@ def content_block(block: Block) -> dict[str, Any]:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """The arguments of a call; of one that was cut, those that are complete, as Anthropic's client has them.
+    """Parse the arguments of a call. If it was cut, return the complete ones, as Anthropic's client does.
 
-    Calls that no grammar writes may be anything: what is no object is handed on under the name UNPARSED.
+    Calls written without a grammar may be malformed: text that is not an object is returned under the key
+    UNPARSED.
     """
     value = read_arguments(text, allow_partial=True)
     try:
         orjson.dumps(value)
-    except TypeError:  # an integer of more than 64 bits, which an answer cannot have
+    except TypeError:  # an integer of more than 64 bits, which orjson cannot serialise
         return {UNPARSED: text}
     return value
 
 
 def stop_of(answer: TextDelta, turn: ChatTurn, *, has_calls: bool) -> dict[str, str | None]:
-    """The reason why an answer ended, and its stop sequence. Raises RequestAbortedError if it was aborted."""
+    """Return the stop reason and stop sequence. Raises RequestAbortedError if the answer was aborted."""
     if end_of(answer) is FinishReason.LENGTH:
         cut = "model_context_window_exceeded" if turn.fills_context else "max_tokens"
         return {"stop_reason": cut, "stop_sequence": None}
@@ -63,7 +64,7 @@ def stop_of(answer: TextDelta, turn: ChatTurn, *, has_calls: bool) -> dict[str, 
 
 
 def usage_of(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, int]:
-    """Anthropic counts a prompt's cached tokens apart from its others."""
+    """Return token counts. Anthropic's `input_tokens` excludes the prompt's cached tokens."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -1,1 +1,1 @@
-"""The page at `/`: its files, and the feed of what it shows."""
+"""The page at `/`: its static files and its feed of snapshots."""

@@ -1,4 +1,4 @@
-"""The page's files, as they are in the package: no build makes them, and they load nothing from elsewhere."""
+"""The page's static files. They need no build step and load nothing from other origins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEDIA_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Scripts and styles of this origin alone, none inline; requests to it alone; in no other page's frame.
+# Scripts, styles and requests only of this origin, nothing inline; no framing by other pages.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -26,7 +26,7 @@ CONTENT_SECURITY_POLICY = (
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file with its headers; the ETag is its content's."""
+    """A file with its headers; the ETag is a hash of its content."""
 
     content: bytes
     headers: Mapping[str, str]
@@ -36,7 +36,7 @@ class Asset:
         headers = {
             "Content-Type": media_type,
             "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
-            "Cache-Control": "no-cache",  # may be kept, and is asked for: another release has other files
+            "Cache-Control": "no-cache",  # revalidate each time: another release has other files
             "Content-Security-Policy": CONTENT_SECURITY_POLICY,
             "Cross-Origin-Opener-Policy": "same-origin",
             "Referrer-Policy": "no-referrer",
@@ -45,7 +45,7 @@ class Asset:
         return cls(content, headers)
 
     async def answer(self, request: Request) -> Response:
-        """The file; 304 to a browser that has it."""
+        """Return the file, or 304 if the browser has it."""
         known = request.headers.get("if-none-match", "")
         if any(tag.strip().removeprefix("W/") in (self.headers["ETag"], "*") for tag in known.split(",")):
             return Response(status_code=304, headers=self.headers)
@@ -62,5 +62,5 @@ def _read() -> dict[str, Asset]:
 
 ASSETS: Mapping[str, Asset] = _read()
 INDEX = "index.html"
-# They hold nothing of a server's, so a browser needs no key for them; it asks for one when it has the page.
+# The files hold no data of a server and need no key; the page asks for one after it has loaded.
 PATHS = frozenset({"/", *(f"{PREFIX}/{name}" for name in ASSETS if name != INDEX)})

@@ -17,14 +17,14 @@ MAX_READERS = 8
 INTERVAL_S = 0.25
 LONGEST_INTERVAL_S = 2.0
 RETRY_AFTER_S = 5.0
-# A look may take this share of the engine's time: a snapshot of many pages is taken less often.
+# Maximum share of the engine's time for snapshots: expensive ones, of many pages, are taken less often.
 MAX_SHARE = 1 / 250
 
 TakeSnapshot = Callable[[int], Awaitable[Snapshot]]
 
 
 class Reader:
-    """One who looks. A reader that is slow gets the newest snapshot, and none of those between."""
+    """A snapshot subscriber. Slow readers skip to the newest snapshot."""
 
     def __init__(self, viewer: Viewer) -> None:
         self._viewer = viewer
@@ -38,12 +38,12 @@ class Reader:
         self._changed.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """There will be no more; `error` is raised by `next`."""
+        """End the feed for this reader; `next` then raises `error`, if given."""
         self._has_ended, self._error = True, error
         self._changed.set()
 
     async def next(self) -> bytes | None:
-        """The JSON of the newest snapshot, once there is one that was not read; None at the end."""
+        """Wait for an unread snapshot and return it as JSON; None at the end."""
         await self._changed.wait()
         self._changed.clear()
         if self._has_ended:
@@ -57,9 +57,9 @@ class Reader:
 
 
 class Feed:
-    """Asks for a snapshot every `interval_s`, on the loop's clock, while there is a reader.
+    """Takes a snapshot every `interval_s` while there is at least one reader.
 
-    `is_over` says that the server stops, which ends all readers.
+    All readers end once `is_over` returns true, when the server stops.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Feed:
         return len(self._readers)
 
     def join(self, viewer: Viewer) -> Reader:
-        """A new reader, which must `leave`. Raises OverloadedError when there are MAX_READERS."""
+        """Add a reader, which must `leave`. Raises OverloadedError if there are MAX_READERS."""
         if len(self._readers) >= MAX_READERS:
             raise OverloadedError(
                 f"{MAX_READERS} pages look at this server, and no more may; close one", RETRY_AFTER_S
@@ -88,7 +88,7 @@ class Feed:
         return reader
 
     def leave(self, reader: Reader) -> None:
-        """Leaving twice is a no-op. The last one to leave turns the light off."""
+        """Remove a reader; snapshots stop after the last one. Leaving twice is a no-op."""
         self._readers.discard(reader)
         if not self._readers and self._asking is not None:
             self._asking.cancel()

@@ -1,4 +1,4 @@
-"""Routes of the page. They are no part of the API: a page and its server are of the same release."""
+"""Routes of the page. They are not part of the API: a page and its server belong to the same release."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shortfin_apps.llm.components.engine.snapshot import Snapshot
 from shortfin_apps.llm.errors import LlmError
 
 EVENTS = f"{PREFIX}/events"
-SILENCE_S = 10.0  # after which a comment says that the server is there, as when a step takes long
+SILENCE_S = 10.0  # send a keep-alive comment after this silence, for example during a long step
 
 
 class Page:
@@ -44,10 +44,10 @@ class Page:
         ]
 
     async def events(self, request: Request) -> Response:
-        """Server-sent events: `about` with what does not change, then a snapshot a few times a second.
+        """Stream server-sent events: `about` with constants, then a few snapshots a second.
 
-        The last is `end`, with the error if there is one. Raises UnavailableError while the model loads, and
-        OverloadedError when as many look as may.
+        The last event is `end`, with the error if there is one. Raises UnavailableError while the model
+        loads, and OverloadedError if there are too many readers.
         """
         viewer = Viewer.of(caller_of(request))
         about = event(_about(request, viewer))
@@ -59,7 +59,7 @@ class Page:
 
 
 class _Events(StreamingResponse):
-    """Calls `on_end` however it ends; a body that was not begun would not notice."""
+    """Calls `on_end` in any case, also if the body is never started and cannot clean up itself."""
 
     media_type = "text/event-stream"
 
@@ -95,7 +95,7 @@ async def _body(about: bytes, reader: Reader) -> AsyncIterator[bytes]:
 
 
 def _about(request: Request, viewer: Viewer) -> dict[str, object]:
-    """What the page knows of its server."""
+    """Return the server's constants for the page."""
     service = service_of(request)
     generator = service.model.generator
     stats = generator.engine.stats()

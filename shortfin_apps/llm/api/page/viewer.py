@@ -1,4 +1,4 @@
-"""What one caller may see of a snapshot, as the page gets it."""
+"""Restricts a snapshot to what one caller may see and formats it for the page."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "steps", "dev
 
 
 class Viewer(NamedTuple):
-    """Who looks. `tenant` is the one whose requests are shown; None stands for all.
+    """The viewer of a page. Only requests of `tenant` are shown, or all if it is None.
 
-    An admin sees all, and so does everybody where no key is needed, as everybody may abort any request
-    there. Names of tenants that clients made up are then shown by the hash of them that is in the log.
+    An admin sees all requests. So does everyone if the server needs no keys, as then everyone may abort any
+    request; tenant names made up by clients are then shown as the hashes that appear in the log.
     """
 
     tenant: str | None
@@ -34,7 +34,7 @@ class Viewer(NamedTuple):
         return cls(None if caller.is_admin else caller.tenant or None, caller.is_admin)
 
     def view(self, snapshot: Snapshot) -> dict[str, Any]:
-        """The snapshot for JSON."""
+        """Return the snapshot as a JSON object."""
         shown = [index for index, request in enumerate(snapshot.requests) if self._sees(request.tenant)]
         cells = {OWNED + index: OWNED + place for place, index in enumerate(shown)}
         window = snapshot.window_map
@@ -76,12 +76,12 @@ class Viewer(NamedTuple):
 
 
 def client_id(request_id: str) -> str:
-    """The id by which a client knows a request, and may abort it, from the engine's; see TextGenerator."""
+    """Convert the engine's request id to the client's, which `/abort` accepts; see TextGenerator."""
     return request_id.rpartition(".")[0]
 
 
 def _totals(stats: EngineStats) -> dict[str, Any]:
-    """What concerns all callers together."""
+    """Return the counters over all callers."""
     window = stats.window_pages
     return {
         "running": stats.num_running,
@@ -93,7 +93,7 @@ def _totals(stats: EngineStats) -> dict[str, Any]:
 
 
 def _map(pages: PageMap, cells: dict[int, int]) -> dict[str, Any]:
-    """The map, in which the pages of requests that are not shown are marked as somebody else's."""
+    """Return the page map; pages of hidden requests are marked as unlisted."""
     values = pages.runs[::2]
     shown = [value if value < OWNED else cells.get(value, UNLISTED) for value in values]
     runs = [number for pair in zip(shown, pages.runs[1::2], strict=True) for number in pair]

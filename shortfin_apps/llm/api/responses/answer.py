@@ -1,4 +1,4 @@
-"""One answer of `/v1/responses` as it comes: its blocks, its counts of tokens, and its end."""
+"""Collects one answer of `/v1/responses`: its blocks, token counts and end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 
 class ResponseAnswer:
-    """Reads the answer to a turn, whole in one delta or in several. `clock` is in seconds since the epoch."""
+    """Reads the answer to a turn from one or several deltas. `clock` is in seconds since the epoch."""
 
     def __init__(
         self, shape: ResponseShape, turn: ChatTurn, tokenizer: Tokenizer, clock: Callable[[], float]
@@ -34,7 +34,7 @@ class ResponseAnswer:
         self._receipt: dict[str, Any] = {}
 
     def add(self, delta: TextDelta) -> list[Change]:
-        """What a delta changes. Raises RequestAbortedError if the answer was aborted."""
+        """Add a delta and return its changes. Raises RequestAbortedError if the answer was aborted."""
         self._generated += len(delta.token_ids)
         self._cached = max(self._cached, delta.num_cached_tokens)
         is_last = delta.finish_reason is not None
@@ -50,26 +50,26 @@ class ResponseAnswer:
 
     @property
     def status(self) -> str:
-        """Of the response, after its last delta."""
+        """The response's status, after its last delta."""
         return "incomplete" if self._is_cut else "completed"
 
     def status_of(self, index: int) -> str:
-        """Of the `index`-th output item, which has ended: the last one of an answer may be cut."""
+        """Return the status of a finished output item: only the last of an answer may be incomplete."""
         is_last = index == len(self._reader.blocks) - 1
         return "incomplete" if is_last and (self._is_cut or not self._has_ended) else "completed"
 
     def output(self) -> list[dict[str, Any]]:
-        """The output items so far."""
+        """Return the output items so far."""
         return [self.shape.item(block, self.status_of(block.index)) for block in self._reader.blocks]
 
     def response(self) -> dict[str, Any]:
-        """The response, after its last delta."""
+        """Return the response, after its last delta."""
         done = None if self._is_cut else self._ended_at
         whole = self.shape.response(self.status, self.output(), usage=self._usage(), completed_at=done)
         return whole | self._receipt
 
     def failure(self, error: Exception) -> dict[str, Any]:
-        """The response that ends with an error; OpenAI has no better code for a request's own fault."""
+        """Return a failed response. `invalid_prompt` is OpenAI's closest code for an invalid request."""
         code = "invalid_prompt" if isinstance(error, InvalidRequestError) else "server_error"
         error_field = {"code": code, "message": message_of(error)}
         return self.shape.response("failed", self.output(), usage=self._usage(), error=error_field)

@@ -1,4 +1,4 @@
-"""A body of `/v1/responses` as the ChatBody that has the same prompt and the same answers."""
+"""Converts a body of `/v1/responses` to the ChatBody with the same prompt and answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from shortfin_apps.llm.api.schema import (
 )
 from shortfin_apps.llm.errors import InvalidRequestError
 
-# What errors of the chat call the fields: the names of this route's.
+# Fields of a chat by this route's names, for error messages.
 NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -45,9 +45,9 @@ NAMES = {
 
 
 def chat_of_response(body: ResponsesBody, items: Sequence[Item]) -> ChatBody:
-    """The chat of `items`, which are the body's input behind that of the responses before it.
+    """Convert a body to a chat of `items`: earlier responses' items, then the body's input.
 
-    Raises InvalidRequestError for what a chat cannot have.
+    Raises InvalidRequestError for a field that a chat does not support.
     """
     if body.max_tokens is not None and body.max_output_tokens is not None:
         raise InvalidRequestError("`max_tokens` and `max_output_tokens`: give one of them", "max_tokens")
@@ -77,7 +77,7 @@ def chat_of_response(body: ResponsesBody, items: Sequence[Item]) -> ChatBody:
 
 
 def messages_of(items: Iterable[Item]) -> list[ChatMessage]:
-    """The chat's messages: what one answer was is one message, thought, text and calls together."""
+    """Return chat messages: thought, text and calls of one answer become one message."""
     messages: list[ChatMessage] = []
     for item in items:
         match item:
@@ -115,12 +115,12 @@ def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
 
 
 def _is_open(message: ChatMessage) -> bool:
-    """Whether it is a thought so far, which a text may follow."""
+    """Whether the message holds only a thought so far, which a text may follow."""
     return message.role == "assistant" and message.content is None and not message.tool_calls
 
 
 def _text(content: str | Sequence[Part]) -> str:
-    """Parts are joined as those of a chat's message are."""
+    """Join parts as the parts of a chat message are joined."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text if isinstance(part, InputText) else part.refusal for part in content)

@@ -1,4 +1,4 @@
-"""The events of streams of `/v1/responses`, in bytes."""
+"""Encodes streams of events of `/v1/responses`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shortfin_apps.llm.api.responses.shapes import part
 from shortfin_apps.llm.api.streaming import named_event
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta
 
-# What the text of a block is called in the names of its events, and in the last of them.
+# By kind of block: the infix of its events' names, and the field with its full text in the last of them.
 TEXTS: dict[BlockKind, tuple[str, str]] = {
     BlockKind.TEXT: ("output_text", "text"),
     BlockKind.THOUGHT: ("reasoning_text", "text"),
@@ -22,9 +22,9 @@ Event = dict[str, Any]
 
 
 class ResponseEvents:
-    """The events of one response; implements `Events`. `on_end` is called with the response that is whole.
+    """The events of one response; implements `Events`. `on_end` is called with the complete response.
 
-    Without `[DONE]`: `response.completed`, `response.incomplete` or `response.failed` is the end.
+    The stream ends with `response.completed`, `.incomplete` or `.failed`, not `[DONE]`.
     """
 
     done = b""

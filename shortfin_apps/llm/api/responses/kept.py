@@ -1,4 +1,4 @@
-"""What a stored response is made of, and the conversation that goes on behind it."""
+"""Converts between stored responses and the items of the conversation that continues them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ITEM_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "fu
 
 
 def items_of(given: str | Sequence[Item]) -> list[Item]:
-    """The input of a body as items: a text is a message of the user."""
+    """Return the input of a body as items: a text becomes a user message."""
     return [MessageItem(role="user", content=given)] if isinstance(given, str) else list(given)
 
 
 def items_before(stored: StoredResponse, limits: Limits) -> list[Item]:
-    """The conversation so far: the input of a stored response, and its output. Takes long for a long one.
+    """Return the conversation so far: a stored response's input and output. Slow for a long one.
 
-    Raises InvalidRequestError for more than a body may hold, as responses that follow each other add up.
+    Raises InvalidRequestError if it exceeds the limits of a body, as chained responses add up.
     """
     is_large = len(stored.items) > limits.body_bytes
     excess = f"{limits.body_bytes:,} bytes" if is_large else excess_of(stored.items)
@@ -41,18 +41,18 @@ def items_before(stored: StoredResponse, limits: Limits) -> list[Item]:
 
 
 def encoded(items: Sequence[Item]) -> bytes:
-    """The items as JSON, each with an id, by which pages of the input are told. Takes long for many."""
+    """Encode the items as JSON, each with a unique id for pagination. Slow for many."""
     dumped: list[dict[str, Any]] = ITEMS.dump_python(list(items), by_alias=True, exclude_none=True)
     code, ids = uuid4().hex, set[str]()
     for index, (entry, item) in enumerate(zip(dumped, items, strict=True)):
-        if entry.get("id") is None or entry["id"] in ids:  # two of the client's may be the same
+        if entry.get("id") is None or entry["id"] in ids:  # a client may repeat an id
             entry["id"] = f"{ITEM_PREFIXES[item.type]}_{code}_{index}"
         ids.add(entry["id"])
     return orjson.dumps(dumped)
 
 
 def _listed(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as it is listed: a message's content is a list of parts."""
+    """Return an item as the API lists it: a message's content becomes a list of parts."""
     if item["type"] != "message" or not isinstance(text := item["content"], str):
         return item
     kind = "output_text" if item["role"] == "assistant" else "input_text"
@@ -60,9 +60,9 @@ def _listed(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def page_of(stored: StoredResponse, *, after: str | None, limit: int, order: str) -> dict[str, Any]:
-    """A page of a response's input; `after` is the id of the last item of the page before it.
+    """Return a page of a response's input; `after` is the id of the previous page's last item.
 
-    Takes long for a long input.
+    Slow for a long input.
     """
     items = orjson.loads(stored.items)
     if order == "desc":

@@ -41,7 +41,7 @@ MAX_ITEMS = 100  # of one page, as at OpenAI
 
 @router.post("/responses", responses=whole_or_streamed(answers.ResponseAnswer))
 async def create(body: ResponsesBody, request: Request) -> Response:
-    """Answers a conversation, which may go on behind a stored response."""
+    """Answers a conversation, which may continue a stored response."""
     service = service_of(request)
     check_model(service, body.model)
     check_fields(body, request)
@@ -77,7 +77,7 @@ async def retrieve(response_id: str, request: Request, stream: bool = False) -> 
 
 @router.delete("/responses/{response_id}", responses={200: {"model": answers.DeletedResponse}})
 async def delete(response_id: str, request: Request) -> Response:
-    """Forgets a stored response; those that go on behind it stay."""
+    """Deletes a stored response; responses that continue it stay."""
     _stored(response_id, request)
     service_of(request).responses.delete(caller_of(request).digest, response_id)
     return JsonResponse({"id": response_id, "object": "response", "deleted": True})
@@ -91,7 +91,7 @@ async def input_items(
     limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """What a stored response answers: the whole conversation before it."""
+    """Lists the input of a stored response: the whole conversation before it."""
     stored = _stored(response_id, request)
     _refuse_more(request)
     workers = service_of(request).model.generator.workers
@@ -100,15 +100,15 @@ async def input_items(
 
 
 def _refuse_more(request: Request) -> None:
-    """Raises InvalidRequestError for an `include` of what responses do not have; thoughts are in them."""
+    """Raise InvalidRequestError for an unsupported `include`. Thoughts are always included."""
     query = request.query_params
-    included = {*query.getlist("include"), *query.getlist("include[]")}  # the second is the client's
+    included = {*query.getlist("include"), *query.getlist("include[]")}  # OpenAI's client sends the second
     if included - {"reasoning.encrypted_content"}:
         raise InvalidRequestError("`include`: responses have nothing more here; leave it out", "include")
 
 
 def _before(body: ResponsesBody, request: Request) -> StoredResponse | None:
-    """The response that this one follows. Raises ResponseNotFoundError."""
+    """Return the response that this one continues. Raises ResponseNotFoundError."""
     if body.previous_response_id is None:
         return None
     return _stored(body.previous_response_id, request, "previous_response_id")
@@ -117,7 +117,7 @@ def _before(body: ResponsesBody, request: Request) -> StoredResponse | None:
 def _conversation(
     body: ResponsesBody, before: StoredResponse | None, limits: Limits, *, is_stored: bool
 ) -> tuple[ChatBody, bytes]:
-    """The whole conversation as a chat, and its items as they are stored. Takes long for a long one.
+    """Return the full conversation as a chat, and its encoded items if it is stored. Slow if long.
 
     Raises InvalidRequestError.
     """
@@ -128,7 +128,7 @@ def _conversation(
 
 
 def _stored(response_id: str, request: Request, param: str = "response_id") -> StoredResponse:
-    """Raises ResponseNotFoundError, also for a response to another caller."""
+    """Return a stored response. Raises ResponseNotFoundError, also for another caller's response."""
     store = service_of(request).responses
     if (stored := store.get(caller_of(request).digest, response_id)) is not None:
         return stored
@@ -137,7 +137,7 @@ def _stored(response_id: str, request: Request, param: str = "response_id") -> S
 
 
 def _is_stored(body: ResponsesBody, store: ResponseStore) -> bool:
-    """Raises InvalidRequestError if the response must be stored and cannot be."""
+    """Whether to store the response. Raises InvalidRequestError if it must be but cannot be stored."""
     if body.store and not store.keeps_any:
         raise InvalidRequestError(
             "`store`: this server stores no responses; leave it out, and send the whole conversation in"
@@ -152,7 +152,7 @@ def _new_answer(body: ResponsesBody, turn: ChatTurn, request: Request, *, is_sto
     shape = ResponseShape(
         body,
         turn.requests[0],
-        code=uuid4().hex,  # clients choose request ids, so that these may come twice
+        code=uuid4().hex,  # not the request id: clients choose it and may repeat it
         created_at=int(service.clock()),
         model=service.name,
         is_stored=is_stored,
@@ -161,7 +161,7 @@ def _new_answer(body: ResponsesBody, turn: ChatTurn, request: Request, *, is_sto
 
 
 def _keep(request: Request, items: bytes, response: dict[str, Any]) -> None:
-    """Stores the response, and says in it if there is no room for it."""
+    """Store the response; set its field `store` to false if there is no room."""
     store = service_of(request).responses
     owner = caller_of(request).digest
     stored = StoredResponse(response=orjson.dumps(response), items=items)

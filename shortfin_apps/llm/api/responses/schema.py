@@ -1,6 +1,6 @@
-"""The body of `/v1/responses`, in OpenAI's shape.
+"""The body of `/v1/responses`, in OpenAI's format.
 
-The sampling fields of the other routes are served beside OpenAI's own.
+The sampling fields of the other routes are accepted as well as OpenAI's own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class InputText(Body):
 
 
 class Refusal(Body):
-    """What an earlier answer refused; this server's have none."""
+    """A refusal in an earlier answer. This server never generates one."""
 
     type: Literal["refusal"]
     refusal: str
@@ -59,7 +59,7 @@ class SummaryText(Body):
     text: str
 
 
-# The tags stand in the locations of pydantic's errors, so none may be the name of a field.
+# Tags appear in the locations of pydantic's errors, so a tag must not be the name of a field.
 PART_TAGS = {
     **dict.fromkeys(("input_text", "output_text", "text"), "text part"),
     "refusal": "refusal part",
@@ -141,7 +141,7 @@ ITEM_TAGS = {
 
 
 def _item_tag(item: object) -> str | None:
-    """A message needs no type."""
+    """Return the tag of an item. A message needs no `type`."""
     return ITEM_TAGS.get(type_of(item) or ("message" if _has_role(item) else ""))
 
 
@@ -200,7 +200,7 @@ ChosenTool = (
 
 
 class ResponseFormat(Body):
-    """`name`, `description` and `strict` say nothing here: a schema is always kept."""
+    """`name`, `description` and `strict` have no effect: a schema is always enforced."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -227,7 +227,7 @@ class ResponsesStreamOptions(Body):
 
 
 def _texts(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Raises the error of the first value that is not a text; a dict of a type has the errors of all."""
+    """Raise for the first non-string value only: with `dict[str, str]`, pydantic reports every one."""
     if not all(isinstance(value, str) for value in metadata.values()):
         raise PydanticCustomError("string_type", "Input should be a dictionary of valid strings")
     return metadata

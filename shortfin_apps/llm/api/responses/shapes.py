@@ -17,7 +17,7 @@ PART_TYPES = {BlockKind.THOUGHT: "reasoning_text", BlockKind.TEXT: "output_text"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Counts of tokens; `thought_tokens` are some of the output's."""
+    """Token counts; `output_tokens` includes `thought_tokens`."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -35,7 +35,7 @@ class Usage:
 
 
 class ResponseShape:
-    """The response to one body, from its creation on. `code` makes its ids unlike those of all others."""
+    """Builds the JSON of one body's response. `code` makes its ids unique."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ResponseShape:
         error: Mapping[str, Any] | None = None,
         completed_at: int | None = None,
     ) -> dict[str, Any]:
-        """The response in this status; one that is `incomplete` was cut at its length."""
+        """Return the response in this status; `incomplete` means that it reached its maximum length."""
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": self.response_id,
@@ -86,7 +86,7 @@ class ResponseShape:
         }
 
     def _asked(self) -> dict[str, Any]:
-        """What the body asked for, with defaults in their places."""
+        """Return the body's fields that a response repeats, with defaults filled in."""
         body, dumped = self._body, self._body.model_dump(by_alias=True, exclude_none=True, exclude={"input"})
         effort = None if body.reasoning is None else body.reasoning.effort
         return {
@@ -110,7 +110,7 @@ class ResponseShape:
         return f"{ITEM_PREFIXES[block.kind]}_{self._code}_{block.index}"
 
     def item(self, block: Block, status: str) -> dict[str, Any]:
-        """The output item of a block in this status; one `in_progress` has just begun, and is empty."""
+        """Return a block's output item; with status `in_progress` it has just started and is empty."""
         begins = status == "in_progress"
         item = {"id": self.item_id(block), "status": status}
         match block.kind:
@@ -126,11 +126,11 @@ class ResponseShape:
 
 
 def part(kind: BlockKind, text: str) -> dict[str, Any]:
-    """The only part of a text's or a thought's content."""
+    """Return the only content part of a text or a thought."""
     known = {"type": PART_TYPES[kind], "text": text}
     return {**known, "annotations": [], "logprobs": []} if kind is BlockKind.TEXT else known
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's client takes a function to have all of these."""
+    """OpenAI's client requires all of these fields of a function."""
     return {"description": None, "parameters": None, "strict": None, **tool}

@@ -1,4 +1,4 @@
-"""The responses that are kept for a while, so that the next request need not send the conversation again."""
+"""Stores responses for a while, so that the next request need not send the conversation again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_STORED_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response and its whole input, each as JSON; the input is a list of items."""
+    """A response and its full input, a list of items; both as JSON."""
 
     response: bytes
     items: bytes
@@ -21,11 +21,11 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """At most `max_responses` responses of `max_bytes` together, each for `ttl_s` after it was put.
+    """Stores at most `max_responses` responses of `max_bytes` in total, each for `ttl_s`.
 
-    An owner has no access to another's. When there is no room, the owner with the most responses, or the
-    most bytes if it is these that are too many, loses its oldest: nobody drives out others' by storing many.
-    `clock` (seconds) does not go back. What has expired is dropped in the next call.
+    Owners cannot access each other's responses. When the store is full, the owner with the most responses
+    (or bytes, if bytes are the exceeded limit) loses its oldest, so no owner can evict others by storing
+    many. `clock` (seconds) must be monotonic. Expired responses are dropped in the next call.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        self._ages: dict[tuple[str, str], float] = {}  # when each was put, oldest first, by owner and id
+        self._ages: dict[tuple[str, str], float] = {}  # time of `put` by owner and id, oldest first
         self._owned: dict[str, dict[str, StoredResponse]] = {}  # by owner and id, oldest first
         self._owned_bytes: dict[str, int] = {}
         self.num_bytes = 0  # of all responses
@@ -53,7 +53,7 @@ class ResponseStore:
         return len(self._ages)
 
     def put(self, owner: str, response_id: str, response: StoredResponse) -> bool:
-        """Keeps a response under an id that was not used before. False if there is no room for it."""
+        """Store a response under a new id. Returns False if there is no room for it."""
         self._drop_expired()
         if not self.keeps_any or response.num_bytes > self._max_bytes:
             return False
@@ -69,12 +69,12 @@ class ResponseStore:
         return (owner, response_id) in self._ages
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """None if it is not there, or not the owner's."""
+        """Return the response; None if it is missing or another owner's."""
         self._drop_expired()
         return self._owned.get(owner, {}).get(response_id)
 
     def delete(self, owner: str, response_id: str) -> bool:
-        """False if it is not there, or not the owner's."""
+        """Delete the response. Returns False if it is missing or another owner's."""
         self._drop_expired()
         if (owner, response_id) not in self._ages:
             return False

@@ -1,4 +1,4 @@
-"""Counts the tokens of thoughts, which OpenAI's usage tells apart, from their text."""
+"""Counts the tokens of thoughts from their text, for the separate count in OpenAI's usage."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from shortfin_apps.llm.components.text.tokenizer import LONG_TEXT, Tokenizer
 
 
 class ThoughtTokens:
-    """Tokenises what a model thought, a piece of LONG_TEXT characters at a time.
+    """Tokenises a model's thoughts in pieces of LONG_TEXT characters.
 
-    So the number is the same whole or streamed, and may differ a little from that of the tokens generated.
+    The number is therefore the same for complete and streamed answers. It may differ slightly from the number
+    of generated tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -17,7 +18,7 @@ class ThoughtTokens:
         self._num_counted = 0
 
     def push(self, text: str) -> None:
-        """Adds the text that follows the last one; takes some milliseconds for each LONG_TEXT characters."""
+        """Append text; takes a few milliseconds per LONG_TEXT characters."""
         self._rest += text
         while len(self._rest) >= LONG_TEXT:
             self._num_counted += self._count(self._rest[:LONG_TEXT])

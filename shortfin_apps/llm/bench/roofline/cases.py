@@ -1,4 +1,4 @@
-"""The invocations to time: batches as a server would make them, with pages in shuffled order."""
+"""The invocations to time: batches as a server creates them, with pages in shuffled order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A batch before it has pages: `rows` tasks of `new_tokens` each, the last of them at `context - 1`."""
+    """A batch before pages are assigned: `rows` tasks of `new_tokens` each, ending at `context - 1`."""
 
     family: EntryFamily
     rows: int
@@ -42,9 +42,9 @@ class Case:
 def plans(
     config: ModelConfig, contexts: Sequence[int], prompt_tokens: Sequence[int], *, has_extend: bool
 ) -> Iterator[Plan]:
-    """Every decode batch at every context, every prefill batch at every prompt length, and both as extends.
+    """Yield every decode batch size at every context, and prefill and extend at every prompt length.
 
-    Lengths beyond the model's context are left out.
+    Lengths beyond the model's context are skipped.
     """
     for context in contexts:
         for rows in config.decode_batch_sizes:
@@ -60,9 +60,9 @@ def plans(
 
 
 def choose(all_plans: Iterable[Plan], buckets: Buckets, stride: int, patterns: Sequence[str]) -> list[Case]:
-    """Cases of the plans whose entry matches one of the shell-style patterns; of all plans without patterns.
+    """Return cases for the plans with an entry that matches a shell-style pattern, or all without patterns.
 
-    Raises InvalidRequestError when no case is left.
+    Raises InvalidRequestError if no case remains.
     """
     cases = [_make_case(plan, buckets, stride) for plan in all_plans]
     found = [case for case in cases if not patterns or any(fnmatchcase(case.entry, p) for p in patterns)]
@@ -78,7 +78,7 @@ def _make_case(plan: Plan, buckets: Buckets, stride: int) -> Case:
 
 
 def make_batch(plan: Plan, stride: int) -> Batch:
-    """A batch whose tasks use the lowest page ids, without the scratch page, in shuffled order."""
+    """Create a batch with the lowest page ids after the scratch page, in shuffled order."""
     page_ids = list(range(1, 1 + plan.pages(stride)))
     random.Random(0).shuffle(page_ids)
     per_row = len(page_ids) // plan.rows

@@ -68,7 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures and prints. Raises LlmError."""
+    """Measure and print. Raises LlmError."""
     return _run_emulated(args) if args.emulated else _run_timed(args)
 
 

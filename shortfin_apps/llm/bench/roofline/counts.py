@@ -1,12 +1,12 @@
 """Counts the memory traffic and matrix operations of entries on the emulated AMD GPU.
 
-    bytes    of each launch the distinct bytes that its lanes load, and those that they store: what would
-             cross the memory bus if every launch began with cold caches that hold all that it reads
-    matrix   multiply-adds of matrix instructions; what vector instructions compute is not in it
-    floor    floors.py's bytes and FLOPs
-    waves    those of a kernel that a SIMD holds at once (`gpu_code/occupancy.py`), a mean over the launches
+    bytes    distinct bytes loaded plus distinct bytes stored, per launch: the memory bus traffic if every
+             launch started with cold caches that are large enough for all that it reads
+    matrix   multiply-adds of matrix instructions, without vector instructions
+    floor    bytes and FLOPs of floors.py
+    waves    waves of a kernel that a SIMD holds at once (`gpu_code/occupancy.py`), averaged over launches
 
-No time is counted. `Limits` turn bytes and FLOPs into the shortest time in which the chip could do as much.
+No time is measured. `Limits` convert bytes and FLOPs to the minimum time that the chip needs for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the emulated GPU is not in the installed package
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A product's published peaks: bytes of its memory per second, dense bf16 FLOPs of its matrix units."""
+    """A product's published peaks: memory bytes per second, and dense bf16 FLOPs of the matrix units."""
 
     product: str
     bytes_per_s: float
@@ -42,7 +42,7 @@ LIMITS = {
 
 
 class Gpu(Protocol):
-    """The part of the emulated GPU's `Control` used here: what it has seen since `clear_report`."""
+    """The part of the emulated GPU's `Control` used here; a report covers the time since `clear_report`."""
 
     def clear_report(self) -> None: ...
     def report(self) -> GpuReport: ...
@@ -56,7 +56,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunches:
-    """A kernel's launches in one invocation; `waves` is None for one that is not in the VMFB."""
+    """A kernel's launches in one invocation; `waves` is None for a kernel outside of the VMFB."""
 
     name: str
     launches: int
@@ -65,7 +65,7 @@ class KernelLaunches:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The counts of one invocation, beside the work that it has to do."""
+    """The counts of one invocation, with its minimum work."""
 
     case: Case
     work: Work
@@ -77,7 +77,7 @@ class Counts:
 
     @property
     def waves(self) -> float | None:
-        """The waves that a SIMD holds, a mean over the launches of which they are known."""
+        """Waves per SIMD, averaged over the launches with known values."""
         known = [(each.launches, each.waves) for each in self.kernels if each.waves is not None]
         launches = sum(count for count, _ in known)
         return sum(count * waves for count, waves in known) / launches if launches else None
@@ -91,7 +91,7 @@ class Counts:
         return self.matrix_flops / self.work.flops
 
     def shortest_s(self, limits: Limits) -> float:
-        """As long as the chip takes for these bytes and FLOPs at least."""
+        """Return the minimum time that the chip needs for these bytes and FLOPs."""
         flops = max(self.matrix_flops, self.work.flops)
         return Work(self.num_bytes, flops).floor_s(limits.bytes_per_s, limits.flops_per_s)
 
@@ -103,9 +103,9 @@ def count(
     waves: Mapping[str, float],
     on_case: Callable[[Case], None],
 ) -> list[Counts]:
-    """One invocation of every case; `on_case` is called before each. `waves` are those of each kernel.
+    """Run every case once; `on_case` is called before each. `waves` holds waves per SIMD by kernel.
 
-    Raises InvocationError if a kernel does something wrong, as its counts would mean nothing.
+    Raises InvocationError if a kernel is faulty, as its counts would be meaningless.
     """
     results = []
     for case, work in cases:

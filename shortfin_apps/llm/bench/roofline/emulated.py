@@ -1,4 +1,4 @@
-"""Opens the emulated AMD GPU of a checkout of this project."""
+"""Opens the emulated AMD GPU from a checkout of this project."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shortfin_apps.llm.errors import InvalidRequestError
 if TYPE_CHECKING:
     from emulated_gpu.control import Control
 
-_MEMORY_BYTES = 128 << 30  # of the device; only what is used takes memory of the host
+_MEMORY_BYTES = 128 << 30  # of the device; the host allocates only what is used
 
 
 def open_emulated_gpu(chip: str) -> Control:
-    """Makes this process, which must not have used HIP, use an emulated GPU. Raises InvalidRequestError."""
+    """Make this process use an emulated GPU; it must not have used HIP. Raises InvalidRequestError."""
     try:
         from emulated_gpu.control import Control
         from emulated_gpu.errors import EmulatedGpuError

@@ -1,12 +1,12 @@
-"""Roofline cost model: the minimum of bytes moved and operations computed by an invocation.
+"""Roofline cost model: the minimum bytes and operations of an invocation.
 
-    bytes  every weight once, of the embedding table only the tokens' rows (all of it if it is the head, too);
-           of routed experts as many as a token has; of the KV cache, the pages of each task's earlier tokens,
-           and the new tokens' K and V
-    FLOPs  2 x tokens x every matrix of every layer, of experts those that a token has; 2 x rows x head;
-           attention: a token at position p takes 4 x (p + 1) x head_dim x query heads in each layer
+    bytes  every weight once; the embedding table only in the tokens' rows (in full if it is also the head);
+           as many routed experts as a token uses; of the KV cache, the pages of each task's earlier tokens
+           and K and V of the new tokens
+    FLOPs  2 x tokens x every matrix of every layer (experts: as many as a token uses); 2 x rows x head;
+           attention: 4 x (p + 1) x head_dim x query heads in each layer for a token at position p
 
-Activations and logits are not counted, as they can stay in the CPU's caches; neither is padding.
+Activations and logits are not counted, as they can stay in the CPU's caches. Padding is not counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CostModel:
         self._spec = spec
         self._stride = config.stride
         self._page_bytes = sum(config.page_elements) * config.paged_kv_cache.dtype.itemsize
-        # With the scales of a table in blocks.
+        # Includes the scales of a block-quantised table.
         table = sum(size for name, size in parameter_bytes.items() if name.startswith(EMBEDDING))
         self._row_bytes = table // spec.vocab_size
         self._weight_bytes = sum(parameter_bytes.values()) - (0 if spec.tie_word_embeddings else table)

@@ -1,7 +1,7 @@
-"""Machine limits: two probes, compiled for the artefact's target and run on its device.
+"""Measures machine limits with two probes, compiled for the artefact's target and run on its device.
 
-stream [rows, 16384] i32   reads every byte once, as a sum over rows
-matmul [1024, 1024] f32    norm and q, k, v projection, lowered as the model's own, 1024 wide each
+stream [rows, 16384] i32   reads every byte once, summing over rows
+matmul [1024, 1024] f32    norm and q, k, v projection, each 1024 wide, lowered like the model's own
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _I32 = np.dtype(np.int32)
 
 
 class Machine:
-    """The two probes, loaded on a device. Each returns the best of a few back-to-back runs."""
+    """The two probes on a device. Each result is the best of several back-to-back runs."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Machine:
         self._x = device.upload(np.random.default_rng(0).standard_normal((SIZE, SIZE), np.float32))
 
     def bytes_per_s(self, num_bytes: int) -> float:
-        """Bandwidth of a streaming read of about this many bytes; the smaller, the more caches hold of it."""
+        """Return the bandwidth of reading about `num_bytes`; caches hold more of a smaller read."""
         rows = max(1, round(num_bytes / STREAM_ROW_BYTES))
         if self._streamed is None or self._streamed.shape[0] != rows:
             self._streamed = None  # frees the old buffer before allocating the new one
@@ -71,7 +71,7 @@ class Machine:
 
 
 def load_machine(device: Device, spec: ModelSpec, options: BuildOptions) -> Machine:
-    """Compiles the probes for the artefact's target, which takes seconds. Raises BuildError."""
+    """Compile the probes for the artefact's target, which takes seconds. Raises BuildError."""
     with tempfile.TemporaryDirectory(prefix="roofline-") as folder:
         vmfb, parameters = Path(folder, "machine.vmfb"), Path(folder, "machine.irpa")
         target = resolve_target(options.device)
@@ -87,7 +87,7 @@ def load_machine(device: Device, spec: ModelSpec, options: BuildOptions) -> Mach
 
 
 def _probe_spec(spec: ModelSpec) -> ModelSpec:
-    """A layer of square matrices, so that the peak does not depend on the model's sizes."""
+    """Return the spec of a layer of square matrices, so that the peak is independent of the model's sizes."""
     return replace(
         spec,
         vocab_size=SIZE,

@@ -1,4 +1,4 @@
-"""Times cases and machine limits in turns, so that a case is compared with limits measured right after it."""
+"""Alternates timing of cases and machine limits, so that each case has limits measured right after it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def measure(
     repeats: int,
     on_sample: Callable[[Case], None],
 ) -> list[Result]:
-    """`repeats` samples of every case, in turns; `on_sample` is called before each."""
+    """Take `repeats` samples of every case, alternating cases; `on_sample` is called before each."""
     samples: dict[int, list[Sample]] = {index: [] for index in range(len(cases))}
     for _ in range(repeats):
         for index, (case, work) in enumerate(cases):

@@ -1,7 +1,7 @@
 """Samples the instruction pointers of this process's threads with Linux perf events.
 
-Layouts are from `linux/perf_event.h`: attributes of version 0, the software CPU clock of each thread, and one
-record per tick that contains only the instruction pointer.
+Layouts are from `linux/perf_event.h`: version 0 attributes, the software CPU clock of each thread, and one
+record per tick with only the instruction pointer.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Sampler:
 
 @contextmanager
 def sampling() -> Iterator[list[int]]:
-    """Samples this process's threads during the context; the yielded list is filled when it exits.
+    """Sample this process's threads in a context; the yielded list is filled when it exits.
 
-    One address per PERIOD_NS of CPU time. Raises InvalidRequestError where the system does not allow a
-    process to sample itself.
+    One address per PERIOD_NS of CPU time. Raises InvalidRequestError if the system does not allow a process
+    to sample itself.
     """
     addresses: list[int] = []
     with ExitStack() as stack:

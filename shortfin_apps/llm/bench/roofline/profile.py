@@ -1,7 +1,7 @@
 """Sampling profiler: the CPU time that an entry spends in each dispatch.
 
-A CPU's VMFB contains its machine code as an ELF file with debug information. The runtime copies the file's
-segments to memory; their address is found by searching the process's mappings for the code.
+A VMFB for CPUs contains machine code as an ELF file with debug information. The runtime copies its segments
+to memory; the profiler finds them by searching the process's mappings for the code.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def functions_of(elf: Any) -> Iterator[Function]:
         for entry in unit.iter_DIEs():
             if entry.tag == "DW_TAG_subprogram" and "DW_AT_low_pc" in entry.attributes:
                 begin = entry.attributes["DW_AT_low_pc"].value
-                size = entry.attributes["DW_AT_high_pc"].value  # an offset from it, since DWARF 4
+                size = entry.attributes["DW_AT_high_pc"].value  # an offset from low_pc, since DWARF 4
                 if begin:  # 0 for duplicates dropped by the linker
                     yield Function(entry.attributes["DW_AT_name"].value.decode(), begin, begin + size)
 
 
 def profile(runner: Runner, batch: Batch, code: CodeMap) -> list[Share]:
-    """Samples back-to-back invocations; the largest share comes first."""
+    """Sample back-to-back invocations; the largest share comes first."""
     runner.run(batch)
     runs, begin = 0, runner.device_s
     with sampling() as addresses:

@@ -19,7 +19,7 @@ from shortfin_apps.llm.bench.roofline.measure import Result
 from shortfin_apps.llm.bench.roofline.profile import Share
 from shortfin_apps.llm.gpu_code.occupancy import RESOURCES
 
-MIN_SHARE = 0.005  # smaller ones are not in a profile's table
+MIN_SHARE = 0.005  # a profile's table omits smaller shares
 SCHEMA = "shortfin-llm-roofline/1"
 COUNTS_SCHEMA = "shortfin-llm-roofline-counts/1"
 
@@ -27,7 +27,7 @@ COUNTS_SCHEMA = "shortfin-llm-roofline-counts/1"
 def document(
     manifest: Manifest, results: Sequence[Result], profiles: Sequence[Sequence[Share]] | None
 ) -> dict[str, Any]:
-    """The JSON document of a run; times in seconds, speeds per second. `profiles` go with `results`."""
+    """Return a run's JSON document; times in seconds, speeds per second. `profiles` parallels `results`."""
     entries = [_entry(result) for result in results]
     for entry, shares in zip(entries, profiles or (), strict=False):
         entry["profile"] = [asdict(share) for share in shares]
@@ -40,7 +40,7 @@ def document(
 
 
 def counts_document(manifest: Manifest, results: Sequence[Counts]) -> dict[str, Any]:
-    """The JSON document of a run on the emulated GPU; `shortest_s` at the published peaks in `limits`."""
+    """Return the JSON document of a run on the emulated GPU; `shortest_s` is for the peaks in `limits`."""
     limits, resources = LIMITS.get(manifest.target.cpu), RESOURCES.get(manifest.target.cpu)
     return {
         **_header(COUNTS_SCHEMA, manifest),
@@ -112,7 +112,7 @@ def _waves(waves: float | None, most: int | None) -> str:
 
 
 def limits_line(doc: dict[str, Any]) -> str:
-    """One line on the peaks behind the times in `counts_table`."""
+    """Describe the peaks used for the times in `counts_table`, in one line."""
     if (limits := doc["limits"]) is None:
         return f"no times: the peaks of {doc['chip']} are not known here"
     return (
@@ -187,7 +187,7 @@ def _title(doc: dict[str, Any]) -> str:
 
 
 def _entry_table(title: str, *numbers: str) -> Table:
-    """A table with columns for `_case_cells`, then of `numbers`."""
+    """Create a table with columns for `_case_cells` and then for `numbers`."""
     made = Table(title=title, title_justify="left")
     for name in ("entry", "rows x tokens", "context"):
         made.add_column(name)

@@ -1,4 +1,4 @@
-"""Assembles a measurement from artefact, device, cases and machine limits."""
+"""Assembles a roofline run from artefact, device, cases and machine limits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def roofline(
     threads: int | None = None,
     with_profile: bool = False,
 ) -> dict[str, Any]:
-    """Measures the artefact in `directory` and returns report.py's document. Raises LlmError."""
+    """Measure the artefact in `directory` and return report.py's document. Raises LlmError."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None, "a directory has one"
     name = artifact.manifest.options.device.partition(":")[0]
@@ -57,7 +57,7 @@ def roofline(
 def roofline_counts(
     directory: Path, *, patterns: Sequence[str], contexts: Sequence[int], prompt_tokens: Sequence[int]
 ) -> dict[str, Any]:
-    """Counts what an AMD GPU does in the entries of the artefact, on the emulated GPU. Raises LlmError."""
+    """Count the work of the artefact's entries on an emulated AMD GPU. Raises LlmError."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None, "a directory has one"
     if artifact.manifest.target.architecture != "amdgpu":
@@ -82,7 +82,7 @@ def _prepare(
     contexts: Sequence[int],
     prompt_tokens: Sequence[int],
 ) -> tuple[BatchRunner, list[tuple[Case, Work]]]:
-    """A runner of the artefact's program on the device, and the cases with the work of each."""
+    """Return a runner of the artefact's program, and the cases with their work."""
     assert artifact.manifest is not None
     program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
     check_program(program, artifact.config)
@@ -107,7 +107,7 @@ def _cases(
 
 @contextmanager
 def _progress(unit: str, total: int) -> Iterator[Callable[[Case], None]]:
-    """A progress bar; what it yields is called before each unit of work on a case."""
+    """Show a progress bar; call the yielded function before each unit of work on a case."""
     with progress_bar(unit) as bar:
         task = bar.add_task("", total=total)
         yield lambda case: bar.update(task, description=case.entry, advance=1)

@@ -1,4 +1,4 @@
-"""The registry of batching modes."""
+"""Registry of batching modes."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ BATCH_MODES: Final[dict[str, type[ModeOptions]]] = {
     "default": DefaultModeOptions,
     "extend-attention": ExtendAttentionOptions,
 }
-# What a user may ask for: a mode, or that the device decides.
+# Choices of `--batch-mode`: a mode, or `auto` to choose by device.
 MODE_CHOICES: Final[dict[str, type[ModeOptions]]] = {"auto": AutoModeOptions, **BATCH_MODES}

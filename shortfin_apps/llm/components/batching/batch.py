@@ -11,7 +11,7 @@ from shortfin_apps.llm.components.request.request import Request
 
 
 class Paged(Protocol):
-    """A task or a running request: it has a block table, the lease's own list."""
+    """A task or a running request, with the block table that its lease owns."""
 
     @property
     def page_ids(self) -> Sequence[int]: ...
@@ -24,10 +24,10 @@ class Paged(Protocol):
 class LlmTaskInput:
     """The part of one request that one invocation computes.
 
-    `token_ids` are at absolute positions `start_position .. seq_len - 1`; `seq_len` is
-    cumulative. `page_ids` is the request's whole block table, the lease's own list: its content is
-    read only while the step runs, later only its identity is compared. So is `window_page_ids`, that of
-    layers with windows.
+    `token_ids` are at absolute positions `start_position .. seq_len - 1`; `seq_len` is cumulative. `page_ids`
+    is the request's full block table, the lease's own list: its content is read only during the step;
+    afterwards only its identity is compared. The same holds for `window_page_ids`, the block table of
+    sliding-window layers.
     """
 
     request: Request
@@ -39,7 +39,7 @@ class LlmTaskInput:
 
     @classmethod
     def next_of(cls, request: Request, max_tokens: int) -> LlmTaskInput:
-        """The request's next `max_tokens` tokens, or as many as are left to compute."""
+        """The request's next `max_tokens` tokens, or all uncomputed tokens if there are fewer."""
         start = request.num_computed
         tokens = request.token_ids[start : start + max_tokens]
         table, window_table = request.page_ids, request.window_page_ids
@@ -47,25 +47,25 @@ class LlmTaskInput:
 
     @classmethod
     def proposed(cls, last: LlmTaskInput, offset: int, token_id: int) -> LlmTaskInput:
-        """A token that may turn out to stand `offset` tokens behind that of `last`, a decode."""
+        """A proposed token, `offset` positions after the token of `last`, a decode."""
         start = last.start_position + offset
         return cls(last.request, (token_id,), start, start + 1, last.page_ids, last.window_page_ids)
 
     @property
     def num_ahead(self) -> int:
-        """Tokens up to the last of this task that the request does not have, as they are only proposed."""
+        """Number of tokens up to this task's last that are only proposed, not part of the request yet."""
         return max(0, self.seq_len - len(self.request.token_ids))
 
     @property
     def completes(self) -> bool:
-        """Whether this task computes the request's last known token, or one behind it, and so yields one."""
+        """Whether its last row yields a token: it computes the last known token or a proposed one."""
         return self.seq_len >= len(self.request.token_ids)
 
     @property
     def is_stale(self) -> bool:
-        """Whether its token was proposed and another was chosen, or the request has ended before it.
+        """Whether another token was chosen in place of the proposed one, or the request has already ended.
 
-        An ended request has computed nothing.
+        The number of computed tokens of an ended request is 0.
         """
         request, start = self.request, self.start_position
         return request.num_computed != start or request.token_ids[start] != self.token_ids[0]
@@ -75,7 +75,8 @@ class LlmTaskInput:
 class Batch:
     """Tasks of one invocation, and the family of entries they run on.
 
-    Each is of another request, but for proposed tokens, which follow all others, each behind its request's.
+    Each task is of a different request, except for proposed tokens. These come last, in order within each
+    request.
     """
 
     family: EntryFamily

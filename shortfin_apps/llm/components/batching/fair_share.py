@@ -2,11 +2,11 @@
 
 Each tenant has a counter of the service it received: tokens divided by its weight. The waiting tenant with
 the lowest counter is next. This is the virtual token counter of Sheng et al., "Fairness in Serving Large
-Language Models" (OSDI 2024), with the virtual time of fair queueing in place of their minimum counter: when
-a tenant starts to wait, its counter is raised to the virtual time. So a tenant neither saves up service
-while it is absent nor pays for service that nobody else wanted. Virtual time advances by the service given,
-divided by the weight of the waiting tenants, and stays between their lowest and highest counters, so a
-sequence of new tenants starves nobody.
+Language Models" (OSDI 2024), with the virtual time of fair queueing instead of their minimum counter: when a
+tenant starts to wait, its counter is raised to the virtual time. A tenant therefore neither saves up service
+while it is absent nor pays for service that no other tenant wanted. Virtual time advances by the service
+given, divided by the weight of the waiting tenants, and stays between their lowest and highest counters, so a
+sequence of new tenants starves no other tenant.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MAX_REMEMBERED = 1024  # tenants whose counters are kept while they do not wait but others do
+MAX_REMEMBERED = 1024  # tenants with counters kept while they do not wait but others do
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Account:
 
 
 class FairShare:
-    """Service counters of the tenants; `weights` are positive, and 1 for a tenant that is not named."""
+    """Service counters of the tenants; `weights` are positive, and default to 1."""
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
@@ -38,7 +38,7 @@ class FairShare:
         return self._weights.get(tenant, 1.0)
 
     def enter(self, tenant: str) -> None:
-        """The tenant starts to wait."""
+        """Register a tenant that starts to wait."""
         self._bound_time()
         service = max(self._others.pop(tenant, 0.0), self._time)
         self._waiting[tenant] = _Account(service, self._num_entered)
@@ -46,7 +46,7 @@ class FairShare:
         self._num_entered += 1
 
     def leave(self, tenant: str) -> None:
-        """The tenant's last waiting request left. When no tenant waits, all counters are reset."""
+        """Record that a tenant's last waiting request left. When no tenant waits, all counters are reset."""
         account = self._waiting.pop(tenant)
         self._waiting_weight -= self.weight(tenant)
         if not self._waiting:
@@ -56,7 +56,7 @@ class FairShare:
         self._remember(tenant, account.service)
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Adds to the tenant's service; counted only while any tenant waits."""
+        """Add to the tenant's service; counted only while any tenant waits."""
         service = tokens / self.weight(tenant)
         account = self._waiting.get(tenant)
         if account is not None:
@@ -66,7 +66,7 @@ class FairShare:
             self._remember(tenant, self._others.get(tenant, self._time) + service)
 
     def rank(self, tenant: str) -> tuple[float, int]:
-        """Sort key of a waiting tenant: the lowest is next."""
+        """Sort key of a waiting tenant; the lowest is next."""
         account = self._waiting[tenant]
         return account.service, account.entered
 

@@ -1,4 +1,4 @@
-"""The interfaces of a batching mode and of its options."""
+"""Interfaces of a batching mode and its options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.config import ModelConfig
 
 DEFAULT_CHUNK_TOKENS = 128
-# While nothing decodes: longer chunks were not measured to be faster on CPUs (bench/README.md).
+# Budget while nothing decodes: longer chunks were not measurably faster on CPUs (bench/README.md).
 DEFAULT_IDLE_BUDGET = 512
 # A GPU takes about as long for 64 tokens as for 320, and needs many more to be busy.
 GPU_BUDGET = 512
@@ -29,7 +29,7 @@ class CompiledEntries(Protocol):
 
     @property
     def takes_any_chunk(self) -> bool:
-        """Whether a prefill of any length runs unpadded in every number of rows."""
+        """Whether a prefill of any length runs without padding, for every number of rows."""
 
 
 class BatchMode(ABC):
@@ -38,18 +38,19 @@ class BatchMode(ABC):
     It owns no request and no page.
     """
 
-    # Whether prompts and decodes share an invocation. Elsewhere larger budgets were not faster on GPUs.
+    # Whether prompts and decodes share an invocation. In other modes, larger budgets were not faster on GPUs.
     mixes: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def max_task_tokens(self) -> int | None:
-        """The most tokens of one request in an invocation; None if that may be a whole prompt."""
+        """Maximum tokens of one request in an invocation; None if that may be a full prompt."""
 
     def tokens_ahead(self, stride: int) -> int | None:
-        """Tokens of a request, from the first that is to be computed, that window pages are reserved for.
+        """Number of tokens, from a request's first uncomputed one, that window pages are reserved for.
 
-        As many as an invocation may compute, and for decodes what is queued ahead; None for all.
+        Covers the tokens that an invocation may compute, and for decodes the steps queued ahead; None for
+        all.
         """
         most = self.max_task_tokens
         return None if most is None else max(most, 2 * stride)
@@ -57,34 +58,34 @@ class BatchMode(ABC):
     @property
     @abstractmethod
     def budget(self) -> TokenBudget | None:
-        """The token budget; None where chunks have one size."""
+        """The token budget; None if chunks have a fixed size."""
 
     @abstractmethod
     def tune(self, budget: TokenBudget) -> None:
-        """Replaces the budget by one that was measured on this device, with the same `most`."""
+        """Replace the budget with one measured on this device, with the same `most`."""
 
     @abstractmethod
     def spare_tokens(self, batch: Batch) -> int:
-        """Tokens that the budget has left beside a batch with decodes; may be negative."""
+        """Tokens of the budget left after a batch with decodes; may be negative."""
 
     @abstractmethod
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
-        """The next invocation, or None when there is nothing to compute.
+        """Return the next invocation, or None when there is nothing to compute.
 
-        `running` is ordered by admission; every request in it has at least one token to compute and
-        pages for all its tokens. No task may depend on another one of the same batch.
+        `running` is ordered by admission; every request in it has at least one token to compute and pages for
+        all its tokens. A task must not depend on another task of the same batch.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeOptions(ABC):
-    """The options that every mode has; a mode adds its own and is made from them.
+    """Options common to all modes; a mode adds its own and is created from them.
 
-    Token counts are rounded up to whole pages; None leaves the choice to the mode. `chunk_tokens` is the
-    length of a prefill chunk, `token_budget` the most tokens in one invocation (in the default mode, in a
+    Token counts are rounded up to full pages; None leaves the choice to the mode. `chunk_tokens` is the
+    length of a prefill chunk, `token_budget` the maximum tokens in one invocation (in the default mode, in a
     prefill), `idle_budget` the same while no request decodes (default: `token_budget` if given). `min_budget`
-    is that of prompts beside decodes while few prompt tokens wait (default: `token_budget`, or what `tune`
-    sets). By default, budgets are larger on GPUs.
+    is the prompt budget in steps that also serve decodes, while few prompt tokens are queued (default:
+    `token_budget`, or the value that `tune` sets). By default, budgets are larger on GPUs.
     """
 
     chunk_tokens: int | None = None
@@ -93,27 +94,27 @@ class ModeOptions(ABC):
     min_budget: int | None = None
 
     def leaves_budget_open(self, *, on_gpu: bool) -> bool:
-        """Whether the budget may be measured: on CPUs the least one, on GPUs that while requests decode."""
+        """Whether a budget may be measured: on CPUs the minimum, on GPUs the one while requests decode."""
         return self.token_budget is None and (on_gpu or self.min_budget is None)
 
     def chosen(self, entries: CompiledEntries, *, on_gpu: bool) -> ModeOptions:
-        """The options of the mode that suits the entries and the device: these, unless they leave it open."""
+        """Options of the mode that suits the entries and the device: `self`, except for `auto`."""
         return self
 
     @abstractmethod
     def make(self, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False) -> BatchMode:
-        """Raises ArtifactError when the model or the options do not allow this mode."""
+        """Create the mode. Raises ArtifactError if the model or the options do not allow it."""
 
     @abstractmethod
     def default_max_running(self, config: ModelConfig) -> int:
-        """How many requests are in progress at once unless the user sets it."""
+        """Default number of requests in progress at once."""
 
     def chunk(self, config: ModelConfig) -> int:
-        """Tokens of a chunk, in whole pages."""
+        """Tokens of a chunk, in full pages."""
         return whole_pages(self.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
 
     def budget_of(self, config: ModelConfig, while_decoding: int, *, on_gpu: bool) -> TokenBudget:
-        """The budget that was given; by default, on a CPU `while_decoding` tokens while requests decode."""
+        """The configured budget; on CPUs, `while_decoding` is the default while requests decode."""
         while_decoding = max(GPU_BUDGET, while_decoding) if on_gpu else while_decoding
         default_idle = max(GPU_IDLE_BUDGET if on_gpu else DEFAULT_IDLE_BUDGET, while_decoding)
         idle = self.idle_budget or self.token_budget or default_idle
@@ -131,10 +132,11 @@ def whole_pages(tokens: int, config: ModelConfig) -> int:
 
 
 def _context_span(config: ModelConfig) -> int:
-    """The context at which a token's attention takes about as long as the rest of the model.
+    """The context length at which a token's attention takes about as long as the rest of the model.
 
     With a hidden size of h, a layer's matmuls take about 24 h^2 FLOPs per token and its attention 4 h per
-    key, so the two are equal at 6 h keys. The config does not hold h; it holds the width of K, which is h or,
-    with grouped queries, a fraction of it. That leaves a margin, as attention runs further from peak FLOPs.
+    key, so the two are equal at 6 h keys. The config does not contain h; it contains the width of K, which is
+    h or, with grouped queries, a fraction of it. That leaves a margin, as attention runs further from peak
+    FLOPs.
     """
     return 6 * config.paged_kv_cache.attention_head_count_kv * config.attn_head_dim

@@ -1,7 +1,7 @@
-"""Prefill chunks: picks the parts of prompts for one prefill invocation.
+"""Prefill chunks: selects the parts of prompts for one prefill invocation.
 
-Two chunks are equal when they fill the same number of pages: with pages of 16 tokens, a last chunk of 122
-tokens runs beside one of 128, as both fill 8 pages; a chunk of 44 does not.
+Two chunks are equal if they fill the same number of pages: with pages of 16 tokens, a last chunk of 122
+tokens runs together with one of 128, as both fill 8 pages; a chunk of 44 does not.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from shortfin_apps.llm.components.request.request import Request
 
 
 class PrefillChunks:
-    """Cuts prompts into chunks of `chunk_tokens`, or not at all (None), and picks those that run together.
+    """Cuts prompts into chunks of `chunk_tokens` (None: not at all), and selects the ones that run together.
 
     Without a budget, the oldest prompt's chunk runs with the equal chunks of other prompts, up to the largest
     of `row_buckets`.
 
-    With a budget, which padding rows count against:
+    With a budget, which includes padding rows:
 
     - Equal chunks run together, as many as the budget holds, if at most a quarter of the rows is padding.
-    - A prompt with more tokens left than those chunks have in total runs alone in one chunk as long as the
+    - A prompt with more tokens left than these chunks have in total runs alone in one chunk as long as the
       budget allows: fewer, longer chunks are the same work and read the weights less often. So does a prompt
       that such a chunk finishes, if it overtook another or if requests decode: cutting it to share
       invocations would make more invocations for the decodes to wait for.
@@ -47,12 +47,12 @@ class PrefillChunks:
 
     @property
     def max_task_tokens(self) -> int | None:
-        """The most tokens of a task; None if that may be a whole prompt."""
+        """Maximum tokens of a task; None if that may be a full prompt."""
         return self._chunk_tokens if self._budget is None else max(self._stride, self._budget.most)
 
     @property
     def max_tokens_beside_decodes(self) -> int:
-        """The most tokens of an invocation while requests decode; without a budget, of a chunk or a page."""
+        """Maximum tokens of an invocation while requests decode; without a budget, of a chunk or a page."""
         return self._budget.while_decoding if self._budget else self._chunk_tokens or self._stride
 
     @property
@@ -60,11 +60,10 @@ class PrefillChunks:
         return self._budget
 
     def tune(self, budget: TokenBudget) -> None:
-        """Replaces the budget."""
         self._budget = budget
 
     def next_tasks(self, prefills: Sequence[Request], has_decodes: bool) -> list[LlmTaskInput]:
-        """The tasks of the next invocation; `prefills` has at least one prompt, oldest first."""
+        """Select the tasks of the next invocation; `prefills` has at least one prompt, oldest first."""
         if self._budget is None:
             return self._equal_chunks(prefills[0], prefills)
         backlog_tokens = sum(request.num_uncomputed for request in prefills)
@@ -85,7 +84,7 @@ class PrefillChunks:
         return short if self._overtook else oldest
 
     def _finishes(self, request: Request, budget: InvocationBudget) -> bool:
-        """Whether one invocation of its own finishes the prompt."""
+        """Whether a single invocation for this prompt alone finishes it."""
         return request.num_uncomputed <= self._pages_per_row(request, 1, budget) * self._stride
 
     def _chunks_in_budget(
@@ -97,7 +96,7 @@ class PrefillChunks:
         return tasks[: max((n for n in counts if self._holds(tasks[:n], budget)), default=0)]
 
     def _equal_chunks(self, first: Request, prefills: Sequence[Request]) -> list[LlmTaskInput]:
-        """The chunk of `first`, and the equal chunks of other prompts, up to the largest number of rows."""
+        """The chunk of `first` and the equal chunks of other prompts, up to the largest number of rows."""
         requests = (first, *(r for r in prefills if r is not first))
         tasks = [LlmTaskInput.next_of(r, self._chunk_tokens or len(r.token_ids)) for r in requests]
         pages = self._num_pages(tasks[0])
@@ -113,7 +112,7 @@ class PrefillChunks:
         return self._num_pages(tasks[0]) <= pages
 
     def _pages_per_row(self, request: Request, num_rows: int, budget: InvocationBudget) -> int:
-        """Pages that each of `num_rows` rows may have when `request` is one of them; at least one."""
+        """Maximum pages per row for `num_rows` rows including `request`; at least one."""
         cost = self._padded_rows(num_rows) * budget.page_cost(request.num_computed)
         return max(1, int(budget.tokens / self._stride / cost))
 

@@ -1,16 +1,16 @@
 """Scheduler: starts waiting requests when there are pages for them, and preempts when pages run out.
 
-Pages are reserved as needed: the prompt's pages when a request starts, one more each time it grows into a
-new page, and while there are enough, one page ahead for every running request. When none is left, the
-youngest running request is preempted and goes to the head of the queue. A request is never preempted for a
-younger one, and a request larger than the whole cache is refused before it gets here, so there is always
-progress. Pages of layers that see a window of tokens alone are reserved for what the next invocation may
-compute, and not for a whole prompt; the cache has enough of them for any request that runs alone.
+Pages are reserved as needed: the prompt's pages when a request starts, one more each time it grows into a new
+page, and while there are enough, one page ahead for every running request. When no page is left, the youngest
+running request is preempted and moves to the head of the queue. A request is never preempted for a younger
+one, and a request larger than the cache is refused before it gets here, so there is always progress. Pages of
+sliding-window layers are reserved only for the tokens that the next invocation may compute, not for a full
+prompt; the cache has enough of them for any request that runs alone.
 
 The order of waiting requests is in waiting_queue.py. Requests that fit overtake one that does not, but at
-most MAX_OVERTAKES times; then everything behind it waits until it has started. A long prompt is skipped
-while the maximum number of long prompts is being prefilled, and a prompt is skipped while a running request
-is computing a prefix that both share.
+most MAX_OVERTAKES times; then all later requests wait until it has started. A long prompt is skipped while
+the maximum number of long prompts is being prefilled, and a prompt is skipped while a running request
+computes a prefix that both share.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
 
 MAX_OVERTAKES = 32
-# Bounds on a step's work, however long the queue is: requests looked at, and failed attempts to start one.
+# Bounds on a step's work, however long the queue is: requests examined, and failed attempts to start one.
 LOOKAHEAD, MAX_MISFITS = 64, 16
 
 
@@ -38,7 +38,7 @@ class SchedulingOptions:
     """Limits on long prompts, and the tenants' shares.
 
     At most `max_long_prefills` running requests have more than `long_prefill_tokens` left to prefill.
-    `tenant_weights` are positive; a tenant that is not named has weight 1.
+    `tenant_weights` are positive; the default weight is 1.
     """
 
     max_long_prefills: int = 2
@@ -50,7 +50,7 @@ DEFAULT_SCHEDULING = SchedulingOptions()
 
 
 class Scheduler:
-    """The waiting queue and the running requests, of which there are at most `max_running`."""
+    """Holds the waiting queue and up to `max_running` running requests, and plans invocations."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Scheduler:
         self.waiting = WaitingQueue(self._share)
         self.running: list[Request] = []  # by admission, oldest first
         self.num_preemptions = 0
-        self.membership = 0  # changes whenever a request starts to wait or to run, or stops doing so
+        self.membership = 0  # changes whenever a request starts or stops waiting or running
 
     def add(self, request: Request) -> None:
         self.membership += 1
@@ -77,7 +77,7 @@ class Scheduler:
             self.waiting.add(request)
 
     def plan(self) -> Batch | None:
-        """The next invocation; afterwards every running request has pages for all its tokens.
+        """Plan the next invocation; afterwards every running request has pages for all its tokens.
 
         Raises IllegalTransitionError for a request in a wrong state; call `discard` with it.
         """
@@ -86,10 +86,10 @@ class Scheduler:
         return self._mode.next_batch(self.running)
 
     def reserve_next(self, num_decodes: int) -> bool:
-        """Reserves the pages of a step after the one under way, in which `num_decodes` requests decode.
+        """Reserve pages for the step after the current one, in which `num_decodes` requests decode.
 
-        False when the next plan may have another batch: when others are running or might start, or when
-        pages are short, so that it would preempt.
+        Returns False if the next plan may have a different batch: when other requests run or might start, or
+        when there are too few pages, so that the plan would preempt.
         """
         if num_decodes != len(self.running) or self.may_admit():
             return False
@@ -97,12 +97,12 @@ class Scheduler:
 
     @property
     def max_task_tokens(self) -> int | None:
-        """The most tokens of one request in an invocation; None if that may be a whole prompt."""
+        """Maximum tokens of one request in an invocation; None if that may be a full prompt."""
         return self._mode.max_task_tokens
 
     @property
     def budget(self) -> TokenBudget | None:
-        """The mode's token budget; None where chunks have one size."""
+        """The mode's token budget; None if chunks have a fixed size."""
         return self._mode.budget
 
     @property
@@ -111,17 +111,17 @@ class Scheduler:
         return self._mode.mixes
 
     def tune(self, budget: TokenBudget) -> None:
-        """Replaces the mode's budget by one that was measured on this device."""
+        """Replace the mode's budget with one measured on this device."""
         self._mode.tune(budget)
 
     def spare_tokens(self, batch: Batch) -> int:
-        """Tokens that the budget has left beside a batch with decodes."""
+        """Tokens of the budget left after a batch with decodes."""
         return self._mode.spare_tokens(batch)
 
     def reserve_proposed(self, request: Request, count: int) -> int:
-        """Has the running request hold pages for proposed tokens; returns for how many of `count` it does.
+        """Reserve pages for proposed tokens of a running request; returns how many of `count` have one.
 
-        It gets no page that other running requests may need for their next ones.
+        Never takes pages that other running requests may need for their next tokens.
         """
         lease, stride = request.lease, self._cache.stride
         assert lease is not None
@@ -132,7 +132,7 @@ class Scheduler:
         return min(count, request.num_pages * stride - len(request.token_ids))
 
     def may_admit(self) -> bool:
-        """Whether `plan` might start a request: False only if every one it would try has not fitted."""
+        """Whether `plan` might start a request: False only if every candidate has already failed to fit."""
         if not self.waiting or len(self.running) >= self.max_running:
             return False
         available = self._available()
@@ -144,11 +144,11 @@ class Scheduler:
         return False
 
     def charge(self, request: Request, tokens: int) -> None:
-        """Counts tokens as service to the request's tenant."""
+        """Charge tokens as service to the request's tenant."""
         self._share.charge(request.tenant, tokens)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """Ends a waiting or running request and releases its pages. Raises IllegalTransitionError."""
+        """End a waiting or running request and release its pages. Raises IllegalTransitionError."""
         self.membership += 1
         requests = self.running if request.state is State.RUNNING else self.waiting
         request.finish(reason, self._cache)
@@ -158,7 +158,7 @@ class Scheduler:
             raise IllegalTransitionError(request, State.FINISHED) from None
 
     def discard(self, request: Request) -> None:
-        """Ends a request in any state, also a wrong one."""
+        """End a request in any state, even an inconsistent one."""
         self.membership += 1
         if request in self.running:
             self.running.remove(request)
@@ -167,7 +167,7 @@ class Scheduler:
         request.discard(self._cache)
 
     def preempt(self, request: Request) -> None:
-        """Sets a running request back to the head of the queue; its pages are free at once."""
+        """Move a running request back to the head of the queue, and free its pages."""
         self.membership += 1
         request.preempt(self._cache)
         self.running.remove(request)
@@ -179,9 +179,9 @@ class Scheduler:
             self._preempt_youngest()
 
     def _reserve_running(self, num_tokens: int = 0) -> Request | None:
-        """Reserves pages for the tokens of each running request and `num_tokens` more.
+        """Reserve pages for the tokens of each running request, plus `num_tokens`.
 
-        Returns the first that there are too few pages for; those before it have theirs.
+        Returns the first request with too few pages, or None; the requests before it have their pages.
         """
         has_grown = False
         for request in self.running:
@@ -195,9 +195,10 @@ class Scheduler:
         return None
 
     def _grow_ahead(self) -> None:
-        """Reserves one more page for each running request, if as many remain available after that.
+        """Reserve one more page for each running request, if as many remain available after that.
 
-        So all block tables change at the same step, once per page of tokens, not each at a step of its own.
+        All block tables then change at the same step, once per page of tokens, instead of each at a different
+        step.
         """
         if self._available().fewest < 2 * len(self.running):
             return
@@ -208,7 +209,7 @@ class Scheduler:
             self._reserve(request.lease, num_tokens, request.num_computed)
 
     def _reserve(self, lease: Lease, num_tokens: int, num_computed: int) -> bool:
-        """Reserves pages for the tokens, and window pages for those that the next invocation may compute."""
+        """Reserve pages for all tokens, and window pages for tokens that the next invocation may compute."""
         ahead = self._mode.tokens_ahead(self._cache.stride)
         end = num_tokens if ahead is None else min(num_tokens, num_computed + ahead)
         return self._cache.reserve(lease, num_tokens, end)
@@ -218,7 +219,7 @@ class Scheduler:
         self.preempt(self.running[-1])
 
     def _admit(self) -> None:
-        """Starts requests that fit, in order; one that does not is overtaken at most MAX_OVERTAKES times."""
+        """Start requests that fit, in order; one that does not is overtaken at most MAX_OVERTAKES times."""
         if not self.waiting or len(self.running) >= self.max_running:
             return
         prefills = [r for r in self.running if r.num_uncomputed > 1]
@@ -258,7 +259,7 @@ class Scheduler:
         )
 
     def _exceeds_long_prefills(self, request: Request, prefills: list[Request]) -> bool:
-        """Whether this would be one more long prefill than may run at once."""
+        """Whether this would exceed the limit on concurrent long prefills."""
         limit = self._options.long_prefill_tokens
         if len(request.token_ids) <= limit:
             return False
@@ -270,8 +271,8 @@ class Scheduler:
     def _start(self, request: Request) -> bool:
         available = self._available()
         lease = self._cache.acquire(request.token_ids, request.call.cache_salt)
-        # Each running request may need a page for its next token: without that many left, the new request
-        # would be preempted at once.
+        # Each running request may need a page for its next token. Without that many pages left, the new
+        # request would be preempted at once.
         if not self._reserve(lease, len(request.token_ids), lease.num_cached_tokens) or (
             self.running and self._available().fewest < len(self.running)
         ):

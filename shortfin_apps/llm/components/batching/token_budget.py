@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Prompt tokens that wait beside decodes, from which on a prefill has more than the least budget.
+# A prefill gets more than the `least` budget if more prompt tokens than this wait while requests decode.
 LIGHT_BACKLOG_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class InvocationBudget:
-    """The most tokens in one invocation; `has_decodes` tells whether running requests wait to decode."""
+    """Maximum tokens in one invocation; `has_decodes` is whether running requests wait to decode."""
 
     tokens: int
     has_decodes: bool
     context_span: int
 
     def page_cost(self, context: int) -> float:
-        """Pages of the budget that a page of prefill takes when `context` tokens precede it."""
+        """Pages of the budget that a page of prefill costs when `context` tokens precede it."""
         return 1 + context / self.context_span if self.has_decodes else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudget:
-    """The most tokens in one invocation: `while_decoding` if any running request decodes, else `idle`.
+    """Maximum tokens in one invocation: `while_decoding` if any running request decodes, else `idle`.
 
-    With a `least` budget, invocations beside decodes are smaller while few prompt tokens wait: a light load
-    so has even gaps between tokens, and a backlog is worked off in few steps. `least` tokens of prefill are
-    the budget up to LIGHT_BACKLOG_TOKENS, and beyond it grows with the backlog, up to `while_decoding`.
+    With a `least` budget, invocations are smaller while requests decode and few prompt tokens wait. A light
+    load then has even gaps between tokens, and a backlog is processed in few steps. Up to
+    LIGHT_BACKLOG_TOKENS waiting prompt tokens, the prefill budget is `least`; beyond that it grows with the
+    backlog, up to `while_decoding`.
 
     Attention costs more the longer the context is. To bound the time that decodes wait, a page of prefill
-    beside them takes 1 + context / `context_span` pages of the budget; `context_span` is the context, in
-    tokens, at which attention takes as long as the rest of the model. When idle, each page takes one page.
+    then costs 1 + context / `context_span` pages of the budget; `context_span` is the context, in tokens, at
+    which attention takes as long as the rest of the model. When idle, each page costs one page.
     """
 
     while_decoding: int
@@ -41,13 +42,14 @@ class TokenBudget:
 
     @property
     def most(self) -> int:
-        """The most tokens in any invocation."""
+        """Maximum tokens in any invocation."""
         return max(self.while_decoding, self.idle)
 
     def of_invocation(self, num_decodes: int, backlog_tokens: int) -> InvocationBudget:
-        """The budget beside `num_decodes` decodes, of which `backlog_tokens` of prompts are to be computed.
+        """The budget of an invocation, given the number of decodes and of uncomputed prompt tokens.
 
-        Decodes that run in the same invocation are counted in it, so that prompts have no less for them.
+        Decodes that run in the same invocation are added to it, so that they do not reduce the prompts'
+        share.
         """
         tokens = self.while_decoding if num_decodes else self.idle
         if num_decodes and self.least is not None:

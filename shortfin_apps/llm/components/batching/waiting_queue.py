@@ -3,10 +3,10 @@
 1. Preempted requests, and later steps of calls that were admitted before (beam search).
 2. Among tenants, the one that has received the least service (fair_share.py).
 3. Within one tenant, first come first served with priorities that age: a request is ordered as if it had
-   arrived `priority * PRIORITY_STEP_S` seconds later (earlier if negative). So a request whose `priority`
-   value is higher by n is overtaken only by requests that arrive at most n steps after it.
+   arrived `priority * PRIORITY_STEP_S` seconds later (earlier if negative). Therefore a request with a
+   `priority` value higher by n is overtaken only by requests that arrive at most n steps after it.
 
-Nothing is sorted again: a request's position within its tenant is fixed when it arrives.
+The queue is never re-sorted: a request's position within its tenant is fixed when it arrives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WaitingQueue:
     def __init__(self, share: FairShare) -> None:
         self._share = share
         self._first: deque[Request] = deque()
-        self._of_tenant: dict[str, list[Request]] = {}  # waiting requests in order; no tenant without any
+        self._of_tenant: dict[str, list[Request]] = {}  # in order; no tenant without requests
         self._num_of_tenants = 0
 
     def __len__(self) -> int:
@@ -36,14 +36,14 @@ class WaitingQueue:
 
     @property
     def num_tenants(self) -> int:
-        """Tenants with waiting requests, but for those that go before all others."""
+        """Number of tenants with waiting requests, without preempted and resumed ones at the head."""
         return len(self._of_tenant)
 
     def __iter__(self) -> Iterator[Request]:
-        """Requests in order. During iteration only the request yielded last may be removed.
+        """Iterate over requests in order. During iteration only the request yielded last may be removed.
 
-        A request that stays counts as service for its tenant in the rest of the iteration, so that the
-        other tenants' requests follow.
+        A request that stays counts as service for its tenant in the rest of the iteration, so that the other
+        tenants' requests follow.
         """
         yield from tuple(self._first)
         turns = [(*self._share.rank(tenant), tenant, 0, 0.0) for tenant in self._of_tenant]
@@ -63,7 +63,7 @@ class WaitingQueue:
                 heapq.heappop(turns)
 
     def counts(self) -> Counter[str]:
-        """How many requests of each tenant wait."""
+        """Number of waiting requests per tenant."""
         counts = Counter({tenant: len(requests) for tenant, requests in self._of_tenant.items()})
         counts.update(request.tenant for request in self._first)
         return counts
@@ -77,11 +77,11 @@ class WaitingQueue:
         self._num_of_tenants += 1
 
     def add_first(self, request: Request) -> None:
-        """Puts a request before all others."""
+        """Put a request at the head of the queue."""
         self._first.appendleft(request)
 
     def remove(self, request: Request) -> None:
-        """Raises ValueError when the request is not in the queue."""
+        """Remove a request. Raises ValueError if it is not in the queue."""
         if request in self._first:
             self._first.remove(request)
             return

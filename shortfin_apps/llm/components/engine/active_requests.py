@@ -1,4 +1,4 @@
-"""The requests of an engine, from `add` until their last delta: one way in and one way out."""
+"""An engine's requests, from `add` until their last delta: one way in and one way out."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 class ActiveRequests:
-    """Requests that wait or run, with their deadlines. Methods that end a request return its last delta.
+    """Waiting and running requests, with their deadlines. Methods that end a request return its last delta.
 
-    With `strict`, a request that leaves the lifecycle table raises; otherwise it alone is ended.
+    An illegal lifecycle transition raises if `strict`; otherwise only that request is ended.
     """
 
     def __init__(self, scheduler: Scheduler, *, strict: bool) -> None:
@@ -38,11 +38,11 @@ class ActiveRequests:
         return self._requests.get(request_id)
 
     def late(self, now_s: float) -> list[Request]:
-        """The requests past their deadline."""
+        """Requests past their deadline."""
         return [self._requests[name] for name, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
 
     def finish(self, request: Request, last: Delta) -> Delta:
-        """Frees the pages of a request that is complete, and forgets it."""
+        """Free the pages of a completed request, and remove it."""
         assert last.finish_reason is not None
         try:
             self._scheduler.finish(request, last.finish_reason)
@@ -52,7 +52,7 @@ class ActiveRequests:
         return last
 
     def end(self, request: Request, reason: FinishReason, error: LlmError | None) -> Delta:
-        """Ends a request before it is complete."""
+        """End a request before it is complete."""
         last = Delta(
             request_id=request.request_id,
             num_cached_tokens=request.num_cached,
@@ -64,7 +64,7 @@ class ActiveRequests:
         return self.finish(request, last)
 
     def contain(self, bug: IllegalTransitionError) -> Delta | None:
-        """Ends the request that left its lifecycle; None if it was answered before."""
+        """End the request that made an illegal transition; None if its last delta was returned before."""
         request, error = bug.request, self._discard(bug)
         if self._requests.get(request.request_id) is not request:
             return None
@@ -72,7 +72,7 @@ class ActiveRequests:
         return _failed(request, error)
 
     def discard_all(self, error: LlmError) -> list[Delta]:
-        """Ends every request, whatever its state, and has their pages cleared."""
+        """End every request, whatever its state, and mark its pages for clearing."""
         requests = list(self._requests.values())
         self._requests.clear()
         self._deadlines_s.clear()
@@ -86,7 +86,7 @@ class ActiveRequests:
         self._deadlines_s.pop(request.request_id, None)
 
     def _discard(self, bug: IllegalTransitionError) -> LlmError:
-        """Removes a request that left its lifecycle from the scheduler. Raises the bug if `strict`."""
+        """Remove a request that made an illegal transition from the scheduler. Raises `bug` if `strict`."""
         if self._strict:
             raise bug
         logger.error("a request left its lifecycle and is ended; please report this bug", exc_info=bug)

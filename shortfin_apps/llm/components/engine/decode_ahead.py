@@ -1,21 +1,22 @@
-"""Decoding ahead: a step is queued before the tokens of the step before it are back.
+"""Decoding ahead: queue a decode step before the tokens of the previous step have arrived.
 
     engine's step n       start n,  queue n + 1,  wait for n,  commit n
     engine's step n + 1             queue n + 2,  wait for n + 1,  commit n + 1
     ...                             wait for the last,  commit it
 
-The device so goes on while the host commits. That takes a decode loop of the VMFB (`abi.py`), which advances
-tokens and positions on the device, and requests that it can sample. Nothing is queued ahead when the next
-batch may be another one: when a request is about to reach its `max_tokens`, a waiting one might start, or
-tokens would be proposed for one (speculation.py). A new request therefore waits for at most one step more.
+This keeps the device busy while the host commits. It needs one of the VMFB's decode loops (`abi.py`), which
+advance tokens and positions on the device, and requests that the device can sample for. Nothing is queued
+ahead if the next batch may differ: when a request is about to reach its `max_tokens`, a waiting request might
+start, or tokens would be proposed for a request (speculation.py). A new request therefore waits for at most
+one extra step.
 
-A request may end (stop token, abort, deadline, NaN) while a step that computes one token more for it is in
-flight. That token is discarded: the request is not running any more when the step is committed. Its pages
-are released at once, although the step still writes one slot of its last page: nobody else is given them
-before the step is over, as nothing is planned while a step is in flight, and whatever reads them later is
-queued behind it. That page was never shared, as only full pages are. If the discarded row is NaN, the page is
-cleared, like those of a request that failed. Pages of windows that are given up at a commit are not seen by
-the token in flight either.
+A request may end (stop token, abort, deadline, NaN) while a step that computes another token for it is in
+flight. That token is discarded, because the request no longer runs when the step is committed. Its pages are
+released immediately, although the step still writes one slot of its last page. This is safe: nothing is
+planned while a step is in flight, so no other request gets these pages before the step is over, and later
+reads are queued after it. The last page was never shared, as only full pages are. If the discarded row is
+NaN, the page is cleared, like the pages of a failed request. The token in flight does not see window pages
+given up at a commit.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from shortfin_apps.llm.components.sampling.sampler import Sampler
 
 
 class DecodeAhead:
-    """Runs decode batches on a decode loop, and one step ahead while their requests stay the same.
+    """Runs decode batches on a decode loop, one step ahead while the set of requests stays the same.
 
-    `queued` counts the steps that were queued ahead, `discarded` their tokens for requests that had ended.
+    `queued` counts steps queued ahead; `discarded` counts their tokens for requests that had already ended.
     """
 
     def __init__(
@@ -58,24 +59,24 @@ class DecodeAhead:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a step was queued ahead and is not committed; then nothing else may be run."""
+        """Whether a step was queued ahead and is not committed yet; nothing else may run until then."""
         return self._loop is not None and self._loop.num_queued > 0
 
     def batch(self) -> Batch | None:
-        """The step in flight, without the requests that have ended since; None if there is none."""
+        """The step in flight, without requests that have ended since; None if no step is in flight."""
         if self._loop is None or not self._loop.num_queued:
             return None
         return decode_batch([request for request in self._loop.requests if request.state is State.RUNNING])
 
     @property
     def requests(self) -> Sequence[Request]:
-        """The requests of the last loop, some of which may have ended since."""
+        """Requests of the last loop; some may have ended since."""
         return () if self._loop is None else self._loop.requests
 
     def go_on(self) -> list[int]:
-        """Queues the step after the one in flight, and waits for that one: a token id for each request.
+        """Queue another step, then wait for the one in flight and return one token ID per request.
 
-        For a loop whose requests all run, and have pages for both steps. Raises InvocationError.
+        All requests of the loop must be running and have pages for both steps. Raises InvocationError.
         """
         assert self._loop is not None
         self._loop.queue()
@@ -83,9 +84,9 @@ class DecodeAhead:
         return self._loop.wait()[0]
 
     def run(self, batch: Batch) -> list[Drawn] | None:
-        """The tokens of the step in flight, or of another batch; None if the batch does not suit a loop.
+        """Return the tokens of the step in flight or of a new batch; None if the batch does not suit a loop.
 
-        Queues the step after it if that is to compute the same requests. Raises InvocationError.
+        Also queues the following step if it will compute the same requests. Raises InvocationError.
         """
         if not self.in_flight and not self._start(batch):
             return None
@@ -96,9 +97,10 @@ class DecodeAhead:
         return self._rows(self._loop, {task.request for task in batch.tasks})
 
     def abandon(self, *, waits: bool = True) -> None:
-        """Waits for what is in flight, whether it fails or not, and has the pages that it wrote cleared.
+        """Wait for the step in flight, ignoring failure, and mark the pages that it wrote for clearing.
 
-        Unless it `waits`: a device that is lost may never be done with it, and computes nothing any more.
+        With `waits` false, drop it without waiting: a lost device may never finish, and computes nothing
+        more.
         """
         loop, self._loop = self._loop, None
         if loop is not None and waits:
@@ -107,7 +109,7 @@ class DecodeAhead:
             self._cache.window_suspects.update(window_page_ids)
 
     def _start(self, batch: Batch) -> bool:
-        """Starts a step that decodes the batch, on the last loop if it is of the same requests."""
+        """Start a step that decodes the batch, reusing the last loop if it has the same requests."""
         if not all(
             len(task.token_ids) == 1 and task.completes and not task.num_ahead for task in batch.tasks
         ):
@@ -123,18 +125,18 @@ class DecodeAhead:
         return self._loop is not None
 
     def _goes_on(self, batch: Batch) -> bool:
-        """Whether the next step is to compute the same requests; then there are pages for it."""
+        """Whether the next step will compute the same requests; if so, its pages are reserved."""
         assert self._loop is not None
         return (
             len(batch.tasks) == len(self._loop.requests)
-            and not self._cache.has_suspects  # which are cleared while nothing is in flight
+            and not self._cache.has_suspects  # suspect pages are cleared while nothing is in flight
             and not any(_is_last(task.request) for task in batch.tasks)
             and not (self._speculation is not None and self._speculation.would_propose(self._loop.requests))
             and self._scheduler.reserve_next(len(batch.tasks))
         )
 
     def _rows(self, loop: DecodeLoop, running: set[Request]) -> list[Drawn]:
-        """Waits for the oldest step in flight; its rows of the requests that still run."""
+        """Wait for the oldest step in flight, and return its rows for the requests that still run."""
         rows = []
         token_ids, page_ids, window_page_ids = loop.wait()
         for row, (request, token_id) in enumerate(zip(loop.requests, token_ids, strict=True)):
@@ -149,10 +151,10 @@ class DecodeAhead:
 
 
 def decode_batch(requests: Sequence[Request]) -> Batch:
-    """The next token of each request."""
+    """A decode batch with the next token of each request."""
     return Batch(EntryFamily.DECODE, tuple(LlmTaskInput.next_of(request, 1) for request in requests))
 
 
 def _is_last(request: Request) -> bool:
-    """Whether its next token is the last that it may have."""
+    """Whether the request's next token is the last that `max_tokens` allows."""
     return request.num_generated + 1 >= request.call.params.max_tokens

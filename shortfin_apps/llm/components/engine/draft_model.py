@@ -1,17 +1,19 @@
-"""A draft model: a smaller one on the same device that proposes tokens, which the model then checks.
+"""Draft model: a smaller model on the same device proposes tokens, which the main model verifies.
 
     step n      the model yields t for a request
     step n + 1  the draft model computes t, which yields x, and then x, which yields y: a round each, with all
                 requests that it drafts for in one invocation
                 the model computes t, x and y, a row each (speculation.py)
 
-Its keys and values lie in a page table of its own, with a lease for each request that it drafts for. Prefixes
-are shared as the model's are. What it has not computed of a request, at first the prompt, it computes in its
-first round, up to a number of tokens in each step: a long prompt takes several steps, in which the request
-gets no drafts. Tokens that it drafted and that were not chosen are forgotten; their slots are written again.
+The draft model has its own page table, with a lease for each request that it drafts for, and shares prefixes
+as the main model does. In its first round for a request it catches up on tokens it has not computed,
+initially the prompt. The catch-up is limited to a number of tokens per step: a long prompt takes several
+steps, during which the request gets no drafts. Drafted tokens that are rejected are forgotten, and their
+slots are overwritten.
 
-It never ends a request. One that it cannot draft for, because pages are short, its context is over or its
-logits are not finite, is decoded without; so are all if its invocations fail, for good after a few in a row.
+The draft model never ends a request. If it cannot draft for a request (too few pages, context exhausted or
+non-finite logits), the request is decoded without drafts. If its invocations fail, no request gets drafts;
+after a few consecutive failures it stays off.
 """
 
 from __future__ import annotations
@@ -34,17 +36,18 @@ from shortfin_apps.llm.errors import DeviceLostError
 
 logger = logging.getLogger(__name__)
 
-CATCH_UP_TOKENS = 256  # of all requests in one step
-MAX_FAILURES = 3  # in a row
+CATCH_UP_TOKENS = 256  # over all requests in one step
+MAX_FAILURES = 3  # consecutive
 _PRIOR = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOptions:
-    """`max_tokens` are drafted for a request at once, of a vocabulary of `vocab_size` (None: of any).
+    """Options of a draft model.
 
-    A request is drafted for up to `max_seq_len` tokens. `round_cost` is what a round takes, where reading the
-    model's weights takes 1 (acceptance.py). A step computes at most `catch_up_tokens` that the requests have.
+    It drafts at most `max_tokens` per request and step, from a vocabulary of `vocab_size` (None: any token
+    ID), for requests of up to `max_seq_len` tokens. `round_cost` is the cost of a round relative to reading
+    the main model's weights once (acceptance.py). A step catches up on at most `catch_up_tokens`.
     """
 
     max_tokens: int
@@ -56,10 +59,10 @@ class DraftOptions:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """What is known of one request.
+    """The draft model's state for one request.
 
-    Keys and values are stored of its first `num_computed` tokens, and behind these of `ahead`, tokens that
-    were drafted. `rate` is how often they are right.
+    The KV cache holds its first `num_computed` tokens, followed by `ahead`, drafted tokens. `rate`
+    is the request's acceptance rate.
     """
 
     lease: Lease
@@ -69,15 +72,15 @@ class _Sequence:
 
 
 class DraftModel:
-    """Drafts for the requests of an engine, on its thread. Owns the leases on pages of `cache`."""
+    """Drafts tokens for an engine's requests, on its thread. Owns the leases on pages of `cache`."""
 
     def __init__(self, runner: BatchRunner, cache: KVCache, options: DraftOptions) -> None:
         self._runner = runner
         self._cache = cache
         self._options = options
         self._sequences: dict[Request, _Sequence] = {}
-        self._rate = Rate(_PRIOR)  # of all requests; what a new one begins with
-        self._failures = 0  # in a row
+        self._rate = Rate(_PRIOR)  # over all requests; initial rate of new ones
+        self._failures = 0  # consecutive
 
     @property
     def round_cost(self) -> float:
@@ -85,16 +88,16 @@ class DraftModel:
 
     @property
     def device_s(self) -> float:
-        """Seconds spent on its invocations."""
+        """Seconds spent in its invocations."""
         return self._runner.device_s
 
     @property
     def has_given_up(self) -> bool:
-        """Whether it has failed too often to be tried again."""
+        """Whether it is disabled after too many failures."""
         return self._failures >= MAX_FAILURES
 
     def num_worth(self, request: Request, least: float, most: int) -> int:
-        """How many tokens, up to `most`, to draft: each is right with a probability above `least`."""
+        """Number of tokens to draft, up to `most`: each must have an acceptance chance above `least`."""
         left = self._options.max_seq_len - len(request.token_ids)
         most = 0 if self.has_given_up else min(most, left, self._options.max_tokens)
         if most <= 0:
@@ -107,7 +110,7 @@ class DraftModel:
         return count
 
     def draft(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        """At most as many tokens as are wanted for each request; the requests without any are left out."""
+        """Draft up to the wanted number of tokens for each request; requests without drafts are omitted."""
         self.forget_ended()
         try:
             clear_freed_pages(self._cache, self._runner)
@@ -119,18 +122,18 @@ class DraftModel:
         return drafted
 
     def observe(self, request: Request, num_proposed: int, num_accepted: int) -> None:
-        """What became of the first `num_proposed` tokens of the last draft."""
+        """Record how many of the first `num_proposed` tokens of the last draft were accepted."""
         self._rate.observe(num_proposed, num_accepted)
         if (sequence := self._sequences.get(request)) is not None:
             sequence.rate.observe(num_proposed, num_accepted)
 
     def forget_ended(self) -> None:
-        """Releases the pages of requests that do not run any more."""
+        """Release the pages of requests that no longer run."""
         for request in [r for r in self._sequences if r.state is not State.RUNNING]:
             self._forget(request)
 
     def flush_cache(self) -> None:
-        """Frees every page that is only kept for its prefix."""
+        """Free all pages that are cached for prefix sharing but not leased."""
         self._cache.flush()
 
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
@@ -149,7 +152,7 @@ class DraftModel:
         return {request: tokens for request, tokens in drafted.items() if tokens}
 
     def _first_round(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        """Computes what the requests have, and the first token of those of which that is all."""
+        """Catch up the KV cache, then draft the first token for requests that are caught up."""
         tasks, left = [], self._options.catch_up_tokens
         for request, count in wanted.items():
             if left and (sequence := self._ready(request, count)) is not None:
@@ -163,13 +166,13 @@ class DraftModel:
         return drafted
 
     def _tasks(self, request: Request, start: int, end: int) -> list[LlmTaskInput]:
-        """The tokens from `start` to `end`: a row each up to the next page, where longer chunks begin."""
+        """Tasks for tokens `start` to `end`: single-token rows up to the next page boundary, then a chunk."""
         begin = min(end, -(-start // self._cache.stride) * self._cache.stride)
         cuts = [*range(start, begin), begin] + ([end] if begin < end else [])
         return [self._task(request, request.token_ids[a:b], a) for a, b in pairwise(cuts)]
 
     def _ready(self, request: Request, count: int) -> _Sequence | None:
-        """The request's sequence, with pages for `count` drafted tokens; None if pages are short."""
+        """The request's sequence, with pages for `count` drafted tokens; None if there are too few pages."""
         if (sequence := self._sequences.get(request)) is None:
             lease = self._cache.acquire(request.token_ids, request.call.cache_salt)
             sequence = _Sequence(lease, lease.num_cached_tokens, Rate(_PRIOR, self._rate.value))
@@ -185,14 +188,14 @@ class DraftModel:
         return None
 
     def _advance(self, task: LlmTaskInput) -> bool:
-        """Counts the task's tokens as computed, and shares their pages; whether the request has no more."""
+        """Mark the task's tokens as computed, publish pages, and return whether the request is caught up."""
         sequence = self._sequences[task.request]
         sequence.num_computed = task.seq_len
         self._cache.publish(sequence.lease, task.request.token_ids, task.seq_len)
         return task.seq_len == len(task.request.token_ids)
 
     def _is_finite(self, request: Request, row: Candidates) -> bool:
-        """Whether a row and those of its request before it are finite; else the request is forgotten."""
+        """Whether this row and the request's earlier rows are finite; if not, forget the request."""
         if row.is_finite or request not in self._sequences:
             return request in self._sequences
         self._cache.retract(self._sequences[request].lease)
@@ -200,7 +203,7 @@ class DraftModel:
         return False
 
     def _next(self, request: Request, row: Candidates, num_ahead: int) -> list[int]:
-        """The token behind a row and `num_ahead` drafted ones; none that the model does not have."""
+        """The token after a row and `num_ahead` drafted tokens; empty if the main model does not have it."""
         token_id, vocab_size = drafted_token(row, request, num_ahead), self._options.vocab_size
         return [token_id] if vocab_size is None or token_id < vocab_size else []
 
@@ -224,7 +227,7 @@ class DraftModel:
         self._cache.release(lease)
 
     def _fail(self, error: Exception) -> None:
-        """Forgets every request, whose pages may hold anything."""
+        """Forget every request, since their pages may hold anything."""
         self._failures = MAX_FAILURES if isinstance(error, DeviceLostError) else self._failures + 1
         for request in list(self._sequences):
             self._forget(request, is_suspect=True)

@@ -1,8 +1,8 @@
 """The engine: plan, run, commit.
 
-One thread calls `step` again and again. Between two steps nothing is in flight but, perhaps, one decode step
-that was queued ahead (decode_ahead.py), so a request that is added or aborted, and a page that is released
-there, takes effect at once, or after that step.
+One thread calls `step` repeatedly. Between two steps at most one decode step is in flight, queued ahead
+(decode_ahead.py). Requests added or aborted, and pages released, between steps take effect immediately or
+after that step.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Computes requests on one model, a batch of their tasks each step.
+    """Executes requests on one model, one batch of tasks per step.
 
-    With `strict`, a request that leaves the lifecycle table raises; otherwise it alone is ended. With
-    `decode_ahead`, the decode loops of the VMFB are used; with `speculation`, tokens are proposed.
+    An illegal lifecycle transition raises if `strict`; otherwise only that request is ended. `decode_ahead`
+    enables the VMFB's decode loops, and `speculation` enables proposed tokens.
     """
 
     def __init__(
@@ -104,29 +104,30 @@ class Engine:
         self._counters = EngineCounters()
         self._mask_costs = mask_costs or MaskCosts()
         self._steady: SteadyDecode | None = None
-        self._deltas: list[Delta] = []  # of the step under way
-        self._device_before_s = 0.0  # when that began
-        self._commit_s: float | None = None  # when its commit began, if a trace asks
+        self._deltas: list[Delta] = []  # of the current step
+        self._device_before_s = 0.0  # device seconds before the current step
+        self._commit_s: float | None = None  # when the current step's commit began, set if a trace needs it
 
     @property
     def max_running(self) -> int:
-        """The most requests in progress at once."""
+        """Maximum number of concurrently running requests."""
         return self._scheduler.max_running
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens of prompt and output together: the context, or the whole pool if smaller."""
+        """Maximum prompt plus output tokens: the context length, or the page pool's capacity if smaller."""
         return min(self._limits.max_seq_len, self._cache.usage().total * self._cache.stride)
 
     @property
     def returns_logits(self) -> bool:
-        """Whether the VMFB returns whole rows, which penalties need."""
+        """Whether the VMFB returns full logits rows, which penalties need."""
         return self._runner.returns_logits
 
     def tune(self, *, on_gpu: bool) -> None:
-        """Measures how many prompt tokens to compute while requests decode. Called before the first step.
+        """Measure how many prompt tokens to compute per step while requests decode.
 
-        On CPUs this is the budget of a light load, on GPUs that of any load where invocations are mixed.
+        Call before the first step. On CPUs this tunes the budget under light load; on GPUs it tunes the
+        budget under any load, for modes that mix prompts and decodes in one invocation.
         """
         budget = self._scheduler.budget
         if budget is None or (on_gpu and not self._scheduler.mixes):
@@ -140,7 +141,7 @@ class Engine:
         self._scheduler.tune(tuned)
 
     def check(self, call: GenerateCall) -> None:
-        """Raises InvalidRequestError for a request that can never be served. Safe on any thread."""
+        """Raise InvalidRequestError for a request that can never be served. Thread-safe."""
         self._limits.check(call, self.max_request_tokens)
         self._sampler.check(call.params)
 
@@ -150,14 +151,17 @@ class Engine:
         self._requests.add(request)
 
     def abort(self, request_id: str, error: LlmError | None = None) -> Delta | None:
-        """Ends a request now, `error` saying why; None when it is not (or no longer) here."""
+        """End a request now and return its last delta, or None if the request is unknown or already finished.
+
+        `error` is the reason reported to the client.
+        """
         request = self._requests.get(request_id)
         return None if request is None else self._requests.end(request, FinishReason.ABORT, error)
 
     def preempt(self, request_id: str) -> bool:
-        """Preempts a request as if pages had run out, to show that this changes nothing.
+        """Preempt a request as if pages had run out, to test that preemption does not change its output.
 
-        False where it does not run, or a step is in flight.
+        Returns False if the request is not running or a step is in flight.
         """
         request = self._requests.get(request_id)
         if request is None or request.state is not State.RUNNING or self._ahead.in_flight:
@@ -166,19 +170,22 @@ class Engine:
         return True
 
     def flush_cache(self) -> None:
-        """Frees every page that is only kept for its prefix."""
+        """Free all pages that are cached for prefix sharing but not leased."""
         self._cache.flush()
         if self._speculation is not None:
             self._speculation.flush_cache()
 
     def count_self_test(self, failure: str | None) -> None:
-        """Counts a self-test of the program; `failure` says what it found to be wrong."""
+        """Count a self-test of the program; `failure` describes the mismatch, or is None if it passed."""
         self._counters.self_tests += 1
         self._counters.self_test_failures += failure is not None
         self._counters.failed_self_test = failure
 
     def fail_all(self, error: LlmError) -> list[Delta]:
-        """Ends every request after a bug in `step`; returns their last deltas after those of that step."""
+        """End every request after a bug in `step`.
+
+        Returns the deltas of that step, followed by the last delta of each request.
+        """
         self._ahead.abandon()
         self._fault("the engine failed outside an invocation")
         ended = self._requests.discard_all(error)
@@ -186,13 +193,13 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has anything to do; also when all that is left is a step in flight."""
+        """Whether a step has work to do, including when only a step in flight remains."""
         return len(self._requests) > 0 or self._ahead.in_flight
 
     def step(self) -> list[Delta]:
-        """Ends requests past their deadline, then plans, runs and commits one invocation.
+        """End requests past their deadline, then plan, run and commit one invocation.
 
-        Returns what this added to each request.
+        Returns the deltas of all affected requests.
         """
         began_s, membership = self._clock(), self._scheduler.membership
         self._device_before_s, self._commit_s = self._runner.device_s, None
@@ -239,12 +246,12 @@ class Engine:
         )
 
     def _fault(self, reason: str) -> None:
-        """Has the flight recorder's ring written to a file, if there is one."""
+        """Dump the flight recorder's ring to a file, if a recorder is configured."""
         if self._recorder is not None:
             self._recorder.fault(reason)
 
     def snapshot(self, at_s: float) -> Snapshot:
-        """Its requests and pages between two steps, at `at_s` on the clock of whoever looks."""
+        """Snapshot of requests and pages, taken between steps; `at_s` is on the caller's clock."""
         return take_snapshot(self._scheduler, self._cache, self.stats(), at_s=at_s, now_s=self._clock())
 
     def _plan_and_run(self, began_s: float) -> None:
@@ -261,13 +268,13 @@ class Engine:
         return self._speculation is not None and self._speculation.would_propose(requests)
 
     def _steady_decode(self) -> SteadyDecode:
-        """The requests of the step in flight, which were all running in the step before it and still are."""
+        """Steady decode of the requests in flight, which all ran in the previous step and still run."""
         return SteadyDecode(
             self._ahead.requests, self._scheduler, self._cache, self._counters, self._limits.eos_token_ids
         )
 
     def _go_on(self, steady: SteadyDecode, began_s: float) -> None:
-        """One step of a steady decode; the general path takes over when it fails, or may end a request."""
+        """Run one step of a steady decode; fall back to the general path if it fails or may end a request."""
         try:
             token_ids = self._ahead.go_on()
         except Exception as error:
@@ -291,13 +298,13 @@ class Engine:
             self._deltas.append(self._requests.end(request, FinishReason.ABORT, error))
 
     def _end_costly(self) -> None:
-        """Ends requests with grammars that would slow down the others."""
+        """End requests with grammars that would slow down the others."""
         for request_id, error in self._mask_costs.settle():
             if (request := self._requests.get(request_id)) is not None:
                 self._deltas.append(self._requests.end(request, FinishReason.ERROR, error))
 
     def _plan(self) -> Batch | None:
-        """The step in flight, or the next invocation; None if there is none, or a bug cost the step."""
+        """Return the step in flight or the next invocation; None if there is none, or a bug cost the step."""
         if (queued := self._ahead.batch()) is not None:
             return queued
         try:
@@ -309,9 +316,9 @@ class Engine:
         return batch if batch is None or self._speculation is None else self._speculation.added_to(batch)
 
     def _run(self, batch: Batch) -> Rows | None:
-        """The rows of one invocation; None when it failed, which ends the requests in it and nobody else.
+        """Run one invocation and return its rows; on failure, end the requests of the batch and return None.
 
-        Everything is fetched here: the commit asks nothing of the device, so it cannot fail halfway.
+        All rows are fetched here. The commit does not access the device, so it cannot fail halfway.
         """
         try:
             rows = self._compute(batch)
@@ -330,7 +337,7 @@ class Engine:
         return self._reader.rows(batch, result)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
-        """Abandons what is in flight, and ends the requests of the batch."""
+        """Abandon the step in flight, and end the requests of the batch."""
         self._ahead.abandon(waits=not isinstance(error, DeviceLostError))
         was_lost = self._counters.lost_device is not None
         logger.error(
@@ -347,9 +354,9 @@ class Engine:
             self._deltas.append(self._requests.end(request, FinishReason.ERROR, shown))
 
     def _commit(self, batch: Batch, rows: Rows, began_s: float) -> None:
-        """Counts each task as computed, shares its pages, samples; a row of NaN ends its request instead.
+        """Advance each task, publish its pages and sample its token; a NaN row ends its request instead.
 
-        Rows of tokens that were proposed and not chosen are dropped.
+        Rows of rejected proposed tokens are dropped.
         """
         for task, row in zip(batch.tasks, rows, strict=True):
             if task.is_stale:
@@ -372,7 +379,7 @@ class Engine:
                 self._deltas.append(self._sample(task.request, row, batch.family))
 
     def _advance(self, task: LlmTaskInput, began_s: float) -> None:
-        """Counts the task's tokens as computed."""
+        """Mark the task's tokens as computed."""
         request = task.request
         self._counters.count_task(task)
         if request.last_turn < 0:
@@ -381,7 +388,7 @@ class Engine:
         request.num_computed = task.seq_len
 
     def _computed(self, task: LlmTaskInput, batch: Batch, began_s: float) -> ComputedTask:
-        """When a task of the step under way was computed, for a trace; all end at one time."""
+        """Timing of a task in the current step, for a trace; all tasks of a step end at the same time."""
         if self._commit_s is None:
             self._commit_s = self._clock()
         return ComputedTask(
@@ -396,7 +403,7 @@ class Engine:
         )
 
     def _publish(self, task: LlmTaskInput) -> None:
-        """Shares the pages that the task filled, and those of earlier tasks that are not shared yet."""
+        """Publish full pages of this task, and of earlier tasks if they are not published yet."""
         request, stride = task.request, self._cache.stride
         trust_pages(request)
         if len(task.token_ids) > 1 or task.seq_len // stride > task.start_position // stride:
@@ -404,14 +411,14 @@ class Engine:
             self._cache.publish(request.lease, request.token_ids, task.seq_len)
 
     def _give_up(self, task: LlmTaskInput) -> None:
-        """Releases pages of windows that the task was the last to see."""
+        """Release window pages that no later token sees."""
         assert task.request.lease is not None
         self._cache.give_up(task.request.lease, task.seq_len)
 
     def _sample(self, request: Request, row: Candidates | Drawn, family: EntryFamily) -> Delta:
-        """Appends the next token to the request, and ends it if that was the last.
+        """Append the next token to the request, and finish the request if that was the last one.
 
-        `family` is of the entry that computed the row.
+        `family` is the family of the entry that computed the row.
         """
         params = request.call.params
         try:
@@ -454,7 +461,7 @@ class Engine:
         )
 
     def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
-        """Why the request ends with this token; None if it goes on."""
+        """The reason for ending the request after this token; None if it continues."""
         if self._is_eos(request, token_id) or token_id in request.call.params.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if request.num_generated >= request.call.params.max_tokens else None

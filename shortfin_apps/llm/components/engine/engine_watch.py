@@ -1,4 +1,4 @@
-"""Snapshots of an engine, and the invocations between two of them; nothing is kept while nobody looks."""
+"""Snapshots of an engine, and the invocations between them; nothing is kept while no viewer is connected."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts
 
 MAX_INVOCATIONS = 1024
-LOOK_S = 5.0  # after a look, invocations are recorded for so long
+LOOK_S = 5.0  # invocations are recorded for this long after a snapshot
 
 _NONE = EntryCounts()
 
 
 class EngineWatch:
-    """Used by the engine's thread alone, between two steps.
+    """Takes snapshots and records invocation mixes, on the engine's thread between steps.
 
-    What a step computed is read from the counters before and after it, so that a step costs nothing more.
+    A step's work is derived from the counters before and after it, so recording adds no cost to the step.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class EngineWatch:
         self._cpu_clock = cpu_clock
         self._clock = clock
         self._invocations: deque[InvocationMix] = deque(maxlen=MAX_INVOCATIONS)
-        self._num_steps = 0  # recorded
+        self._num_steps = 0  # recorded steps
         self._looked_s = 0.0
-        self.is_on = False  # somebody looked within LOOK_S: call `note` after each turn
+        self.is_on = False  # a snapshot was taken within LOOK_S: call `note` after each turn
 
     def look(self, after: int) -> Snapshot:
-        """The engine now, with the steps behind number `after` as far as they are recorded and kept."""
+        """Snapshot of the engine, with the recorded steps numbered above `after` that are still kept."""
         at_s, began_s = self._clock(), self._cpu_clock()
         self._looked_s = at_s
         self.is_on = True
@@ -49,7 +49,7 @@ class EngineWatch:
         return replace(snapshot, invocations=invocations, taken_s=self._cpu_clock() - began_s)
 
     def note(self, before: EngineStats, after: EngineStats) -> None:
-        """Records the invocations of a turn, by the counters before and after it."""
+        """Record a turn's invocations from the counters before and after it."""
         now_s = self._clock()
         if now_s - self._looked_s > LOOK_S:
             self.is_on = False
@@ -59,7 +59,7 @@ class EngineWatch:
         mixes = [
             mix
             for name, counts in after.entries.items()
-            if counts is not (old := before.entries.get(name, _NONE))  # a copy is made where it changed
+            if counts is not (old := before.entries.get(name, _NONE))  # counts are copied when they change
             and (mix := _mix(self._num_steps + 1, now_s, duration_s, name, old, counts)) is not None
         ]
         self._num_steps += bool(mixes)
@@ -69,7 +69,7 @@ class EngineWatch:
 def _mix(
     serial: int, at_s: float, duration_s: float, name: str, before: EntryCounts, after: EntryCounts
 ) -> InvocationMix | None:
-    """What an entry computed between two counts; None for one that draws tokens and computes none."""
+    """Tokens that an entry computed between two counts; None for entries that only sample."""
     entry = Entry.parse(name)
     if entry is None or entry.family in (EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE):
         return None

@@ -1,4 +1,4 @@
-"""Limits of the model and of the page pool, which a request is checked against."""
+"""Limits of the model and the page pool that requests are checked against."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """The context in tokens, and the tokens that end a sequence."""
+    """Context length in tokens, and the tokens that end a sequence."""
 
     max_seq_len: int
     eos_token_ids: frozenset[int]
 
     def check(self, call: GenerateCall, pool_tokens: int) -> None:
-        """Raises InvalidRequestError for a request that fits neither the context nor `pool_tokens`."""
+        """Raise InvalidRequestError for a request that exceeds the context length or `pool_tokens`."""
         num_prompt, max_tokens = len(call.prompt_token_ids), call.params.max_tokens
         total = num_prompt + max_tokens
         if not num_prompt:

@@ -1,18 +1,19 @@
-"""Bounds the time that grammars take of a step.
+"""Limits on the time that grammar masks take of a step.
 
-The library bounds the work for one mask, not the sum over a batch: 30 rows of a costly grammar would make
-every other request wait. Requests of one tenant with one grammar share an account. When masks have taken
-too long for several steps, the requests of the costliest accounts end with an error, until the others fit.
+The grammar library bounds the work for one mask, not the sum over a batch: 30 rows with a costly grammar
+would delay every other request. Requests of one tenant with the same grammar share an account. When masks
+have taken too long for several steps, the requests of the costliest accounts end with an error until the
+others fit.
 
-    all masks of a step      MAX_STEP_S; successive steps may exceed it by MAX_EXCESS_S in sum
-    one account's of a step  MAX_EXCESS_S; then all its requests of the step end
-    always allowed           MIN_ROW_S per row, so that large batches of usual grammars never fail
-    one tenant's of a step   MAX_STEP_S more than that; successive steps may exceed it by MAX_DEBT_S in sum
+    all masks of a step         MAX_STEP_S; consecutive steps may exceed it by MAX_EXCESS_S in total
+    one account in a step       MAX_EXCESS_S; then all its requests in the step end
+    always allowed              MIN_ROW_S per row, so that large batches of ordinary grammars never fail
+    one tenant in a step        MAX_STEP_S above that; consecutive steps may exceed it by MAX_DEBT_S in total
 
 An account's cost is its mean over NUM_STEPS steps without the NUM_SPIKES costliest: the first masks of a new
-grammar are slow, and its requests must not fail because of these. A tenant's debt counts these, too, and
-outlasts requests: or short requests in a row, none of which is known to be costly, could take much of every
-step. Past its limit, the debt doubles, and is paid at the earliest after 2 * MAX_DEBT_S / MAX_STEP_S steps.
+grammar are slow, and its requests must not fail because of them. A tenant's debt includes these spikes and
+outlasts requests. Otherwise a series of short requests, each too new to be known as costly, could take much
+of every step. A debt over its limit doubles, and takes at least 2 * MAX_DEBT_S / MAX_STEP_S steps to pay off.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ NUM_SPIKES = 3
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Tenant:
-    """Lives as long as one of its accounts, or its debt."""
+    """A tenant's debt. Lives as long as one of its accounts, or the debt."""
 
-    debt_s: float = 0.0  # what its masks took over what is allowed
+    debt_s: float = 0.0  # mask time beyond the allowance
 
     @property
     def is_over_limit(self) -> bool:
         return self.debt_s > MAX_DEBT_S
 
     def settle(self, over_s: float) -> None:
-        """Takes the current step into the debt."""
+        """Add the current step to the debt."""
         self.debt_s = max(0.0, self.debt_s + over_s - MAX_STEP_S)
         if self.is_over_limit and over_s > MAX_STEP_S:
             self.debt_s = 2 * MAX_DEBT_S
@@ -54,10 +55,10 @@ class _Tenant:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Account:
-    """The masks of one tenant's requests with one grammar. Lives as long as one of the requests."""
+    """Mask costs of one tenant's requests with one grammar. Lives as long as one of these requests."""
 
     tenant: _Tenant
-    params: dict[str, str] = field(default_factory=dict)  # by request of the current step
+    params: dict[str, str] = field(default_factory=dict)  # by request ID, in the current step
     spent_s: float = 0.0  # in the current step
     cost_s: float = 0.0  # per step
     per_row_s: float = 0.0
@@ -66,16 +67,16 @@ class _Account:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether it may take no more time in this step."""
+        """Whether it may use no more time in this step."""
         return self.spent_s > MAX_EXCESS_S or (self.tenant.is_over_limit and self.over_s > MAX_STEP_S)
 
     @property
     def over_s(self) -> float:
-        """What it took in the current step over what its rows are always allowed."""
+        """Time used in the current step beyond the allowance of its rows."""
         return max(0.0, self.spent_s - MIN_ROW_S * len(self.params))
 
     def settle(self) -> None:
-        """Takes the current step into the cost."""
+        """Add the current step to the cost averages."""
         self._steps_s.append(self.spent_s)
         self._rows_s.append(self.spent_s / len(self.params))
         self.cost_s, self.per_row_s = _usual(self._steps_s), _usual(self._rows_s)
@@ -85,7 +86,7 @@ class _Account:
 
 
 class MaskCosts:
-    """Measures the grammars of one engine. `clock` is the processor time of the thread that steps it."""
+    """Measures one engine's grammars. `clock` is the CPU time of the thread that runs its steps."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
@@ -96,7 +97,7 @@ class MaskCosts:
         self._indebted: set[_Tenant] = set()
 
     def watch(self, request: Request) -> None:
-        """Has the time of the request's masks measured, if it has a grammar."""
+        """Start measuring the request's mask time, if it has a grammar."""
         grammar = request.call.params.output_grammar
         if request.matcher is None or grammar is None:
             return
@@ -107,7 +108,7 @@ class MaskCosts:
         request.matcher = _WatchedMatcher(request.matcher, request.request_id, grammar.param, account, self)
 
     def settle(self) -> list[tuple[str, ConstraintError]]:
-        """Ends a step. Returns the ids of requests that have to end, with their errors."""
+        """End a step. Returns the IDs of requests that must end, with their errors."""
         accounts, self._of_step = self._of_step, set()
         spent_s = sum(account.spent_s for account in accounts)
         self._excess_s = min(max(0.0, self._excess_s + spent_s - MAX_STEP_S), MAX_EXCESS_S)
@@ -125,7 +126,7 @@ class MaskCosts:
         return ended
 
     def _in_debt(self, accounts: Iterable[_Account]) -> list[_Account]:
-        """The costliest of this step, of tenants over their limit."""
+        """The costliest accounts of this step among tenants over their limit."""
         over_s: dict[_Tenant, dict[_Account, float]] = {tenant: {} for tenant in self._indebted}
         for account in accounts:
             over_s.setdefault(account.tenant, {})[account] = account.over_s
@@ -138,7 +139,7 @@ class MaskCosts:
         return chosen
 
     def begin(self, account: _Account, request_id: str, param: str) -> float:
-        """Notes that the account is about to spend time. Returns the clock."""
+        """Register the account in this step before it spends time. Returns the current clock."""
         self._of_step.add(account)
         account.params[request_id] = param
         return self._clock()
@@ -148,7 +149,7 @@ class MaskCosts:
 
 
 class _WatchedMatcher:
-    """A GrammarMatcher that charges an account."""
+    """A GrammarMatcher that charges its time to an account."""
 
     def __init__(
         self, matcher: GrammarMatcher, request_id: str, param: str, account: _Account, costs: MaskCosts
@@ -176,7 +177,7 @@ class _WatchedMatcher:
 
 
 def _usual(costs_s: Iterable[float]) -> float:
-    """Their mean without spikes."""
+    """The mean cost without spikes."""
     usual_s = sorted(costs_s)[: NUM_STEPS - NUM_SPIKES]
     return sum(usual_s) / len(usual_s)
 
@@ -190,7 +191,7 @@ def _error(param: str) -> ConstraintError:
 
 
 def _costliest(costs_s: Mapping[_Account, float]) -> list[_Account]:
-    """The accounts without which the others take no more than MAX_STEP_S."""
+    """The costliest accounts, as few as needed for the others to take no more than MAX_STEP_S."""
     left_s, chosen = sum(costs_s.values()), []
     for account in sorted(costs_s, key=costs_s.__getitem__, reverse=True):
         if left_s <= MAX_STEP_S:

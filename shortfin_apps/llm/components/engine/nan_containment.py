@@ -1,6 +1,6 @@
-"""NaN containment: NaN that an invocation wrote into a request's pages must not reach any other request.
+"""NaN containment: NaN written into a request's pages must not reach any other request.
 
-A program may multiply what its mask hides by 0, which leaves NaN what it is. So pages are suspect from the
+A program may mask values by multiplying them by 0, which keeps NaN. Pages are therefore suspect from the
 invocation that wrote them until a finite row has attended to them, and suspect pages that were freed are
 zeroed before the next invocation.
 """
@@ -13,7 +13,7 @@ from shortfin_apps.llm.components.request.request import Request
 
 
 def clear_freed_pages(cache: KVCache, runner: BatchRunner) -> None:
-    """Zeroes the suspect pages that were freed; before anything is computed into or beside them."""
+    """Zero freed suspect pages, before any invocation writes or reads the pages."""
     if cache.has_suspects:
         runner.clear_pages(cache.suspects, cache.window_suspects)
         cache.suspects.clear()
@@ -21,19 +21,19 @@ def clear_freed_pages(cache: KVCache, runner: BatchRunner) -> None:
 
 
 def suspect_pages(request: Request) -> None:
-    """Has the request's own pages zeroed before anybody else gets them."""
+    """Have the request's own pages zeroed before another request gets them."""
     if request.lease is not None:
         request.lease.is_suspect = True
 
 
 def trust_pages(request: Request) -> None:
-    """For a request with a finite row, which has attended to all of its pages."""
+    """Clear the suspicion after a finite row, which has attended to all of the request's pages."""
     assert request.lease is not None
     request.lease.is_suspect = False
 
 
 def retract_pages(cache: KVCache, request: Request) -> None:
-    """For a request with a row of NaN: one of its pages has NaN, so what it shared is found no more."""
+    """Withdraw the request's published pages after a NaN row, as one of its pages holds NaN."""
     suspect_pages(request)
     assert request.lease is not None
     cache.retract(request.lease)

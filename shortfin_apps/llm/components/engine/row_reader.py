@@ -1,4 +1,4 @@
-"""What the host reads of each row of a batch: its token, if the device draws it, else what to choose from."""
+"""Reads result rows of a batch: the token if the device draws it, otherwise candidates or logits."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Rows = Sequence[Candidates | Drawn | None]  # by task of a batch; None where not
 
 
 class RowReader:
-    """Fetches as little of a batch's result as its tasks' next tokens take."""
+    """Fetches the minimum of a batch's result that is needed to choose the next tokens."""
 
     def __init__(self, runner: BatchRunner, sampler: Sampler) -> None:
         self._runner = runner
         self._sampler = sampler
-        self._edits: dict[int, RowEdits] = {}  # of the batch that runs, by row, as far as they are prepared
+        self._edits: dict[int, RowEdits] = {}  # of the running batch, by row; only for rows that are prepared
 
     def prepare(self, batch: Batch) -> None:
-        """Computes what `rows` needs and no result of the batch decides, while the device runs it.
+        """Precompute the inputs of `rows` that do not depend on results, while the device runs the batch.
 
-        Not for requests with several rows, as a grammar keeps what it allows at one place alone.
+        Skips requests with several rows, because a grammar keeps its allowed tokens for one position only.
         """
         num_rows = Counter(task.request for task in batch.tasks)
         self._edits = {
@@ -40,7 +40,7 @@ class RowReader:
         }
 
     def rows(self, batch: Batch, result: BatchResult) -> Rows:
-        """The rows of the last batch. Raises InvocationError."""
+        """Read the rows of the last batch. Raises InvocationError."""
         chosen = self._drawn(batch, result)
         unsure = [
             index
@@ -56,7 +56,7 @@ class RowReader:
         ]
 
     def _drawn(self, batch: Batch, result: BatchResult) -> dict[int, Drawn]:
-        """The rows whose tokens the device draws from all their logits."""
+        """Rows for which the device draws the token from all logits, without adjustments."""
         if not self._runner.buckets.draws_rows:
             return {}
         draws = [
@@ -67,7 +67,7 @@ class RowReader:
         return self._draw(result, draws)
 
     def _decided(self, batch: Batch, result: BatchResult, unsure: Sequence[int]) -> dict[int, Drawn]:
-        """Those of the `unsure` rows whose candidates decide the token."""
+        """The `unsure` rows for which the candidates decide the token."""
         if not self._runner.num_candidates:
             return {}
         decided, ahead = {}, _proposed_before(batch)
@@ -79,9 +79,9 @@ class RowReader:
         return decided
 
     def _drawn_adjusted(self, batch: Batch, result: BatchResult, unsure: Sequence[int]) -> dict[int, Drawn]:
-        """Those of the `unsure` rows whose tokens the device draws after adjusting their logits.
+        """The `unsure` rows for which the device draws the token from adjusted logits.
 
-        One that has no token left although its logits are finite is not among them: `sample` says why.
+        Omits a row with finite logits for which no token is allowed: `sample` reports the reason.
         """
         draws = []
         for index in unsure:
@@ -102,9 +102,9 @@ class RowReader:
         return {draw.row: Drawn(token_id) for draw, token_id in zip(draws, token_ids, strict=True)}
 
     def _told(self, batch: Batch, result: BatchResult, index: int, drawn: Drawn) -> Drawn:
-        """The same with its logit, if the request asks for that.
+        """Add the token's logit if the request asks for it.
 
-        All logits are fetched only for a token that is no candidate.
+        Fetches all logits only if the token is not a candidate.
         """
         if not batch.tasks[index].request.call.params.chosen_logits or not drawn.is_finite:
             return drawn
@@ -116,14 +116,14 @@ class RowReader:
     def _row(
         self, task: LlmTaskInput, result: BatchResult, index: int, *, with_logits: bool
     ) -> Candidates | None:
-        """A task's row; one that completes no prompt is only looked at for NaN, among candidates."""
+        """A task's row; a row that completes no prompt is only checked for NaN, using its candidates."""
         if not task.completes and not self._runner.num_candidates:
             return None
         return result.row(index, with_logits)
 
 
 def _proposed_before(batch: Batch) -> list[Sequence[int]]:
-    """For each task, the tokens of its request that are only proposed, up to its own."""
+    """For each task, its request's proposed tokens up to and including the task's own."""
     proposed: dict[Request, list[int]] = {}
     before: list[Sequence[int]] = []
     for task in batch.tasks:

@@ -1,6 +1,6 @@
-"""What an engine holds between two steps, for people to look at: its requests, and who has which page.
+"""Snapshots of an engine between steps: its requests, and the page ownership.
 
-No text and no token is in it.
+They contain no text and no tokens.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.request import Request, State
 
-MAX_REQUESTS = 256  # listed of those that run, and of those that wait
+MAX_REQUESTS = 256  # each of running and waiting requests
 MAX_TENANTS = 64
-MAX_CELLS = 8192  # of a page map
+MAX_CELLS = 8192  # per page map
 
-# What a cell of a page map shows. A page of the request at `index` in the list of requests is OWNED + index.
+# Values of a page map's cells. OWNED + index is a page of the request at `index` in the list of requests.
 FREE, CACHED, SHARED, UNLISTED, OWNED = range(5)
 
 
 class RequestSnapshot(NamedTuple):
-    """A request that runs or waits; it has pages only while it runs. `age_s` is counted from its arrival."""
+    """A running or waiting request. Only running requests have pages; `age_s` counts from arrival."""
 
     request_id: str
     tenant: str
     state: State
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, found in the cache
-    computed_tokens: int  # of prompt and output, whose K/V is in its pages
+    cached_tokens: int  # prompt tokens found in the cache
+    computed_tokens: int  # prompt and output tokens with K/V in the request's pages
     output_tokens: int
-    max_tokens: int  # of output
+    max_tokens: int  # output tokens
     pages: int
     age_s: float
 
 
 class TenantSnapshot(NamedTuple):
-    """How many of a tenant's requests run and wait."""
+    """Number of a tenant's running and waiting requests."""
 
     tenant: str
     running: int
@@ -52,10 +52,10 @@ class TenantSnapshot(NamedTuple):
 
 
 class PageMap(NamedTuple):
-    """The pages of a pool in order of their ids, without the scratch page, of every `step`-th page a cell.
+    """Run-length encoded map of a pool's pages by ID, without the scratch page; one cell per `step` pages.
 
-    `runs` are pairs of a cell's value and how often it follows itself, one after the other: `[FREE, 12,
-    SHARED, 3]` is a pool with 12 free pages before 3 that several requests share.
+    `runs` alternates cell values and run lengths: `[FREE, 12, SHARED, 3]` is a pool with 12 free pages
+    followed by 3 pages that several requests share.
     """
 
     step: int
@@ -63,9 +63,9 @@ class PageMap(NamedTuple):
 
 
 class InvocationMix(NamedTuple):
-    """What an entry computed in one step, in tokens; `duration_s` is the whole step's, `at_s` its end."""
+    """Tokens that an entry computed in one step; `duration_s` is the full step's, `at_s` the step's end."""
 
-    serial: int  # of the step, among those that were recorded; counted from 1
+    serial: int  # number of the step among recorded steps, from 1
     at_s: float
     duration_s: float
     entry: str
@@ -77,10 +77,11 @@ class InvocationMix(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Taken between two steps at `at_s`, on the clock of `invocations`.
+    """State of an engine between two steps, taken at `at_s` on the clock of `invocations`.
 
-    `requests` are the oldest MAX_REQUESTS of those that run and the first of those that wait, `tenants` those
-    with most requests; `stats` counts all. `window_map` is None for a model without windows.
+    `requests` lists the oldest MAX_REQUESTS running requests and the first MAX_REQUESTS waiting ones,
+    `tenants` the tenants with the most requests; `stats` counts all. `window_map` is None for a model without
+    windows.
     """
 
     at_s: float
@@ -90,13 +91,13 @@ class Snapshot:
     page_map: PageMap
     window_map: PageMap | None
     invocations: tuple[InvocationMix, ...] = ()
-    taken_s: float = 0.0  # CPU time of the engine's thread for it
+    taken_s: float = 0.0  # CPU time of the engine's thread to take it
 
 
 def take_snapshot(
     scheduler: Scheduler, cache: KVCache, stats: EngineStats, *, at_s: float, now_s: float
 ) -> Snapshot:
-    """The engine as it is now, `now_s` on the clock of the requests' arrival."""
+    """Snapshot of the current state; `now_s` is on the clock of the requests' arrival."""
     running = scheduler.running
     listed = chain(running[:MAX_REQUESTS], islice(scheduler.waiting, MAX_REQUESTS))
     window_usage = cache.window_usage()
@@ -117,7 +118,7 @@ def take_snapshot(
 
 
 def page_map(num_pages: int, cached_page_ids: Sequence[int], tables: Sequence[Sequence[int]]) -> PageMap:
-    """The map of the pages `1 .. num_pages`, of which each of `tables` has some, no page twice."""
+    """Map of the pages `1 .. num_pages`; each of `tables` lists a request's pages, without duplicates."""
     cells: npt.NDArray[Any] = np.full(num_pages + 1, FREE, np.int32)
     cells[np.asarray(cached_page_ids, np.int64)] = CACHED
     num_tables = np.zeros(num_pages + 1, np.int32)
@@ -138,7 +139,7 @@ def _runs(cells: npt.NDArray[Any]) -> tuple[int, ...]:
 
 
 def _window_page_ids(request: Request) -> Sequence[int]:
-    """Those that the request holds; the ids before them mean nothing."""
+    """Window pages that the request holds; earlier IDs in its table are meaningless."""
     lease = request.lease
     assert lease is not None, "a running request has pages"
     return () if lease.window_page_ids is None else lease.window_page_ids[lease.num_given_up :]

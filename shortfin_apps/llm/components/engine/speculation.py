@@ -1,22 +1,22 @@
-"""Speculation in a mixed batch: proposed tokens are computed beside everybody's prompts and decodes.
+"""Speculation in a mixed batch: proposed tokens run together with prompts and decodes.
 
-A proposed token is a task of its own: one more row of its request, with the same block table, one position
-further. Every layer of a packed `extend` stores the keys and values of all rows before any row attends. So a
-row sees those of the tokens that were proposed before its own. The rows are the ones that decodes would have
-computed one after another, by the same kernels and so with the same bits.
+A proposed token is a separate task: one more row of its request, with the same block table, one position
+further. Every layer of a packed `extend` stores the keys and values of all rows before any row attends, so a
+row sees the tokens proposed before its own. The rows are the ones that decodes would have computed one after
+another, by the same kernels and therefore with the same bits.
 
     batch        request a: its last token at p,  proposed x at p + 1,  y at p + 2
     commit       a's row at p yields x, as proposed, so that the row at p + 1 counts: it yields z
                  the row at p + 2 is stale: it is dropped, and z will be computed into its slot
 
-Where a grammar forces tokens, these are proposed; else what prompt lookup finds, if that is on; else what a
-draft model yields, if there is one (draft_model.py).
+Proposals come from the grammar where it forces tokens, else from prompt lookup if that is on, else from a
+draft model if there is one (draft_model.py).
 
-A commit takes the rows in order, each like that of a decode, so adjustments, grammars, seeds and ends know
-nothing of this. Pages are published up to the last row that counts. NaN in a stale row needs no care, as only
-our own builder packs rows, and its kernels select away what they mask.
+A commit processes rows in order, each like a decode row, so adjustments, grammars, seeds and finish
+conditions need no special case. Pages are published up to the last accepted row. NaN in a stale row is
+harmless: only our own builder packs rows, and its kernels mask with a select.
 
-Proposals take what the batch has left of the token budget, and pages that nobody else is about to need.
+Proposals use the token budget that the batch leaves, and pages that no other request will need soon.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ from shortfin_apps.llm.components.speculation.prompt_lookup import PromptLookup
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """Since start: invocations with proposals for a request, tokens proposed, and those that were right;
-    and the seconds that a draft model's own invocations took."""
+    """Counts since start.
+
+    `drafts` are proposals (one per request and step), `draft_model_s` the time of a draft model's
+    invocations.
+    """
 
     drafts: int = 0
     proposed: int = 0
@@ -50,18 +53,18 @@ class SpeculationCounts:
 @dataclass(frozen=True, slots=True)
 class _Proposal:
     request: Request
-    observe: Callable[[int, int], None]  # is told how many were proposed, and how many of them were right
-    num_tokens: int  # of the request when they were proposed
+    observe: Callable[[int, int], None]  # called with the numbers of proposed and accepted tokens
+    num_tokens: int  # the request's length when they were proposed
     tasks: Sequence[LlmTaskInput]
 
     @property
     def num_accepted(self) -> int:
-        """Tokens appended since, but for the last, which no proposal was needed for."""
+        """Tokens appended since, without the last one, which needed no proposal."""
         return min(len(self.tasks), max(0, len(self.request.token_ids) - self.num_tokens - 1))
 
 
 class Speculation:
-    """Adds proposed tokens to batches, and learns from what became of them."""
+    """Adds proposed tokens to batches, and learns from their acceptance."""
 
     def __init__(
         self, scheduler: Scheduler, options: SpeculationOptions, model: DraftModel | None = None
@@ -74,10 +77,10 @@ class Speculation:
         self.counts = SpeculationCounts()
 
     def added_to(self, batch: Batch) -> Batch:
-        """The batch with proposed tokens behind its decodes, for an `extend`; the same if there are none."""
+        """The batch as an `extend` with proposed tokens after its tasks; unchanged if nothing is proposed."""
         if batch.family is EntryFamily.PREFILL:
             return batch
-        self._open.clear()  # what a bug in the commit has left
+        self._open.clear()  # left over after a bug in the commit
         self._forget_others()
         decodes = [task for task in batch.tasks if task.completes and len(task.token_ids) == 1]
         drafted = [task for task in decodes if self._drafts_for(task.request)]
@@ -101,7 +104,7 @@ class Speculation:
     def would_propose(self, requests: Sequence[Request]) -> bool:
         """Whether a batch of decodes of these requests, which have no grammars, would get proposals."""
         num_rows = len(requests)
-        if self._options.max_tokens:  # in constant time, as this is asked before each step of a loop
+        if self._options.max_tokens:  # in constant time, as a loop asks before each step
             least = self._least_chance(num_rows, num_rows)
             if any(self._draft(r).would_propose(r.token_ids, least, _most(r)) for r in requests):
                 return True
@@ -111,7 +114,7 @@ class Speculation:
         return any(self._model.num_worth(r, least, _most(r)) for r in requests)
 
     def settle(self) -> None:
-        """Learns from the last batch, once it is committed, or has failed."""
+        """Update acceptance rates from the last batch, after it is committed or has failed."""
         for proposal in self._open:
             num_proposed, num_accepted = len(proposal.tasks), proposal.num_accepted
             proposal.observe(num_proposed, num_accepted)
@@ -124,17 +127,17 @@ class Speculation:
             self.counts.draft_model_s = self._model.device_s
 
     def flush_cache(self) -> None:
-        """Frees every page of a draft model that is only kept for its prefix."""
+        """Free all pages of a draft model that are cached for prefix sharing but not leased."""
         if self._model is not None:
             self._model.flush_cache()
 
     def _least_chance(self, num_decodes: int, num_rows: int, num_drafted: int = 0) -> float:
-        """For a token of a draft model, if it drafts for some requests, else for one that is there."""
+        """Lowest acceptance probability that pays; with `num_drafted`, includes the draft model's cost."""
         drafting_cost = self._model.round_cost / num_drafted if self._model and num_drafted else 0.0
         return least_chance(self._options.row_cost, num_decodes, num_rows, drafting_cost)
 
     def _drafts_for(self, request: Request) -> bool:
-        """Whether anything may ever be proposed for the request."""
+        """Whether tokens can ever be proposed for the request."""
         is_forced = request.matcher is not None and self._options.max_forced_tokens > 0
         return is_forced or self._options.max_tokens > 0 or self._model is not None
 
@@ -144,7 +147,7 @@ class Speculation:
         return draft
 
     def _proposers(self, request: Request) -> list[Proposer]:
-        """What its grammar forces comes first: that is surer than what stood before."""
+        """The request's proposers. Tokens that its grammar forces come first, as they are the surest."""
         proposers: list[Proposer] = []
         if request.matcher is not None and (most := self._options.max_forced_tokens):
             proposers.append(JumpAhead(request.matcher, len(request.call.prompt_token_ids), most))
@@ -153,7 +156,7 @@ class Speculation:
         return proposers
 
     def _proposed(self, last: LlmTaskInput, least: float, left: int) -> _Proposal | None:
-        """The tokens that are proposed behind a decode, at most `left`; None if there are none."""
+        """Tokens proposed after a decode, at most `left`; None if there are none."""
         request, draft = last.request, self._draft(last.request)
         token_ids = draft.propose(request.token_ids, least, min(left, _most(request)))
         return self._as_tasks(last, token_ids, draft.observe)
@@ -161,7 +164,7 @@ class Speculation:
     def _proposed_by(
         self, model: DraftModel, decodes: Sequence[LlmTaskInput], least: float, left: int
     ) -> list[_Proposal]:
-        """What the draft model yields behind decodes, at most `left` tokens in all."""
+        """The draft model's proposals after these decodes, at most `left` tokens in total."""
         wanted = {}
         for task in decodes:
             if count := model.num_worth(task.request, least, min(left, _most(task.request))):
@@ -180,7 +183,7 @@ class Speculation:
     def _as_tasks(
         self, last: LlmTaskInput, token_ids: list[int], observe: Callable[[int, int], None]
     ) -> _Proposal | None:
-        """Tasks for as many of the tokens as there are pages for; None if that is none."""
+        """Tasks for the tokens that pages can be reserved for; None if there are none."""
         request = last.request
         if token_ids:
             del token_ids[self._scheduler.reserve_proposed(request, len(token_ids)) :]
@@ -188,12 +191,12 @@ class Speculation:
         return _Proposal(request, observe, len(request.token_ids), tasks) if tasks else None
 
     def _forget_others(self) -> None:
-        """Drops the drafts of requests that do not run."""
+        """Drop the drafts of requests that do not run."""
         running = self._scheduler.running
         if len(self._drafts) > len(running):
             self._drafts = {request: self._drafts[request] for request in running if request in self._drafts}
 
 
 def _most(request: Request) -> int:
-    """One less than may still be generated: the row before a proposed token yields one too."""
+    """Maximum proposed tokens: one less than may still be generated, as the row before them yields one."""
     return request.call.params.max_tokens - request.num_generated - 1

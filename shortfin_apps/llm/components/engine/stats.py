@@ -1,4 +1,4 @@
-"""Counters and gauges of the engine, as `/metrics` shows them."""
+"""Engine counters and gauges, as exported by `/metrics`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from shortfin_apps.llm.components.kvcache.base import CacheUsage
 
 @dataclass(kw_only=True)
 class EngineCounters:
-    """Counters since start. The engine's thread alone writes them."""
+    """Counters since start. Only the engine's thread writes them."""
 
     steps: int = 0
     tasks: int = 0
-    prompt_tokens: int = 0  # computed, without those found in the cache
+    prompt_tokens: int = 0  # computed, without tokens found in the cache
     cached_tokens: int = 0  # found in the cache, counted once at admission
     generation_tokens: int = 0
     step_s: float = 0.0  # total wall time inside steps
     failed_invocations: int = 0
-    consecutive_failures: int = 0  # invocations that failed since the last one that did not
+    consecutive_failures: int = 0  # failed invocations since the last success
     lost_device: str | None = None  # the error with which the device failed for good
     self_tests: int = 0
     self_test_failures: int = 0
-    failed_self_test: str | None = None  # what the last one found to be wrong
+    failed_self_test: str | None = None  # the last self-test's failure
 
     def count_task(self, task: LlmTaskInput) -> None:
-        """Counts a task that was computed; before `num_computed` and `last_turn` of its request change."""
+        """Count a computed task. Call before its request's `num_computed` and `last_turn` change."""
         self.tasks += 1
         if task.request.num_generated == 0:
             self.prompt_tokens += len(task.token_ids)
@@ -37,7 +37,7 @@ class EngineCounters:
             self.cached_tokens += task.request.num_cached
 
     def count_decodes(self, count: int) -> None:
-        """Counts tasks that were computed and sampled, of requests that had a token of output before."""
+        """Count computed and sampled decodes of requests that already had output tokens."""
         self.tasks += count
         self.generation_tokens += count
 
@@ -48,26 +48,26 @@ class EngineCounters:
 
 @dataclass(kw_only=True)
 class EngineStats(EngineCounters):
-    """A copy of the counters, and the gauges of the same moment, for other threads to read."""
+    """A copy of the counters with gauges from the same moment, for other threads to read."""
 
-    page_tokens: int  # tokens of a page
-    shares_prefixes: bool  # whether the cache does
+    page_tokens: int  # tokens per page
+    shares_prefixes: bool  # whether the cache shares prefixes
     num_waiting: int
     num_running: int
-    queue_tokens: int = 0  # in prompts that were admitted and have no first token yet
+    queue_tokens: int = 0  # in admitted prompts without a first token yet
     num_waiting_tenants: int = 0
     pages: CacheUsage
-    window_pages: CacheUsage | None = None  # of layers that see a window of tokens alone
+    window_pages: CacheUsage | None = None  # of sliding-window layers
     plans: PlanCounts  # block tables laid out and uploaded
     preemptions: int
-    entries: Mapping[str, EntryCounts]  # by name, those that ran
+    entries: Mapping[str, EntryCounts]  # by name; only entries that ran
     uploads: int  # arrays copied to the device
-    steps_ahead: int  # decode steps queued before the tokens of the step before were back
-    discarded_tokens: int  # computed in such a step for requests that had ended
-    speculation: SpeculationCounts | None = None  # None where it is off
-    device_s: float  # of `step_s`, between submit and the results' arrival
+    steps_ahead: int  # decode steps queued before the previous step's tokens arrived
+    discarded_tokens: int  # computed in such steps for requests that had ended
+    speculation: SpeculationCounts | None = None  # None if it is off
+    device_s: float  # part of `step_s` between submit and the results' arrival
 
     @property
     def padded_tokens(self) -> int:
-        """Padding rows computed."""
+        """Number of computed padding rows."""
         return sum(counts.padded_tokens for counts in self.entries.values())

@@ -1,13 +1,13 @@
-"""Steady decode: steps of a decode loop that only add a token to each of the same requests.
+"""Steady decode: steps of a decode loop that only append a token to each of the same requests.
 
-While a loop goes on and nobody arrives, ends or needs a page, each step would plan the same batch again and
-find the same answers for each of its requests. Here they are found once, with the number of steps that they
-hold for, and a step is committed in one pass:
+While a loop continues and no request arrives, ends or needs a page, each step would plan the same batch again
+with the same results. Here the plan is made once, together with the number of steps for which it holds, and
+each step is committed in one pass:
 
     engine's step     queue n + 1,  wait for n,  append a token to each request
 
-Everything else is for the engine's general path, which does the same for these steps, more slowly: a step
-before which the requests change, after which one may end, or for which one has no page.
+The engine's general path handles every other step (more slowly, with the same result): when the requests
+change, a request may end, or a request has no page for its next token.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from shortfin_apps.llm.components.request.request import Request
 
 
 class SteadyDecode:
-    """The running requests of a decode loop, of which one step is in flight; made after a step's commit.
+    """The running requests of a decode loop with one step in flight; created after a step's commit.
 
-    Each has at least one token of output.
+    Each request has at least one output token.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class SteadyDecode:
 
     @property
     def holds(self) -> bool:
-        """Whether the step after the one in flight will decode the same requests, in the pages they have."""
+        """Whether the step after the one in flight will decode the same requests in their current pages."""
         return (
             self._num_steps < self._steps_left
             and self._membership == self._scheduler.membership
             and not self._scheduler.may_admit()
-            and not self._cache.has_suspects  # which are cleared while nothing is in flight
+            and not self._cache.has_suspects  # suspect pages are cleared while nothing is in flight
         )
 
     def may_end(self, token_ids: Sequence[int]) -> bool:
@@ -63,7 +63,7 @@ class SteadyDecode:
         return not self._ends.isdisjoint(token_ids)
 
     def commit(self, token_ids: Sequence[int]) -> list[Delta]:
-        """Adds a token to each request; none of them ends with it."""
+        """Append a token to each request; none of them may end with it."""
         for request in self._filling[self._num_steps % self._cache.stride]:
             assert request.lease is not None
             self._cache.publish(request.lease, request.token_ids, request.num_computed + 1)
@@ -84,7 +84,7 @@ class SteadyDecode:
 
 
 def _steps_before_change(request: Request, stride: int) -> int:
-    """The steps until one computes the request's last token, or the step after it needs another page."""
+    """Steps until the request's last token is computed, or the following step needs another page."""
     num_tokens = len(request.token_ids)
     return min(
         request.call.params.max_tokens - 1 - request.num_generated,
@@ -93,7 +93,7 @@ def _steps_before_change(request: Request, stride: int) -> int:
 
 
 def _by_step_that_fills_a_page(requests: Sequence[Request], stride: int) -> list[list[Request]]:
-    """The requests that fill a page in step `index`, and again in each `stride`-th one after it."""
+    """For each step `index`, the requests that fill a page in it and in every `stride`-th step after it."""
     filling: list[list[Request]] = [[] for _ in range(stride)]
     for request in requests:
         filling[(-request.num_computed - 1) % stride].append(request)

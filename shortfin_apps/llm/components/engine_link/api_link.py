@@ -1,4 +1,4 @@
-"""One API process, as the engine's process sees it: its requests, and the connection to it."""
+"""One API process as seen from the engine's process: its requests, and the connection to it."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ from shortfin_apps.llm.errors import InvocationError, LlmError, RequestAbortedEr
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 1.0  # how long a process may take to carry out a command
+ANSWER_S = 1.0  # how long a process may take to execute a command
 
 
 class AdmittingEngine(EngineClient, Protocol):
-    """An engine of this process, which admits a request at once."""
+    """An engine in this process, which admits a request immediately."""
 
     def admit(self, call: GenerateCall) -> DeltaStream: ...
 
 
 class Grammars(Protocol):
-    """Compiles the grammars that another process has tried; see `GrammarCompiler`."""
+    """Compiles grammars that another process has tried; see `GrammarCompiler`."""
 
     async def compile_tried(self, source: GrammarSource, param: str, tenant: str) -> Grammar: ...
 
@@ -61,9 +61,9 @@ class Grammars(Protocol):
 class ApiLink:
     """Admits the requests of one API process, and sends it the deltas of each step in one message.
 
-    `on_ask` carries out a command in all processes, and `on_lost` is called when the process has ended: its
-    requests are aborted by then. While it does not read, its deltas are left in their streams, whose bound
-    on unread tokens then ends the requests.
+    `on_ask` runs a command in all processes. `on_lost` is called when the process has ended, after its
+    requests were aborted. While the process does not read, its deltas stay in their streams, where the limit
+    on unread tokens eventually ends the requests.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class ApiLink:
         self._engine: AdmittingEngine | None = None
         self._grammars: Grammars | None = None
         self._streams: dict[str, DeltaStream] = {}
-        self._told: dict[str, DeltaStream] = {}  # those with something unread
+        self._told: dict[str, DeltaStream] = {}  # streams with unread deltas
         self._compiling: dict[str, asyncio.Task[None]] = {}
         self._looks: set[asyncio.Task[None]] = set()
         self._orders: dict[int, asyncio.Future[list[float]]] = {}
         self._dumping: set[asyncio.Task[None]] = set()
         self.prepared = asyncio.Event()  # it waits for the engine, or has ended
-        self.serving = asyncio.Event()  # it takes requests, or has ended
+        self.serving = asyncio.Event()  # it accepts requests, or has ended
         self.lost = asyncio.Event()
         self.was_prepared = False
         self.is_welcome = False
@@ -97,7 +97,7 @@ class ApiLink:
         await self._connection.open(self._sock)
 
     def serve(self, engine: AdmittingEngine, grammars: Grammars, welcome: Welcome) -> None:
-        """Lets a prepared process send requests."""
+        """Welcome a prepared process, which may then send requests."""
         self._engine, self._grammars = engine, grammars
         self.is_welcome = True
         self.send(welcome)
@@ -106,7 +106,7 @@ class ApiLink:
         self._connection.send(message)
 
     def close(self) -> None:
-        """Closes the connection, at which the process ends."""
+        """Close the connection, which makes the process exit."""
         self._connection.close()
 
     def tell(self, state: EngineState) -> None:
@@ -114,7 +114,7 @@ class ApiLink:
             self.send(state)
 
     async def order(self, number: int, command: Command) -> list[float] | None:
-        """What the command counts there; None when the process does not answer."""
+        """Send a command to the process and return its counts; None if it does not answer in time."""
         answer = self._orders[number] = asyncio.get_running_loop().create_future()
         self.send(Order(number, command))
         try:
@@ -172,7 +172,7 @@ class ApiLink:
             del self._compiling[call.request_id]
             self.send(Refused(call.request_id, _told(error)))
             return
-        del self._compiling[call.request_id]  # from now on, an abort is for the engine
+        del self._compiling[call.request_id]  # from now on, the engine handles aborts
         self._admit(replace(call, params=replace(call.params, output_grammar=grammar)))
 
     async def _look(self, number: int, after: int) -> None:
@@ -184,7 +184,7 @@ class ApiLink:
     def _admit(self, call: GenerateCall) -> None:
         try:
             stream = self._running_engine.admit(call)
-        except Exception as error:  # one of a bug must not close the connection, with every request of it
+        except Exception as error:  # an error in one request must not close the connection
             self.send(Refused(call.request_id, _told(error)))
             return
         self._streams[call.request_id] = stream
@@ -199,7 +199,7 @@ class ApiLink:
             self._running_engine.abort(request_id, error)
 
     def _tell(self, request_id: str, stream: DeltaStream) -> None:
-        """Notes that a stream has something new; all of a step are told before the loop's next turn."""
+        """Mark a stream as having new deltas; a step marks all of its streams in one loop iteration."""
         if not self._told:
             asyncio.get_running_loop().call_soon(self._send_deltas)
         self._told[request_id] = stream
@@ -252,7 +252,7 @@ class ApiLink:
 
 
 def _told(error: Exception) -> LlmError:
-    """What the process is told of an error, so that no request waits for ever."""
+    """The error to send to the process, so that no request waits forever."""
     if isinstance(error, LlmError):
         return error
     logger.error("a request of an API process failed; please report this bug", exc_info=error)

@@ -1,4 +1,4 @@
-"""All API processes, as the engine's process sees them."""
+"""All API processes as seen from the engine's process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from shortfin_apps.llm.components.engine_link.messages import Ask, Counted, Engi
 
 logger = logging.getLogger(__name__)
 
-STATE_INTERVAL_S = 0.1  # between two looks at the engine's state
+STATE_INTERVAL_S = 0.1  # between two checks of the engine's state
 
 Counts = Sequence[float]
 
 
 class ApiLinks:
-    """Welcomes API processes once there is an engine, tells them its state, and passes on their commands.
+    """Welcomes API processes once there is an engine, sends them its state, and forwards their commands.
 
-    The counters of a process that has ended stay in the sums, as it told them last, so that no sum falls.
+    The last reported counters of a process that has ended remain in the sums, so that no sum decreases.
     """
 
     def __init__(self) -> None:
-        self._links: dict[ApiLink, Counts] = {}  # each with the counters that it told last
-        self._ended: Counts = ()  # the sums of those that have ended
+        self._links: dict[ApiLink, Counts] = {}  # each link with its last reported counters
+        self._ended: Counts = ()  # the sums of ended processes
         self._numbers = itertools.count(1)
         self._engine: AdmittingEngine | None = None
         self._grammars: Grammars | None = None
@@ -38,11 +38,11 @@ class ApiLinks:
 
     @property
     def is_serving(self) -> bool:
-        """Whether there is an engine, to which every prepared process is welcome."""
+        """Whether an engine is available, so that prepared processes are welcomed."""
         return self._engine is not None
 
     async def open(self, sock: socket.socket) -> ApiLink:
-        """A link to the process at the other end of `sock`."""
+        """Open a link to the process at the other end of `sock`."""
         link = ApiLink(sock, on_ask=self._on_ask, on_lost=self._forget)
         self._links[link] = ()
         try:
@@ -54,25 +54,25 @@ class ApiLinks:
         return link
 
     async def serve(self, engine: AdmittingEngine, grammars: Grammars) -> None:
-        """Welcomes all processes that are there, once they are prepared, and those to come.
+        """Welcome all processes present, once they are prepared, and all future ones.
 
-        Returns when they serve. None says that it is ready before: the next request may be another's.
+        Returns when they serve. No process reports ready before that, as another may get the next request.
         """
         await asyncio.gather(*(link.prepared.wait() for link in self._links))
         self._engine, self._grammars = engine, grammars
         self._state = EngineState(ready=False, healthy=engine.healthy)
-        for link in list(self._links):  # also those that were opened, and perhaps prepared, in the meantime
+        for link in list(self._links):  # also links opened, and perhaps prepared, in the meantime
             self._welcome(link)
         await asyncio.gather(*(link.serving.wait() for link in self._links if link.is_welcome))
         self._watch()
 
     def close(self) -> None:
-        """Stops looking at the engine."""
+        """Stop watching the engine."""
         if self._watching is not None:
             self._watching.cancel()
 
     async def carry_out(self, command: Command) -> list[float]:
-        """Has every process carry out a command; returns the sums of what they count."""
+        """Run a command in every process; returns the sums of their counts."""
         if isinstance(command, SetLogLevel):
             logging.getLogger().setLevel(command.level)
         links = [link for link in self._links if link.is_welcome]
@@ -93,7 +93,7 @@ class ApiLinks:
         try:
             counts = await self.carry_out(ask.command)
         except Exception:
-            link.send(Counted(ask.number, [], self._engine.stats()))  # else its client would wait for ever
+            link.send(Counted(ask.number, [], self._engine.stats()))  # else its client would wait forever
             raise
         link.send(Counted(ask.number, counts, self._engine.stats()))
 
@@ -102,11 +102,11 @@ class ApiLinks:
         try:
             self._welcome(link)
         except Exception:
-            link.close()  # else the process would wait for ever; it is started again
+            link.close()  # else the process would wait forever; it is restarted
             raise
 
     def _welcome(self, link: ApiLink) -> None:
-        """Unless there is no engine yet, or it is not prepared, or was welcomed."""
+        """Welcome a process, if there is an engine and the process is prepared and not welcomed yet."""
         engine, grammars, state = self._engine, self._grammars, self._state
         if engine is None or grammars is None or state is None:
             return
@@ -124,7 +124,7 @@ class ApiLinks:
         link.serve(engine, grammars, welcome)
 
     def _watch(self) -> None:
-        """Tells every process when the engine's state has changed, and looks again later."""
+        """Send the engine's state to every process if it changed, and schedule the next check."""
         assert self._engine is not None, "there is nothing to look at before"
         self._watching = asyncio.get_running_loop().call_later(STATE_INTERVAL_S, self._watch)
         if (state := _state_of(self._engine)) != self._state:

@@ -1,4 +1,4 @@
-"""Commands to all processes that answer requests, whichever of them was asked."""
+"""Commands that run in all API processes, whichever of them received the request."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import msgspec
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
-    """Ends the requests with these ids; of `tenant` alone, unless it is None. Counts sequences."""
+    """Abort the requests with these IDs; only of `tenant`, unless it is None. Counts sequences."""
 
     request_ids: tuple[str, ...]
     tenant: str | None = None
 
 
 class AbortAll(msgspec.Struct, frozen=True, tag=True):
-    """Ends all requests. Counts sequences."""
+    """Abort all requests. Counts sequences."""
 
 
 class SetLogLevel(msgspec.Struct, frozen=True, tag=True):
-    """Sets the least severe level to log, as in Python's `logging`. Counts nothing."""
+    """Set the minimum log level, as in Python's `logging`. Counts nothing."""
 
     level: str
 
 
 class ReadMetrics(msgspec.Struct, frozen=True, tag=True):
-    """Returns `ServerMetrics.counts`."""
+    """Return `ServerMetrics.counts`."""
 
 
 Command = AbortRequests | AbortAll | SetLogLevel | ReadMetrics

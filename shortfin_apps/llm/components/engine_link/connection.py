@@ -1,7 +1,8 @@
-"""A connection of two processes of a server, each of which knows at once when the other ends.
+"""A connection between two of a server's processes; each notices immediately when the other ends.
 
-It is a Unix-domain socket, whose end the kernel reports: ZeroMQ, which would reconnect, cannot tell that its
-peer has died. A message is a frame: its length in 4 bytes, little-endian, and its text in MessagePack.
+It is a Unix-domain socket, for which the kernel reports that the peer has closed; ZeroMQ would reconnect, and
+cannot tell that its peer has died. A message is a frame: its length in 4 bytes, little-endian, and its
+content in MessagePack.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ MessageT = TypeVar("MessageT")
 
 
 class Connection(asyncio.Protocol, Generic[MessageT]):
-    """Used by one event loop's thread. What is sent before `open` goes out with it.
+    """One end of the connection, used by one event loop's thread.
 
-    `on_lost` is called once, when the other side has closed; nothing is sent from then on. While the other
-    side does not read, `is_held_up` is true, and `on_free` is called when it is not any more: what is sent
-    nevertheless is kept.
+    Messages sent before `open` are sent on opening. `on_lost` is called once, when the other side has closed;
+    nothing is sent from then on. `is_held_up` is true while the other side does not read; messages sent
+    meanwhile are buffered. `on_free` is called when it reads again.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Connection(asyncio.Protocol, Generic[MessageT]):
         self.is_lost = False
 
     async def open(self, sock: socket.socket) -> None:
-        """Takes `sock`, which is connected."""
+        """Take over the connected socket `sock`."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
     def send(self, message: Message) -> None:
@@ -60,12 +61,12 @@ class Connection(asyncio.Protocol, Generic[MessageT]):
             self._early.append(frame)
 
     def close(self) -> None:
-        """Sends what is kept, and closes. Closing twice is a no-op."""
+        """Send buffered messages and close. Closing twice is a no-op."""
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's class is not a subclass
         self._transport.write(b"".join(self._early))
         self._early.clear()
 
@@ -91,7 +92,7 @@ class Connection(asyncio.Protocol, Generic[MessageT]):
 
 
 def exchange(sock: socket.socket, message: Message, decoder: msgspec.msgpack.Decoder[MessageT]) -> MessageT:
-    """Sends a message and waits for one, without an event loop. Raises EOFError if the other side closes."""
+    """Send a message and wait for one, without an event loop. Raises EOFError if the other side closes."""
     text = encode(message)
     sock.sendall(LENGTH.pack(len(text)) + text)
     (length,) = LENGTH.unpack(_read(sock, LENGTH.size))
@@ -99,7 +100,7 @@ def exchange(sock: socket.socket, message: Message, decoder: msgspec.msgpack.Dec
 
 
 def _end_of_frame(received: bytearray, begin: int) -> int | None:
-    """The end of the frame that begins there; None if it is not whole."""
+    """The end of the frame that begins at `begin`; None if it is incomplete."""
     text = begin + LENGTH.size
     if len(received) < text:
         return None

@@ -1,4 +1,4 @@
-"""What an API process and the process of the engine tell each other, as MessagePack.
+"""Messages between an API process and the engine's process, as MessagePack.
 
     API process                                engine's process
     Prepared ─────────────────────────────────>
@@ -18,7 +18,7 @@
     WriteDump ────────────────────────────────>
              <───────────────────────────────── DumpWritten
 
-Both are of the same release, so that no message has a version.
+Both processes run the same release, so messages are not versioned.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Prepared(Message, frozen=True):
-    """The API process listens, and has all but the engine."""
+    """The API process listens, and is ready except for the engine."""
 
 
 class EngineState(Message, frozen=True):
@@ -52,7 +52,7 @@ class EngineState(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The engine is loaded. `number` is the link's, which no other has or had."""
+    """The engine is loaded. `number` identifies the link and is never reused."""
 
     number: int
     max_requests: int
@@ -64,11 +64,11 @@ class Welcome(Message, frozen=True):
 
 
 class Serving(Message, frozen=True):
-    """The API process has its welcome, and no longer refuses requests."""
+    """The API process has received its welcome, and no longer refuses requests."""
 
 
 class Submit(Message, frozen=True):
-    """`EngineClient.submit`. A compiled grammar stays where it is: here are its source, and its field."""
+    """`EngineClient.submit`. A compiled grammar is not sent, only its source and the request field."""
 
     call: GenerateCall
     grammar: GrammarSource | None = None
@@ -98,7 +98,7 @@ class FlushCache(Message, frozen=True):
 
 
 class Ask(Message, frozen=True):
-    """Asks for a command to be carried out everywhere; `number` marks the answer."""
+    """A request to run a command in all processes; `number` identifies the answer."""
 
     number: int
     command: Command
@@ -112,7 +112,7 @@ class Order(Message, frozen=True):
 
 
 class Counted(Message, frozen=True):
-    """What a command counted, here or everywhere; from the engine's side, with its counters."""
+    """A command's counts, from one process or summed; the engine's process adds its counters."""
 
     number: int
     counts: list[float]
@@ -120,7 +120,7 @@ class Counted(Message, frozen=True):
 
 
 class WriteDump(Message, frozen=True):
-    """`EngineClient.dump`; `number` marks the answer."""
+    """`EngineClient.dump`; `number` identifies the answer."""
 
     number: int
     reason: str
@@ -136,14 +136,14 @@ class DumpWritten(Message, frozen=True):
 
 
 class Look(Message, frozen=True):
-    """`EngineClient.snapshot`; `number` marks the answer."""
+    """`EngineClient.snapshot`; `number` identifies the answer."""
 
     number: int
     after: int
 
 
 class Seen(Message, frozen=True):
-    """The answer to a look: a snapshot, or why there is none."""
+    """The answer to a Look: a snapshot, or the error."""
 
     number: int
     found: Snapshot | None = None
@@ -171,7 +171,7 @@ def decoder_from_engine() -> msgspec.msgpack.Decoder[FromEngine]:
 
 
 def _to_plain(error: object) -> list[object]:
-    """An error as the name of its class, or of the nearest that both sides know, and its arguments."""
+    """An error as a list: the name of its class, or of the nearest one both sides know, and its arguments."""
     if not isinstance(error, LlmError):
         raise NotImplementedError(f"{type(error).__name__} does not cross the border")
     name = next(kind.__name__ for kind in type(error).__mro__ if _ERRORS.get(kind.__name__) is kind)

@@ -1,4 +1,4 @@
-"""The engine as an API process sees it: it runs in another process, at the other end of a connection."""
+"""The engine as seen from an API process: it runs in another process, at the other end of a connection."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ ENGINE_ENDED = "the process of the engine has ended; restart the server"
 
 
 def wait_for_engine(sock: socket.socket) -> Welcome:
-    """Says that this process is prepared, and waits until the engine is loaded, for as long as that takes.
+    """Report that this process is prepared, and wait until the engine is loaded, without a time limit.
 
-    Raises UnavailableError when the engine's process ends before.
+    Raises UnavailableError if the engine's process ends first.
     """
     try:
         welcome = exchange(sock, Prepared(), decoder_from_engine())
@@ -68,10 +68,10 @@ def wait_for_engine(sock: socket.socket) -> Welcome:
 
 
 class RemoteEngine:
-    """Implements EngineClient; call `start` in the event loop that calls the rest.
+    """Implements EngineClient; call `start` in the event loop that makes all other calls.
 
-    The engine's process admits requests. This one keeps their streams, aborts those whose reader is slow, and
-    drains its own. `execute` carries out a command in this process. `on_lost` is called when the engine's
+    The engine's process admits requests. This one keeps their streams, aborts requests with slow readers, and
+    drains its own requests. `execute` runs a command in this process. `on_lost` is called when the engine's
     process has ended, after every request was answered.
     """
 
@@ -93,15 +93,15 @@ class RemoteEngine:
         no_bounds = Admission(max_requests=sys.maxsize, max_queue_tokens=sys.maxsize, clock=lambda: 0.0)
         self._requests = OpenRequests(no_bounds, max_unread_tokens=max_unread_tokens, abort=self._send_abort)
         self._draining = Draining(self._requests, self.abort_all)
-        self._submitted: dict[str, asyncio.Future[None]] = {}  # those that wait to be admitted
-        self._asked: dict[int, asyncio.Future[Any]] = {}  # questions that wait for their answers, by number
+        self._submitted: dict[str, asyncio.Future[None]] = {}  # requests waiting to be admitted
+        self._asked: dict[int, asyncio.Future[Any]] = {}  # questions waiting for their answers, by number
         self._numbers = itertools.count()  # of questions
         self._connection = Connection(decoder_from_engine(), self._receive, on_lost=self._on_lost)
         self._opening: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def start(self) -> None:
-        """Opens the connection. The loop's next turn may bring a request: this process serves."""
+        """Open the connection. A request may arrive in the loop's next iteration: this process now serves."""
         self._connection.send(Serving())
         self._opening = asyncio.create_task(self._open())
 
@@ -120,10 +120,10 @@ class RemoteEngine:
         stream = self._requests.admit(call)
         try:
             self._connection.send(_submission(call))
-        except Exception:  # it cannot be encoded, and the engine will not answer it
+        except Exception:  # it cannot be encoded, so the engine will not answer it
             self._requests.deliver([Delta(call.request_id, finish_reason=FinishReason.ERROR)])
             raise
-        if not call.resumes:  # what resumes is not refused for load: its steps need not wait
+        if not call.resumes:  # resumed calls are not refused for load, so their steps need not wait
             await self._until_admitted(call.request_id, stream)
         return stream
 
@@ -144,11 +144,11 @@ class RemoteEngine:
         return written
 
     def stats(self) -> EngineStats:
-        """As of the last answer to `ask`."""
+        """Counters as of the last answer to `ask`."""
         return self._stats
 
     async def ask(self, command: Command) -> Sequence[float]:
-        """Has every API process carry out a command; returns the sums of what they count."""
+        """Run a command in every API process; returns the sums of their counts."""
         counts: list[float] = await self._answer_to(lambda number: Ask(number, command))
         return counts
 
@@ -158,7 +158,7 @@ class RemoteEngine:
 
     @property
     def number(self) -> int:
-        """The link's, which no other link to the engine has or had."""
+        """The link's number, never reused by another link to the engine."""
         return self._welcome.number
 
     @property
@@ -189,7 +189,7 @@ class RemoteEngine:
         await self._draining.drain(timeout_s)
 
     async def close(self, patience_s: float = math.inf) -> bool:
-        """Ends what is not answered, and the connection; the engine is another process's to close."""
+        """End open requests and the connection; the engine belongs to another process."""
         self._is_closed = True
         self._draining.begin()
         self._requests.answer_all(UnavailableError("the server has shut down"))
@@ -205,7 +205,7 @@ class RemoteEngine:
             raise UnavailableError(ENGINE_ENDED)
 
     async def _answer_to(self, question: Callable[[int], FromApi]) -> Any:
-        """What `_answer` is told for the question's number. Raises the error that it is told."""
+        """Send a question and return the answer passed to `_answer` for its number, or raise the error."""
         self._check_connected()
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
@@ -216,7 +216,7 @@ class RemoteEngine:
             del self._asked[number]
 
     def _answer(self, number: int, answer: object, error: LlmError | None = None) -> None:
-        """Answers a question, unless whoever asked has left."""
+        """Answer a question, unless the caller has left."""
         if (asked := self._asked.get(number)) is None or asked.done():
             return
         if error is not None:
@@ -225,7 +225,7 @@ class RemoteEngine:
             asked.set_result(answer)
 
     async def _until_admitted(self, request_id: str, stream: DeltaStream) -> None:
-        """Raises the error with which the engine refused it. A cancelled request is aborted."""
+        """Wait for admission, or raise the engine's refusal. Cancellation aborts the request."""
         admitted = self._submitted[request_id] = asyncio.get_running_loop().create_future()
         try:
             await admitted
@@ -264,7 +264,7 @@ class RemoteEngine:
                 raise AssertionError("it is the first message, and was read")
 
     def _refuse(self, request_id: str, error: LlmError) -> None:
-        """Ends a request that the engine does not have; its submission raises the error if it still waits."""
+        """End a request that the engine does not have; its submission raises the error if it still waits."""
         self._requests.deliver([Delta(request_id, finish_reason=FinishReason.ERROR, error=error)])
         if (waiting := self._submitted.get(request_id)) is not None and not waiting.done():
             waiting.set_exception(error)

@@ -1,4 +1,4 @@
-"""Runs batches on a program: from tasks to an entry's arguments (`abi.py`), and from its results to rows."""
+"""Runs batches on a program: converts tasks to an entry's arguments (`abi.py`), and its results to rows."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ Array = npt.NDArray[Any]
 
 
 class BatchResult:
-    """The results of one batch, row by row; logits are fetched when first asked for.
+    """Results of one batch, by row; logits are fetched on first use.
 
-    `on_device` are all of them by name, which hold until the next batch is run.
+    `on_device` has all results by name, valid until the next batch runs.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BatchResult:
     def row(self, index: int, with_logits: bool) -> Candidates:
         """Row `index`'s candidates; `with_logits` adds its logits `[V]`, which the entry must return.
 
-        If any of the values is NaN, all are: a program of another compiler need not put it first.
+        If any value is NaN, all values are set to NaN: a program of another compiler may not sort it first.
         """
         logits = self._row_of(self._all_logits(), index) if with_logits else None
         if self._values is None or self._indices is None:
@@ -88,7 +88,7 @@ class BatchResult:
         return self._logits
 
     def note(self, record: Run) -> Fetched | None:
-        """What was fetched, for a flight recorder's record, which is told of logits that still will be."""
+        """Fetched data for a flight recorder's record; the record also receives logits fetched later."""
         self._record = record
         if self._values is None or self._indices is None:
             return None
@@ -96,7 +96,7 @@ class BatchResult:
         return Fetched(values, indices, len(self._tasks), self._holds_nan)
 
     def _last_rows(self, array: Array) -> Array:
-        """`[N or more, 1, K]` of the tasks: what `_row_of` gives of each."""
+        """Each task's last row as `[N or more, 1, K]`, the rows that `_row_of` returns."""
         if array.shape[1] == 1:
             return array
         last = [len(task.token_ids) - 1 for task in self._tasks]
@@ -147,13 +147,13 @@ class BatchRunner:
         self._window_tables = BlockTables(self._upload)
         self._counts: defaultdict[str, EntryCounts] = defaultdict(EntryCounts)
         self._copied_counts: dict[str, EntryCounts] = {}
-        self._ran: set[str] = set()  # entries, since their counts were copied
+        self._ran: set[str] = set()  # entries that ran since their counts were copied
         self.device_s = 0.0
         self.num_uploads = 0  # arrays copied to the device
 
     @property
     def num_candidates(self) -> int:
-        """K of the entries' top-k; 0 when they return logits only."""
+        """K of the entries' top-k; 0 if they return logits only."""
         return self._top_k or 0
 
     @property
@@ -161,13 +161,13 @@ class BatchRunner:
         return self._block_tables.counts
 
     def counts(self) -> dict[str, EntryCounts]:
-        """Counts of all invocations so far, by entry; a copy, for other threads to read."""
+        """Counts of all invocations so far, by entry; a copy for other threads to read."""
         self._copied_counts |= {entry: self._counts[entry].copy() for entry in self._ran}
         self._ran.clear()
         return self._copied_counts.copy()
 
     def run(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> BatchResult:
-        """Invokes the nearest entry and waits for it. Raises InvocationError.
+        """Invoke the nearest entry and wait for it. Raises InvocationError.
 
         Calls `meanwhile` once the entry is queued.
         """
@@ -197,18 +197,18 @@ class BatchRunner:
         return result
 
     def run_as(self, shape: Shape, batch: Batch) -> BatchResult:
-        """Invokes the entry of `shape`, which holds the batch, and counts nothing. Raises InvocationError."""
+        """Invoke the entry of `shape`, which must hold the batch, uncounted. Raises InvocationError."""
         arguments = self._plan(shape, batch.tasks, self._tables(batch.tasks, shape))
         return self._fetch(batch, self._invoke(shape.entry, arguments))
 
     def download_pages(self) -> list[Array]:
-        """A copy of each whole slab [pages, elements]: for a page table of a few pages."""
+        """A copy of each slab [pages, elements]; meant for page tables of a few pages."""
         return [self._device.download(slab) for slab in self._page_table]
 
     def draw(self, result: BatchResult, draws: Sequence[RowDraw]) -> list[int]:
-        """Token ids drawn on the device from whole rows of the last batch's result, where `buckets` can.
+        """Draw token IDs on the device from full rows of the last batch's result, if `buckets` supports it.
 
-        Either all rows have edits or none. -1 for a row whose best logit is not finite. Raises
+        Either all draws have edits or none. Returns -1 for a row with a best logit that is not finite. Raises
         InvocationError.
         """
         token_ids: list[int] = []
@@ -217,7 +217,7 @@ class BatchRunner:
         return token_ids
 
     def _draw_some(self, result: BatchResult, draws: Sequence[RowDraw]) -> list[int]:
-        """As many of the draws, from the first on, as one entry takes."""
+        """Process as many leading draws as one entry takes."""
         is_adjusted = draws[0].edits is not None
         shape = (self.buckets.adjusted_sample if is_adjusted else self.buckets.sample)(len(draws))
         taken = draws[: shape.rows]
@@ -235,7 +235,7 @@ class BatchRunner:
     def draw_by(
         self, result: BatchResult, shape: Shape, arrays: Mapping[str, Array], num_draws: int
     ) -> list[int]:
-        """The token ids of the first draws that the arguments `arrays` of a `sample` entry describe."""
+        """Run a `sample` entry on `arrays` and return the token IDs of its first `num_draws` draws."""
         begin = self._clock()
         arguments = {**result.on_device, **{name: self._upload(array) for name, array in arrays.items()}}
         [token_ids] = self._invoke(
@@ -247,9 +247,9 @@ class BatchRunner:
         return drawn
 
     def start_loop(self, batch: Batch, sampling: Sequence[Sequence[int]]) -> DecodeLoop | None:
-        """A loop that decodes the batch, each task sampled by its fields in `sampling`, and then on and on.
+        """Create a loop that decodes the batch repeatedly, sampling each task by its fields in `sampling`.
 
-        None where the VMFB has no decode loop of as many rows, and where the nearest `extend` would compute
+        Returns None if the VMFB has no decode loop with enough rows, or if the nearest `extend` would compute
         less than three quarters of the loop's rows.
         """
         tasks = batch.tasks
@@ -270,7 +270,7 @@ class BatchRunner:
         requests: Sequence[Request],
         state: Mapping[str, DeviceBuffer],
     ) -> Callable[[], Array]:
-        """Queues one step of a loop; what it returns waits for its token ids `[rows]`."""
+        """Queue one step of a loop; the returned function waits for its token IDs `[rows]`."""
         if self._recorder is None or loop is None:
             return partial(self._token_ids, self._queue(requests, state))
         shape = self.buckets.decode_loop(requests)
@@ -295,7 +295,7 @@ class BatchRunner:
         return pending
 
     def _tables(self, tasks: Sequence[Paged], shape: Shape) -> dict[str, DeviceBuffer]:
-        """The block tables of the tasks by argument name, on the device."""
+        """The tasks' block tables on the device, by argument name."""
         size = shape.rows, shape.blocks
         page_lists = [task.page_ids for task in tasks]
         window_lists = [task.window_page_ids or () for task in tasks]
@@ -325,7 +325,7 @@ class BatchRunner:
 
     @contextmanager
     def _noting(self, record: Invocation) -> Iterator[None]:
-        """Completes a record when its invocation has ended, or failed."""
+        """Complete a record when its invocation ends or fails."""
         assert self._recorder is not None, "it made the record"
         try:
             yield
@@ -339,7 +339,7 @@ class BatchRunner:
         return self._device.upload(array)
 
     def clear_pages(self, page_ids: Collection[int], window_page_ids: Collection[int] = ()) -> None:
-        """Zeroes pages that may hold NaN, and the scratch pages, which the padding of their rows wrote."""
+        """Zero pages that may hold NaN, and the scratch pages, which padding rows wrote."""
         if self._recorder is None:
             self._clear(page_ids, window_page_ids)
             return
@@ -354,18 +354,18 @@ class BatchRunner:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the page table, and of the results and workspace of entries that allocate none."""
+        """Bytes of the page table, and of results and workspace of entries that do not allocate."""
         table = sum(prod(slab.shape) * slab.dtype.itemsize for slab in self._page_table)
         return table + self._invoker.num_bytes
 
     def warm_up(
         self, on_progress: Callable[[int, int], None] = lambda done, total: None
     ) -> list[EntrySignature]:
-        """Runs every entry once on padding rows alone, so that no request pays for first touches.
+        """Run every entry once on padding rows, so that no request pays for first touches.
 
         Returns signatures with the types of the actual results, as upstream's VMFBs do not declare them.
-        Calls `on_progress` with the number of entries done and of all. Raises ArtifactError when an entry
-        does not take what config.json means.
+        Calls `on_progress` with the number of entries done and the total. Raises ArtifactError if an entry
+        does not accept the arguments that config.json describes.
         """
         shapes = self.buckets.smallest_shapes()
         found: list[EntrySignature] = []
@@ -377,16 +377,16 @@ class BatchRunner:
 
     @property
     def stride(self) -> int:
-        """Tokens of a page."""
+        """Tokens per page."""
         return self._stride
 
     def decode_s(self, num_runs: int) -> float:
-        """Seconds of the smallest `decode`."""
+        """Duration of the smallest `decode`, in seconds."""
         shape = next(each for each in self.buckets.smallest_shapes() if each.layout is Layout.DECODE)
         return self.shape_s(shape, num_runs)
 
     def shape_s(self, shape: Shape, num_runs: int) -> float:
-        """Seconds of an invocation once it is warm, on padding rows alone: the least of some runs."""
+        """Shortest duration of `num_runs` warm invocations on padding rows, in seconds."""
         arguments, taken = self._first_arguments(shape), []
         for _ in range(num_runs):
             begin = self._clock()
@@ -408,7 +408,7 @@ class BatchRunner:
         return EntrySignature(shape.entry, None, tuple(TensorType(r.shape, r.dtype) for r in results))
 
     def _first_arguments(self, shape: Shape) -> list[DeviceBuffer]:
-        """Those of padding rows alone."""
+        """Arguments with padding rows only."""
         if shape.layout in (Layout.SAMPLE, Layout.ADJUSTED_SAMPLE):
             types = self._entries[shape.entry].arguments or ()
             return [self._device.upload(np.zeros([size or 1 for size in t.shape], t.dtype)) for t in types]
@@ -430,7 +430,7 @@ class BatchRunner:
         return self._invoker.submit(entry, arguments).wait()
 
     def _fetch(self, batch: Batch, results: Sequence[DeviceBuffer]) -> BatchResult:
-        """Copies values and indices to the host; logits stay on the device until a row asks for them."""
+        """Copy values and indices to the host; logits stay on the device until a row needs them."""
         download, found = self._device.download, named_results(results, self._top_k)
         values, indices = (download(found[name]) if name in found else None for name in ("values", "indices"))
         fetch_logits = (lambda: download(found["logits"])) if "logits" in found else None
@@ -438,7 +438,7 @@ class BatchRunner:
 
 
 def _returns_logits(program: Program, config: ModelConfig) -> bool:
-    """Whether every entry returns logits; entries that do not declare their results return top-k alone."""
+    """Whether every entry returns logits; entries that do not declare their results return only top-k."""
     if config.top_k is None:
         return True
     parsed = ((Entry.parse(name), signature) for name, signature in program.entries.items())
@@ -474,7 +474,7 @@ def _padded_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> Array:
 
 
 def _packed_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> tuple[Array, Array]:
-    """`tokens[T]` and `offsets[R]`."""
+    """The arguments `tokens[T]` and `offsets[R]`."""
     tokens = np.zeros(shape.tokens, np.int64)
     offsets = np.zeros(shape.rows, np.int64)
     offset = 0

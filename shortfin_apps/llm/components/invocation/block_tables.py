@@ -1,15 +1,15 @@
-"""Block tables of batches, kept and updated, as the requests in a batch change little from step to step.
+"""Block tables of batches, kept and updated, as a batch's requests change little from step to step.
 
-A table is `[rows, B]` page ids: a row for each task in the batch's order, then padding rows. Columns past a
+A table is `[rows, B]` page IDs: a row for each task in the batch's order, then padding rows. Columns past a
 task's pages hold the scratch page. A row is filled from the page list of the task's lease. Until the lease is
-released, that list is only appended to, so the list's identity and the number of pages copied from it tell
-what the row holds. The updates, as they are counted:
+released, that list is only appended to, so its identity and the number of pages copied from it determine the
+row's content. Updates are counted as:
 
     plan      every row of a batch of several tasks is filled, as no kept table has any of them
     joined    one row is filled: the others are kept, or the batch is a single task
-    grew      the pages that a task got since are appended to its row
+    grew      a task's new pages are appended to its row
 
-Kept rows are copied from the old table in one operation, in any order. The whole table is uploaded again when
+Kept rows are copied from the old table in one operation, in any order. The full table is uploaded again when
 a row or its shape has changed.
 """
 
@@ -25,14 +25,14 @@ from shortfin_apps.llm.components.invocation.entry_counts import PlanCounts
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 
 Array = npt.NDArray[Any]
-PageList = Sequence[int]  # a lease's own
-# Batches take turns: decodes and prefills, or decodes of more requests than fit in one invocation.
+PageList = Sequence[int]  # the lease's own list
+# Batches alternate: decodes and prefills, or decodes of more requests than fit in one invocation.
 MAX_TABLES = 8
-_SPARE_BLOCKS = 8  # columns of a new table for pages still to come
+_SPARE_BLOCKS = 8  # columns of a new table reserved for future pages
 
 
 class BlockTables:
-    """The tables of the last few batches. Not thread-safe."""
+    """Tables of the last few batches. Not thread-safe."""
 
     def __init__(self, upload: Callable[[Array], DeviceBuffer]) -> None:
         self._upload = upload
@@ -49,7 +49,7 @@ class BlockTables:
         )
 
     def on_device(self, page_lists: Sequence[PageList], rows: int, blocks: int) -> DeviceBuffer:
-        """The table of a batch with a list for each task, padded to `[rows, blocks]`, on the device."""
+        """A batch's table on the device, padded to `[rows, blocks]`; `page_lists` has one list per task."""
         table = self._updated(page_lists) or self._new(page_lists)
         if table.buffer is None or table.buffer.shape != (rows, blocks):
             table.buffer = self._upload(table.padded(rows, blocks))
@@ -68,7 +68,7 @@ class BlockTables:
         return None
 
     def _new(self, page_lists: Sequence[PageList]) -> _BlockTable:
-        """A new table, its rows copied from the kept one with most of them, which is dropped if all were."""
+        """Create a table, copying rows from the most similar kept one, which is dropped if fully copied."""
         table = _BlockTable(page_lists)
         nearest = self._nearest(table)
         carried = [] if nearest is None else table.carry_over(nearest)
@@ -87,7 +87,7 @@ class BlockTables:
         return table
 
     def _nearest(self, table: _BlockTable) -> _BlockTable | None:
-        """The kept table with most rows in common; the first found with more than half of them will do."""
+        """The kept table with the most rows in common; stops at the first with more than half of them."""
         most, nearest = 0, None
         for kept in reversed(self._tables):
             if (common := table.num_common(kept)) > most:
@@ -100,7 +100,7 @@ class BlockTables:
 class _BlockTable:
     """The table of one batch; `buffer` is its copy on the device, None if that is out of date.
 
-    The page lists belong to leases. References to them are kept so that no new list can have the id of an old
+    The page lists belong to leases. References to them are kept so that no new list can have the ID of an old
     one; a released lease has emptied its list.
     """
 
@@ -116,7 +116,7 @@ class _BlockTable:
         return len(self._page_ids)
 
     def grown_rows(self, page_lists: Sequence[PageList]) -> list[int] | None:
-        """The rows whose lists have new pages; None if this is another batch's table."""
+        """Rows for which the lists have new pages; None if this is another batch's table."""
         if len(page_lists) != len(self._page_ids):
             return None
         grown = []
@@ -128,7 +128,7 @@ class _BlockTable:
         return grown
 
     def fill(self, rows: Sequence[int]) -> None:
-        """Copies into these rows the pages that they lack."""
+        """Copy missing pages into these rows."""
         for row in rows:
             page_ids, begin = self._page_ids[row], self._lengths[row]
             if len(page_ids) > self._table.shape[1]:
@@ -141,7 +141,7 @@ class _BlockTable:
         return len(self._rows.keys() & other._rows.keys())
 
     def carry_over(self, other: _BlockTable) -> list[int]:
-        """Copies the rows of the same leases from another table; returns their indices here."""
+        """Copy the rows of the same leases from another table; returns their indices in this one."""
         pairs = [(row, other._rows[key]) for key, row in self._rows.items() if key in other._rows]
         own, others = [row for row, _ in pairs], [row for _, row in pairs]
         width = min(self._table.shape[1], other._table.shape[1])

@@ -1,4 +1,4 @@
-"""The compiled shapes that a VMFB offers, and the nearest one for a batch."""
+"""The compiled shapes of a VMFB, and the nearest one for a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shortfin_apps.llm.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of one invocation: `rows` N or R, `tokens` in total (N x S or T), `blocks` B."""
+    """Shape of one invocation: `rows` N or R, `tokens` in total (N x S or T), `blocks` B."""
 
     entry: str
     layout: Layout
@@ -37,7 +37,7 @@ class Buckets:
         self._prefill: dict[int, str] = {}  # any S
         self._static_prefill: dict[tuple[int, int], str] = {}
         self._extend: dict[int, str] = {}
-        self._most_rows: dict[int, int] = {}  # of those in `_extend`
+        self._most_rows: dict[int, int] = {}  # maximum rows of the entries in `_extend`
         self._loops: dict[int, str] = {}
         self._samples: dict[int, str] = {}
         self._adjusted_samples: dict[int, str] = {}
@@ -56,38 +56,38 @@ class Buckets:
 
     @property
     def has_packed_extend(self) -> bool:
-        """Whether that entry takes rows of one token anywhere, also several of one request."""
+        """Whether that entry takes single-token rows at any position, even several of one request."""
         return self.has_extend and self._extend_layout is Layout.PACKED
 
     def holds_decodes(self, num_rows: int) -> bool:
-        """Whether there is a `decode` entry for so many rows."""
+        """Whether a `decode` entry holds this many rows."""
         return num_rows <= max(self._decode)
 
     @property
     def has_decode_loops(self) -> bool:
-        """Whether there are entries that sample on the device."""
+        """Whether there are decode loops, which sample on the device."""
         return bool(self._loops)
 
     @property
     def draws_rows(self) -> bool:
-        """Whether the device can draw tokens from whole rows, of decode loops and of other entries."""
+        """Whether the device can draw tokens from full rows, in decode loops and after other entries."""
         return bool(self._samples)
 
     @property
     def draws_adjusted_rows(self) -> bool:
-        """Whether the device can adjust whole rows, and draw tokens from them."""
+        """Whether the device can adjust full rows and draw tokens from them."""
         return bool(self._adjusted_samples)
 
     @property
     def takes_any_chunk(self) -> bool:
-        """Whether a prefill of any length runs unpadded in every number of rows."""
+        """Whether a prefill of any length runs without padding, for every number of rows."""
         return all(rows in self._prefill for rows, _ in self._static_prefill)
 
     def nearest(self, batch: Batch) -> Shape:
         """The nearest compiled shape that holds the batch.
 
-        Decodes that would be rows of a packed `extend` take a `decode` that computes no more rows, as it has
-        fewer dispatches and gives the same bits.
+        Decodes that would be rows of a packed `extend` use a `decode` instead if it computes no more rows: it
+        has fewer dispatches and gives the same bits.
         """
         if batch.family is EntryFamily.DECODE:
             return self._decode_shape(batch.tasks)
@@ -111,29 +111,29 @@ class Buckets:
         return Shape(entry, Layout.PACKED, len(tasks), bucket or total, _widest(tasks))
 
     def decode_loop(self, requests: Sequence[Paged]) -> Shape | None:
-        """The nearest decode loop that holds one token of each; None where there is none for so many."""
+        """The nearest decode loop that holds one token of each request; None if none has enough rows."""
         rows = min((n for n in self._loops if n >= len(requests)), default=None)
         return None if rows is None else Shape(self._loops[rows], Layout.LOOP, rows, rows, _widest(requests))
 
     def sample(self, num_rows: int) -> Shape:
-        """The nearest `sample` that draws from so many rows, else the largest."""
+        """The nearest `sample` that draws from `num_rows` rows, else the largest."""
         return _sample_shape(self._samples, Layout.SAMPLE, num_rows)
 
     def adjusted_sample(self, num_rows: int) -> Shape:
-        """The nearest `adjusted_sample` that draws from so many rows, else the largest."""
+        """The nearest `adjusted_sample` that draws from `num_rows` rows, else the largest."""
         return _sample_shape(self._adjusted_samples, Layout.ADJUSTED_SAMPLE, num_rows)
 
     def most_rows(self, entry: str) -> int | None:
-        """The most rows of an `extend_tT`; None of others."""
+        """Maximum rows of an `extend_tT`; None for other entries."""
         return next((self._most_rows[length] for length, name in self._extend.items() if name == entry), None)
 
     def decode_of(self, num_rows: int) -> Shape:
-        """The nearest `decode` that holds so many rows, else the largest, with the narrowest block table."""
+        """The nearest `decode` for `num_rows` rows, else the largest, with the narrowest block table."""
         rows = min((n for n in self._decode if n >= num_rows), default=max(self._decode))
         return Shape(self._decode[rows], Layout.DECODE, rows, rows, MIN_BLOCKS)
 
     def prefill_of(self, pages: int) -> Shape | None:
-        """A `prefill` of one row of so many pages; None where no entry takes any length."""
+        """A `prefill` of one row of `pages` pages; None if no entry takes any length."""
         if 1 not in self._prefill:
             return None
         blocks = max(MIN_BLOCKS, pages)
@@ -191,7 +191,7 @@ class Buckets:
         return Shape(entry, Layout.PREFILL, rows, rows * length, self._prefill_blocks(tasks, length))
 
     def _decode_for(self, extend: Shape, tasks: Sequence[LlmTaskInput]) -> Shape | None:
-        """The `decode` to take in place of a packed `extend`, if there is one."""
+        """The `decode` to use instead of a packed `extend`, if there is one."""
         is_packed = extend.layout is Layout.PACKED
         if not (is_packed and _are_decodes(tasks) and self.holds_decodes(len(tasks))):
             return None
@@ -203,7 +203,7 @@ class Buckets:
         return (pages if self._has_prefill_position else max(pages, MIN_BLOCKS)) * self._stride
 
     def _prefill_blocks(self, tasks: Sequence[LlmTaskInput], length: int) -> int:
-        """Blocks up to the latest start position, and those of S after it."""
+        """Blocks up to the latest start position, plus the blocks of S tokens after it."""
         first = max(task.start_position for task in tasks) // self._stride
         return max(MIN_BLOCKS, first + length // self._stride)
 
@@ -220,13 +220,13 @@ class Buckets:
 
 
 def _are_decodes(tasks: Sequence[LlmTaskInput]) -> bool:
-    """Whether each is one token of another request; a `decode` computes its rows at once."""
+    """Whether each task is one token of a different request; a `decode` computes its rows concurrently."""
     requests = {id(task.request) for task in tasks}
     return len(requests) == len(tasks) and all(len(task.token_ids) == 1 for task in tasks)
 
 
 def _declared_rows(signature: EntrySignature) -> int | None:
-    """The rows of results of a fixed size."""
+    """Number of rows in the declared results, if their size is fixed."""
     return signature.results[0].shape[0] if signature.results else None
 
 

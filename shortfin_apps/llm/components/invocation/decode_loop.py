@@ -1,7 +1,7 @@
-"""A decode batch whose tokens and positions stay on the device, and advance there.
+"""Decode batches that keep and advance their tokens and positions on the device.
 
-Its steps may be queued one behind the other, before the tokens of the first are known here: nothing is
-uploaded for a step, unless a request has grown into a new page.
+Several steps may be queued before the first one's tokens reach the host: nothing is uploaded for a step,
+unless a request has grown into a new page.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Step = Callable[[Sequence[Request], Mapping[str, DeviceBuffer]], Callable[[], Ar
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """A step in flight: the pages that it writes for each request, and what waits for its token ids.
+    """A step in flight: the pages that it writes, by request, and a function that waits for its token IDs.
 
-    There are no window pages where no layer has a window.
+    `window_page_ids` is empty if no layer has a window.
     """
 
     page_ids: tuple[int, ...]
@@ -37,9 +37,9 @@ class _Queued:
 
 
 class DecodeLoop:
-    """Decodes the same requests again and again; they keep their order and their leases.
+    """Decodes the same requests repeatedly; they keep their order and their leases.
 
-    `state` has the entry's arguments but for the block table, and `step` queues one step on them.
+    `state` holds the entry's arguments except for the block table, and `step` queues one step on them.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class DecodeLoop:
 
     @property
     def num_queued(self) -> int:
-        """Steps in flight."""
+        """Number of steps in flight."""
         return len(self._queued)
 
     def is_at(self, requests: Sequence[Request]) -> bool:
@@ -63,7 +63,7 @@ class DecodeLoop:
         return tuple(requests) == self.requests and self._next_position == [r.num_computed for r in requests]
 
     def queue(self) -> None:
-        """Starts a step, behind those in flight; every request must have a page for it."""
+        """Queue a step after those in flight; every request must have a page for it."""
         pages = self._written([request.page_ids for request in self.requests])
         windows: tuple[int, ...] = ()
         if self._has_windows:
@@ -79,23 +79,23 @@ class DecodeLoop:
         )
 
     def wait(self) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
-        """The token ids of the oldest step in flight, and the page and window page it wrote for each request.
+        """Wait for the oldest step; return its token IDs, and the pages and window pages it wrote by request.
 
-        A token id is -1 where the logits were not finite. Raises InvocationError; the step is then over, and
-        the state of the loop is unknown.
+        A token ID is -1 if the logits were not finite. Raises InvocationError; the step is then over, and the
+        loop's state is undefined.
         """
         step = self._queued.popleft()
         return step.wait()[: len(self.requests)].tolist(), step.page_ids, step.window_page_ids
 
     def abandon(self) -> tuple[set[int], set[int]]:
-        """Waits for all steps in flight, also those that fail; returns the pages and window pages."""
+        """Wait for all steps in flight, ignoring failures; return the pages and window pages written."""
         page_ids: set[int] = set()
         window_page_ids: set[int] = set()
         while self._queued:
             step = self._queued.popleft()
             page_ids.update(step.page_ids)
             window_page_ids.update(step.window_page_ids)
-            with suppress(Exception):  # whoever abandons it knows that something has failed
+            with suppress(Exception):  # the caller already knows that something failed
                 step.wait()
         return page_ids, window_page_ids
 
@@ -103,7 +103,7 @@ class DecodeLoop:
 def padded_state(
     rows: int, tasks: Sequence[LlmTaskInput], sampling: Sequence[Sequence[int]]
 ) -> dict[str, Array]:
-    """A loop's arguments but for the block table, padded to `rows`; a padding row is at position -1."""
+    """A loop's arguments except the block table, padded to `rows`; a padding row is at position -1."""
     tokens = np.zeros(rows, np.int64)
     positions = np.full(rows, -1, np.int64)
     fields = np.zeros((len(SamplingField), rows), np.int64)

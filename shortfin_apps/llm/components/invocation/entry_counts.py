@@ -1,4 +1,4 @@
-"""Counters of invocations by entry, and of block table updates; the engine's thread writes them."""
+"""Counters of invocations by entry, and of block table updates; written by the engine's thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOUNDS = (0, *(2**power for power in range(14)))  # upper bounds of the bins; th
 
 @dataclass(slots=True)
 class Distribution:
-    """A histogram of sizes: `bins[i]` counts those in `(BOUNDS[i - 1], BOUNDS[i]]`; `total` is their sum."""
+    """Histogram of sizes: `bins[i]` counts sizes in `(BOUNDS[i - 1], BOUNDS[i]]`; `total` is their sum."""
 
     bins: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     total: int = 0
@@ -26,7 +26,7 @@ class Distribution:
 
 @dataclass(slots=True)
 class EntryCounts:
-    """Histograms over the invocations of one entry: tasks, and tokens of prefills and of decodes."""
+    """Histograms over an entry's invocations: number of tasks, prefill tokens and decode tokens."""
 
     tasks: Distribution = field(default_factory=Distribution)
     prefill_tokens: Distribution = field(default_factory=Distribution)
@@ -35,7 +35,7 @@ class EntryCounts:
     padded_tokens: int = 0
 
     def add(self, lengths: Sequence[int], rows: int) -> None:
-        """Counts one invocation of `rows` tokens with padding; a task with a single token is a decode."""
+        """Count one invocation of `rows` tokens with padding; a task with a single token is a decode."""
         decodes = lengths.count(1)
         total = sum(lengths)
         self.tasks.add(len(lengths))
@@ -56,9 +56,9 @@ class EntryCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCounts:
-    """Counts of updates of block tables, as `block_tables.py` defines them."""
+    """Counts of block table updates, as defined in `block_tables.py`."""
 
     plans: int = 0
-    rows_joined: int = 0  # not counting those in plans
+    rows_joined: int = 0  # without rows of plans
     rows_grew: int = 0
     uploads: int = 0

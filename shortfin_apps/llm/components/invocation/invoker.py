@@ -1,7 +1,7 @@
-"""Calls entries, and owns the buffers that they write where they allocate nothing themselves.
+"""Calls entries, and owns the output buffers of entries that do not allocate their own.
 
-A call that allocates is queued only when the device has come to it, so its caller waits for the device. One
-that gets all that it writes from its caller returns at once.
+A call that allocates is queued only when the device reaches it, so its caller waits for the device. A call
+that receives all its output buffers returns at once.
 """
 
 from __future__ import annotations
@@ -22,28 +22,30 @@ from shortfin_apps.llm.components.runtime.device import (
     TensorType,
 )
 
-# Larger results, such as logits, stay on the device, as seldom anyone reads them.
+# Larger results, such as logits, stay on the device, as they are rarely read.
 _MOST_HOST_BYTES = 1 << 20
 _BYTE = np.dtype(np.int8)
 
 Results = Sequence[DeviceBuffer]
-_Key = str | tuple[TensorType, ...]  # whose results they are: an entry's, or those of all that have the types
+_Key = str | tuple[TensorType, ...]  # identifies buffers: an entry's name, or types that entries share
 
 
 def owned_bytes(program: Program) -> int:
-    """The bytes of all buffers that an Invoker makes for the program."""
+    """Bytes of all buffers that an Invoker creates for the program."""
     owned = [signature for signature in program.entries.values() if signature.workspace_bytes is not None]
     sizes = {key: count * sum(map(_bytes_of, kinds)) for key, kinds, count in map(_sets_of, owned)}
     return sum(sizes.values()) + _workspace_bytes(program)
 
 
 class Invoker:
-    """Calls the entries of one program. Logits and candidates hold until another entry returns some; token
-    ids until the same entry is called again, those of a decode loop once longer, as they are read while the
-    next step is in flight.
+    """Calls the entries of one program.
 
-    All entries share one workspace, as invocations run one after the other, and those of as many rows their
-    logits and candidates. Buffers are made when an entry is first called and kept; `num_bytes` counts them.
+    Logits and candidates are valid until another entry returns some. Token IDs are valid until the same entry
+    is called again; a decode loop's for one call longer, as they are read while the next step is in flight.
+
+    All entries share one workspace, as invocations run one after the other. Entries with the same number of
+    rows share logits and candidates. Buffers are created on an entry's first call and kept; `num_bytes`
+    counts them.
     """
 
     def __init__(self, device: Device, program: Program) -> None:
@@ -51,11 +53,11 @@ class Invoker:
         self._program = program
         self._workspace: DeviceBuffer | None = None
         self._results: dict[str, cycle[Results]] = {}  # by entry
-        self._sets: dict[_Key, cycle[Results]] = {}  # the same, of which entries may share one
+        self._sets: dict[_Key, cycle[Results]] = {}  # the same sets, shared by entries
         self.num_bytes = 0
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
-        """Starts `entry` (see `Program.submit`); `wait` of what it returns gives the results."""
+        """Start `entry` (see `Program.submit`); `wait` on the returned object gives the results."""
         signature = self._program.entries[entry]
         if signature.workspace_bytes is None:
             return self._program.submit(entry, arguments)
@@ -64,7 +66,7 @@ class Invoker:
         return _OwnedPending(pending, results)
 
     def _results_of(self, signature: EntrySignature) -> Results:
-        """What the next call of this entry writes."""
+        """The buffers that the next call of this entry writes."""
         name = signature.name
         if name not in self._results:
             self._results[name] = self._sets_for(signature)
@@ -90,7 +92,7 @@ class Invoker:
 
 
 def _sets_of(signature: EntrySignature) -> tuple[_Key, tuple[TensorType, ...], int]:
-    """The results of an entry: what they are known by, their types, and the number of sets in turn."""
+    """An entry's results: their key, their types, and the number of buffer sets used in turn."""
     assert signature.results is not None, "an entry whose results the caller owns declares them"
     entry = Entry.parse(signature.name)
     if entry is None or not entry.returns_token_ids:
@@ -113,7 +115,7 @@ def _bytes_of(kind: TensorType) -> int:
 
 
 class _OwnedPending:
-    """An invocation in flight that writes buffers of its caller's."""
+    """An invocation in flight that writes into the caller's buffers."""
 
     def __init__(self, pending: Pending, results: Results) -> None:
         self._pending = pending

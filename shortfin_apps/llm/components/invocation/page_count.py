@@ -1,11 +1,11 @@
-"""How many pages the KV cache has: what a device has memory for, and how many of them are of windows.
+"""Page counts of the KV cache: how many fit in a device's memory, and how many are window pages.
 
-Where some layers see a window of tokens alone, those have pages of their own, of which a request holds a
-bounded number. A request of L tokens holds pages for all of them, and window pages for min(L, window); so
-both kinds are used up together by requests of one length, and shorter ones use up the window pages first.
+If only some layers use a sliding window, these layers have separate pages, of which a request holds a bounded
+number. A request of L tokens holds pages for all of them, and window pages for min(L, window). Requests of
+one length therefore exhaust both kinds together, and shorter ones exhaust the window pages first.
 
-Where all layers see a window, all memory is that of window pages; other pages are names, by which prefixes
-are known, and take none.
+If all layers use a window, window pages take all memory; other pages are only names that identify prefixes,
+and take none.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from shortfin_apps.llm.components.invocation.invoker import owned_bytes
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.config import ModelConfig
 
-# Of the context: the length of requests that use up pages and window pages together.
+# Requests of 1 / BALANCED_SHARE of the context length exhaust pages and window pages together.
 BALANCED_SHARE = 4
 
 
 def least_window_pages(config: ModelConfig, tokens_ahead: int) -> int:
-    """Window pages, with the scratch page, with which any request can run alone.
+    """Minimum number of window pages, including the scratch page, with which any request can run alone.
 
-    It holds those that the next `tokens_ahead` tokens see, and as they are given up when a page is full, one
-    more.
+    A request holds the pages that its next `tokens_ahead` tokens see, and one more because pages are only
+    given up when full.
     """
     assert config.window_tokens is not None
     return 1 + -(-(config.window_tokens + tokens_ahead) // config.stride) + 2
 
 
 def window_page_count(config: ModelConfig, num_pages: int, tokens_ahead: int | None) -> int:
-    """Window pages, with the scratch page, beside `num_pages` pages; 0 for a model without windows.
+    """Window pages, including the scratch page, to go with `num_pages` pages; 0 for a model without windows.
 
-    `tokens_ahead` is the mode's (None: a whole prompt may be reserved at once). Beside the least that any
-    request needs, as many as requests of 1 / BALANCED_SHARE of the context hold that fill the other pages.
+    `tokens_ahead` is the mode's (None: a full prompt may be reserved at once). Adds, to the minimum for one
+    request, the window pages of enough requests of 1 / BALANCED_SHARE of the context length to fill the other
+    pages.
     """
     if config.window_tokens is None:
         return 0
@@ -46,15 +47,15 @@ def window_page_count(config: ModelConfig, num_pages: int, tokens_ahead: int | N
 
 
 def _held(config: ModelConfig) -> int:
-    """Window pages of a request that decodes."""
+    """Window pages of a decoding request."""
     assert config.window_tokens is not None
     return -(-config.window_tokens // config.stride) + 2
 
 
 def named_page_count(config: ModelConfig, num_pages: int) -> int:
-    """Pages of the cache, with the scratch page, beside the window pages, if there is memory for `num_pages`.
+    """Pages of the cache including the scratch page, given memory for `num_pages`.
 
-    Where these are names, as many as requests of whole contexts need that use up the window pages.
+    If pages are only names, returns the number that full-context requests need to exhaust the window pages.
     """
     if config.window_tokens is None or config.has_window_table:
         return num_pages
@@ -63,7 +64,7 @@ def named_page_count(config: ModelConfig, num_pages: int) -> int:
 
 
 def page_counts(config: ModelConfig, num_pages: int, num_window_pages: int) -> list[int]:
-    """The pages of each slab."""
+    """Number of pages in each slab."""
     counts = [num_pages] * len(config.page_elements)
     return counts if config.window_tokens is None else [*counts[:-1], num_window_pages]
 
@@ -83,16 +84,17 @@ def pages_that_fit(
     tokens_ahead: int | None = None,
     taken_beside: Callable[[int], int] = lambda num_pages: 0,
 ) -> int | None:
-    """Pages, with the scratch page, that there is memory for beside the program's results and workspace.
+    """Number of pages that fit in memory next to the program's results and workspace, with the scratch page.
 
-    At least those of one context, and at most those of `max_running`: more could only be kept for their
-    prefixes. Window pages are counted as by `window_page_count`. `taken_beside` so many pages are other
-    bytes of the first stage's memory. None where the device does not tell what it has.
+    At least the pages of one context, and at most of `max_running` contexts: more pages could only be kept
+    for their prefixes. Window pages are counted as by `window_page_count`. `taken_beside` returns other bytes
+    taken of the first stage's memory for a number of pages. Returns None if the device does not report its
+    memory.
     """
     context_pages = -(-config.max_seq_len // config.stride)
     most = 1 + max_running * context_pages
     fitting = []
-    # The slab of windows lies beside the first one.
+    # The window slab is on the first stage's device.
     num_stages = len(config.page_elements) - config.has_window_table
     for stage in range(num_stages):
         spare = device.spare_bytes(stage)
@@ -112,8 +114,10 @@ def _pages_within(
     tokens_ahead: int | None,
     taken_beside: Callable[[int], int],
 ) -> int:
-    """The most pages, up to `most`, whose slabs on the stage's device take at most `num_bytes` with what is
-    `taken_beside` them."""
+    """Maximum number of pages, up to `most`, for which the stage's slabs fit in `num_bytes`.
+
+    `taken_beside` returns the other bytes taken for a number of pages.
+    """
     itemsize = config.paged_kv_cache.dtype.itemsize
     window_elements = config.page_elements[-1] if config.has_window_table and stage == 0 else 0
 

@@ -1,4 +1,4 @@
-"""The page table of a model: slabs on the device with the runner that owns them, and the cache of pages."""
+"""The page table of a model: device slabs with the runner that owns them, and the page cache."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ def make_runner(
     num_window_pages: int | None = None,
     recorder: FlightRecorder | None = None,
 ) -> BatchRunner:
-    """A runner of `program` with a page table of its own: `num_pages` pages, the scratch page included.
+    """Create a runner of `program` with its own page table: `num_pages` pages, including the scratch page.
 
-    The slab of layers with a window has `num_window_pages` (None: as many). Raises
-    ArtifactError when the device has too little memory for them. A `recorder` is told of all invocations but
-    those of the warm-up.
+    The slab of sliding-window layers has `num_window_pages` (None: as many). Raises ArtifactError if the
+    device has too little memory. A `recorder` is notified of all invocations except the warm-up.
     """
     dtype = config.paged_kv_cache.dtype
     num_window_pages = num_pages if num_window_pages is None else num_window_pages
     counts = page_counts(config, num_pages, num_window_pages)
     only_dispatches = all(entry.only_dispatches for entry in program.entries.values())
-    # The slab of windows lies on the device of the first stage, as no model has both windows and stages.
+    # The window slab is on the first stage's device, as no model has both windows and stages.
     stages = [0, 0] if config.has_window_table else range(len(counts))
     try:
         page_table = [
@@ -60,7 +59,7 @@ def make_page_cache(
     num_window_pages: int,
     listener: PageListener | None = None,
 ) -> KVCache:
-    """The cache that leases the pages of a runner of that many; `listener` is told which are published."""
+    """Create the cache that leases a runner's pages; `listener` is notified of published pages."""
     window = None
     if config.window_tokens is not None:
         window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)

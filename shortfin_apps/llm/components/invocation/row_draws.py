@@ -1,4 +1,4 @@
-"""Draws of tokens from whole rows of logits that an entry has left on the device, adjusted there or not."""
+"""Token draws from full rows of logits on the device, with or without adjustments."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shortfin_apps.llm.components.sampling.row_edits import RowEdits, words_of
 
 Array = npt.NDArray[Any]
 
-# Edits are padded to a power of two, as buffers of a few sizes are allocated again sooner.
+# Edits are padded to a power of two: with few distinct sizes, buffers are reused more often.
 LEAST_EDITS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class RowDraw:
-    """A draw from row `row` of a batch, whose last token is at `position`; `sampling` is by SamplingField.
+    """A draw from a batch's row `row` with its last token at `position`; `sampling` is by SamplingField.
 
-    With `edits`, the row is adjusted before.
+    With `edits`, the row is adjusted first.
     """
 
     row: int
@@ -32,7 +32,7 @@ class RowDraw:
 
 
 def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
-    """The arguments of a `sample` behind values and logits, padded to `rows`."""
+    """Arguments of a `sample` after values and logits, padded to `rows`."""
     row_indices = np.zeros(rows, np.int64)
     positions = np.full(rows, -1, np.int64)
     fields = np.zeros((len(SamplingField), rows), np.int64)
@@ -44,7 +44,7 @@ def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
 
 
 def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[str, Array]:
-    """The arguments of an `adjusted_sample` behind those of a `sample`, of the edits of each draw."""
+    """Arguments of an `adjusted_sample` after the `sample` arguments, from the edits of each draw."""
     penalties = np.zeros((len(PenaltyField), rows), np.float32)
     for column, of_row in enumerate(edits):
         penalties[:, column] = of_row.penalties
@@ -56,7 +56,7 @@ def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[
 
 
 def _joined_columns(columns: Sequence[Array]) -> Array:
-    """`edits` [fields, E], padded."""
+    """The `edits` [fields, E] of all draws, padded."""
     total = sum(of_row.shape[1] for of_row in columns)
     joined = np.empty((len(EditField), max(LEAST_EDITS, 1 << (total - 1).bit_length())), np.int32)
     joined[EditField.ROW, total:] = -1
@@ -70,7 +70,7 @@ def _joined_columns(columns: Sequence[Array]) -> Array:
 
 
 def _joined_bitmasks(rows: int, bitmasks: Sequence[Array | None], vocab_size: int) -> dict[str, Array]:
-    """`allowed` [M, words], of which there is one at least, and `allowed_indices` [rows]."""
+    """`allowed` [M, words], with at least one row, and `allowed_indices` [rows]."""
     of_rows = [(row, bitmask) for row, bitmask in enumerate(bitmasks) if bitmask is not None]
     indices = np.full(rows, -1, np.int64)
     indices[[row for row, _ in of_rows]] = range(len(of_rows))

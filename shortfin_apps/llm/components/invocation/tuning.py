@@ -1,7 +1,7 @@
-"""How many prompt tokens to compute while requests decode, measured when the server starts.
+"""Measures, at startup, how many prompt tokens to compute per step while requests decode.
 
-How long a prefill takes compared with a decode differs by a factor of ten between CPUs, and the tokens that
-keep a GPU busy differ as much between GPUs and models. No single number suits every machine.
+The prefill-to-decode cost ratio varies by 10x across CPUs, and the number of tokens that keep a GPU busy
+varies as much between GPUs and models. No single number suits every machine.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 logger = logging.getLogger(__name__)
 
 TYPICAL_ROWS = 8
-# What decodes wait for at most beside a light load. These are of padding rows, which attend to nothing and
-# take half as long as others. With a few of them, on a CPU with AVX-512, W2 and W3 lost 5 to 10 percent of
-# their throughput and W2's first tokens came a quarter later, for a p99 of the gaps that was a fifth lower.
+# Maximum decode delay under a light load, in decodes. They are measured on padding rows, which attend to
+# nothing and take half as long as others. With a few decodes instead, on a CPU with AVX-512, W2 and W3 lost 5
+# to 10 percent of their throughput and W2's first tokens came a quarter later, while the p99 of the gaps was
+# a fifth lower.
 WORTH_DECODES = 16
-# Each invocation reads all weights, so that much smaller ones cost throughput.
+# Each invocation reads all weights, so much smaller ones cost throughput.
 LEAST_TOKENS = 96
 NUM_RUNS = 3
-# Prefills that take longer are not measured: the server should start.
+# Slower prefills are not measured, to bound startup time.
 TIME_LIMIT_S = 2.0
-# On a GPU, the longest that prompts may delay the next token of running requests. MLPerf Inference allows a
-# server of Llama 3.1 8B 100 ms a token.
+# Maximum delay of running requests' next token by prompts on a GPU. MLPerf Inference allows a server of Llama
+# 3.1 8B 100 ms a token.
 MAX_GAP_S = 0.1
-# Where a decode takes longer than MAX_GAP_S over this, longer prefills are not tried: a GPU that takes 20 ms
-# to read the weights takes more than 100 ms to multiply a thousand tokens by them.
+# If a decode takes longer than MAX_GAP_S over this, longer prefills are not tried: a GPU that takes 20 ms to
+# read the weights takes more than 100 ms to multiply a thousand tokens by them.
 DECODES_OF_A_PREFILL = 5
 
 
 def tokens_beside_decodes(runner: BatchRunner, most_tokens: int, clock: Callable[[], float]) -> int | None:
-    """Tokens of a prefill, in whole pages, that take as long as WORTH_DECODES decodes of TYPICAL_ROWS.
+    """Number of prefill tokens, in full pages, that take as long as WORTH_DECODES decodes of TYPICAL_ROWS.
 
-    At least LEAST_TOKENS, also of a model so slow that prefills take too long to be measured, and at most
-    `most_tokens`. None if the VMFB has no prefill of any length.
+    At least LEAST_TOKENS, even for a model with prefills too slow to measure, and at most `most_tokens`. None
+    if the VMFB has no prefill of any length.
     """
     end = clock() + TIME_LIMIT_S
     decode_s = runner.shape_s(runner.buckets.decode_of(TYPICAL_ROWS), NUM_RUNS)
@@ -60,15 +61,15 @@ def tokens_beside_decodes(runner: BatchRunner, most_tokens: int, clock: Callable
 
 
 def tokens_within_gap(runner: BatchRunner, least_tokens: int, most_tokens: int) -> int | None:
-    """Prompt tokens that a GPU prefills within MAX_GAP_S, in whole pages.
+    """Number of prompt tokens, in full pages, that a GPU prefills within MAX_GAP_S.
 
     Args:
         runner: of a warm program.
-        least_tokens: the budget without a measurement. Its doubles are measured.
+        least_tokens: the budget without a measurement. Doublings of it are measured.
         most_tokens: the largest invocation that the engine is prepared for.
 
     Returns:
-        None where the first double takes longer, or where the VMFB has no prefill of any length.
+        None if the first doubling takes longer, or if the VMFB has no prefill of any length.
     """
     decode_s = runner.shape_s(runner.buckets.decode_of(TYPICAL_ROWS), NUM_RUNS)
     if DECODES_OF_A_PREFILL * decode_s > MAX_GAP_S:
@@ -100,7 +101,7 @@ def _doubles(least: int, most: int) -> Iterator[int]:
 
 
 def _some_pages(least: int, most: int) -> list[int]:
-    """`least`, and a third more again and again up to `most`."""
+    """Page counts from `least` up to `most`, each a third larger than the last."""
     pages = [least]
     while pages[-1] + max(1, pages[-1] // 3) <= most:
         pages.append(pages[-1] + max(1, pages[-1] // 3))

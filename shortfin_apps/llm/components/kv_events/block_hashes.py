@@ -1,8 +1,8 @@
 """Hashes of published pages: vLLM's `sha256_cbor` of prefix caching.
 
-A page's hash is SHA-256 over the canonical CBOR of [hash of the page before, token ids, extra keys]. Before a
-prompt's first page is the hash of the seed, and its extra keys are [cache salt], if it has one; others have
-none (vllm/v1/core/kv_cache_utils.py and vllm/utils/hashing.py, v0.28).
+A page's hash is SHA-256 over the canonical CBOR of [previous page's hash, token IDs, extra keys]. For a
+prompt's first page, the previous hash is that of the seed, and the extra keys are [cache salt], if there is
+one; other pages have none (vllm/v1/core/kv_cache_utils.py and vllm/utils/hashing.py, v0.28).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _MASK = (1 << 64) - 1
 
 
 def hash_cbor(value: object) -> bytes:
-    """32 bytes."""
+    """SHA-256 of a value's canonical CBOR, 32 bytes."""
     return sha256(cbor2.dumps(value, canonical=True)).digest()
 
 
 def announced(page_hash: bytes) -> int:
-    """The hash as events have it: vLLM's integer form, the last 64 bits, unsigned."""
+    """The hash as used in events: vLLM's integer form, the last 64 bits, unsigned."""
     return int.from_bytes(page_hash, "big") & _MASK
 
 
 class BlockHashes:
-    """The hashes of all pages that are published, by their serial numbers."""
+    """Hashes of all published pages, by serial number."""
 
     def __init__(self, seed: str | None) -> None:
         self._root = os.urandom(32) if seed is None else hash_cbor(seed)
@@ -38,11 +38,11 @@ class BlockHashes:
         return len(self._of)
 
     def parent(self, event: PagesPublished) -> bytes | None:
-        """The hash of the page before the event's first one, which is published; None if there is none."""
+        """The hash of the published page before the event's first one; None if there is none."""
         return None if event.parent is None else self._of[event.parent]
 
     def add(self, event: PagesPublished) -> list[bytes]:
-        """The hashes of the event's pages, which are published from now on."""
+        """Register the event's newly published pages and return their hashes."""
         last = self.parent(event) or self._root
         extra_keys = None if event.cache_salt is None else (event.cache_salt,)
         hashes: list[bytes] = []
@@ -53,7 +53,7 @@ class BlockHashes:
         return hashes
 
     def remove(self, serials: tuple[int, ...]) -> list[bytes]:
-        """The hashes of these pages, which are published no more."""
+        """Remove withdrawn pages and return their hashes."""
         return [self._of.pop(serial) for serial in serials]
 
     def clear(self) -> None:

@@ -1,8 +1,8 @@
 """Encodes changes of the published pages as vLLM's KV events.
 
-A batch is the msgpack array [time, events, data-parallel rank]. An event is an array that begins with its
+A batch is the msgpack array [time, events, data-parallel rank]. An event is an array that starts with its
 name; its fields are in vLLM's order (vllm/distributed/kv_events.py). vLLM itself writes events as maps since
-v0.28; llm-d's router and smg read both, and older subscribers arrays alone.
+v0.28; llm-d's router and smg read both forms, older subscribers only arrays.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import msgspec
 from shortfin_apps.llm.components.kv_events.block_hashes import BlockHashes, announced
 from shortfin_apps.llm.components.kvcache.events import AllPages, PageEvent, PagesPublished, PagesWithdrawn
 
-MEDIUM = "GPU"  # vLLM's word for the memory that the device computes from, as opposed to offloaded pages
+MEDIUM = "GPU"  # vLLM's name for the memory that the device computes from, as opposed to offloaded pages
 RANK = 0
 _LORA_ID = _LORA_NAME = None
 
 
 class EventEncoder:
-    """Keeps the hashes of the published pages, so it must see every event, in order."""
+    """Keeps the hashes of the published pages, so it must receive every event, in order."""
 
     def __init__(self, page_tokens: int, hash_seed: str | None) -> None:
         self._page_tokens = page_tokens
         self._hashes = BlockHashes(hash_seed)
 
     def encode(self, time_s: float, events: Sequence[PageEvent]) -> bytes:
-        """One batch; `time_s` is Unix time."""
+        """Encode one batch; `time_s` is Unix time."""
         written = [message for event in events for message in self._messages(event)]
         return msgspec.msgpack.encode([time_s, written, RANK])
 

@@ -13,15 +13,15 @@ ENDPOINT = re.compile(r"tcp://\S+:(\d{1,5}|\*)|ipc://\S+")
 
 
 class KVEventsError(LlmError):
-    """KV events cannot be published as the settings ask."""
+    """KV events cannot be published as configured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEventOptions:
-    """ZeroMQ endpoints to bind, such as `tcp://*:5557`, and what messages say.
+    """ZeroMQ endpoints to bind, such as `tcp://*:5557`, and message settings.
 
-    `replay_endpoint` None: nothing is sent again. `topic` is the first frame of each message.
-    `hash_seed` is vLLM's PYTHONHASHSEED; None: no other process has the same hashes.
+    With `replay_endpoint` None, nothing is replayed. `topic` is the first frame of each message. `hash_seed`
+    is vLLM's PYTHONHASHSEED; with None, no other process has the same hashes.
     """
 
     endpoint: str
@@ -31,13 +31,13 @@ class KVEventOptions:
 
     @property
     def is_local(self) -> bool:
-        """Whether no other machine can read the events, which have the token ids of prompts."""
+        """Whether only this machine can read the events, which contain the token IDs of prompts."""
         endpoints = (self.endpoint, self.replay_endpoint)
         return all(_is_local(endpoint) for endpoint in endpoints if endpoint is not None)
 
 
 def is_endpoint(text: str) -> bool:
-    """Whether ZeroMQ can bind it as it is meant."""
+    """Whether ZeroMQ can bind the endpoint as intended."""
     found = ENDPOINT.fullmatch(text)
     # ZeroMQ would take a larger port modulo 65536.
     return found is not None and (found[1] in (None, "*") or int(found[1]) < 1 << 16)

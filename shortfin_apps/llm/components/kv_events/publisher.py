@@ -1,9 +1,9 @@
-"""Publishes KV events over ZeroMQ, as vLLM does, from a thread of its own.
+"""Publishes KV events over ZeroMQ, as vLLM does, from a separate thread.
 
-A PUB socket sends (topic, sequence number, batch): the number counts batches from 0, in 8 bytes, big-endian.
-A subscriber that reads too slowly misses batches, and sees a gap in the numbers. It may ask the ROUTER socket
-for all since a number, in a message (empty, number), and gets (empty, topic, number, batch) for each, and
-(empty, empty, -1, empty) at the end.
+A PUB socket sends (topic, sequence number, batch); the number counts batches from 0, in 8 bytes, big-endian.
+A subscriber that reads too slowly misses batches, and sees a gap in the numbers. It may request all batches
+from a number on with a message (empty, number) to the ROUTER socket. It gets (empty, topic, number, batch)
+for each, and (empty, empty, -1, empty) at the end.
 
     engine thread                        this thread
     tell ── deque, one byte to wake ───> hash, encode, send, keep for replays
@@ -27,20 +27,20 @@ from shortfin_apps.llm.components.kvcache.events import AllPages, PageEvent
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 10_000  # events that were not published yet
-MAX_EVENTS = 1_000  # of a batch
-SEND_BATCHES = 1_000  # that wait for a subscriber; it misses further ones
-MAX_REQUEST_BYTES = 1024  # of a replay request, and of a subscription
+MAX_WAITING = 10_000  # events not published yet
+MAX_EVENTS = 1_000  # per batch
+SEND_BATCHES = 1_000  # queued for a subscriber, which misses further ones
+MAX_REQUEST_BYTES = 1024  # limit for a replay request and a subscription
 NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 CLOSE_S = 1.0
 
 
 class KVEventPublisher:
-    """A PageListener whose thread runs until `close`. Binds the endpoints; raises KVEventsError if it cannot.
+    """A PageListener; its thread runs until `close`. Raises KVEventsError if an endpoint cannot be bound.
 
-    The first batch says that no page is published, as routers may remember those of an earlier process.
-    `clock` is Unix time, called once for each batch.
+    The first batch reports that no page is published, as routers may remember pages of an earlier process.
+    `clock` is Unix time, called once per batch.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class KVEventPublisher:
             self._waker.send(b"\0")
 
     def close(self) -> None:
-        """Publishes what waits, then closes the sockets. The cache must tell nothing any more."""
+        """Publish waiting events, then close the sockets. The cache must not send further events."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -129,7 +129,7 @@ class KVEventPublisher:
             self._context.destroy(linger=0)
 
     def _publish_waiting(self) -> None:
-        self._is_awake = False  # before looking, so that what is told later wakes the thread again
+        self._is_awake = False  # before the loop, so that later events wake the thread again
         while self._waiting:
             count = min(len(self._waiting), MAX_EVENTS)
             self._publish([self._waiting.popleft() for _ in range(count)])
@@ -141,7 +141,7 @@ class KVEventPublisher:
         self._pub.send_multipart((self._topic, number.to_bytes(NUMBER_BYTES, "big"), batch))
 
     def _answer_replay(self) -> None:
-        """Sends what was asked for; to a subscriber that does not read it, as much as its buffer holds."""
+        """Answer a replay request; a subscriber that does not read gets as much as its buffer holds."""
         assert self._replies is not None
         frames = self._replies.recv_multipart()
         if len(frames) != 3 or frames[1] or len(frames[2]) != NUMBER_BYTES:
@@ -156,7 +156,7 @@ class KVEventPublisher:
 
 
 def _address(opened: zmq.Socket[bytes] | None) -> str | None:
-    """The endpoint that a socket is bound to, with the port that it got."""
+    """The endpoint that a socket is bound to, with its actual port."""
     if opened is None:
         return None
     endpoint = opened.getsockopt(zmq.LAST_ENDPOINT)

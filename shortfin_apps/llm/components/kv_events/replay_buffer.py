@@ -1,4 +1,4 @@
-"""The last batches of events, for subscribers that missed some."""
+"""Buffer of the last event batches, for subscribers that missed some."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_BYTES = 32 << 20
 
 
 class ReplayBuffer:
-    """Batches by consecutive sequence numbers; the oldest are dropped, but never the last, however large."""
+    """Batches by consecutive sequence numbers; drops the oldest, but never the last, however large."""
 
     def __init__(self, max_batches: int = MAX_BATCHES, max_bytes: int = MAX_BYTES) -> None:
         self._max_batches = max_batches
@@ -26,7 +26,7 @@ class ReplayBuffer:
             self._num_bytes -= len(dropped)
 
     def since(self, sequence: int) -> Iterator[tuple[int, bytes]]:
-        """The batches with this sequence number and later ones, as far as they are kept."""
+        """The buffered batches from this sequence number on."""
         return ((number, batch) for number, batch in self._batches if number >= sequence)
 
     def _is_over(self) -> bool:

@@ -1,4 +1,4 @@
-"""KV caches: page accounting with and without sharing of prefixes, behind one interface (`base.py`)."""
+"""KV caches: page accounting with and without prefix sharing, under one interface (`base.py`)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def make_cache(
     window: WindowOptions | None = None,
     listener: PageListener | None = None,
 ) -> KVCache:
-    """A cache over a page table of `num_pages` pages, scratch page included, of `stride` tokens each.
+    """Create a cache over `num_pages` pages, including the scratch page, of `stride` tokens each.
 
-    With `window`, layers that see a window of tokens alone have a page table of their own. `listener` is told
-    which pages are published, which none are where prefixes are not shared.
+    With `window`, sliding-window layers have a separate page table. `listener` is notified of published
+    pages; there are none unless prefixes are shared.
     """
     if name == "trie":
         return TrieCache(num_pages, stride, window, listener)

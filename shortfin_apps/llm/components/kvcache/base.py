@@ -1,4 +1,4 @@
-"""The interface of a KV cache: leases of pages, with or without sharing of prefixes.
+"""Interface of a KV cache: leases of pages, with or without prefix sharing.
 
 A Lease holds one request's pages: its block table, in order. Pages are added as the request grows and
 released only by `release`. Page 0 is the scratch page: padding rows read and write it, and no lease holds it.
@@ -6,8 +6,8 @@ released only by `release`. Page 0 is the scratch page: padding rows read and wr
     page_ids:  | shared: full, read-only | private: written by this request only |
                0 ............. num_shared_pages ................... len(page_ids)
 
-Where some layers see a window of tokens alone, they have pages of their own, and a table of them in the
-lease. Its pages are added as they are computed, and given up as soon as no later token sees them:
+Sliding-window layers use separate pages, with their own table in the lease. These pages are added as they are
+computed, and given up as soon as no later token sees them:
 
     window_page_ids:  | given up: the ids mean nothing | held: shared or private |
                       0 ................... num_given_up ....... len(window_page_ids)
@@ -24,7 +24,7 @@ SCRATCH_PAGE = 0
 
 
 class CacheUsage(NamedTuple):
-    """Pages by state; `free + cached + leased == total` (the scratch page is in none of them)."""
+    """Pages by state; `free + cached + leased == total`, all without the scratch page."""
 
     total: int
     free: int
@@ -33,49 +33,49 @@ class CacheUsage(NamedTuple):
 
 
 class AvailablePages(NamedTuple):
-    """Pages that are free or can be evicted, of each table."""
+    """Pages of each table that are free or can be evicted."""
 
     pages: int
     window_pages: int | None = None
 
     @property
     def fewest(self) -> int:
-        """As many are available of each kind."""
+        """Number available of the scarcer kind."""
         return self.pages if self.window_pages is None else min(self.pages, self.window_pages)
 
     def exceeds(self, other: AvailablePages) -> bool:
-        """Whether there are more of any kind."""
+        """Whether more pages of any kind are available than in `other`."""
         return self.pages > other.pages or (self.window_pages or 0) > (other.window_pages or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowOptions:
-    """Layers that see the last `tokens` tokens alone, a token itself included, and their number of pages."""
+    """Sliding-window layers: window size in `tokens`, including the token itself, and number of pages."""
 
     tokens: int
-    num_pages: int  # with the scratch page
+    num_pages: int  # including the scratch page
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One request's pages. Only the cache that made the lease may change it.
+    """One request's pages. Only the cache that created the lease may change it.
 
-    `page_ids` is the same list as long as the lease lives, appended to and at last emptied by `release`, so
-    that block tables built from it can be reused; and so is `window_page_ids`, which is None for a model
-    without windows.
+    `page_ids` is the same list for the lease's lifetime: appended to, and finally emptied by `release`, so
+    that block tables built from it can be reused. The same holds for `window_page_ids`, which is None for a
+    model without windows.
     """
 
     page_ids: list[int] = field(default_factory=list)
     window_page_ids: list[int] | None = None
-    num_given_up: int = 0  # leading `window_page_ids` that are not held any more
-    num_cached_tokens: int = 0  # tokens whose K/V was found in shared pages at `acquire`
-    num_shared_pages: int = 0  # leading pages whose content is published; they are not written any more
+    num_given_up: int = 0  # leading `window_page_ids` that are no longer held
+    num_cached_tokens: int = 0  # tokens with K/V found in shared pages at `acquire`
+    num_shared_pages: int = 0  # leading pages that are published; they are not written any more
     is_suspect: bool = False  # its pages may hold NaN or infinity
     released: bool = False
 
     @property
     def num_pages(self) -> int:
-        """Full pages of tokens that there is room for, from the first token on."""
+        """Number of leading pages for which every table has room."""
         tables = (self.page_ids, self.window_page_ids)
         return min(len(page_ids) for page_ids in tables if page_ids is not None)
 
@@ -85,8 +85,8 @@ class KVCache(ABC):
 
     shares_prefixes: ClassVar[bool] = False
     stride: int  # tokens per page
-    # Pages that suspect leases released. The engine clears them before the next invocation, as a program may
-    # mask values it does not need by multiplying them by 0, and 0 * NaN is NaN.
+    # Pages that suspect leases released. The engine clears them before the next invocation, because a program
+    # may mask values by multiplying them by 0, and 0 * NaN is NaN.
     suspects: set[int]
     window_suspects: set[int]
 
@@ -96,7 +96,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def acquire(self, token_ids: Sequence[int], cache_salt: str | None = None) -> Lease:
-        """A lease holding the longest published prefix of `token_ids`, at most `len(token_ids) - 1` long.
+        """Create a lease on the longest published prefix of `token_ids[:-1]`.
 
         Takes a reference to each matched page, so that it is not evicted. Allocates no page and always
         succeeds.
@@ -104,55 +104,55 @@ class KVCache(ABC):
 
     @abstractmethod
     def match_length(self, token_ids: Sequence[int], cache_salt: str | None = None) -> int:
-        """Tokens that `acquire` would find now. Changes nothing, not even the order of eviction."""
+        """Number of tokens that `acquire` would find now. Changes nothing, not even the eviction order."""
 
     @abstractmethod
     def reserve(self, lease: Lease, num_tokens: int, window_tokens: int | None = None) -> bool:
-        """Grows the block table to hold `num_tokens` tokens in total, evicting pages if necessary.
+        """Grow the block table to hold `num_tokens` tokens in total, evicting pages if necessary.
 
-        Window pages are needed for the first `window_tokens` alone (None: for all). All or nothing: if there
+        Window pages are needed only for the first `window_tokens` (None: for all). All or nothing: if there
         are too few pages of either kind, returns False and leaves the lease unchanged.
         """
 
     @abstractmethod
     def publish(self, lease: Lease, token_ids: Sequence[int], num_computed: int | None = None) -> None:
-        """Offers the lease's full pages for sharing, and then gives up window pages as `give_up` does.
+        """Offer the lease's full pages for sharing, then give up window pages as `give_up` does.
 
         The K/V of the first `num_computed` of `token_ids` (None: of all) is in the lease's pages. Call it
-        only after the invocation that wrote it has finished; calling it every step is cheap. The block
+        only after the invocation that wrote them has finished; calling it every step is cheap. The block
         table stays unchanged, even if another lease published the same tokens before.
         """
 
     @abstractmethod
     def give_up(self, lease: Lease, num_computed: int) -> None:
-        """Releases window pages that no token from position `num_computed` on sees."""
+        """Release window pages that no token from position `num_computed` on sees."""
 
     @abstractmethod
     def retract(self, lease: Lease) -> None:
-        """Withdraws the lease's published pages, as they may hold NaN: `acquire` does not find them any more.
+        """Withdraw the lease's published pages, which may hold NaN, so that `acquire` no longer finds them.
 
-        These are its first page and every page published as a continuation of it. Other leases that hold
+        This covers its first page and every page published as a continuation of it. Other leases that hold
         such pages keep them, and publish nothing after them.
         """
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
-        """Releases every page. Releasing twice is a no-op."""
+        """Release every page. Releasing twice is a no-op."""
 
     @abstractmethod
     def usage(self) -> CacheUsage: ...
 
     @abstractmethod
     def window_usage(self) -> CacheUsage | None:
-        """The same of window pages; None for a model without windows."""
+        """Usage of window pages; None for a model without windows."""
 
     @abstractmethod
     def cached_page_ids(self) -> list[int]:
-        """The pages that are published but not leased."""
+        """Pages that are published but not leased."""
 
     @abstractmethod
     def cached_window_page_ids(self) -> list[int]:
-        """The same of window pages."""
+        """Window pages that are published but not leased."""
 
     def available(self) -> AvailablePages:
         pages, window = self.usage(), self.window_usage()
@@ -161,8 +161,8 @@ class KVCache(ABC):
 
     @abstractmethod
     def flush(self) -> int:
-        """Evicts every published page that is not leased; returns how many became free."""
+        """Evict every published page that is not leased; returns the number freed."""
 
     @abstractmethod
     def check_integrity(self) -> None:
-        """Raises AssertionError if any page is lost, owned twice or wrongly counted."""
+        """Raise AssertionError if any page is lost, owned twice or wrongly counted."""

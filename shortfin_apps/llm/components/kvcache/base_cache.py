@@ -1,4 +1,4 @@
-"""KV cache that shares no pages: `--prefix-cache none`."""
+"""KV cache without sharing: `--prefix-cache none`."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ class BaseCache(KVCache):
             self._windows.check_integrity(self._leases, self._keepers())
 
     def _num_missing(self, page_ids: list[int] | None, num_tokens: int) -> int:
-        """Pages that the table lacks for `num_tokens` tokens; 0 where there is no table."""
+        """Number of pages missing from the table for `num_tokens` tokens; 0 if there is no table."""
         return 0 if page_ids is None else max(0, -(-num_tokens // self.stride) - len(page_ids))
 
     def _keepers(self) -> Iterable[Keeper]:
-        """Who may keep window pages beside the leases."""
+        """Nodes that may keep window pages in addition to the leases."""
         return ()
 
     def _allocate(self, count: int) -> list[int] | None:
@@ -117,5 +117,5 @@ class BaseCache(KVCache):
         return 0
 
     def _count_references(self) -> Counter[int]:
-        """References to each page, recounted from their owners."""
+        """References to each page, recounted from the owners."""
         return Counter(page_id for lease in self._leases for page_id in lease.page_ids)

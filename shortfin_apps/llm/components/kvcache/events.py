@@ -1,7 +1,7 @@
-"""Changes of the set of published pages, for those who follow it from outside, such as routers.
+"""Changes to the set of published pages, for outside observers such as routers.
 
-A published page has a serial number, which no other page of the same cache ever gets; its id may change, as
-another page with the same K/V may take its place, and says nothing to others.
+A published page has a serial number that no other page of the same cache ever gets. Its page ID may change,
+as another page with the same K/V may replace it, and is meaningless to observers.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import NamedTuple, Protocol
 
 
 class PagesPublished(NamedTuple):
-    """Pages that requests can find from now on, each the continuation of the one before it.
+    """Newly published pages, each the continuation of the one before it.
 
-    `parent` is the serial number of the page before the first of them, None where they begin a prompt;
-    `cache_salt` is that of such a prompt. `token_ids` are those of each page.
+    `parent` is the serial number of the page before the first one, or None if the pages begin a prompt, which
+    has the salt `cache_salt`. `token_ids` holds the tokens of each page.
     """
 
     serials: tuple[int, ...]
@@ -23,13 +23,13 @@ class PagesPublished(NamedTuple):
 
 
 class PagesWithdrawn(NamedTuple):
-    """Pages that no request finds any more."""
+    """Unreachable pages, which requests no longer find."""
 
     serials: tuple[int, ...]
 
 
 class AllPages(NamedTuple):
-    """All pages that requests can find from now on; a page comes behind its parent."""
+    """All published pages; a page comes after its parent."""
 
     published: tuple[PagesPublished, ...]
 
@@ -38,11 +38,11 @@ PageEvent = PagesPublished | PagesWithdrawn | AllPages
 
 
 class PageListener(Protocol):
-    """Follows a cache; called in the engine's thread, so both must return at once."""
+    """Follows a cache. Called on the engine's thread, so both members must return at once."""
 
     @property
     def has_room(self) -> bool:
-        """Whether it can be told something now. What it misses meanwhile is made up for by AllPages."""
+        """Whether it can accept an event now. AllPages later makes up for missed events."""
         ...
 
     def tell(self, event: PageEvent) -> None: ...

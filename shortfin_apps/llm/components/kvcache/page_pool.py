@@ -8,7 +8,7 @@ from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
 class PagePool:
     """Reference counts of the pages `1 .. num_pages - 1`. The scratch page is never handed out.
 
-    Each `release` gives up one reference; the last one frees the page.
+    Each `release` drops one reference; the last one frees the page.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -24,7 +24,7 @@ class PagePool:
 
     @property
     def total(self) -> int:
-        """Pages that can be handed out."""
+        """Number of pages that can be handed out."""
         return self.num_pages - 1
 
     @property
@@ -35,7 +35,7 @@ class PagePool:
         return self._references[page_id]
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` free pages with one reference each; None, and no change, if there are fewer."""
+        """Take `count` free pages with one reference each; None, without any change, if there are fewer."""
         if count > len(self._free):
             return None
         page_ids = [self._free.pop() for _ in range(count)]
@@ -44,19 +44,19 @@ class PagePool:
         return page_ids
 
     def retain(self, page_id: int) -> None:
-        """Adds a reference to a page that has one already."""
+        """Add a reference to a page that has one already."""
         assert self._references[page_id] > 0, f"page {page_id} is free and cannot be retained"
         self._references[page_id] += 1
 
     def release(self, page_id: int) -> None:
-        """Gives up one reference."""
+        """Drop one reference."""
         assert self._references[page_id] > 0, f"page {page_id} is released more often than it was retained"
         self._references[page_id] -= 1
         if self._references[page_id] == 0:
             self._free.append(page_id)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if a page is both free and referenced, or neither."""
+        """Raise AssertionError if a page is both free and referenced, or neither."""
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
         assert SCRATCH_PAGE not in free, "the scratch page is free to be handed out"

@@ -1,27 +1,27 @@
-"""KV cache that shares full pages of common prefixes: `--prefix-cache trie`.
+r"""KV cache that shares full pages of common prefixes: `--prefix-cache trie`.
 
 Each node of the trie is one page. Its key is the page's tokens, so the path from the root to a node holds all
 tokens that the page's K/V was computed from; keys are compared exactly, never only by hash. The first page's
 key also holds the request's `cache_salt`: requests with different salts share nothing.
 
 Ownership: every lease has one pool reference to each page of its block table, the trie has one to the page of
-each node. A lease's tip is a node: the path from the root to it are the lease's published pages, in the order
-of its block table. If two requests compute the same tokens at the same time, the one that publishes later
-keeps its own copy of each page, so block tables never change. A node's own page is always read by one of its
-leases, if it has any:
+each node. A lease's tip is a node: the nodes on the path from the root to it are the lease's published pages,
+in the order of its block table. If two requests compute the same tokens at the same time, the one that
+publishes later keeps its own copy of each page, so block tables never change. If a node is leased, at least
+one of its leases reads the node's own page:
 
     lease A  page_ids [4, 5, 8]                 root
     lease B  page_ids [6, 7, 9]                  |
                                          node: page 4, copies [6]    A reads 4, B reads 6
                                                  |
                                          node: page 5, copies [7]    when A leaves, 5 is freed
-                                            /          \\             and 7 takes its place
+                                            /          \             and 7 takes its place
                                        page 8          page 9
 
-Where layers have windows, a node has a window page too, until that is evicted (window_pages.py). A prefix is
-found as far as the tokens behind it see window pages alone that its nodes still have.
+In models with sliding-window layers, a node also has a window page until that is evicted (window_pages.py). A
+prefix matches up to the last node after which tokens only see window pages that are still present.
 
-A listener is told of nodes that come and go (events.py), and not of window pages.
+A listener is notified of added and removed nodes (events.py), but not of window pages.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from shortfin_apps.llm.components.kvcache.events import (
 )
 from shortfin_apps.llm.components.kvcache.window_pages import Keeper
 
-_Key = tuple[str | None, tuple[int, ...]]  # the salt, in the key of a first page alone, and the page's tokens
+_Key = tuple[str | None, tuple[int, ...]]  # the salt (first page only), and the page's tokens
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
     key: _Key
-    parent: _Node | None  # None in the root only, which has no page
+    parent: _Node | None  # None only for the root, which has no page
     page_id: int
-    serial: int  # no other node ever has it
+    serial: int  # never reused by another node
     window_page_id: int = SCRATCH_PAGE  # none
     children: dict[_Key, _Node] = field(default_factory=dict)
-    num_leases: int = 0  # leases whose published path includes this node
+    num_leases: int = 0  # leases with this node on their published path
     copies: list[int] = field(
         default_factory=list
-    )  # page ids in which some of those leases hold the same K/V
+    )  # page IDs in which some of these leases hold the same K/V
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +68,7 @@ class _TrieLease(Lease):
 class TrieCache(BaseCache):
     """A trie of published pages; pages without a lease are evicted when free pages run out.
 
-    The page released longest ago is evicted first. Leases hold whole paths and leave them from the tip
+    The page released longest ago is evicted first. Leases hold full paths and leave them from the tip
     upwards, so in `_unleased` every node comes after all of its descendants, and the first one is always a
     leaf: eviction needs no search and only ever removes leaves.
     """
@@ -168,7 +168,7 @@ class TrieCache(BaseCache):
             yield None if index else salt, page_token_ids
 
     def _match(self, token_ids: Sequence[int], salt: str | None) -> list[_Node]:
-        """Published nodes of `token_ids` from the root; at least the last token is left to compute."""
+        """Published nodes matching `token_ids` from the root; leaves at least the last token to compute."""
         nodes: list[_Node] = []
         node: _Node | None = self._root
         for key in self._keys(token_ids, 0, (len(token_ids) - 1) // self.stride, salt):
@@ -178,7 +178,7 @@ class TrieCache(BaseCache):
         return nodes if self._windows is None else nodes[: self._windows.num_usable(nodes)]
 
     def _publish_pages(self, lease: Lease, token_ids: Sequence[int], num_full: int) -> None:
-        """Publishes the lease's pages up to the first `num_full`."""
+        """Publish the lease's pages up to the first `num_full`."""
         assert isinstance(lease, _TrieLease), "the lease is another cache's"
         assert num_full <= len(lease.page_ids), "no K/V can be computed outside the lease's pages"
         if lease.tip in self._retracted:
@@ -195,7 +195,7 @@ class TrieCache(BaseCache):
     def _publish_page(self, lease: _TrieLease, key: _Key, added: list[_Node]) -> _Node:
         """The child of the lease's tip with this key; the lease's page becomes its page or a copy.
 
-        Appends a node to `added` that was not there before.
+        Appends the node to `added` if it is new.
         """
         page_id = lease.page_ids[lease.num_shared_pages]
         node = lease.tip.children.get(key)
@@ -210,13 +210,13 @@ class TrieCache(BaseCache):
         return node
 
     def _replace_page(self, node: _Node, page_id: int) -> None:
-        """Replaces the node's page, which no lease reads, by a lease's page with the same K/V."""
+        """Replace the node's page, which no lease reads, with a lease's page that has the same K/V."""
         self._pool.release(node.page_id)
         self._pool.retain(page_id)
         node.page_id = page_id
 
     def _enter(self, lease: _TrieLease, node: _Node) -> None:
-        """Moves the lease's tip one page down."""
+        """Move the lease's tip one page down."""
         if node.num_leases == 0:
             self._unleased.pop(node, None)  # a new node is not in it
         node.num_leases += 1
@@ -224,7 +224,7 @@ class TrieCache(BaseCache):
         lease.num_shared_pages += 1
 
     def _leave(self, node: _Node, page_id: int) -> None:
-        """Undoes `_enter` for a lease whose page of this node is `page_id`, and releases the page."""
+        """Undo `_enter` for a lease that uses `page_id` for this node, and release the page."""
         self._pool.release(page_id)
         node.num_leases -= 1
         if page_id != node.page_id:
@@ -271,7 +271,7 @@ class TrieCache(BaseCache):
             self._tell(PagesWithdrawn(tuple(node.serial for node in nodes)))
 
     def _tell(self, event: PageEvent) -> None:
-        """Tells of a change that was made, or of all pages to a listener that missed an earlier one."""
+        """Send an event, or AllPages if the listener missed an earlier event."""
         if self._listener is None:
             return
         if not self._listener.has_room:
@@ -295,7 +295,7 @@ class TrieCache(BaseCache):
             assert all(child < index for child in children), f"page {node.page_id} is before its children"
 
     def _nodes(self) -> Iterator[_Node]:
-        """Every node that still has a page: those in the trie, and retracted ones."""
+        """Every node that still has a page: nodes in the trie, and retracted ones."""
         yield from _subtree(self._root.children.values())
         yield from self._retracted
 
@@ -307,7 +307,7 @@ class TrieCache(BaseCache):
 
 
 def _published(chain: Sequence[_Node]) -> PagesPublished:
-    """The event of nodes, each of which is the child of the one before."""
+    """The event for new nodes; each must be the child of the one before."""
     first = chain[0]
     assert first.parent is not None
     begins_prompt = first.parent.parent is None

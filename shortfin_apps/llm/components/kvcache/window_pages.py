@@ -1,8 +1,9 @@
-"""Pages of the layers that see a window of tokens alone: a pool of their own, beside the pages of all others.
+"""Pages of sliding-window layers, in a pool separate from other pages.
 
-Leases give up such a page as soon as no later token sees it. Nodes of the trie may keep theirs, and so the
-next lease that begins behind them may take it; what no lease holds is evicted by itself, which leaves the
-node without one. A match of a prefix ends where the tokens behind it see pages that are all kept.
+Leases give up such a page as soon as no later token sees it. Trie nodes may keep their window page, so that a
+new lease that continues the node's prefix can reuse it. A kept page without a lease can be evicted
+separately, which leaves the node without one. A prefix matches only up to a node after which tokens see no
+missing window page.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from shortfin_apps.llm.components.kvcache.page_pool import PagePool
 
 
 class Keeper(Protocol):
-    """A node of the trie, by what it keeps: the scratch page stands for none."""
+    """A trie node as an owner of a window page; the scratch page stands for none."""
 
     window_page_id: int
 
 
 class WindowPages:
-    """The pool, and the pages in it that are kept; those without a lease in order of release."""
+    """The window page pool, with pages kept by nodes; unleased ones in order of release."""
 
     def __init__(self, options: WindowOptions, stride: int) -> None:
         if options.tokens < 1:
@@ -30,17 +31,17 @@ class WindowPages:
         self._pool = PagePool(options.num_pages)
         self._tokens = options.tokens
         self._stride = stride
-        self._keepers: dict[int, Keeper] = {}  # by page id; the keeper has one reference to it
+        self._keepers: dict[int, Keeper] = {}  # by page ID; the keeper has one reference to it
         self._unleased: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_seen(self) -> int:
-        """Full pages before a page's first token that this token sees."""
+        """Number of full pages before a page that the page's first token sees."""
         return -(-(self._tokens - 1) // self._stride)
 
     @property
     def num_available(self) -> int:
-        """Pages that are free, or can be evicted."""
+        """Number of pages that are free or can be evicted."""
         return self._pool.num_free + len(self._unleased)
 
     def usage(self) -> CacheUsage:
@@ -48,11 +49,14 @@ class WindowPages:
         return CacheUsage(total=total, free=free, cached=cached, leased=total - free - cached)
 
     def cached_page_ids(self) -> list[int]:
-        """Those that are kept and not leased."""
+        """Pages that are kept but not leased."""
         return list(self._unleased)
 
     def allocate(self, count: int) -> list[int]:
-        """Pages with one reference each; evicts what was released longest ago. There must be as many."""
+        """Allocate pages with one reference each, evicting the least recently released.
+
+        The caller ensures that enough are available.
+        """
         for _ in range(count - self._pool.num_free):
             self.drop(self._keepers[next(iter(self._unleased))])
         page_ids = self._pool.allocate(count)
@@ -60,13 +64,13 @@ class WindowPages:
         return page_ids
 
     def flush(self) -> None:
-        """Evicts every kept page that is not leased."""
+        """Evict every kept page that is not leased."""
         while self._unleased:
             self.drop(self._keepers[next(iter(self._unleased))])
 
     def num_usable(self, keepers: Sequence[Keeper]) -> int:
-        """The most of them, from the first on, behind which a lease can begin: it sees kept pages alone."""
-        usable = kept = 0  # kept: pages without a gap, up to the one at hand
+        """Longest reusable prefix, in pages: a lease that starts after it sees only kept pages."""
+        usable = kept = 0  # kept: consecutive kept pages up to the current one
         for count, keeper in enumerate(keepers, 1):
             kept = 0 if keeper.window_page_id == SCRATCH_PAGE else kept + 1
             if kept >= min(count, self.num_seen):
@@ -74,7 +78,7 @@ class WindowPages:
         return usable
 
     def share(self, lease: Lease, keepers: Sequence[Keeper]) -> None:
-        """Has a new lease begin behind the pages of `keepers`, of which it takes those that it will see."""
+        """Start a new lease after the pages of `keepers`, sharing the pages that its tokens will see."""
         assert lease.window_page_ids is not None
         lease.num_given_up = max(0, len(keepers) - self.num_seen)
         for index, keeper in enumerate(keepers):
@@ -85,7 +89,7 @@ class WindowPages:
                 self._unleased.pop(keeper.window_page_id, None)
 
     def keep(self, keeper: Keeper, lease: Lease, index: int) -> None:
-        """Has the keeper keep the lease's page of this index, unless it has one, or the lease has not."""
+        """Let the keeper keep the lease's page at `index`, unless it has one or the lease gave it up."""
         assert lease.window_page_ids is not None
         if keeper.window_page_id != SCRATCH_PAGE or index < lease.num_given_up:
             return
@@ -94,7 +98,7 @@ class WindowPages:
         self._keepers[page_id] = keeper
 
     def drop(self, keeper: Keeper) -> None:
-        """Takes the page away that the keeper keeps, if it keeps one; leases that hold it go on."""
+        """Take away the keeper's page, if it has one; leases that hold it are unaffected."""
         page_id, keeper.window_page_id = keeper.window_page_id, SCRATCH_PAGE
         if page_id != SCRATCH_PAGE:
             del self._keepers[page_id]
@@ -102,15 +106,15 @@ class WindowPages:
             self._pool.release(page_id)
 
     def give_up(self, lease: Lease, num_computed: int) -> list[int]:
-        """Releases the lease's pages before those that tokens from position `num_computed` on see.
+        """Release the lease's pages that no token from position `num_computed` on sees.
 
-        Returns the ids of the pages that are free now.
+        Returns the IDs of the pages that are now free.
         """
         first_seen = max(0, num_computed - self._tokens + 1) // self._stride
         return self._release(lease, first_seen)
 
     def give_up_all(self, lease: Lease) -> list[int]:
-        """Releases all pages that the lease holds, and empties its table. Returns those that are free now."""
+        """Release all pages of the lease and empty its table. Returns the IDs of pages that are now free."""
         assert lease.window_page_ids is not None
         freed = self._release(lease, len(lease.window_page_ids))
         lease.window_page_ids.clear()
@@ -118,7 +122,7 @@ class WindowPages:
         return freed
 
     def _release(self, lease: Lease, stop: int) -> list[int]:
-        """Releases the pages that the lease holds of the first `stop`."""
+        """Release the pages that the lease holds among its first `stop`."""
         assert lease.window_page_ids is not None
         stop = min(stop, len(lease.window_page_ids))
         page_ids = lease.window_page_ids[lease.num_given_up : stop]
@@ -130,7 +134,7 @@ class WindowPages:
         return [page_id for page_id in page_ids if not self._pool.references(page_id)]
 
     def check_integrity(self, leases: Iterable[Lease], keepers: Iterable[Keeper]) -> None:
-        """Raises AssertionError if a page is lost, or not owned by exactly these leases and keepers."""
+        """Raise AssertionError if a page is lost, or not owned by exactly these leases and keepers."""
         self._pool.check_integrity()
         kept = {keeper.window_page_id: keeper for keeper in keepers if keeper.window_page_id != SCRATCH_PAGE}
         assert kept == self._keepers, "a window's page is kept by another than its keeper"

@@ -1,4 +1,4 @@
-"""Dumps: what a flight recorder had, as JSON lines, compressed by gzip."""
+"""Dumps: a flight recorder's content as JSON lines, compressed with gzip."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shortfin_apps.llm.components.recorder.records import (
 )
 from shortfin_apps.llm.errors import LlmError
 
-# No recorder has so much: more is no dump, or one that is meant to take all memory.
+# Above any recorder's size: a larger file is not a dump, or is meant to exhaust memory.
 MAX_LINE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 1 << 30
 
@@ -37,11 +37,11 @@ _DECODER = msgspec.json.Decoder(Line)
 
 
 class DumpError(LlmError):
-    """A dump cannot be written, or is none."""
+    """A dump cannot be written, or a file is not a valid dump."""
 
 
 class Dump(NamedTuple):
-    """A dump that was read. `is_whole` is False for one that was cut off, of which there is a part."""
+    """A dump that was read. `is_whole` is False if the file was truncated and only partly read."""
 
     header: Header
     recording: Recording
@@ -49,9 +49,9 @@ class Dump(NamedTuple):
 
 
 def write_dump(path: Path, header: Header, recording: Recording) -> int:
-    """Writes a new file that only its owner may read; returns its bytes. Raises OSError.
+    """Write a new file that only its owner may read; returns its size in bytes. Raises OSError.
 
-    It appears when it is whole.
+    The file appears only once it is complete.
     """
     recording.settle()
     partial = path.with_name(f"{path.name}.partial")
@@ -80,7 +80,7 @@ def _lines(header: Header, recording: Recording) -> Iterator[bytes]:
 
 
 def read_dump(path: Path) -> Dump:
-    """Raises DumpError for a file that is no dump; a dump that was cut off is read up to there."""
+    """Read a dump, up to the point where it was truncated, if so. Raises DumpError for other files."""
     try:
         with gzip.open(path, "rb") as file:
             return _read(path, file)
@@ -115,7 +115,7 @@ def _read(path: Path, file: BinaryIO | gzip.GzipFile) -> Dump:
 
 
 def _decoded(path: Path, file: BinaryIO | gzip.GzipFile) -> Iterator[Line]:
-    """The lines up to the end, or to where the file was cut off."""
+    """Lines up to the end of the file or its truncation."""
     total = number = 0
     while True:
         try:
@@ -156,7 +156,7 @@ def _check_version(path: Path, line: bytes) -> None:
 
 
 def check(path: Path, header: Header, recording: Recording) -> None:
-    """Raises DumpError for records that name requests or loops which the dump has not, or other nonsense."""
+    """Raise DumpError for invalid records, or records that refer to requests or loops not in the dump."""
     requests = {request.number for request in recording.requests}
     loops = {loop.number: loop for loop in recording.loops}
     for record in recording.records:
@@ -177,7 +177,7 @@ def check(path: Path, header: Header, recording: Recording) -> None:
 
 
 def _check_pages(path: Path, header: Header, recording: Recording) -> None:
-    """Raises DumpError for pages that the page table has not."""
+    """Raise DumpError for pages outside the page table."""
     for request in recording.requests:
         _check_ids(path, request.page_ids, header.num_pages)
         _check_ids(path, request.window_page_ids or (), header.num_window_pages)

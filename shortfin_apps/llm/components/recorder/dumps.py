@@ -1,4 +1,4 @@
-"""Writes dumps of a flight recorder to a private directory: after faults, and when somebody asks."""
+"""Writes dumps of a flight recorder to a private directory: after faults, and on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shortfin_apps.llm.components.recorder.records import FORMAT_VERSION, Header
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_S = 60.0  # between two dumps that nobody asked for
+INTERVAL_S = 60.0  # between two automatic dumps
 NUM_KEPT = 10
 SUFFIX = ".jsonl.gz"
 _PREFIX = "dump-"
@@ -29,7 +29,7 @@ _PREFIX = "dump-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderOptions:
-    """Where dumps go, None for the default, and what they say of the server: see `Header`."""
+    """Where dumps are written (None: the default directory), and server facts for their `Header`."""
 
     directory: Path | None = None
     model: str = ""
@@ -40,7 +40,7 @@ class RecorderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """What a replay needs to know of the device's page table, and the device's name."""
+    """The device's name, and the page table facts that a replay needs."""
 
     device: str
     num_pages: int
@@ -54,9 +54,9 @@ class WrittenDump(NamedTuple):
 
 
 class Dumps:
-    """Dumps of one recorder. Safe on any thread.
+    """Dumps of one recorder. Thread-safe.
 
-    At most NUM_KEPT files are kept in the directory, and dumps that nobody asked for are INTERVAL_S apart.
+    At most NUM_KEPT files are kept in the directory, and automatic dumps are INTERVAL_S apart.
     """
 
     def __init__(
@@ -68,26 +68,26 @@ class Dumps:
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """`start` runs a function in a thread of its own."""
+        """`start` runs a function in a separate thread."""
         self._recorder = recorder
         self._options = options
         self._facts = facts
         self._clock = clock
         self._start = start or _in_thread
-        self._last_s: float | None = None  # when the last one that nobody asked for was begun
+        self._last_s: float | None = None  # when the last automatic dump was started
         self._number = 0
-        self._lock = threading.Lock()  # of the state above
+        self._lock = threading.Lock()  # guards the state above
         self._writing = threading.Lock()
         recorder.on_fault = self.write_soon
 
     def write(self, reason: str) -> WrittenDump:
-        """Writes a dump now, which may take seconds. Raises DumpError."""
+        """Write a dump now, which may take seconds. Raises DumpError."""
         return self._write(reason, self._recorder.recording())
 
     def write_soon(self, reason: str) -> None:
-        """Writes one in a thread of its own of what is recorded now, unless the last was a moment ago.
+        """Write the current recording in a separate thread, unless the last automatic dump was too recent.
 
-        Never raises: whatever keeps it from being written is logged.
+        Never raises; errors are logged.
         """
         try:
             with self._lock:
@@ -156,12 +156,12 @@ class Dumps:
 
 
 def default_directory() -> Path:
-    """In the system's temporary directory, one for each user: nobody else's is written to."""
+    """A directory per user in the system's temporary directory, so that no user writes to another's."""
     return Path(tempfile.gettempdir()) / f"shortfin-llm-dumps-{os.getuid()}"
 
 
 def _make_private(directory: Path, *, is_default: bool) -> None:
-    """Makes the directory. Raises DumpError if the default one, a known name, is somebody else's."""
+    """Create the directory. Raises DumpError if the default, a known name, is not private to this user."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_default:
         return
@@ -171,7 +171,7 @@ def _make_private(directory: Path, *, is_default: bool) -> None:
 
 
 def _remove_oldest(directory: Path) -> None:
-    with suppress(FileNotFoundError):  # another server of this directory may do the same
+    with suppress(FileNotFoundError):  # another server may remove files in this directory too
         dumps = sorted(directory.glob(f"{_PREFIX}*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
         for path in dumps[:-NUM_KEPT]:
             path.unlink(missing_ok=True)

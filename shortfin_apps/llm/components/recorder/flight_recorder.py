@@ -1,11 +1,11 @@
-"""The flight recorder: a bounded ring of the last minute's invocations, to be run again after a fault.
+"""Flight recorder: a bounded ring of the last minute's invocations, to replay them after a fault.
 
     engine's thread      run, step, draw, clear, turn  ──>  ring of records
     any thread           recording  ──>  a copy
 
-A record is made before its invocation is queued, so that a device which never answers leaves one without an
-end. A block table is recorded where it has changed: it is only appended to, or another list. What drops out
-of the ring leaves its changes in the tables that a recording begins with.
+A record is created before its invocation is queued, so a device that never answers leaves a record without an
+end. Block table changes are recorded when they occur: a table is either appended to or replaced. When a
+record leaves the ring, its changes are applied to the tables that a recording starts with.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ from shortfin_apps.llm.components.request.request import Request
 
 SECONDS = 60.0
 MAX_BYTES = 32 << 20
-# What objects take in memory, about.
+# Approximate memory sizes of objects, in bytes.
 _RECORD_BYTES, _TASK_BYTES, _REQUEST_BYTES, _ID_BYTES = 400, 150, 600, 8
 _EVICTIONS_PER_PURGE = 64
 _LOOKS_PER_EVICTION = (
-    64  # a purge looks at all requests: one for each record of many stops the engine for long
+    64  # a purge visits all requests: with many, one for each record would stop the engine for long
 )
-# Candidates of more bytes are summed at once. Doing that takes longer than all else, the more so as a step of
-# the model leaves nothing of it in the caches of a CPU; of a few rows, a minute's fit into a recorder.
+# Larger candidates are checksummed immediately. This takes longer than all other recording, particularly
+# because a model step evicts the data from the CPU's caches. A minute's candidates of a few rows fit into the
+# recorder.
 _MOST_KEPT_BYTES = 16 << 10
 _MOST_ERROR_CHARS = 2_000
 
 
 class Recording(NamedTuple):
-    """A copy of what a recorder has. Invocations under way may still be completed."""
+    """A copy of the recorder's content. Invocations in flight may still be completed."""
 
     requests: Sequence[KnownRequest]
     loops: Sequence[Loop]
@@ -61,14 +62,14 @@ class Recording(NamedTuple):
     unsummed: Mapping[int, Fetched] = MappingProxyType({})
 
     def settle(self) -> None:
-        """Has the records tell the candidates that they had at hand alone; takes milliseconds."""
+        """Checksum the candidates that records only referenced so far; takes milliseconds."""
         for record in self.records:
             if isinstance(record, Run) and (candidates := self.unsummed.get(record.number)) is not None:
                 candidates.note(record)
 
 
 class _Seen:
-    """A request of the ring: its table as of the last record of it, and as of the first in the ring."""
+    """A request in the ring: its tables as of its last record, and as of the first record in the ring."""
 
     __slots__ = (
         "arrival_s",
@@ -92,7 +93,7 @@ class _Seen:
         self.request_id = request.request_id
         self.arrival_s = request.arrival_s
         self.num_prompt_tokens = len(request.call.prompt_token_ids)
-        self.token_ids = request.token_ids  # the request's own list; not the request, which has a grammar
+        self.token_ids = request.token_ids  # the request's own list; a request would keep its grammar alive
         self.page_ids: Sequence[int] | None = None  # the lease's own list
         self.window_page_ids: Sequence[int] | None = None
         self.num_pages = self.num_window_pages = 0
@@ -102,7 +103,7 @@ class _Seen:
         self.size = _REQUEST_BYTES + _ID_BYTES * tokens
 
     def is_behind(self, page_ids: Sequence[int]) -> bool:
-        """Whether its tables may have changed since: windows' are looked at each time."""
+        """Whether its tables may have changed since; window tables are checked each time."""
         return (
             page_ids is not self.page_ids
             or len(page_ids) != self.num_pages
@@ -123,10 +124,10 @@ class _Seen:
 
 
 class FlightRecorder:
-    """Keeps the records of the last `seconds` in at most `max_bytes`, about.
+    """Keeps the records of the last `seconds` in approximately at most `max_bytes`.
 
-    The engine's thread tells it; `recording` is safe on any thread, also while that one is stuck in a device.
-    `on_fault` is called by `fault`, on its thread.
+    The engine's thread adds records. `recording` is thread-safe, even while the engine's thread is stuck in a
+    device. `fault` calls `on_fault` on the calling thread.
     """
 
     def __init__(
@@ -140,19 +141,19 @@ class FlightRecorder:
         self.on_fault: Callable[[str], None] = lambda reason: None
         self._seconds = seconds
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # of everything below; never held while a device is called
+        self._lock = threading.Lock()  # guards all attributes below; never held during a device call
         self._ring: deque[Recorded] = deque()
-        self._seen: dict[int, _Seen] = {}  # by the identity of the list of tokens, which is kept
+        self._seen: dict[int, _Seen] = {}  # by the ID of the list of tokens, which is kept alive
         self._by_number: dict[int, _Seen] = {}
         self._loops: dict[int, Loop] = {}
-        self._unsummed: dict[int, Fetched] = {}  # candidates by the number of their record
+        self._unsummed: dict[int, Fetched] = {}  # candidates by record number
         self._num_records = self._num_requests = self._num_loops = 0
         self._num_evicted = 0  # since the last purge
         self._in_loop: tuple[Loop, list[_Seen]] | None = None  # the requests of the last loop
         self.num_bytes = 0
 
     def run(self, entry: str, blocks: int, batch: Batch) -> Run:
-        """A batch that is about to run; the caller completes the record, as with `ended`."""
+        """Record a batch that is about to run; the caller completes the record, for example with `ended`."""
         with self._lock:
             record = Run(
                 number=self._next_number(),
@@ -170,7 +171,7 @@ class FlightRecorder:
         return record
 
     def loop(self, tasks: Sequence[LlmTaskInput], sampling: Sequence[Sequence[int]]) -> Loop:
-        """A decode loop that is about to be started."""
+        """Record a decode loop that is about to start."""
         with self._lock:
             self._num_loops += 1
             noted = [
@@ -184,7 +185,7 @@ class FlightRecorder:
         return loop
 
     def step(self, entry: str, loop: Loop, index: int, requests: Sequence[Request]) -> Step:
-        """A step of a loop that is about to be queued."""
+        """Record a loop step that is about to be queued."""
         with self._lock:
             number = self._next_number()
             record = Step(number=number, began_s=self.clock(), entry=entry, loop=loop.number, index=index)
@@ -199,7 +200,7 @@ class FlightRecorder:
         return record
 
     def draw(self, entry: str, arguments: Mapping[str, npt.NDArray[Any]], num_draws: int) -> Draw:
-        """Tokens that are about to be drawn."""
+        """Record a draw that is about to run."""
         held = {
             name: Array(array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes())
             for name, array in arguments.items()
@@ -217,7 +218,7 @@ class FlightRecorder:
         return record
 
     def clear(self, page_ids: Collection[int], window_page_ids: Collection[int]) -> Clear:
-        """Pages that are about to be zeroed."""
+        """Record pages that are about to be zeroed."""
         with self._lock:
             record = Clear(
                 number=self._next_number(),
@@ -230,13 +231,13 @@ class FlightRecorder:
         return record
 
     def ended(self, record: Invocation, error: BaseException | None = None) -> None:
-        """Completes a record, whose results the caller has filled in if there was no error."""
+        """Complete a record. Without an error, the caller has filled in its results."""
         if error is not None:
             record.error = f"{type(error).__name__}: {error}"[:_MOST_ERROR_CHARS]
         record.ended_s = self.clock()
 
     def fetched(self, record: Run, candidates: Fetched | None) -> None:
-        """Completes the record of a batch. Its candidates are summed when they are asked for, unless many."""
+        """Complete a batch's record. Its candidates are checksummed later if they are small."""
         if candidates is not None:
             num_bytes = candidates.num_bytes
             if num_bytes > _MOST_KEPT_BYTES:
@@ -256,7 +257,7 @@ class FlightRecorder:
         num_preemptions: int,
         ended: Sequence[tuple[str, str]],
     ) -> None:
-        """A step of the engine that is over now."""
+        """Record a finished step of the engine."""
         record = Turn(
             began_s=began_s,
             ended_s=self.clock(),
@@ -270,7 +271,7 @@ class FlightRecorder:
             self._append(record, ())
 
     def fault(self, reason: str) -> None:
-        """Something went wrong that should be looked into."""
+        """Report a fault that needs investigation."""
         self.on_fault(reason)
 
     def recording(self) -> Recording:
@@ -296,7 +297,7 @@ class FlightRecorder:
         return seen
 
     def _seen_in(self, loop: Loop, requests: Sequence[Request]) -> list[_Seen]:
-        """Those of a loop's requests, which are the same in each of its steps."""
+        """The entries of a loop's requests, which are the same in each of its steps."""
         if self._in_loop is None or self._in_loop[0] is not loop:
             self._in_loop = loop, [self._seen_of(request) for request in requests]
         return self._in_loop[1]
@@ -311,7 +312,7 @@ class FlightRecorder:
     def _note(
         self, seen: _Seen, page_ids: Sequence[int], window_page_ids: Sequence[int] | None, pages: list[Pages]
     ) -> None:
-        """Adds to `pages` what has changed in a request's tables."""
+        """Append the changes of a request's tables to `pages`."""
         if page_ids is not seen.page_ids or len(page_ids) != seen.num_pages:
             offset = seen.num_pages if page_ids is seen.page_ids else 0
             pages.append(Pages(seen.number, False, offset, tuple(page_ids[offset:])))
@@ -336,7 +337,7 @@ class FlightRecorder:
             self._purge()
 
     def _evict(self) -> None:
-        """Drops the oldest record; its changes of tables become part of what a recording begins with."""
+        """Drop the oldest record; its table changes move into the tables that a recording starts with."""
         record = self._ring.popleft()
         self.num_bytes -= record.size
         if isinstance(record, Invocation):
@@ -355,12 +356,12 @@ class FlightRecorder:
             self._purge()
 
     def _drop_loops(self, before: int) -> None:
-        """Forgets loops whose steps have all been evicted, as loops run one after the other."""
+        """Drop loops that have no steps left in the ring; loops run one after the other."""
         while (number := next(iter(self._loops), before)) < before:
             self.num_bytes -= _size_of_loop(self._loops.pop(number))
 
     def _purge(self) -> None:
-        """Forgets requests that no record is about."""
+        """Drop requests that no record refers to."""
         self._num_evicted, self._in_loop = 0, None
         first = next((record.number for record in self._ring if isinstance(record, Invocation)), 0)
         for seen in [seen for seen in self._seen.values() if seen.last < first]:

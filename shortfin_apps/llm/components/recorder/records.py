@@ -1,7 +1,7 @@
-"""The records of a flight recorder, and so the lines of a dump: what ran on the device, and when.
+"""Records of a flight recorder, which are also the lines of a dump: what ran on the device, and when.
 
-A recorder keeps these objects themselves, and completes them when an invocation ends. Times are seconds of
-the recorder's clock; token ids and page ids are the engine's. No record has text.
+A recorder keeps these objects, and completes them when an invocation ends. Times are seconds of the
+recorder's clock; token IDs and page IDs are the engine's. No record contains text.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Annotated
 import msgspec
 
 FORMAT_VERSION = 1
-NOT_FINITE_ROW = -1  # in the place of the checksum of a row with NaN, whose bits mean nothing
+NOT_FINITE_ROW = -1  # replaces the checksum of a row with NaN, as its bits are not meaningful
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Ids = Sequence[Count]
 
 
 class Header(msgspec.Struct, tag_field="kind", tag="header", kw_only=True):
-    """The first line. `files` are SHA-256 sums of what the artefact's program consists of, by name.
+    """The first line. `files` maps the files of the artefact's program to their SHA-256 sums.
 
-    `epoch_s` is added to a time of the clock to get seconds since the epoch. `reason` is why it was written.
+    `epoch_s` is added to a time of the clock to get seconds since the epoch. `reason` is why the dump was
+    written.
     """
 
     format_version: int
@@ -40,7 +41,7 @@ class Header(msgspec.Struct, tag_field="kind", tag="header", kw_only=True):
 
 
 class KnownRequest(msgspec.Struct, tag_field="kind", tag="request"):
-    """A request of the records, with all its tokens, and its pages as of the first record."""
+    """A recorded request, with all its tokens, and its pages as of the first record."""
 
     number: Count
     request_id: str
@@ -52,7 +53,7 @@ class KnownRequest(msgspec.Struct, tag_field="kind", tag="request"):
 
 
 class Task(msgspec.Struct, array_like=True, gc=False):
-    """What one invocation computes of a request: tokens from position `start` on."""
+    """The part of a request that one invocation computes: tokens from position `start` on."""
 
     request: Count
     start: Count
@@ -60,7 +61,7 @@ class Task(msgspec.Struct, array_like=True, gc=False):
 
 
 class Pages(msgspec.Struct, array_like=True, gc=False):
-    """A request's block table has these pages from index `offset` on, and none behind them."""
+    """A block table update: from index `offset` on, the request's table has exactly these pages."""
 
     request: Count
     is_window: bool
@@ -77,20 +78,20 @@ class Loop(msgspec.Struct, tag_field="kind", tag="loop"):
 
 
 class Invocation(msgspec.Struct, kw_only=True):
-    """What all invocations have. One that has not ended has no `ended_s`, one that failed an `error`."""
+    """Common fields of invocations. `ended_s` is None until the end; `error` is set if it failed."""
 
     number: Count
     began_s: float
     ended_s: float | None = None
     error: str | None = None
-    pages: Sequence[Pages] = ()  # what changed in block tables since the record before
-    size: Count = 0  # bytes that it takes in memory, about
+    pages: Sequence[Pages] = ()  # changes to block tables since the previous record
+    size: Count = 0  # approximate bytes in memory
 
 
 class Run(Invocation, tag_field="kind", tag="run", kw_only=True):
     """A batch. By task: CRC-32 sums of candidates, best candidates, and sums of some of the logits.
 
-    Those that were not fetched are not there.
+    Fields that were not fetched are empty.
     """
 
     entry: str
@@ -103,7 +104,7 @@ class Run(Invocation, tag_field="kind", tag="run", kw_only=True):
 
 
 class Step(Invocation, tag_field="kind", tag="step", kw_only=True):
-    """Step `index` of a decode loop; `token_ids` are what it chose."""
+    """Step `index` of a decode loop; `token_ids` are the tokens it chose."""
 
     entry: str
     loop: Count
@@ -112,7 +113,7 @@ class Step(Invocation, tag_field="kind", tag="step", kw_only=True):
 
 
 class Array(msgspec.Struct, array_like=True, gc=False):
-    """An argument as the device got it."""
+    """An argument as passed to the device."""
 
     dtype: str
     shape: Sequence[Count]
@@ -136,19 +137,19 @@ class Clear(Invocation, tag_field="kind", tag="clear", kw_only=True):
 
 
 class Turn(msgspec.Struct, tag_field="kind", tag="turn", kw_only=True):
-    """A step of the engine. `ended` has the requests that it answered for the last time, with the reason."""
+    """A step of the engine. `ended` lists the requests that finished in it, with the reason."""
 
     began_s: float
     ended_s: float
     num_running: Count
     num_waiting: Count
-    num_preemptions: Count  # so far
+    num_preemptions: Count  # total so far
     ended: Sequence[tuple[str, str]] = ()
     size: Count = 0
 
 
 class End(msgspec.Struct, tag_field="kind", tag="end"):
-    """The last line, with the number of lines before it: a dump without it was cut off."""
+    """The last line, with the number of lines before it; a dump without it was truncated."""
 
     num_lines: Count
 

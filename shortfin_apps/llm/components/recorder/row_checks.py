@@ -1,4 +1,4 @@
-"""What a record keeps of results: a sum by which another run's can be told from them."""
+"""Checksums of results in records, to compare them with another run's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shortfin_apps.llm.components.recorder.records import NOT_FINITE_ROW, Run
 
 Array = npt.NDArray[Any]
 
-# Every so many-th logit is summed, as all of them would take a millisecond for a few rows.
+# Only every LOGITS_STRIDE-th logit is summed, as all of them would take a millisecond for a few rows.
 LOGITS_STRIDE = 61
 
 
 def candidates_sums(values: Array, indices: Array, *, holds_nan: bool) -> list[int]:
-    """The CRC-32 of each row's candidates `[N, K]`; NOT_FINITE_ROW where one is NaN, if any is."""
+    """CRC-32 of each row's candidates `[N, K]`; NOT_FINITE_ROW for rows with NaN, checked if `holds_nan`."""
     size, index_size = values.shape[-1] * values.itemsize, indices.shape[-1] * indices.itemsize
     octets, index_octets = memoryview(values.tobytes()), memoryview(indices.tobytes())
     crc32 = zlib.crc32
@@ -32,7 +32,7 @@ def candidates_sums(values: Array, indices: Array, *, holds_nan: bool) -> list[i
 
 
 class Fetched(NamedTuple):
-    """The candidates of a batch as they were fetched, `[N or more, 1, K]`, and whether any is NaN."""
+    """A batch's candidates as fetched, `[N or more, 1, K]`, and whether any is NaN."""
 
     values: Array
     indices: Array
@@ -44,13 +44,13 @@ class Fetched(NamedTuple):
         return self.values.nbytes + self.indices.nbytes
 
     def note(self, record: Run) -> None:
-        """Has the record tell them."""
+        """Write the best candidates and checksums into the record."""
         values, indices = self.values[: self.num_rows, 0], self.indices[: self.num_rows, 0]
         record.best = indices[:, 0].tolist()
         record.checksums = candidates_sums(values, indices, holds_nan=self.holds_nan)
 
 
 def logits_sum(logits: Array) -> int:
-    """The CRC-32 of some of a row's logits `[V]`; NOT_FINITE_ROW if one of them is NaN."""
+    """CRC-32 of a sample of a row's logits `[V]`; NOT_FINITE_ROW if one of them is NaN."""
     some = logits[::LOGITS_STRIDE]
     return NOT_FINITE_ROW if np.isnan(some).any() else zlib.crc32(some.tobytes())

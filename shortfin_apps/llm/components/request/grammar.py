@@ -1,4 +1,4 @@
-"""Grammars, as the engine sees them: which tokens may come next in a request's output."""
+"""Interfaces of grammars for the engine: which tokens may come next in a request's output."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Protocol
 
 
 class GrammarMatcher(Protocol):
-    """The state of one request's output in its grammar; used by one thread at a time."""
+    """State of one request's output in its grammar; used by one thread at a time."""
 
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
-        """Which tokens may follow `generated`, all tokens of the output so far: a bit each, lowest first.
+        """Bitmask of the tokens that may follow `generated`, the full output so far; lowest bit first.
 
-        The output only grows from call to call. Behind it may stand tokens `ahead`, which are only proposed:
-        the next call may be without them. End-of-sequence is allowed where the output is complete, and is all
-        that is when nothing can be added. Raises ConstraintError when the grammar is too complex to go on, or
-        does not allow those ahead.
+        The output only grows between calls. `ahead` are proposed tokens that may follow the output; the next
+        call may be without them. End-of-sequence is allowed where the output is complete, and is the only
+        token allowed when nothing can be added. Raises ConstraintError if the grammar is too complex to
+        continue, or does not allow `ahead`.
         """
         ...
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
-        """The tokens that must follow `generated`, as far as that is known; none if there is a choice.
+        """Tokens that must follow `generated`, as far as known; empty if there is a choice.
 
-        A call changes nothing about what is allowed. A grammar that cannot go on forces nothing.
+        Calls do not change what is allowed. A grammar that cannot continue forces nothing.
         """
         ...
 
 
 class Grammar(Protocol):
-    """A compiled grammar, shared by requests. Those that are equal share their work, too.
+    """A compiled grammar, shared by requests. Equal grammars also share their work.
 
-    `param` is the request's field with the grammar, for errors.
+    `param` is the request field that holds the grammar, for errors.
     """
 
     @property
     def param(self) -> str: ...
 
     def matcher(self) -> GrammarMatcher:
-        """A new one, for an empty output. Takes microseconds."""
+        """Create a matcher for an empty output. Takes microseconds."""
         ...

@@ -1,4 +1,4 @@
-"""Messages between the HTTP side's event loop and the engine's thread: calls one way, deltas the other."""
+"""Messages between the HTTP event loop and the engine's thread: calls one way, deltas the other."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class FinishReason(StrEnum):
 class Terms:
     """Terms of service of a request.
 
-    Of one tenant's requests, those of lower `priority` come first (as in vLLM); tenants share the service
-    by tokens. `timeout_s` is counted from admission; None is no limit.
+    Within a tenant, requests with lower `priority` come first (as in vLLM); tenants share the service by
+    tokens. `timeout_s` counts from admission; None is no limit.
     """
 
     priority: int = 0
@@ -50,8 +50,8 @@ DEFAULT_TERMS = Terms()
 class GenerateCall:
     """One prompt to continue. `prompt_token_ids` have been checked against the vocabulary.
 
-    `resumes` marks the next step of something admitted before (a beam search): it is refused neither
-    when the queue is full nor while draining, and runs before new requests, as a preempted one does.
+    `resumes` marks the next step of something admitted before (a beam search): it is not refused when the
+    queue is full or while draining, and runs before new requests, like a preempted one.
     """
 
     request_id: str
@@ -60,35 +60,37 @@ class GenerateCall:
     cache_salt: str | None = None
     resumes: bool = False
     terms: Terms = DEFAULT_TERMS
-    is_traced: bool = False  # whether its deltas tell when its tasks were computed
+    is_traced: bool = False  # whether its deltas report when its tasks were computed
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probabilities of one generated token under the model's own distribution (temperature 1).
 
-    `rank` is its place among all tokens by likelihood, from 1.
+    `rank` is its rank among all tokens by likelihood, from 1.
     """
 
     logprob: float
-    top: tuple[tuple[int, float], ...]  # (token id, logprob), best first
+    top: tuple[tuple[int, float], ...]  # (token ID, logprob), best first
     rank: int
 
 
 class ChosenLogit(NamedTuple):
-    """The logit of a generated token, an f32, before adjustments and temperature, and the entry family whose
-    row it is of."""
+    """The f32 logit of a generated token, before adjustments and temperature.
+
+    `entry_family` is the family of the entry that computed its row.
+    """
 
     logit: float
     entry_family: str
 
 
 class ComputedTask(NamedTuple):
-    """When a task of a traced request was computed: from planning its invocation to committing its rows.
+    """Timing of a traced request's task: from planning its invocation to committing its rows.
 
-    Times are seconds of the engine's clock, `time.perf_counter`; on Linux that is the one of all processes,
-    and of `time.monotonic`. `device_before_s` and `device_after_s` are the engine's total wait for the device
-    at either.
+    Times are seconds of the engine's clock, `time.perf_counter`; on Linux all processes share this clock, and
+    it equals `time.monotonic`. `device_before_s` and `device_after_s` are the engine's total wait for the
+    device at the start and end.
     """
 
     began_s: float
@@ -98,15 +100,15 @@ class ComputedTask(NamedTuple):
     start_position: int
     num_tokens: int
     entry_family: str
-    batch_tasks: int  # of the invocation, this one among them
+    batch_tasks: int  # tasks in the invocation, including this one
 
 
 class Delta(NamedTuple):
-    """The output that one step added to one request; `finish_reason` is set on the last delta only.
+    """Output that one step added to one request; `finish_reason` is set on the last delta only.
 
     `token_ids` include the token that ends a sequence (end-of-sequence or stop token). `logits` has one entry
-    per token if the request asked for them, or none. `error` gives the
-    reason for an ERROR, and for an ABORT that the client did not ask for.
+    per token if the request asked for them, else none. `error` is the reason for an ERROR, and for an ABORT
+    that the client did not request.
     """
 
     request_id: str
@@ -114,7 +116,7 @@ class Delta(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
     queue_s: float = 0.0  # between admission and the first step that worked on it
-    computed: tuple[ComputedTask, ...] = ()  # since the last delta, if it is traced; not all of the decodes
+    computed: tuple[ComputedTask, ...] = ()  # since the last delta, if traced; not all decodes
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop token that ended it, None for end-of-sequence
     error: LlmError | None = None

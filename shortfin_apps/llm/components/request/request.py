@@ -1,12 +1,11 @@
-"""A request inside the engine, and the table of its lifecycle.
+"""A request inside the engine, and its lifecycle table.
 
     WAITING ──> RUNNING ──> FINISHED
        ^           │
        └─ preempt ─┘        (any state but FINISHED may go to FINISHED)
 
-A request holds a lease on pages exactly while it is RUNNING: `start` takes one, and leaving RUNNING
-releases it; nothing else does either. A transition that is not in the table raises; the engine then ends
-that request alone.
+A request holds a lease on pages exactly while it is RUNNING: only `start` takes one, and only leaving RUNNING
+releases it. A transition that is not in the table raises; the engine then ends only that request.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 class IllegalTransitionError(AssertionError):
-    """A transition that is not in the lifecycle table: a bug, never load. `request` is unchanged."""
+    """A transition that is not in the lifecycle table: a bug, not caused by load. `request` is unchanged."""
 
     def __init__(self, request: Request, state: State) -> None:
         super().__init__(f"{request.request_id}: {request.state} -> {state}")
@@ -43,7 +42,7 @@ class IllegalTransitionError(AssertionError):
 class Request:
     """One prompt being continued.
 
-    `token_ids` is the prompt and the output so far; K/V of the first `num_computed` are in the cache. With
+    `token_ids` is the prompt and the output so far; the cache holds the K/V of the first `num_computed`. With
     one token to compute it is a decode, with more a prefill; nothing else distinguishes the two, so a
     preempted request needs no special case.
     """
@@ -73,15 +72,15 @@ class Request:
         self.queue_s = 0.0  # between arrival and its first task
         self.computed: list[ComputedTask] | None = [] if call.is_traced else None  # since its last delta
         self.token_ids: list[int] = list(call.prompt_token_ids)
-        self.token_counts = TokenCounts(len(call.prompt_token_ids))  # of `token_ids`, once they are asked for
+        self.token_counts = TokenCounts(len(call.prompt_token_ids))  # of `token_ids`, updated on use
         self.num_computed = 0
         self.num_cached = 0  # prompt tokens found in the cache at the first start
         self.num_overtakes = 0  # requests that arrived later and started earlier
-        self.blocked_at: AvailablePages | None = None  # when it last did not fit
+        self.blocked_at: AvailablePages | None = None  # pages available when it last did not fit
         self.state = State.WAITING
         self.lease: Lease | None = None
         self.finish_reason: FinishReason | None = None
-        self.last_turn = -1  # number of its last task among all tasks; no two are equal
+        self.last_turn = -1  # number of its last task among all tasks, unique
         grammar = call.params.output_grammar
         self.matcher = None if grammar is None else grammar.matcher()
         self.seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
@@ -110,18 +109,18 @@ class Request:
 
     @property
     def window_page_ids(self) -> list[int] | None:
-        """The block table of layers with windows, if there are any; owned by the lease."""
+        """The block table of sliding-window layers, or None; owned by the lease."""
         assert self.lease is not None, f"{self.request_id} is {self.state} and has no pages"
         return self.lease.window_page_ids
 
     @property
     def num_pages(self) -> int:
-        """Full pages of tokens that there is room for."""
+        """Number of leading pages for which every table has room."""
         assert self.lease is not None, f"{self.request_id} is {self.state} and has no pages"
         return self.lease.num_pages
 
     def take_computed(self) -> tuple[ComputedTask, ...]:
-        """For its next delta: when its tasks since the last one were computed, if it is traced."""
+        """Timings of its tasks since the last delta, for the next one; empty unless it is traced."""
         if not self.computed:
             return ()
         computed = tuple(self.computed)
@@ -137,7 +136,7 @@ class Request:
             self.num_cached = lease.num_cached_tokens
 
     def preempt(self, cache: KVCache) -> None:
-        """Sets it back to WAITING; its tokens are kept, their K/V will be recomputed."""
+        """Move it back to WAITING; its tokens are kept, and their K/V will be recomputed."""
         self._leave(State.WAITING, cache)
 
     def finish(self, reason: FinishReason, cache: KVCache) -> None:
@@ -145,7 +144,7 @@ class Request:
         self.finish_reason = reason
 
     def discard(self, cache: KVCache) -> None:
-        """Ends it from any state, after a bug broke its lifecycle."""
+        """End it from any state, after a bug broke its lifecycle."""
         self.state = State.FINISHED
         self.finish_reason = FinishReason.ERROR
         self._release(cache)

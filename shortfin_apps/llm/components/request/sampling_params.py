@@ -1,4 +1,4 @@
-"""Sampling parameters: how the tokens of a request are chosen, and when it ends."""
+"""Sampling parameters: how a request's tokens are chosen, and when it ends."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ from dataclasses import dataclass
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.errors import InvalidRequestError
 
-MAX_LOGPROBS = 20  # alternatives that can be reported for a token
-MAX_PENALTY = 2.0  # OpenAI's bound on presence and frequency penalties, either way
+MAX_LOGPROBS = 20  # maximum alternatives reported per token
+MAX_PENALTY = 2.0  # OpenAI's bound on the magnitude of presence and frequency penalties
 MAX_REPETITION_PENALTY = 100.0
 MAX_BIAS = 100.0
 MAX_BIASES = 1024
-MAX_BAD_WORDS = 1024  # token sequences, of which a word has one or two
-# The smallest normal f32, the type in which logits are divided by the temperature: a smaller one becomes 0
-# there, or has a reciprocal that overflows.
+MAX_BAD_WORDS = 1024  # token sequences; each word has one or two
+# The smallest normal f32, the type in which logits are divided by the temperature: a smaller one becomes 0,
+# or has a reciprocal that overflows.
 SMALLEST_TEMPERATURE = 2.0**-126
 NOT_WITH_GRAMMAR = "cannot be combined with structured output, whose grammar says where it may end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Values are checked, never clamped. Stop strings are not among them: the front end matches those.
+    """Sampling parameters of a request. Values are checked, never clamped.
+
+    Stop strings are not included; the front end matches them.
 
     Any `temperature` below SMALLEST_TEMPERATURE is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
-    `logprobs` is the number of alternatives to report for each generated token (0: the chosen token
-    alone); None reports nothing. With `chosen_logits`, the logit of each is reported (`ChosenLogit`), for
-    receipts; neither changes a token. `output_grammar` is what the output must match, which alone then
-    decides when it may end.
+    `logprobs` is the number of alternatives to report for each generated token (0: only the chosen token);
+    None reports nothing. `chosen_logits` reports each token's logit (`ChosenLogit`), for receipts; neither
+    changes a token. `output_grammar` is the grammar that the output must match; it alone then decides when
+    the output may end.
 
-    Penalties and biases change the logits, as in vLLM: `repetition_penalty` (1: off) divides those of tokens
-    in prompt and output that are positive and multiplies the others; `frequency_penalty` (0: off) is
-    subtracted for each time that a token was generated, `presence_penalty` (0: off) once. `logit_bias` has
-    pairs of a token id and what is added to its logit. `bad_words` are token sequences that the output never
-    has; `allowed_token_ids` the only tokens that it may have, None for all. `typical_p` (1: off) keeps the
-    tokens whose information is nearest to the entropy (locally typical sampling, arXiv:2202.00666).
+    Penalties and biases change the logits, as in vLLM. For tokens in prompt and output, `repetition_penalty`
+    (1: off) divides positive logits and multiplies the others. `frequency_penalty` (0: off) is subtracted for
+    each time that a token was generated, `presence_penalty` (0: off) once. `logit_bias` has pairs of a token
+    ID and the value added to its logit. `bad_words` are token sequences that the output never contains;
+    `allowed_token_ids` the only tokens that it may contain, None for all. `typical_p` (1: off) keeps the
+    tokens with information content nearest to the entropy (locally typical sampling, arXiv:2202.00666).
 
-    `forced_token_ids` are the first tokens of the output, whatever their logits: the front end scores prompts
-    so (`components/frontend/prompt_scoring.py`). No route takes it.
+    `forced_token_ids` are the output's first tokens, whatever their logits: the front end uses them to score
+    prompts (`components/frontend/prompt_scoring.py`). No route accepts it.
     """
 
     max_tokens: int
@@ -82,7 +84,7 @@ class SamplingParams:
 
     def _check_adjustments(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
-            ok = abs(getattr(self, name)) <= MAX_PENALTY  # NaN is not
+            ok = abs(getattr(self, name)) <= MAX_PENALTY  # False for NaN
             _check(name, ok, f"must lie in [-{MAX_PENALTY:g}, {MAX_PENALTY:g}]")
         within = 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY
         _check("repetition_penalty", within, f"must lie in (0, {MAX_REPETITION_PENALTY:g}]")

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 class TokenCounts:
     """Counts of a sequence that only grows; the first `num_prompt` tokens are seen, but not counted.
 
-    A step adds one token, so catching up takes no time in the length of the sequence. `token_ids` are the
-    distinct ones, and `counts` how often each was generated, both of 64 bits and by the first appearance;
-    `places` has the index of a token id there.
+    A step adds one token, so the time to catch up does not depend on the sequence's length. `token_ids` are
+    the distinct tokens, and `counts` how often each was generated, both as 64-bit integers in order of first
+    appearance; `places` maps a token ID to its index.
     """
 
     def __init__(self, num_prompt: int) -> None:
@@ -21,7 +21,7 @@ class TokenCounts:
         self.places: dict[int, int] = {}
 
     def catch_up(self, token_ids: Sequence[int]) -> None:
-        """Reads the rest of `token_ids`, which must begin with those of the last call."""
+        """Read the new tokens of `token_ids`, which must extend the last call's."""
         for position in range(self._num_read, len(token_ids)):
             place = self.places.setdefault(token_ids[position], len(self.places))
             if place == len(self.token_ids):

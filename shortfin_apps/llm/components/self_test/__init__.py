@@ -1,1 +1,1 @@
-"""The self-test: runs every entry on prompts whose results are known, before a server takes requests."""
+"""Self-test: runs every entry on prompts with known results, before a server accepts requests."""

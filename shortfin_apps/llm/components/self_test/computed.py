@@ -1,4 +1,4 @@
-"""What an entry computed for a row of a test prompt, and how far it is from what is expected."""
+"""Results of an entry for a row of a test prompt, and their deviation from the expected ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shortfin_apps.llm.self_test_file import ExpectedLogits, SelfTestFile
 
 Array = npt.NDArray[Any]
 
-# A token that a device draws must be the best one where the second is this many tolerances behind, and no
-# token may be so far before those that the reference has before it.
+# In tolerances: a drawn token must be the best one if the second is this far below it, and no token may
+# exceed by this much the tokens that the reference ranks above it.
 CLEAR = 4.0
 
 
@@ -22,8 +22,8 @@ CLEAR = 4.0
 class Computed:
     """One row of one invocation.
 
-    `error` is by SelfTestFile; `problem` says what is wrong besides. `bits` is a digest of the logits, or
-    of a drawn token. `row` tells the rows of an entry apart.
+    `error` is the error measure of SelfTestFile; `problem` describes any other fault. `bits` is a digest of
+    the logits, or of a drawn token. `row` distinguishes the rows of an entry.
     """
 
     entry: str
@@ -37,7 +37,7 @@ class Computed:
 
     @property
     def key(self) -> tuple[str, int, int, int]:
-        """What is the same of the same row in another run."""
+        """Key that identifies the same row in another run."""
         return self.entry, self.row, self.prompt, self.position
 
     def passes(self, tolerance: float) -> bool:
@@ -54,7 +54,7 @@ def compare_row(
     values: Array,
     indices: Array,
 ) -> Computed:
-    """A row of logits [V] with its candidates, values and indices [K]."""
+    """Compare a row of logits [V] and its candidates, values and indices [K], with the reference."""
     finite = bool(np.isfinite(logits).all())
     problem: str | None = "its logits are not finite"
     if finite:
@@ -73,7 +73,7 @@ def compare_row(
 def compare_token(
     entry: str, row: int, prompt: int, expected: ExpectedLogits, file: SelfTestFile, token_id: int
 ) -> Computed:
-    """A token that the entry drew greedily from logits that nobody sees."""
+    """Check a token that the entry drew greedily from logits that it does not return."""
     clear = _clear(expected, file)
     likely = {
         token
@@ -95,7 +95,7 @@ def compare_token(
 
 
 def drawn_as_seen(entry: str, row: int, prompt: int, position: int, logits: Array, token_id: int) -> Computed:
-    """A token that the entry drew greedily from `logits`: the best, of equals the lowest id."""
+    """Check a token that the entry drew greedily from `logits`: the best, with the lowest ID among equals."""
     best = int(np.argmax(logits))
     problem = None if token_id == best else f"it draws token {token_id} of logits whose best is {best}"
     return Computed(
@@ -110,7 +110,7 @@ def drawn_as_seen(entry: str, row: int, prompt: int, position: int, logits: Arra
 
 
 def _problem_of(logits: Array, values: Array, indices: Array) -> str | None:
-    """What is wrong with the candidates of `logits`: they are to be its best, best first, bit by bit."""
+    """The fault in the candidates of `logits`, if any: they must be its best, best first, bit by bit."""
     if not (indices.min() >= 0 and indices.max() < len(logits)) or len(np.unique(indices)) < len(indices):
         return "its candidates are no distinct tokens of the vocabulary"
     if not np.array_equal(logits[indices], values):
@@ -121,7 +121,7 @@ def _problem_of(logits: Array, values: Array, indices: Array) -> str | None:
 
 
 def _unexpected(logits: Array, expected: ExpectedLogits, file: SelfTestFile) -> str | None:
-    """A token that is far better than the reference has it, though nothing else is known of it."""
+    """Report a token outside the reference's best ones that is far above the lowest of them."""
     others = logits.copy()
     others[list(expected.best_ids)] = -np.inf
     token_id = int(np.argmax(others))

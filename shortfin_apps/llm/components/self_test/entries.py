@@ -24,7 +24,7 @@ from shortfin_apps.llm.components.self_test.computed import (
 from shortfin_apps.llm.components.self_test.rows import Row, TestPages
 from shortfin_apps.llm.self_test_file import DECODE_STEPS, SelfTestFile, TestLayout
 
-# Prefills come first: what they write is what the others read.
+# Prefills run first: the others read the pages that they write.
 _ORDER = (
     Layout.PREFILL,
     Layout.PACKED,
@@ -33,13 +33,13 @@ _ORDER = (
     Layout.SAMPLE,
     Layout.ADJUSTED_SAMPLE,
 )
-# Rows of an `extend`: those that decode, and all of one that takes any number.
+# Rows of an `extend`: number of decodes, and total rows if the entry takes any number.
 _PACKED_DECODES = 4
 _DYNAMIC_ROWS = 6
 
 
 class EntryRuns:
-    """The invocations of a self-test, entry by entry, on pages of `cache` that `release` gives back."""
+    """A self-test's invocations, entry by entry, on pages of `cache` that `release` returns."""
 
     def __init__(self, runner: BatchRunner, cache: KVCache, file: SelfTestFile) -> None:
         self._runner = runner
@@ -52,9 +52,9 @@ class EntryRuns:
         self.rows: list[Row] = []  # of the last invocation
 
     def of(self, shape: Shape) -> Generator[list[Computed]]:
-        """Runs the entry, and yields what each of its invocations computed, while its pages are held.
+        """Run the entry, and yield the results of each of its invocations while its pages are held.
 
-        Nothing where there are too few pages for one row. Raises InvocationError.
+        Yields nothing if there are too few pages for one row. Raises InvocationError.
         """
         runs = {
             Layout.PREFILL: self._prefill,
@@ -79,7 +79,7 @@ class EntryRuns:
         self._pages.release()
 
     def _fill_prefixes(self) -> bool:
-        """Computes the full pages that rows which decode begin with; False if there are too few pages."""
+        """Compute the full pages that decoding rows start with; returns False if there are too few pages."""
         base = max(self._layout.bases)
         if not base:
             return True
@@ -94,7 +94,7 @@ class EntryRuns:
         return self._runner.buckets.nearest(batch), batch
 
     def _prefill(self, shape: Shape) -> Generator[list[Computed]]:
-        """Whole prompts in two chunks, the second of which reads what the first has written."""
+        """Full prompts in two chunks; the second reads the pages that the first has written."""
         self.rows = self._pages.prefilling(shape.rows)
         entry = Entry.parse(shape.entry)
         static = None if entry is None else entry.length
@@ -123,7 +123,7 @@ class EntryRuns:
                 yield self._run(wide, EntryFamily.DECODE, tasks)
 
     def _extend(self, shape: Shape) -> Generator[list[Computed]]:
-        """Decodes and whole prompts in one invocation, as many as the entry takes."""
+        """Decodes and full prompts in one invocation, as many as the entry takes."""
         entry = Entry.parse(shape.entry)
         length = None if entry is None else entry.length
         prompt_length = self._layout.length
@@ -147,7 +147,7 @@ class EntryRuns:
     def _loop(self, shape: Shape) -> Generator[list[Computed]]:
         self.rows = self._pages.decoding(shape.rows, self._layout.bases)
         if len(self.rows) < shape.rows:
-            return  # a smaller entry would take them
+            return  # a smaller entry would be used for them
         tasks = [row.task(row.start, row.start + 1) for row in self.rows]
         loop = self._runner.start_loop(Batch(EntryFamily.DECODE, tuple(tasks)), self._sampling(tasks))
         assert loop is not None, "the program has a loop for so many rows"
@@ -160,7 +160,7 @@ class EntryRuns:
         yield computed
 
     def _sample(self, shape: Shape) -> Generator[list[Computed]]:
-        """Draws from the rows of a decode, each as often as it takes to fill the entry."""
+        """Draw from the rows of a decode, repeating each until the entry is full."""
         decode = self._runner.buckets.decode_of(shape.rows)
         rows = self.rows = self._pages.decoding(decode.rows, self._layout.bases)
         if not rows:
@@ -209,7 +209,7 @@ class EntryRuns:
 
 
 def _best_of_whole_row(task: LlmTaskInput) -> list[int]:
-    """The fields by which the best token alone is drawn without a top-k: it has top-p's share by itself."""
+    """Sampling fields that draw the best token without a top-k: it alone makes up the share of top-p."""
     fields = {
         SamplingField.SCALE: int(scale_of(1.0).view(np.int32)),
         SamplingField.TOP_K: NO_TOP_K,

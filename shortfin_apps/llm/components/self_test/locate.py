@@ -1,8 +1,7 @@
-"""Finds the first layer that a wrong entry computes wrongly, by the keys and values that it writes.
+"""Finds the first layer that a faulty entry computes wrongly, by the keys and values that it writes.
 
-The entry runs once more on a page table of a few pages, which is small enough to be read whole. What it
-writes is compared with what another entry writes that passed, bit by bit, or, where none did, with the sums
-in the self-test's file.
+The entry runs again on a page table small enough to be downloaded. The pages that it writes are compared bit
+by bit with the pages of an entry that passed, or, if none did, with the sums in the self-test's file.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ Array = npt.NDArray[Any]
 _Segment = tuple[int, int, int]  # a prompt, and its positions from a start to a stop
 
 NUM_PAGES = 64
-# Of sums of keys and values, in tolerances of logits.
+# For sums of keys and values, in tolerances of logits.
 SLACK = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where an entry first differs: in keys or values of a layer, or, without a layer, behind all of them.
+    """Where an entry first differs: in keys or values of a layer or, if `layer` is None, after all of them.
 
-    `than` says what was compared with.
+    `than` is the name of what it was compared with.
     """
 
     layer: int | None
@@ -56,7 +55,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Locator:
-    """Runs entries of `program` again, on page tables of their own."""
+    """Runs entries of `program` again, on separate page tables."""
 
     device: Device
     program: Program
@@ -65,7 +64,7 @@ class Locator:
     same_bits: bool  # whether entries give a row the same bits, as on CPUs
 
     def locate_first(self, failures: Sequence[EntryFailure], outcome: Outcome) -> Location | None:
-        """Looks into the first entry that failed, unless it did not run."""
+        """Locate the fault of the first entry that failed, unless it did not run."""
         if not failures or failures[0].entry in outcome.broken:
             return None
         failed = {each.entry for each in failures}
@@ -75,7 +74,7 @@ class Locator:
     def locate(self, entry: str, others: Sequence[str]) -> Location | None:
         """The first layer that `entry` computes wrongly; `others` are entries that passed.
 
-        None where it computes no keys and values, or fails when it runs again.
+        Returns None if the entry writes no keys and values, or fails when it runs again.
         """
         try:
             wrong = self._written_by(entry)
@@ -86,14 +85,14 @@ class Locator:
                 if shared := wrong.keys() & right.keys():
                     return self._by_bits(wrong, right, sorted(shared), other)
             return self._by_sums(wrong)
-        except Exception as error:  # the runtimes have no common one for too little memory
+        except Exception as error:  # the runtimes have no common exception for too little memory
             logger.warning("`%s` cannot be looked into: %s", entry, error)
             return None
 
     def _written_by(self, entry: str) -> dict[_Segment, list[Planes]]:
-        """K and V of each layer, one of each row that has a whole segment: by prompt, start and stop.
+        """K and V of each layer by prompt, start and stop, for one row of each full segment.
 
-        By how pages may be laid out, several readings of them.
+        Each has several readings if the page layout is ambiguous.
         """
         runner, runs = self._runs()
         shape = next(each for each in runs.shapes if each.entry == entry)
@@ -114,7 +113,7 @@ class Locator:
         return runner, EntryRuns(runner, cache, self.file)
 
     def _planes(self, slabs: Sequence[Array], row: Row) -> list[Planes]:
-        """Readings of the row's own first page."""
+        """Readings of the row's first own page."""
         pages = [row.lease.page_ids] * len(slabs)
         if self.config.window_tokens is not None:
             assert row.lease.window_page_ids is not None, "the model has windows"
@@ -145,7 +144,7 @@ class Locator:
         return Location(*min(found), than) if found else Location(None, "", than)
 
     def _differ(self, a: Array, b: Array) -> bool:
-        """On CPUs by a bit, elsewhere by more than the rounding of sums in another order."""
+        """Whether two planes differ: on CPUs in any bit, elsewhere by more than reordered sums explain."""
         if self.same_bits:
             return not np.array_equal(a, b)
         return not deviation(sums_of(a), sums_of(b)) <= SLACK * self.file.tolerance
@@ -153,12 +152,12 @@ class Locator:
     def _by_sums(self, wrong: dict[_Segment, list[Planes]]) -> Location:
         readings = list(zip(*wrong.values(), strict=True))
         found = [list(self._deviating(dict(zip(wrong, reading, strict=True)))) for reading in readings]
-        best = min(found, key=len)  # of the layouts that pages may have, the one that suits best
+        best = min(found, key=len)  # of the possible page layouts, the best match
         than = "the reference"
         return Location(*min(best), than) if best else Location(None, "", than)
 
     def _deviating(self, planes: dict[_Segment, Planes]) -> Iterator[tuple[int, str]]:
-        """The layers whose sums are too far from what the file has."""
+        """Layers with sums that are too far from the file's."""
         for (prompt, start, stop), layers in planes.items():
             for sums in self.file.prompts[prompt].pages:
                 if (sums.start, sums.stop) == (start, stop) and sums.layer in layers:
@@ -171,13 +170,13 @@ class Locator:
 
 
 def sums_of(plane: Array) -> tuple[float, float]:
-    """Of the elements, and of their squares."""
-    with np.errstate(all="ignore"):  # a wrong entry may write anything
+    """Sums of the elements, and of their squares."""
+    with np.errstate(all="ignore"):  # a faulty entry may write anything
         wide = plane.astype(np.float64)
         return float(wide.sum()), float((wide * wide).sum())
 
 
 def deviation(found: tuple[float, float], known: tuple[float, float]) -> float:
-    """How far sums are apart, in units of the elements' root mean square; NaN of what is not finite."""
+    """Distance of sums, in units of the elements' root mean square; NaN for non-finite elements."""
     size = known[1] or 1.0
     return max(abs(found[0] - known[0]) / float(size**0.5), abs(found[1] - known[1]) / size / 2)

@@ -1,4 +1,4 @@
-"""What a server tests, and when."""
+"""Options of a server's self-test."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ When = Literal["off", "start", "hourly"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTestOptions:
-    """`file` is None for an artefact without a self-test; `identity` and `kernels`, for reports, are the
-    manifest's. With `same_bits`, all entries must give a position the same logits to the bit.
+    """Self-test settings; `file` is None for an artefact without a self-test.
+
+    `identity` and `kernels` are the manifest's, for reports. With `same_bits`, all entries must give a
+    position bit-identical logits.
     """
 
     when: When = "off"

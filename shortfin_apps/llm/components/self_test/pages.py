@@ -1,4 +1,4 @@
-"""Keys and values of each layer in the bytes of a page, in whichever order their elements are."""
+"""Extracts each layer's keys and values from the bytes of a page; the order of elements may vary."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy.typing as npt
 from shortfin_apps.llm.config import SCALE_BYTES, ModelConfig, cache_row_elements
 
 Array = npt.NDArray[Any]
-Planes = dict[int, tuple[Array, Array]]  # K and V of each layer, f32 or as they are stored
+Planes = dict[int, tuple[Array, Array]]  # K and V of each layer, as f32 or in the stored type
 
 
 def read_planes(page: Sequence[Array], config: ModelConfig, slabs: Sequence[Sequence[int]]) -> list[Planes]:
-    """The layers of a page [elements] of each slab; `slabs` are the layers in each.
+    """Read the layers of a page, given as [elements] of each slab; `slabs` lists the layers in each.
 
-    A cache in bytes has its scales behind each token's row, or behind each head's elements, as the program's
-    attention lays pages out: two readings, of which one is right. Layers with a state have no keys.
+    An 8-bit cache stores its scales after each token's row, or after each head's elements, depending on the
+    program's attention: both readings are returned, one of which is right. Layers with a state have no keys.
     """
     cache = config.paged_kv_cache
     if cache.state_block_count:
@@ -43,7 +43,7 @@ def read_planes(page: Sequence[Array], config: ModelConfig, slabs: Sequence[Sequ
         v = quants[1].reshape(heads, stride, dim) * scales[1][:, :, None]
         return k, v
 
-    # The wrong reading takes quants for scales, which may be any numbers.
+    # The wrong reading interprets quants as scales, which may be any numbers.
     with np.errstate(all="ignore"):
         return [
             _joined(page, slabs, by_token, 2 * stride * cache_row_elements(heads, dim, cache.dtype)),

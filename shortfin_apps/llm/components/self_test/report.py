@@ -1,4 +1,4 @@
-"""The report of a self-test that failed, and the sentence that says what is wrong."""
+"""The report of a failed self-test, and its one-sentence summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shortfin_apps.llm.iree_release import installed_version
 
 _LIBRARIES = ("iree-base-runtime", "shortfin", "numpy")
 _CPUINFO = Path("/proc/cpuinfo")
-# Kinds of operations by the manifest's lines on kernels.
+# Kinds of operations in the manifest's lines on kernels.
 _IN_LAYERS = (
     *("Norm", "AddNormed", "Linear", "AddBias", "NormHeads", "NormWhole", "GatedLinear", "Attend"),
     *("DropGates", "Gate", "Route", "GatedExperts", "SumExperts", "GateTokens", "DeltaRule"),
@@ -29,7 +29,7 @@ _BEHIND = ("Norm", "Linear", "CapLogits", "TopK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is tested: `identity` and `kernels` are the manifest's."""
+    """The tested artefact and device: `identity` and `kernels` are from the manifest."""
 
     device: str
     identity: str | None = None
@@ -37,7 +37,7 @@ class Subject:
 
 
 def sentence(subject: Subject, failures: Sequence[EntryFailure], location: Location | None) -> str:
-    """What is wrong, by the first entry that failed."""
+    """One-sentence summary, based on the first entry that failed."""
     first, others = failures[0], len(failures) - 1
     parts = [f"self-test: `{first.entry}` {first.problem}"]
     if location is not None:
@@ -49,7 +49,7 @@ def sentence(subject: Subject, failures: Sequence[EntryFailure], location: Locat
 
 
 def kernels_at(kernels: Iterable[str], location: Location) -> list[str]:
-    """The names of the kernels that compute what the location names; linalg only where there is no other."""
+    """Names of the kernels that compute the location; linalg only if there is no other."""
     kinds = _BEHIND if location.layer is None else _IN_LAYERS
     named = [re.match(r"(\w+): ([^,;]+)", line) for line in kernels]
     found = dict.fromkeys(each[2] for each in named if each is not None and each[1] in kinds)
@@ -59,7 +59,7 @@ def kernels_at(kernels: Iterable[str], location: Location) -> list[str]:
 def document(
     subject: Subject, outcome: Outcome, failures: Sequence[EntryFailure], location: Location | None
 ) -> dict[str, Any]:
-    """Everything that is known, for whoever is asked for help; no part of it is a user's."""
+    """The full report, to send with a support request; contains no user data."""
     return {
         "version": __version__,
         "versions": {name: installed_version(name) for name in _LIBRARIES},
@@ -76,7 +76,7 @@ def document(
 
 
 def write(document: dict[str, Any]) -> Path | None:
-    """Writes a report into the folder for temporary files; None where that cannot be written."""
+    """Write a report into the temporary directory; returns None if that is not writable."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="shortfin-llm-self-test-", suffix=".json", delete=False, encoding="utf-8"
@@ -88,7 +88,7 @@ def write(document: dict[str, Any]) -> Path | None:
 
 
 def cpu_model() -> str:
-    """The CPU's name as Linux tells it, else its architecture."""
+    """The CPU's name as Linux reports it, else its architecture."""
     try:
         found = re.search(r"^model name\s*: (.*)$", _CPUINFO.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

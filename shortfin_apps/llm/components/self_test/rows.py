@@ -19,9 +19,9 @@ _GREEDY = SamplingParams(max_tokens=1, temperature=0, seed=0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A test prompt with pages of its own, which an entry computes from position `start` on.
+    """A test prompt with its own pages, which an entry computes from position `start` on.
 
-    `summed` are the positions in its first own page whose K and V the file has sums of, once they are
+    `summed` are the positions in its first own page for which the file has sums of K and V, once they are
     computed; `own_page` is that page's column in the block table.
     """
 
@@ -33,7 +33,7 @@ class Row:
     own_page: int
 
     def task(self, start: int, stop: int) -> LlmTaskInput:
-        """The tokens of positions `start .. stop - 1`."""
+        """A task for the positions `start .. stop - 1`."""
         request = Request(
             GenerateCall(request_id=SALT, prompt_token_ids=tuple(self.token_ids[: start + 1]), params=_GREEDY)
         )
@@ -45,10 +45,10 @@ class Row:
 class TestPages:
     """Pages for rows of the test prompts, until `release`.
 
-    Rows that decode share the full pages before, which the owner fills once: `prefix_rows` are those.
+    Decoding rows share full prefix pages, which the owner fills once: `prefix_rows` computes them.
     """
 
-    __test__ = False  # no class of pytest's
+    __test__ = False  # not a pytest class
 
     def __init__(self, runner: BatchRunner, cache: KVCache, prompts: Sequence[TestPrompt]) -> None:
         self._runner = runner
@@ -58,7 +58,7 @@ class TestPages:
         self._leases: list[Lease] = []
 
     def prefix_rows(self, base: int) -> list[Row] | None:
-        """A row of each prompt with the pages of its first `base` tokens; None if there are too few."""
+        """A row of each prompt with the pages of its first `base` tokens; None if there are too few pages."""
         rows = []
         for prompt in range(len(self._prompts)):
             if (lease := self._leased(self._prefixes, base)) is None:
@@ -67,7 +67,7 @@ class TestPages:
         return rows
 
     def decoding(self, count: int, bases: Sequence[int]) -> list[Row]:
-        """Up to `count` rows, as far as there are pages; their prompts and starts take turns."""
+        """Up to `count` rows, as pages allow; they cycle through prompts and starts."""
         rows: list[Row] = []
         for index in range(count):
             prompt = index % len(self._prompts)
@@ -80,7 +80,7 @@ class TestPages:
         return rows
 
     def prefilling(self, count: int) -> list[Row]:
-        """Up to `count` rows of whole prompts, as far as there are pages."""
+        """Up to `count` rows of full prompts, as pages allow."""
         rows: list[Row] = []
         for index in range(count):
             prompt = index % len(self._prompts)
@@ -95,7 +95,7 @@ class TestPages:
         return Row(prompt, tokens, start, view, summed, own_page=start // self._cache.stride)
 
     def clear_suspects(self) -> None:
-        """Zeroes pages that requests left with NaN in them, as an engine does before each invocation."""
+        """Zero pages that requests left with NaN, as an engine does before each invocation."""
         if self._cache.has_suspects:
             self._runner.clear_pages(self._cache.suspects, self._cache.window_suspects)
             self._cache.suspects.clear()
@@ -110,11 +110,11 @@ class TestPages:
         return lease
 
     def release_rows(self) -> None:
-        """Gives back, zeroed, the pages of all rows but the prefixes."""
+        """Zero and return the pages of all rows except the prefixes."""
         self._release(self._leases)
 
     def release(self) -> None:
-        """Gives back, zeroed, all pages."""
+        """Zero and return all pages."""
         self._release(self._leases)
         self._release(self._prefixes)
 
@@ -131,7 +131,7 @@ class TestPages:
 
 
 def _view(own: Lease, prefix: Lease | None, num_pages: int) -> Lease:
-    """The first pages of `prefix`, then those of `own`."""
+    """A view of the first pages of `prefix`, followed by the pages of `own`."""
     if prefix is None:
         prefix = Lease(window_page_ids=[])
     windows = None

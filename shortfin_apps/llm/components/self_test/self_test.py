@@ -1,4 +1,4 @@
-"""The self-test of a program: every entry against the reference, and against the others."""
+"""The self-test of a program: compares every entry with the reference and with the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class EntryFailure:
-    """An entry that failed: its worst row, or what happened instead of rows."""
+    """An entry that failed: its worst row, or the reason why it has none."""
 
     entry: str
     problem: str
@@ -30,7 +30,7 @@ class EntryFailure:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a self-test has found so far: `rows` of every entry, and the entries that failed to run.
+    """Results of a self-test so far: `rows` of every entry, and the entries that failed to run.
 
     `untested` are entries for which there were too few pages.
     """
@@ -42,7 +42,7 @@ class Outcome:
 
     @property
     def entries(self) -> list[str]:
-        """In the order in which they ran."""
+        """Entries in the order in which they ran."""
         return list(dict.fromkeys([*(row.entry for row in self.rows), *self.broken, *self.untested]))
 
     @property
@@ -51,17 +51,17 @@ class Outcome:
         return {row.key: row.bits for row in self.rows}
 
     def worst(self, entry: str) -> Computed | None:
-        """The entry's row that is furthest from what is expected."""
+        """The entry's row that deviates most from the expected result."""
         rows = [row for row in self.rows if row.entry == entry]
         return max(rows, key=lambda row: (row.problem is not None, row.error), default=None)
 
     def failures(
         self, *, same_bits: bool = False, known_bits: Mapping[Key, bytes] | None = None
     ) -> list[EntryFailure]:
-        """The entries that failed, in the order in which they ran: the first may explain the others.
+        """Entries that failed, in the order in which they ran: the first may explain the others.
 
-        With `same_bits`, all entries must give a position the same bits; with `known_bits`, rows must have
-        those.
+        With `same_bits`, all entries must give a position the same bits; with `known_bits`, each row must
+        have the bits given for it.
         """
         found = []
         others = self.differing_bits() if same_bits else {}
@@ -102,7 +102,7 @@ class Outcome:
         return None
 
     def differing_bits(self) -> dict[str, Computed]:
-        """A row of each entry whose logits have other bits than most entries' of the same position."""
+        """For each entry with logits that differ from most entries' at the same position, one such row."""
         seen: dict[tuple[int, int], Counter[bytes]] = {}
         for row in self._of_logits():
             seen.setdefault((row.prompt, row.position), Counter())[row.bits] += 1
@@ -118,9 +118,9 @@ class Outcome:
 
 
 class SelfTest:
-    """Runs the entries of a program on the test prompts, on pages that it leases from `cache`.
+    """Runs a program's entries on the test prompts, using pages leased from `cache`.
 
-    Not thread-safe: whoever runs the engine calls it, between two invocations.
+    Not thread-safe: call it on the engine's thread, between invocations.
     """
 
     def __init__(self, runner: BatchRunner, cache: KVCache, file: SelfTestFile) -> None:
@@ -133,9 +133,9 @@ class SelfTest:
         return self._file
 
     def steps(self, outcome: Outcome) -> Generator[None]:
-        """Runs the entries that `outcome` does not have yet, one invocation a step.
+        """Run the entries that `outcome` does not contain yet, one invocation per step.
 
-        Closing the iterator gives back all pages; what an unfinished entry computed is then dropped.
+        Closing the iterator returns all pages; the results of an unfinished entry are then dropped.
         """
         runs = EntryRuns(self._runner, self._cache, self._file)
         try:
@@ -158,7 +158,7 @@ class SelfTest:
             runs.release()
 
     def run(self) -> Outcome:
-        """All entries at once."""
+        """Run all entries at once."""
         outcome = Outcome(self._file)
         for _ in self.steps(outcome):
             pass
@@ -166,5 +166,5 @@ class SelfTest:
 
 
 def _numbered(rows: list[Computed]) -> list[Computed]:
-    """Rows of one entry, told apart also where they are of one place in the batch."""
+    """Number the rows of one entry, to distinguish rows at the same place in the batch."""
     return [replace(row, row=index) for index, row in enumerate(rows)]

@@ -1,4 +1,4 @@
-"""When the self-test of a server runs: at its start, and once an hour while it has nothing else to do."""
+"""Schedules a server's self-test: at startup, and once an hour while the server is idle."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shortfin_apps.llm.errors import LlmError, SelfTestError
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
-IDLE_S = 1.0  # without a request before a run goes on
+IDLE_S = 1.0  # without a request before a run continues
 ADVICE = "`shortfin-llm verify DIR` says which files differ from what was built"
 
 
 class SelfTestWatch:
-    """Runs a self-test when it is due, one invocation at a time. The engine's thread alone calls it.
+    """Runs a self-test when it is due, one invocation at a time. Only the engine's thread calls it.
 
-    With `same_bits`, as on CPUs, all entries must give a position the same bits; and at any rate, those that
-    they gave in the first run.
+    With `same_bits`, as on CPUs, all entries must give a position the same bits. In any case, each entry must
+    repeat the bits of the first run.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class SelfTestWatch:
         self._due_s = self._idle_since_s = clock()
         self.num_runs = 0
         self.num_failures = 0
-        self.failure: str | None = None  # of the last run, what is wrong
+        self.failure: str | None = None  # fault found in the last run
 
     def run(self) -> Outcome:
-        """All of it, at the start. Raises SelfTestError."""
+        """Run the full self-test at startup. Raises SelfTestError."""
         began_s = self._clock()
         outcome = self._self_test.run()
         self._finish(outcome)
@@ -69,12 +69,12 @@ class SelfTestWatch:
         return outcome
 
     def notice_work(self) -> None:
-        """A request is here: gives back the pages of a run under way, which goes on later."""
+        """Report a new request: returns the pages of a run in progress, which continues later."""
         self._idle_since_s = self._clock()
         self._pause()
 
     def seconds_until_due(self) -> float | None:
-        """How long to wait for requests before `step`; None if there is nothing to do for good."""
+        """Seconds to wait for requests before the next `step`; None if no further run is planned."""
         if not self._hourly or self.failure is not None:
             return None
         if self._steps is not None:
@@ -82,7 +82,7 @@ class SelfTestWatch:
         return max(0.0, self._due_s - self._clock(), self._idle_since_s + IDLE_S - self._clock())
 
     def step(self) -> None:
-        """The next invocation of a run."""
+        """Run the next invocation of the self-test."""
         if self._steps is None:
             self._steps = self._self_test.steps(self._outcome)
         try:
@@ -91,7 +91,7 @@ class SelfTestWatch:
             self._steps = None
             outcome, self._outcome = self._outcome, Outcome(self._self_test.file)
             self._finish(outcome)
-        except LlmError as error:  # the pages could not be given back
+        except LlmError as error:  # the pages could not be returned
             self._steps = None
             self.num_runs += 1
             self._fail(f"self-test: the device failed ({error})")
@@ -105,7 +105,7 @@ class SelfTestWatch:
             self._steps = None
 
     def _finish(self, outcome: Outcome) -> None:
-        """Counts a run, and says what is wrong."""
+        """Count a run, and report its failure."""
         self.num_runs += 1
         self._due_s = self._clock() + INTERVAL_S
         same_bits = self._locator.same_bits

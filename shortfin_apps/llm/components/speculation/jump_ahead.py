@@ -1,7 +1,7 @@
 """Jump-ahead: proposes the tokens that a request's grammar forces, such as the keys of a JSON schema.
 
-A grammar that forces tokens allows no others, so what is proposed is chosen, unless the request ends before
-or another parameter bans it. So little has to be learnt: one rate, which drops when a proposal was wrong.
+A grammar that forces tokens allows no others, so a proposal is accepted unless the request ends first or
+another parameter bans a token. One rate is therefore enough; it drops when a proposal was wrong.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _PRIOR: Final = 0.99
 
 
 class JumpAhead(Proposer):
-    """Proposes at most `max_tokens` at once; an output begins behind `num_prompt_tokens`.
+    """Proposes at most `max_tokens` at once; the output starts after `num_prompt_tokens`.
 
-    The matcher is the request's own, which samples by it, too: both ask it about the same growing output.
+    The matcher is the request's own, which sampling also uses: both query it with the same growing output.
     """
 
     def __init__(self, matcher: GrammarMatcher, num_prompt_tokens: int, max_tokens: int) -> None:

@@ -1,7 +1,7 @@
-"""N-grams: where the last tokens of a sequence stood before in it, and so what may follow (prompt lookup).
+"""N-gram index for prompt lookup: finds earlier occurrences of a sequence's last tokens.
 
 The index is the match finder of LZ77 with hash chains: the latest position of each pair of tokens, and for
-each position the one before it of the same pair. A lookup follows the chain for a few steps and keeps the
+each position the previous one of the same pair. A lookup follows the chain for a few steps and keeps the
 longest match. Adding a token and looking up take constant time, whatever the length of the sequence.
 """
 
@@ -11,16 +11,16 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-WINDOW_TOKENS = 8192  # how far back it looks; what bounds its memory, to about 1 MiB
-ADDED_AT_ONCE = 1024  # tokens, so that a long prompt does not hold up a step
-CHAIN_LENGTH = 8  # earlier positions that are compared
-LONGEST_MATCH = 32  # tokens; what is longer is as good
+WINDOW_TOKENS = 8192  # how far back it looks; bounds its memory to about 1 MiB
+ADDED_AT_ONCE = 1024  # tokens per call, so that a long prompt does not delay a step
+CHAIN_LENGTH = 8  # number of earlier positions compared
+LONGEST_MATCH = 32  # tokens; longer matches are no better
 _NONE = -1
 _TOKEN_BITS = 32
 
 
 class Match(NamedTuple):
-    """`length` tokens before position `end` of the sequence are its last ones."""
+    """A match: the `length` tokens before position `end` equal the sequence's last ones."""
 
     end: int
     length: int
@@ -33,14 +33,14 @@ class NgramIndex:
         self._latest: dict[int, int] = {}  # by pair, the position of its second token
         self._earlier = array(
             "q"
-        )  # by position modulo WINDOW_TOKENS, the next one of the same pair, or _NONE
-        self._num_added = 1  # positions below are in the index; the first token ends no pair
+        )  # by position modulo WINDOW_TOKENS: the previous position of the same pair, or _NONE
+        self._num_added = 1  # lower positions are in the index; the first token ends no pair
 
     def longest_match(self, token_ids: Sequence[int]) -> Match | None:
-        """The longest of the last few earlier places of what `token_ids` ends with, the latest if several.
+        """The longest match among the last few earlier positions, the latest if several.
 
-        None if its last two tokens were not seen together, or if tokens are still to be added. The sequence
-        may only have grown since the last call.
+        Returns None if the last two tokens have not occurred together, or if tokens are still to be added.
+        The sequence may only have grown since the last call.
         """
         last = len(token_ids) - 1
         self._add(token_ids, min(last, self._num_added + ADDED_AT_ONCE))
@@ -60,7 +60,7 @@ class NgramIndex:
         return best
 
     def _add(self, token_ids: Sequence[int], stop: int) -> None:
-        """Adds the pairs that end before position `stop`, and drops those that the window has passed."""
+        """Add the pairs that end before position `stop`, and drop pairs that left the window."""
         if not self._earlier:
             self._earlier.append(_NONE)  # of position 0, which ends no pair
         for position in range(self._num_added, stop):
@@ -75,13 +75,13 @@ class NgramIndex:
         self._num_added = max(self._num_added, stop)
 
     def _forget(self, token_ids: Sequence[int], position: int) -> None:
-        """Drops a position to which no later one of its pair was added."""
+        """Drop a position unless a later one of its pair was added."""
         if position and self._latest.get(pair := _pair(token_ids, position)) == position:
             del self._latest[pair]
 
 
 def continuation(token_ids: Sequence[int], end: int, count: int) -> list[int]:
-    """`count` tokens from position `end` on; where the sequence ends, it goes on with them."""
+    """`count` tokens from position `end` on, repeated cyclically if the sequence ends first."""
     known = list(token_ids[end : end + count])
     while len(known) < count:
         known += known[: count - len(known)]
@@ -93,7 +93,7 @@ def _pair(token_ids: Sequence[int], position: int) -> int:
 
 
 def _common_suffix(token_ids: Sequence[int], position: int, last: int) -> int:
-    """How many tokens up to `position` equal those up to `last`, of which two do; at most LONGEST_MATCH."""
+    """Length of the common suffix at `position` and `last`, known to be at least 2; at most LONGEST_MATCH."""
     length = 2
     most = min(LONGEST_MATCH, position + 1)
     while length < most and token_ids[position - length] == token_ids[last - length]:

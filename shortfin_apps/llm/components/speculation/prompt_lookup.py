@@ -1,4 +1,4 @@
-"""Prompt lookup: proposes what followed the last tokens of a request where they stood before."""
+"""Prompt lookup: proposes the tokens that followed an earlier occurrence of a request's last tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shortfin_apps.llm.components.speculation.ngrams import Match, NgramIndex, c
 
 
 class PromptLookup(Proposer):
-    """Proposes at most `max_tokens` at once, as many as have turned out to pay."""
+    """Proposes at most `max_tokens` at once, as many as past acceptance justifies."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens

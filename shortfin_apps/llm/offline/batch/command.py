@@ -1,4 +1,4 @@
-"""`shortfin-llm batch`: answers a file of requests in OpenAI's batch format, and goes on after a crash."""
+"""`shortfin-llm batch`: answers a file of requests in OpenAI's batch format, and resumes after a crash."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from shortfin_apps.llm.visible import visible
 logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_SOME_FAILED = 0, 1
-CONCURRENCY, TIMEOUT_S, MAX_RETRIES = 64, 600.0, 8  # with a server
+CONCURRENCY, TIMEOUT_S, MAX_RETRIES = 64, 600.0, 8  # defaults with a server
 SERVER_OPTIONS = ("url", "api_key", "timeout", "max_retries")
 
-AnswerAll = Callable[[Sender, int], Awaitable[None]]  # with a number of lines at once
+AnswerAll = Callable[[Sender, int], Awaitable[None]]  # the int is the number of concurrent lines
 
 DESCRIPTION = """\
 Answers a file of requests, one a line, with a file of results, both in OpenAI's batch format: by MODEL,
@@ -73,7 +73,7 @@ def add_parser(subparsers: Subparsers) -> None:
     model = parser.add_argument(
         "model", metavar="[MODEL]", help="model directory, or a source, as for `serve`"
     )
-    model.required = False  # nargs="?" would be taken as left out where an option stands before it
+    model.required = False  # nargs="?" would match nothing if an option precedes it
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="OUT", help="the results (JSON Lines)"
     )
@@ -118,7 +118,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises LlmError when the batch cannot begin or go on."""
+    """Run the batch. Raises LlmError if it cannot start or continue."""
     settings = {name: getattr(args, name) for name in SETTINGS if name in args}
     is_local = args.model is not None or bool(settings)
     if is_local:
@@ -180,7 +180,7 @@ async def _answer_all(
 
 
 def _summary(tally: Tally) -> str:
-    """Of the whole batch, and of the tokens of this run, if it had anything to do."""
+    """Summarise the full batch, and the tokens of this run if it answered any lines."""
     lines = "1 line" if tally.num_done == 1 else f"{tally.num_done:,} lines"
     before = f" ({tally.num_before:,} before)" if tally.num_before else ""
     text = f"{lines}{before}: {tally.num_done - tally.num_failed:,} answered, {tally.num_failed:,} failed"
@@ -194,7 +194,7 @@ def _summary(tally: Tally) -> str:
 
 @contextmanager
 def _told_how_far(tally: Tally) -> Iterator[None]:
-    """Context after which it is said how to go on, unless the batch is complete."""
+    """Print how to resume when the context exits, unless the batch is complete."""
     try:
         yield
     finally:
@@ -210,7 +210,7 @@ def _say(text: str) -> None:
 
 
 def _check_no_server_options(args: argparse.Namespace) -> None:
-    """Raises InvalidRequestError for options that mean nothing to a model in this process."""
+    """Raise InvalidRequestError for options that do not apply to a model in this process."""
     for name in SERVER_OPTIONS:
         if getattr(args, name) is not None:
             raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""The error of the files of a batch."""
+"""The error for files of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The output of a batch: its results so far, and those to come."""
+"""The output files of a batch: existing results, and appending new ones."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from shortfin_apps.llm.offline.batch.state import (
     write_state,
 )
 
-SYNC_AT = 128  # lines; as many may be written while those are synced
+SYNC_AT = 128  # lines; as many more may be written while they are synced
 SYNC_S = 1.0
 
 
 class BatchOutput:
-    """Takes results in any order. With a file of `errors`, failed lines go there.
+    """Accepts results in any order. If there is an `errors` file, failed lines are written to it.
 
-    What a crash of the machine can cost are twice SYNC_AT lines, or those of about SYNC_S seconds; a killed
-    process costs none. `finished` are the results that were there when it was opened.
+    A machine crash can lose at most 2 * SYNC_AT lines or about SYNC_S seconds of results; a killed process
+    loses none. `finished` are the results that existed when the files were opened.
     """
 
     def __init__(self, results: ResultFile, errors: ResultFile | None, finished: dict[str, bool]) -> None:
@@ -42,9 +42,9 @@ class BatchOutput:
 
     @classmethod
     def open(cls, path: Path, errors: Path | None, batch: BatchInput, *, restart: bool) -> Self:
-        """Opens the files, and reads how far an earlier run came; with `restart`, empties them.
+        """Open the files and read an earlier run's results; `restart` empties them instead.
 
-        Raises BatchFileError for files that another run writes, or that belong to another input.
+        Raises BatchFileError for files in use by another run, or with results of another input.
         """
         _check_different([batch.path, path, *([errors] if errors else ())], files_beside(path))
         state = BatchState(batch.sha256, None if errors is None else _seen_from(path, errors))
@@ -65,7 +65,7 @@ class BatchOutput:
         return cls(files[0], files[1] if errors else None, finished)
 
     async def write(self, result: Result) -> None:
-        """Appends a line. Raises BatchFileError."""
+        """Append a line. Raises BatchFileError."""
         while self._num_unsynced >= SYNC_AT:
             await self.sync(SYNC_AT)
         file = self._results if self._errors is None or result.finished.is_ok else self._errors
@@ -73,7 +73,7 @@ class BatchOutput:
         self._num_unsynced += 1
 
     async def sync(self, at: int = 1) -> None:
-        """Returns when what was written is on the disk, if it is `at` lines or more.
+        """Write results to disk if at least `at` lines are not synced.
 
         Raises BatchFileError.
         """
@@ -84,7 +84,7 @@ class BatchOutput:
                 self._num_unsynced -= num_lines
 
     async def sync_often(self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
-        """Syncs every SYNC_S seconds, until it is cancelled."""
+        """Sync every SYNC_S seconds until cancelled."""
         while True:
             await sleep(SYNC_S)
             await self.sync()
@@ -98,7 +98,7 @@ class BatchOutput:
 
 
 def _check_different(paths: Iterable[Path], replaced: Iterable[Path]) -> None:
-    """Raises BatchFileError for a file that is named twice, or is one of those that will be `replaced`."""
+    """Raise BatchFileError for a file that is named twice, or that is in `replaced`."""
     seen = {_resolved(path.parent) / path.name for path in replaced}
     for path in paths:
         if (resolved := _resolved(path)) in seen:
@@ -109,12 +109,12 @@ def _check_different(paths: Iterable[Path], replaced: Iterable[Path]) -> None:
 
 
 def _resolved(path: Path) -> Path:
-    """Links followed; a loop of links stays as it is, where Path.resolve raises RuntimeError."""
+    """Follow links. A loop of links stays unchanged; Path.resolve raises RuntimeError for it."""
     return Path(os.path.realpath(path))
 
 
 def _seen_from(path: Path, errors: Path) -> str:
-    """The file of errors as the output's directory sees it. Raises BatchFileError if JSON cannot have it."""
+    """Return the errors file's path relative to the output. Raises BatchFileError unless it is UTF-8."""
     relative = os.path.relpath(_resolved(errors), _resolved(path).parent)
     try:
         relative.encode()
@@ -124,7 +124,7 @@ def _seen_from(path: Path, errors: Path) -> str:
 
 
 def _check_same(path: Path, state: BatchState) -> None:
-    """Raises BatchFileError unless the results in `path` are those of the same batch."""
+    """Raise BatchFileError unless the results in `path` belong to this batch."""
     before = read_state(path)
     remedy = "name another output, or begin anew with --restart, which empties it"
     if before is None:
@@ -141,7 +141,7 @@ def _check_same(path: Path, state: BatchState) -> None:
 
 
 def _finished(files: Iterable[ResultFile], batch: BatchInput) -> dict[str, bool]:
-    """Whether each finished line succeeded, by its id."""
+    """Return whether each finished line succeeded, by `custom_id`."""
     known = {line.custom_id for line in batch.lines}
     finished: dict[str, bool] = {}
     for file in files:

@@ -1,9 +1,9 @@
-"""The input of a batch: a request in each line, found by its `custom_id`.
+"""The input of a batch: one request per line, identified by its `custom_id`.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once upon a time"}}
 
-The file is read twice: once whole, to check every line before anything runs, and each line again when it is
-its turn, so that of a large file no more is in memory than what is being answered, and the ids.
+The file is read twice: first in full, to check every line before anything runs, then each line again when its
+request is sent. Memory therefore holds only ids and requests in progress, however large the file is.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import msgspec
 from shortfin_apps.llm.lone_surrogates import without_lone_surrogates
 from shortfin_apps.llm.offline.batch.errors import BatchFileError
 
-BOM = b"\xef\xbb\xbf"  # which Windows' editors write first
+BOM = b"\xef\xbb\xbf"  # written first by Windows' editors
 MAX_SHOWN = 20  # bad lines
 PATH = re.compile(r"/(?!/)[!-~]*")
 
 CheckUrl = Callable[[str], str | None]
-"""Returns what is wrong with a line's `url`, or None."""
+"""Returns the problem with a line's `url`, or None."""
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     custom_id: Annotated[str, msgspec.Meta(min_length=1)]
     method: str
     url: str
-    body: msgspec.Raw  # kept byte by byte, but for lone surrogates
+    body: msgspec.Raw  # unchanged bytes, except for lone surrogates
 
 
 class _Streamed(msgspec.Struct):
@@ -51,7 +51,7 @@ class _Counts(msgspec.Struct):
 
 
 class BatchLine(NamedTuple):
-    """Where a line is: its number from 1, and its bytes in the file."""
+    """Location of a line: its number from 1, and its bytes in the file."""
 
     number: int
     custom_id: str
@@ -61,7 +61,7 @@ class BatchLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """What a line asks for. `num_sequences` are the places that it takes in the engine."""
+    """The request in a line. `num_sequences` is the number of sequences that it occupies in the engine."""
 
     custom_id: str
     url: str
@@ -70,7 +70,7 @@ class BatchRequest:
 
 
 class BatchInput:
-    """A checked input, kept open. `sha256` is of the whole file, in hexadecimal."""
+    """A checked input, kept open. `sha256` is the hexadecimal hash of the full file."""
 
     def __init__(self, path: Path, fd: int, lines: Sequence[BatchLine], sha256: str) -> None:
         self.path = path
@@ -80,7 +80,7 @@ class BatchInput:
 
     @classmethod
     def open(cls, path: Path, check_url: CheckUrl) -> Self:
-        """Raises BatchFileError with every bad line, up to MAX_SHOWN of them."""
+        """Open and check a file. Raises BatchFileError listing bad lines, at most MAX_SHOWN of them."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -92,7 +92,7 @@ class BatchInput:
             raise
 
     def request(self, line: BatchLine) -> BatchRequest:
-        """Reads a line again. Raises BatchFileError when the file has changed since it was checked."""
+        """Read a line again. Raises BatchFileError if the file has changed since it was checked."""
         raw = os.pread(self._fd, line.num_bytes, line.offset)
         try:
             parsed = msgspec.json.decode(without_lone_surrogates(raw), type=_Line)
@@ -108,7 +108,7 @@ class BatchInput:
 
 
 def local_url(routes: Sequence[str]) -> CheckUrl:
-    """The check where the model is in this process, which has these routes."""
+    """Return the URL check for a model in this process, which has these routes."""
 
     def check(url: str) -> str | None:
         return None if url in routes else f"`url` is {url!r}, but must be {' or '.join(routes)}"
@@ -117,12 +117,12 @@ def local_url(routes: Sequence[str]) -> CheckUrl:
 
 
 def server_url(url: str) -> str | None:
-    """The check where a server answers: any path of it, and no other server."""
+    """Check a URL for a server: any path, but no other host."""
     return None if PATH.fullmatch(url) else f"`url` is {url!r}, but must be a path such as /v1/completions"
 
 
 def num_sequences(body: bytes) -> int:
-    """How many sequences the engine generates or scores for a request; 1 for one that it will refuse."""
+    """Return the number of sequences that the engine generates or scores; 1 for an invalid request."""
     try:
         counts = msgspec.json.decode(body, type=_Counts)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -159,7 +159,7 @@ def _checked(path: Path, fd: int, check_url: CheckUrl) -> tuple[list[BatchLine],
 
 
 def _numbered(path: Path, fd: int, hashed: Callable[[bytes], object]) -> Iterator[tuple[int, int, bytes]]:
-    """The lines that are not blank: their numbers, offsets and bytes without the line end."""
+    """Yield number, offset and bytes (without line end) of each line that is not blank."""
     offset = 0
     try:
         with open(fd, "rb", closefd=False) as file:
@@ -175,7 +175,7 @@ def _numbered(path: Path, fd: int, hashed: Callable[[bytes], object]) -> Iterato
 
 
 def _custom_id(raw: bytes, check_url: CheckUrl) -> str:
-    """Raises ValueError with what is wrong with the line."""
+    """Check a line and return its `custom_id`. Raises ValueError describing the problem."""
     try:
         line = msgspec.json.decode(without_lone_surrogates(raw), type=_Line)
         streamed = msgspec.json.decode(line.body, type=_Streamed)

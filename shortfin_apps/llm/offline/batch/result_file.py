@@ -1,7 +1,7 @@
-"""A file of results that survives a crash at any moment: whole lines, each once.
+"""A file of results that survives a crash at any time: complete lines, each once.
 
-A process that is killed while it appends leaves a part of a line at the end. A machine that crashes may lose
-what was not synced, and leave zeros in place of it. Both are cut off when the batch goes on.
+A process killed while appending leaves a partial line at the end. A machine crash may lose unsynced data and
+leave zeros in its place. Both are cut off when the batch resumes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from shortfin_apps.llm.offline.batch.results import Finished, read_result
 
 
 class ResultFile:
-    """An open file of results, locked against other processes as long as it is open."""
+    """An open file of results, locked against other processes while it is open."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
-        self._ends_in_part = False  # of a line, which nothing may follow
+        self._ends_in_part = False  # ends in a partial line, which must not be extended
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Makes the file if need be. Raises BatchFileError."""
+        """Open the file, creating it if necessary. Raises BatchFileError."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         except OSError as error:
@@ -45,9 +45,9 @@ class ResultFile:
         return os.fstat(self._fd).st_size == 0
 
     def finished(self) -> Iterator[Finished]:
-        """What the lines say, and cuts off what a crash has left behind them.
+        """Yield finished lines, then cut off anything left by a crash.
 
-        Raises BatchFileError at a line that is no result, and was not left by a crash either.
+        Raises BatchFileError for a line that is neither a result nor left by a crash.
         """
         end = 0
         with self._reader() as file:
@@ -65,7 +65,7 @@ class ResultFile:
         self._cut(end)
 
     def append(self, line: bytes) -> None:
-        """Raises BatchFileError when the file cannot take the whole line; then it takes no other, either."""
+        """Append a line. Raises BatchFileError if it cannot be written in full; so do all later calls."""
         if self._ends_in_part:
             raise BatchFileError(f"cannot write {self.path}: it ends in a part of a line")
         before = os.fstat(self._fd).st_size
@@ -75,12 +75,12 @@ class ResultFile:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             self._ends_in_part = True
-            with contextlib.suppress(OSError):  # else it is cut off by the next run
+            with contextlib.suppress(OSError):  # then the next run cuts it off
                 os.ftruncate(self._fd, before)
             raise self._unwritable(error) from error
 
     def sync(self) -> None:
-        """Returns when all that was appended is on the disk. Raises BatchFileError."""
+        """Flush all appended data to disk. Raises BatchFileError."""
         try:
             os.fsync(self._fd)
         except OSError as error:

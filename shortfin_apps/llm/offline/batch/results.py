@@ -1,4 +1,4 @@
-"""The lines of the output: OpenAI's results of a batch, written and read."""
+"""The output's lines: OpenAI's batch results, written and read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from shortfin_apps.llm.offline.local_model import OK, Answered
 
 
 class Finished(NamedTuple):
-    """A line of the input that has its result; `is_ok` is whether it was answered with status 200."""
+    """A line of the input that has a result; `is_ok` is True for status 200."""
 
     custom_id: str
     is_ok: bool
 
 
 class Result(NamedTuple):
-    """A line of the output, with the token counts in it."""
+    """A line of the output, with its token counts."""
 
     finished: Finished
     line: bytes
@@ -39,7 +39,7 @@ class _Line(msgspec.Struct):
 
 
 def result_of(custom_id: str, answered: Answered) -> Result:
-    """The result of a request that was answered, with whatever status."""
+    """Create the result of a request answered with any status."""
     body = _parsed(answered.body)
     response = {"status_code": answered.status, "request_id": answered.request_id, "body": body}
     line = {
@@ -61,7 +61,7 @@ def result_of(custom_id: str, answered: Answered) -> Result:
 
 
 def read_result(line: bytes) -> Finished | None:
-    """What a line of an output says is finished; None if it is no such line."""
+    """Parse a line of an output; None if it is not a result."""
     try:
         read = msgspec.json.decode(line, type=_Line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -70,7 +70,7 @@ def read_result(line: bytes) -> Finished | None:
 
 
 def _parsed(body: bytes) -> Any:
-    """JSON; else, as of a proxy's page, the text."""
+    """Parse JSON; return anything else, such as a proxy's error page, as text."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

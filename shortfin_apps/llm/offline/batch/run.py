@@ -1,4 +1,4 @@
-"""Runs a batch: sends the lines that have no result yet, and writes each result as it comes."""
+"""Runs a batch: sends lines without a result and writes each result when it arrives."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from shortfin_apps.llm.offline.local_model import Answered
 from shortfin_apps.llm.offline.progress import Told
 from shortfin_apps.llm.offline.together import together
 
-# Answers that are none to the line itself: any other would get the same now, and this one another later.
+# Statuses not caused by the line itself: other lines would get the same, and a retry may succeed.
 NOT_NOW = (401, 403, 429, 502, 503, 504)
 
 
 class Sender(Protocol):
-    """Where requests are answered."""
+    """Answers requests, with a local model or a server."""
 
     async def send(self, request: BatchRequest) -> Answered:
-        """The answer, with whatever status. Raises LlmError when none can be had, for this line or others."""
+        """Return the answer, with any status. Raises LlmError if there is none, for this line or for all."""
         ...
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of a batch: of lines with earlier runs, of tokens without."""
+    """Counts of a batch: lines include earlier runs, tokens do not."""
 
     num_lines: int
     num_before: int  # finished by earlier runs
@@ -51,7 +51,7 @@ class Tally:
 
 
 def tally_of(batch: BatchInput, output: BatchOutput) -> Tally:
-    """That of a run which is to begin."""
+    """Return the tally at the start of a run."""
     num_before = len(output.finished)
     num_failed = sum(not is_ok for is_ok in output.finished.values())
     return Tally(len(batch.lines), num_before, num_before, num_failed)
@@ -60,10 +60,10 @@ def tally_of(batch: BatchInput, output: BatchOutput) -> Tally:
 async def run_batch(
     batch: BatchInput, output: BatchOutput, sender: Sender, concurrency: int, tally: Tally, told: Told
 ) -> None:
-    """Returns when every line has its result, and all of them are on the disk.
+    """Send all remaining lines; return once all results are on disk.
 
-    At most `concurrency` lines are with the sender at once. Raises LlmError when it cannot go on; what was
-    answered by then is written, and another run goes on from there.
+    At most `concurrency` lines are sent at once. Raises LlmError if it cannot continue. Results up to then
+    are written, and another run resumes from there.
     """
     waiting = (line for line in batch.lines if line.custom_id not in output.finished)
 
@@ -82,14 +82,14 @@ async def run_batch(
 
 
 def _check_is_for_line(answered: Answered) -> None:
-    """Raises LlmError for an answer that says nothing about the line."""
+    """Raise LlmError for an answer that was not caused by the line itself."""
     if answered.status in NOT_NOW:
         raise error_from_response(answered.status, answered.body, None)
 
 
 @asynccontextmanager
 async def _synced(output: BatchOutput) -> AsyncIterator[None]:
-    """Context in which what is written is soon on the disk; at its end, all of it is."""
+    """Sync the output regularly during the context, and fully at its end."""
     syncing = asyncio.ensure_future(output.sync_often())
     try:
         yield

@@ -1,4 +1,4 @@
-"""Who answers the lines of a batch: a model in this process, or a server."""
+"""Send a batch's lines to a model in this process or to a server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LocalSender:
         self._model = model
 
     async def send(self, request: BatchRequest) -> Answered:
-        """Raises UnavailableError when the model's device works no more, which is no fault of the line."""
+        """Send a request. Raises UnavailableError if the device has failed, which is not the line's fault."""
         answered = await self._model.post(request.url, request.body, request.num_sequences)
         if answered.status >= SERVER_FAILED and not self._model.healthy:
             raise UnavailableError(
@@ -38,11 +38,11 @@ class LocalSender:
 
 
 class ServerSender:
-    """Sends to a server; `async with` it. `timeout_s` is the longest time without data from it.
+    """Sends to a server; use it with `async with`. `timeout_s` is the maximum time without data from it.
 
-    What it does not take now, and what is lost with a connection, is sent again, up to `max_retries` times
-    while it answers no other line either; a busy server is waited for as long as it answers some. `sleep`,
-    `now` (Unix time) and `random` are for tests.
+    Requests that the server refuses for now, or that are lost with a connection, are retried up to
+    `max_retries` times. The count restarts whenever the server answers another line, so a busy server is
+    waited for as long as it makes progress. `sleep`, `now` (Unix time) and `random` are for tests.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ServerSender:
         await self._http.aclose()
 
     async def send(self, request: BatchRequest) -> Answered:
-        """Raises ConnectionFailedError."""
+        """Send a request until it is answered. Raises ConnectionFailedError."""
         attempt, num_answered = 0, self._num_answered
         while True:
             outcome, retry_after_s = await self._send(request)
@@ -96,7 +96,7 @@ class ServerSender:
                 raise outcome
 
     async def _send(self, request: BatchRequest) -> tuple[Answered | ConnectionFailedError, float | None]:
-        """One attempt, and when the server says to come again. Raises ConnectionFailedError for a timeout."""
+        """Make one attempt; return also `Retry-After`. Raises ConnectionFailedError for a timeout."""
         try:
             response = await self._http.post(request.url, content=request.body)
         except httpx.TimeoutException as error:

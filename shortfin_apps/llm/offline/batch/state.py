@@ -1,6 +1,6 @@
-"""What a batch remembers beside its output: which input it answers, in `OUTPUT.state.json`.
+"""The state file of a batch, `OUTPUT.state.json`: which input the output answers.
 
-It is on the disk before the first result, and stays, so that a batch that is complete is known as such.
+It is written to disk before the first result and kept, so that a complete batch is recognised as such.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BatchState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`errors` is the file of failed lines as seen from the output's directory, None where there is none."""
+    """`errors` is the file of failed lines, relative to the output's directory; None without one."""
 
     input_sha256: str
     errors: str | None
@@ -30,7 +30,7 @@ def state_path(output: Path) -> Path:
 
 
 def files_beside(output: Path) -> tuple[Path, Path]:
-    """The files that `write_state` replaces."""
+    """Return the files that `write_state` replaces."""
     return state_path(output), _new_path(output)
 
 
@@ -39,7 +39,7 @@ def _new_path(output: Path) -> Path:
 
 
 def read_state(output: Path) -> BatchState | None:
-    """None if there is none, or it is not readable as one."""
+    """Return the state, or None if it is missing or malformed."""
     path = state_path(output)
     try:
         return msgspec.json.decode(path.read_bytes(), type=BatchState) if path.is_file() else None
@@ -48,10 +48,10 @@ def read_state(output: Path) -> BatchState | None:
 
 
 def write_state(output: Path, state: BatchState) -> None:
-    """Replaces it in one step, and returns when it is on the disk. Raises BatchFileError."""
+    """Replace the state atomically and sync it to disk. Raises BatchFileError."""
     path, new = files_beside(output)
     try:
-        new.unlink(missing_ok=True)  # left by a crash, or a link that would have another file overwritten
+        new.unlink(missing_ok=True)  # left by a crash, or a link to a file that must not be overwritten
         with os.fdopen(os.open(new, _NEW_FILE, 0o666), "wb") as file:
             file.write(msgspec.json.encode(state) + b"\n")
             file.flush()
@@ -63,7 +63,7 @@ def write_state(output: Path, state: BatchState) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Has the names in it on the disk, that of the output among them."""
+    """Sync the names in `directory`, including the output's."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,4 +1,4 @@
-"""Settings of a server: device, batching, KV cache and what proposes tokens."""
+"""Server settings: device, batching, KV cache and speculation."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class EngineSettings(BaseSettings):
     @field_validator("batch_mode", mode="before")
     @classmethod
     def _dashes_or_underscores(cls, value: object) -> object:
-        """Accepts underscores, as upstream writes modes."""
+        """Accept underscores, as upstream uses them in the names of modes."""
         return value.replace("_", "-") if isinstance(value, str) else value
 
     @model_validator(mode="after")

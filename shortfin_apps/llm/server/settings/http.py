@@ -1,4 +1,4 @@
-"""Settings of a server: its address, connections, keys and log."""
+"""Server settings: address, connections, keys and log."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shortfin_apps.llm.api.auth import TENANT_HEADER
 
 
 class HttpSettings(BaseSettings):
-    """Where the server listens, to whom, and how long it waits."""
+    """Addresses, access and timeouts."""
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 opens it to the network")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     root_path: str = Field("", description="path prefix that a reverse proxy strips")
-    # nginx's: a client whose pool keeps connections for less never sends on one that is being closed.
+    # nginx's value: a client pool with a shorter keep-alive never sends on a connection that is being closed.
     timeout_keep_alive: int = Field(75, ge=1, description="seconds to keep an idle connection")
     shutdown_timeout: float = Field(
         30.0, ge=0, description="seconds for running requests to finish after Ctrl-C or SIGTERM"
@@ -86,7 +86,7 @@ class HttpSettings(BaseSettings):
     send_timeout: float = Field(
         30.0, gt=0, description="seconds after which a client that does not read its answer is disconnected"
     )
-    # As the HTML standard advises for event streams, and half the shortest timeout in common use (30 s).
+    # The HTML standard's advice for event streams, and half the shortest common timeout (30 s).
     stream_keep_alive: float = Field(
         15.0,
         ge=0,
@@ -98,7 +98,7 @@ class HttpSettings(BaseSettings):
     @field_validator("otlp_endpoint")
     @classmethod
     def _check_otlp_endpoint(cls, value: str | None) -> str | None:
-        """Keys do not belong into it, as `/server_info` shows it."""
+        """Refuse a URL that may contain keys, as `/server_info` shows it."""
         if value is not None and not re.fullmatch(r"https?://[^\s@?#]+", value):
             raise ValueError(
                 "it must be http:// or https:// and a host, without user, query or spaces; "

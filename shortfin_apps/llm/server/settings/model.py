@@ -1,4 +1,4 @@
-"""Settings of a server: the model that it serves."""
+"""Server settings: the model to serve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shortfin_apps.llm.builder.model.spec import KVType, WeightChoice
 
 
 class ModelSettings(BaseSettings):
-    """The model directory or the source of one, or single files."""
+    """The model, as a model directory, a source or individual files."""
 
     artifact: Path | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Settings of a server: what requests may ask for, and how they are read."""
+"""Server settings: limits of requests, and how requests are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONVERSATION_TOKENS = 1 << 22  # four bytes each
 
 
 class RequestSettings(BaseSettings):
-    """Limits of requests, their defaults, and the shares of tenants."""
+    """Limits and defaults of requests, and tenants' shares."""
 
     max_queue: int = Field(256, ge=1, description="maximum waiting requests; further ones get 429")
     max_body_bytes: int = Field(
@@ -101,7 +101,7 @@ class RequestSettings(BaseSettings):
         for entry in value:
             name, _, weight = entry.rpartition("=")
             is_number = re.fullmatch(r"\d+(\.\d+)?", weight) is not None
-            # Outside this range, one tenant's service is lost in the rounding of another's.
+            # Outside this range, one tenant's service is lost in the rounding error of another's.
             if not name or not is_number or not 0.001 <= float(weight) <= 1000:
                 raise ValueError(f"{entry!r} must be a tenant's name, `=` and a number from 0.001 to 1000")
         return value

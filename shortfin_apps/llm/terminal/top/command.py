@@ -17,7 +17,7 @@ from shortfin_apps.llm.terminal.top.figures import Figures
 from shortfin_apps.llm.terminal.top.server import WatchedServer
 from shortfin_apps.llm.terminal.top.table import FiguresTable, server_line
 
-TIMEOUT_S = 10.0  # of a reading
+TIMEOUT_S = 10.0  # for one reading
 SHORTEST_INTERVAL_S = 0.1
 
 DESCRIPTION = """\
@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def seconds(text: str) -> float:
-    """An argparse type: a number of seconds that is no shorter than a reading takes."""
+    """An argparse type: a number of seconds, at least SHORTEST_INTERVAL_S."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The figures of the time between two readings."""
+"""Computes figures for the time between two readings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INVOCATIONS, COMPUTED, TASKS = (
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Pages of the KV cache: used by requests, cached for their prefix, and free."""
+    """Pages of the KV cache: used by requests, cached for prefix reuse, and free."""
 
     total: int
     used: int
@@ -34,7 +34,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class EntryMix:
-    """What one entry of the compiled model computed. `tasks` is the mean of an invocation."""
+    """The work of one entry of the compiled model. `tasks` is the mean per invocation."""
 
     entry: str
     invocations_per_s: float
@@ -46,10 +46,10 @@ class EntryMix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Figures of an interval, and the state at its end; None where the server does not tell, or has none.
+    """Figures of an interval, and the state at its end; None if the server does not report a figure.
 
-    Percentiles are interpolated within the server's buckets, as Prometheus does. `finished` and `refused`
-    are requests of the interval, by reason. `busy_share` is the part of the interval inside engine steps.
+    Percentiles are interpolated within the server's buckets, as Prometheus does. `finished` and `refused` are
+    the interval's requests by reason. `busy_share` is the share of the interval spent in engine steps.
     """
 
     running: int | None
@@ -72,7 +72,7 @@ class Figures:
 
 
 def is_same_process(before: Reading, after: Reading) -> bool:
-    """Whether no restart lies between, which sets all counters to zero."""
+    """Whether the server was not restarted in between, which resets all counters to zero."""
     started = "process_start_time_seconds"
     if before.total(started) != after.total(started):
         return False
@@ -81,7 +81,7 @@ def is_same_process(before: Reading, after: Reading) -> bool:
 
 
 def figures_of(before: Reading | None, after: Reading) -> Figures:
-    """The figures between two readings of the same process; of one alone, only its state."""
+    """Compute the figures between two readings of the same process; only the state without `before`."""
     state = Figures(
         running=_whole(after.total("vllm:num_requests_running")),
         waiting=_whole(after.total("vllm:num_requests_waiting")),
@@ -128,7 +128,7 @@ class _Between:
         return some / all_ if some is not None and all_ else None
 
     def counts(self, name: str, label: str) -> dict[str, int]:
-        """What was counted, by the value of a label."""
+        """Return the change of a counter by the value of a label."""
         before = self._before.by_label(name, label)
         changes = {
             key: value - before.get(key, 0.0) for key, value in self._after.by_label(name, label).items()
@@ -141,7 +141,7 @@ class _Between:
         return None if seconds is None else seconds * 1e3
 
     def entries(self) -> tuple[EntryMix, ...]:
-        """Of the entries that were invoked, those that computed most first."""
+        """Return the entries invoked, sorted by computed tokens in descending order."""
         invoked = self.counts(INVOCATIONS, "entry")
         mixes = [self._mix(entry, invocations) for entry, invocations in invoked.items() if invocations > 0]
         return tuple(sorted(mixes, key=lambda mix: -(mix.prefill_tokens_per_s + mix.decode_tokens_per_s)))
@@ -162,10 +162,10 @@ class _Between:
 
 
 def quantile(cumulative: Mapping[float, float], share: float) -> float | None:
-    """The quantile of a histogram, as Prometheus's histogram_quantile has it; None for an empty one.
+    """Return a histogram's quantile like Prometheus's histogram_quantile; None if it is empty.
 
-    `cumulative` has counts by upper bound, the last infinite. It is interpolated within its bucket; in the
-    last one, it is the last finite bound.
+    `cumulative` has counts by upper bound; the last bound is infinite. The quantile is interpolated within
+    its bucket; in the last bucket, it is the last finite bound.
     """
     bounds = sorted(cumulative)
     if not bounds or cumulative[bounds[-1]] <= 0:

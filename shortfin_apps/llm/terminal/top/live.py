@@ -1,4 +1,4 @@
-"""The table on a terminal's screen, which keys pause and end."""
+"""The live table on a terminal; keys pause and quit it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from shortfin_apps.llm.terminal.top.server import WatchedServer
 from shortfin_apps.llm.terminal.top.table import FiguresTable, Fitted, server_line
 from shortfin_apps.llm.visible import visible
 
-AWAY = (ConnectionFailedError, OverloadedError, ServerError, UnavailableError)  # and may come again
+AWAY = (ConnectionFailedError, OverloadedError, ServerError, UnavailableError)  # may be temporary
 QUIT_KEYS = ("q", "Q", Keys.ControlC, Keys.ControlD)
 HEAD_LINES, FOOT_LINES = 2, 2
 
 
 class LiveTable:
-    """Reads a server every `interval_s` seconds and draws what it says, until a key ends it."""
+    """Reads a server every `interval_s` seconds and draws its figures, until a key quits it."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class LiveTable:
         )
 
     async def watch(self) -> None:
-        """Raises LlmError for what another try would not change, as a wrong key."""
+        """Run until a key quits. Raises LlmError for permanent errors, such as a wrong key."""
         reading = asyncio.ensure_future(self._keep_reading())
         quitting = asyncio.ensure_future(self._quit.wait())
         try:
@@ -77,7 +77,7 @@ class LiveTable:
             await asyncio.sleep(self._interval_s)
 
     async def read(self) -> None:
-        """Takes the next figures, or why there are none."""
+        """Read the next figures, or record why there are none."""
         try:
             self._figures = await self._server.read()
             self._problem = None
@@ -116,7 +116,7 @@ class LiveTable:
 
 @contextmanager
 def _typed(take: Callable[[str], None]) -> Iterator[Input]:
-    """Calls `take` with each key that is pressed; none is shown."""
+    """Call `take` with each pressed key; keys are not echoed."""
     terminal = create_input()
 
     def ready() -> None:
@@ -129,7 +129,7 @@ def _typed(take: Callable[[str], None]) -> Iterator[Input]:
 
 @contextmanager
 def _resized(redraw: Callable[[], None]) -> Iterator[None]:
-    """Redraws when the terminal's size changes."""
+    """Redraw when the terminal's size changes."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGWINCH, redraw)
     try:

@@ -1,4 +1,4 @@
-"""What a server's `/metrics` say at one time."""
+"""A snapshot of a server's `/metrics`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LARGEST = 2.0**64
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All samples by name, read at `at_s` seconds of a monotonic clock."""
+    """All samples by name, read at `at_s` (seconds of a monotonic clock)."""
 
     at_s: float
     samples: Mapping[str, list[tuple[Labels, float]]]
 
     def total(self, name: str, **labels: str) -> float | None:
-        """The sum of the samples that have these labels; None if there are none."""
+        """Return the sum of the samples with these labels; None if there are none."""
         values = [
             value
             for found, value in self.samples.get(name, ())
@@ -31,7 +31,7 @@ class Reading:
         return sum(values) if values else None
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
-        """The sums of the samples by the value of a label."""
+        """Return the samples' sums, grouped by the value of a label."""
         sums: dict[str, float] = {}
         for found, value in self.samples.get(name, ()):
             if label in found:
@@ -39,15 +39,15 @@ class Reading:
         return sums
 
     def buckets(self, name: str) -> dict[float, float]:
-        """The cumulative counts of a histogram by upper bound, the last of which is infinite."""
+        """Return a histogram's cumulative counts by upper bound; the last bound is infinite."""
         return {float(bound): count for bound, count in self.by_label(f"{name}_bucket", "le").items()}
 
 
 def parsed(text: str, at_s: float) -> Reading:
-    """Reads Prometheus's text format. Raises ServerError for another text.
+    """Parse Prometheus's text format. Raises ServerError for any other text.
 
-    A metric with a sample that is no figure is left out, as if the server had none: summaries of other
-    servers have NaN before their first observation.
+    A metric with a sample that is not a usable number is omitted: summaries of other servers are NaN before
+    their first observation.
     """
     samples: dict[str, list[tuple[Labels, float]]] = {}
     unusable: set[str] = set()
@@ -63,7 +63,7 @@ def parsed(text: str, at_s: float) -> Reading:
 
 
 def _is_figure(value: float, labels: Labels) -> bool:
-    """Whether the value is finite and not too large, and the bound of a bucket a number."""
+    """Whether the value is finite and not too large, and a bucket's bound is a number."""
     try:
         return abs(value) <= LARGEST and float(labels.get("le", 0)) > -math.inf
     except ValueError:

@@ -1,4 +1,4 @@
-"""A server whose metrics are read again and again."""
+"""A server polled for its metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shortfin_apps.llm.terminal.top.reading import Reading, parsed
 
 
 class WatchedServer:
-    """Reads figures; `info` is its `/server_info`, empty before the first reading and where there is none."""
+    """Reads figures; `info` is `/server_info`, empty before the first reading or if there is none."""
 
     def __init__(self, client: LlmClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -26,7 +26,7 @@ class WatchedServer:
         return self._client.base_url
 
     async def read(self) -> Figures:
-        """The figures since the last reading of the same process. Raises LlmError."""
+        """Return the figures since the last reading of the same process. Raises LlmError."""
         reading = parsed(await self._metrics(), self._clock())
         if self._last is None or not is_same_process(self._last, reading):
             self._last = None
@@ -46,5 +46,5 @@ class WatchedServer:
     async def _server_info(self) -> Mapping[str, Any]:
         try:
             return await self._client.server_info()
-        except InvalidRequestError:  # another server, which has none
+        except InvalidRequestError:  # another kind of server, without this route
             return {}

@@ -21,7 +21,7 @@ NONE = "-"
 
 
 def server_line(url: str, info: Mapping[str, Any]) -> str:
-    """The model, where it is served and how, as far as `/server_info` says so."""
+    """Describe the model, its address and settings, as far as `/server_info` has them."""
     name = info.get("served_model_name")
     parts = [f"{name} at {url}" if name else url]
     if version := info.get("version"):
@@ -33,7 +33,7 @@ def server_line(url: str, info: Mapping[str, Any]) -> str:
 
 
 class FiguresTable:
-    """All figures; of the entries as many as fit in `lines`, if that is given."""
+    """All figures; if `lines` is given, only as many entries as fit."""
 
     def __init__(self, figures: Figures, lines: int | None = None) -> None:
         self._figures = figures
@@ -102,7 +102,7 @@ def _percent(share: float | None) -> str:
 
 
 class PageBar:
-    """Pages as a bar that takes the width that its text leaves."""
+    """A bar of pages, as wide as its text allows."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
@@ -124,14 +124,14 @@ class PageBar:
 
 
 def _within(width: int, column: float) -> int:
-    """The nearest column of a bar; a server may say that more pages are used than there are."""
+    """Return the nearest column of a bar; a server may report more used pages than exist."""
     return round(max(0, min(width, column)))
 
 
 def _entries(entries: Sequence[EntryMix], room: int | None) -> RenderResult:
     hidden = 0 if room is None else max(0, len(entries) - room)
     if hidden:
-        hidden += 1  # the line that says so takes the place of one
+        hidden += 1  # the line with their number replaces one
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("entry", no_wrap=True, overflow="ellipsis")
     for heading in ("calls/s", "tasks", "prefill tok/s", "decode tok/s", "padding"):
@@ -151,7 +151,7 @@ def _entries(entries: Sequence[EntryMix], room: int | None) -> RenderResult:
 
 
 class Fitted:
-    """Something cut to a number of lines, and above its foot."""
+    """A renderable clipped to the console's height, above a foot that stays at the bottom."""
 
     def __init__(self, *parts: RenderableType, foot: RenderableType) -> None:
         self._body = Group(*parts)

@@ -1,7 +1,8 @@
-"""The mode that suits the device: extend-attention on GPUs, the default mode on CPUs.
+"""Mode chosen by device: extend-attention on GPUs, the default mode on CPUs.
 
-A GPU reads the weights in each invocation, whatever it computes: prompts beside decodes then cost little, and
-packed rows need no padding. On CPUs both modes are as fast, and the default mode's steps are shorter.
+A GPU reads the weights in each invocation, whatever it computes. Prompts that share an invocation with
+decodes therefore cost little, and packed rows need no padding. On CPUs both modes are equally fast, and the
+default mode's steps are shorter.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shortfin_apps.llm.config import ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoModeOptions(DefaultModeOptions):
-    """Options of either mode; one that only the default mode has asks for that mode."""
+    """Options of either mode; setting an option that only the default mode has selects that mode."""
 
     def chosen(self, entries: CompiledEntries, *, on_gpu: bool) -> ModeOptions:
         common = {field.name: getattr(self, field.name) for field in fields(ExtendAttentionOptions)}

@@ -1,8 +1,8 @@
-"""Chunked prefill: prefill and decode in invocations of their own, which take turns.
+"""Chunked prefill: prefill and decode run in separate, alternating invocations.
 
-When both kinds of work wait, `prefills_per_decode` prefill invocations and one decode invocation take turns,
+When both kinds of work wait, each decode invocation is followed by `prefills_per_decode` prefill invocations,
 so neither starves: a decoding request waits for at most that many prefills between two tokens, and prompts
-get that many prefills for each token of the decoding requests, however many these are.
+get that many prefills for each token of the decoding requests, regardless of their number.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 
-# On a CPU. By tests/components/batching/test_policy.py: with full batches of default chunks, decodes would
-# wait half as long again beside many prompts, and throughput would be no higher for fewer steps.
+# On a CPU. According to tests/components/batching/test_policy.py, with full batches of default chunks,
+# decodes would wait 50 % longer when there are many prompts, and fewer steps would not raise throughput.
 DEFAULT_PREFILL_BUDGET = 320
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultModeOptions(ModeOptions):
-    """`prefills_per_decode` prefill invocations run for each decode, when both have work."""
+    """`prefills_per_decode` prefill invocations run for each decode when both have work."""
 
     prefills_per_decode: int = 1
 
@@ -56,8 +56,11 @@ class DefaultModeOptions(ModeOptions):
     def _prefill_budget(
         self, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool
     ) -> TokenBudget | None:
-        """None keeps chunks at one size: where only a chunk length was given, as upstream's servers cut
-        prompts, and where only whole prompts or chunks of fixed lengths were compiled."""
+        """The prefill budget; None keeps chunks at one size.
+
+        Chunks have one size if only a chunk length was given, as upstream's servers cut prompts, and if only
+        full prompts or chunks of fixed lengths were compiled.
+        """
         has_budget = {self.token_budget, self.idle_budget, self.min_budget} != {None}
         if not config.has_prefill_position or not entries.takes_any_chunk:
             return None

@@ -2,19 +2,19 @@
 
 A batch is filled in this order:
 
-1. Decodes, one row each. A decoding request so waits for one invocation of at most the budget.
+1. Decodes, one row each. A decoding request therefore waits for one invocation of at most the budget.
 2. Prefill chunks, oldest request first, each up to `chunk_tokens` and cut at a page boundary; the last
    chunk of a prompt counts as the pages it fills.
-3. What is left goes to the same prompts in the same order: `chunk_tokens` is a soft target, and one long
-   chunk is the same work as two short ones in fewer invocations.
+3. The remaining budget goes to the same prompts in the same order: `chunk_tokens` is a soft target, and one
+   long chunk is the same work as two short ones in fewer invocations.
 
-Beside decodes a page of prefill costs more of the budget the longer its context is (token_budget.py), so
-chunks get shorter as a long prompt proceeds. While nothing decodes a page costs a page, and the budget may
+While requests decode, a page of prefill costs more of the budget the longer its context is (token_budget.py),
+so chunks get shorter as a long prompt proceeds. While nothing decodes a page costs a page, and the budget may
 be larger.
 
-While a prompt waits, one page of the budget is kept from the decodes, which rotate: the oldest prompt gets
-at least a page of every invocation, however many requests decode. No request has two tasks in a batch: one
-longer chunk computes the same, as every layer stores a chunk's keys before it reads them.
+While a prompt waits, one page of the budget is withheld from the decodes, which rotate: the oldest prompt
+gets at least a page of every invocation, however many requests decode. No request has two tasks in a batch:
+one longer chunk computes the same, as every layer stores a chunk's keys before it reads them.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 
-# On a CPU. By tests/components/batching/test_policy.py: with full batches of the default chunks, decodes
-# would wait twice as long beside many prompts. 192 was measured to cost W3 a tenth of its throughput.
+# On a CPU. According to tests/components/batching/test_policy.py, with full batches of the default chunks,
+# decodes would wait twice as long when there are many prompts. 192 cost W3 a tenth of its throughput when
+# measured.
 DEFAULT_EXTEND_BUDGET = 256
 DEFAULT_MAX_RUNNING = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtendAttentionOptions(ModeOptions):
-    """Options of extend-attention: those that every mode has."""
+    """Options of extend-attention, which are the common options of all modes."""
 
     def make(self, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False) -> BatchMode:
         min_budget = 2 * config.stride
@@ -68,7 +69,10 @@ class ExtendAttentionOptions(ModeOptions):
 
 
 class ExtendAttentionMode(BatchMode):
-    """`chunk_tokens` and the tokens of `budget` are multiples of `stride`."""
+    """Fills each invocation with decodes and prefill chunks up to the budget.
+
+    `chunk_tokens` and the tokens of `budget` are multiples of `stride`.
+    """
 
     mixes = True
 
@@ -118,14 +122,17 @@ class ExtendAttentionMode(BatchMode):
 
     @staticmethod
     def _rotate(decodes: list[Request], max_rows: int) -> list[Request]:
-        """At most `max_rows` of the decodes, those that have waited longest."""
+        """At most `max_rows` of the decodes, longest waiting first."""
         if len(decodes) <= max_rows:
             return decodes
         return sorted(decodes, key=lambda r: r.last_turn)[:max_rows]
 
     def _share(self, prefills: Sequence[Request], costs: Sequence[float], tokens: int) -> list[int]:
-        """Tokens (whole pages) for each prefill until the budget is used up; 0 for one whose next page
-        costs more than is left, which does not keep out the prefills after it."""
+        """Tokens for each prefill, in full pages, until the budget is used up.
+
+        A prefill gets 0 if its next page costs more than the remaining budget; the ones after it may still
+        get some.
+        """
         left = float(tokens // self._stride)
         target = self._chunk_tokens // self._stride
         pages: list[int] = []
