@@ -1,9 +1,11 @@
 """An asyncio client for this package's server and any other OpenAI-compatible one.
 
+```python
 async with LlmClient() as client:
     print((await client.generate("Once upon a time", max_tokens=32)).text)
     async for chunk in client.stream_chat([{"role": "user", "content": "Hello"}]):
         print(chunk.text, end="", flush=True)
+```
 """
 
 from shortfin_apps.llm.client.answers import (
