@@ -141,7 +141,9 @@ class StopMatcher:
         return held
 
     def _find(self, text: str) -> tuple[int, int] | None:
-        starts = ((text.find(stop), len(stop)) for stop in self._stops)
+        """A match ends after the text that was held back, which has been searched before."""
+        first_end = len(self._held) + 1
+        starts = ((text.find(stop, max(0, first_end - len(stop))), len(stop)) for stop in self._stops)
         matches = [(start + length, start) for start, length in starts if start >= 0]
         return min(matches)[::-1] if matches else None
 
