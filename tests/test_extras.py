@@ -18,6 +18,7 @@ WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({sorted(EXTRA_OF)!r}))\
 SERVING = [
     *("server.command", "server.http_server", "server.engine_process", "server.api_process", "offline.llm"),
     *("components.loading", "components.runtime.vmfb", "client", "terminal.generate", "inspection.report"),
+    "bench.roofline.run",  # of a program for CPUs, without --profile
 ]
 
 

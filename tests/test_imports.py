@@ -145,7 +145,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "bench.console": ("errors", "plain_console"),
     "inspection": (
         *("abi", "artifact", "bench.console", "builder.target", "builder.weights", "cli"),
-        *("components.runtime", "components.runtime.device", "config", "errors", "gpu_code"),
+        *("components.runtime", "components.runtime.device", "config", "errors", "extras", "gpu_code"),
     ),
     "builder": (
         *("artifact", "builder.model", "builder.progress", "builder.program", "builder.sources"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 
 import pytest
@@ -35,6 +36,22 @@ def test_a_build_for_a_gpu_ends_with_a_summary(
     for entry in read_entries(open_directory(folder), code):
         assert f"{entry.name} {entry.num_dispatches}" in dispatches
     assert more == f"`shortfin-llm inspect {folder}` shows more"
+
+
+def test_a_build_for_a_gpu_needs_no_summary(
+    build_tiny: BuildTiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton is often there with PyTorch, and what reads machine code is not."""
+    options = BuildOptions(device="hip:gfx942")
+    folder = build_tiny(options).vmfb.parent
+    monkeypatch.delitem(sys.modules, "shortfin_apps.llm.gpu_code.reading", raising=False)
+    monkeypatch.setitem(sys.modules, "elftools.common.exceptions", None)
+    monkeypatch.setitem(sys.modules, "elftools", None)
+    assert main(shlex.split(rebuild_command(folder, "random:tiny", options))[1:]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{folder}\n"
+    needed = "this needs elftools: run `pip install 'shortfin-llm[gpu-build]'`"
+    assert err.splitlines()[-1] == f"no summary of the kernels: {needed}"
 
 
 def test_a_build_for_a_cpu_has_none(build_tiny: BuildTiny, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,9 @@ def test_settings_have_the_servers_names_and_checks() -> None:
         ServerConfigError, match="`--max-running`: Input should be greater than or equal to 1"
     ):
         local_config("model", {"max_running": 0}, unnoted)
-    with pytest.raises(ServerConfigError, match="there is no setting `max_runing`"):
+    with pytest.raises(
+        ServerConfigError, match="there is no setting `max_runing`; `serve --help-all` lists them"
+    ):
         local_config("model", {"max_runing": 1}, unnoted)
 
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shortfin_apps.llm.extras import missing_extra
 from shortfin_apps.llm.inspection.remarks import Remark, remarks
 from shortfin_apps.llm.inspection.report import Report, make_report
 from shortfin_apps.llm.inspection.subject import open_directory
 
 
 def summary(directory: Path) -> list[str]:
-    """The lines that `build` prints on the kernels of the artefact that it made. Raises ArtifactError."""
-    report = make_report(open_directory(directory))
+    """The lines that `build` prints on the kernels of the artefact that it made. Raises ArtifactError.
+
+    Without the extra that reads machine code, a line that names it: the build itself needs none.
+    """
+    try:
+        report = make_report(open_directory(directory))
+    except ModuleNotFoundError as error:
+        if (needed := missing_extra(error)) is None:
+            raise
+        return [f"no summary of the kernels: {needed}"]
     lines = [*report.notes]
     if report.code is not None:
         lines += [_kernels(report), _dispatches(report)]

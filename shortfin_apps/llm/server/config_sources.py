@@ -122,7 +122,7 @@ def _environment(note: Note) -> dict[str, Any]:
             "and is ignored; `enableServiceLinks: false` in the pod's spec keeps it away"
         )
     for variable in _unknown_variables():
-        note(f"the variable {variable} names no setting and has no effect; `--help-all` lists the settings")
+        note(f"the variable {variable} names no setting and has no effect; `serve --help-all` lists them all")
     return values
 
 
@@ -142,6 +142,6 @@ def _first_problem(error: ValidationError) -> str:
         return message
     name = str(problem["loc"][0])
     if problem["type"] == "extra_forbidden":
-        return f"there is no setting `{name}`; `--help-all` lists them"
+        return f"there is no setting `{name}`; `serve --help-all` lists them"
     given = "" if name in SECRETS or problem["input"] in ("", None) else f", not {problem['input']!r}"
     return f"`{flag(name)}`: {message}{given}"

@@ -63,10 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         names = [name for name in settings.__annotations__ if name != "artifact"]
         group = parser.add_argument_group(title)
         add_settings(group, names)
-        for action in group._group_actions:
-            if action.dest not in COMMON and action.help != argparse.SUPPRESS:
-                action.full_help = action.help  # type: ignore[attr-defined]
-                action.help = argparse.SUPPRESS
+        for added in group._group_actions:
+            if added.dest not in COMMON and added.help != argparse.SUPPRESS:
+                added.full_help = added.help  # type: ignore[attr-defined]
+                added.help = argparse.SUPPRESS
     for other, ours in UPSTREAM_NAMES.items():
         _add_flag(parser, other, ours, help=argparse.SUPPRESS)
     for name, kind in UPSTREAM_IGNORED.items():

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elftools.elf.elffile import ELFFile
-
 from shortfin_apps.llm.bench.roofline.measure import Runner
 from shortfin_apps.llm.bench.roofline.perf_events import PERIOD_NS, sampling
 from shortfin_apps.llm.components.batching.batch import Batch
@@ -69,6 +67,8 @@ def load_code_map(vmfb: Path) -> CodeMap:
         names = [name for name in archive.namelist() if name.endswith(".so")]
         if len(names) != 1:
             raise InvalidRequestError(f"{vmfb}: --profile supports only programs for CPUs", "profile")
+        from elftools.elf.elffile import ELFFile  # an extra
+
         elf = ELFFile(io.BytesIO(archive.read(names[0])))
     return CodeMap(functions_of(elf), _load_addresses(elf))
 

@@ -15,7 +15,7 @@ from shortfin_apps.llm.bench.roofline.emulated import open_emulated_gpu
 from shortfin_apps.llm.bench.roofline.floors import CostModel, Work
 from shortfin_apps.llm.bench.roofline.machine import load_machine
 from shortfin_apps.llm.bench.roofline.measure import measure
-from shortfin_apps.llm.bench.roofline.profile import Share, load_code_map, profile
+from shortfin_apps.llm.bench.roofline.profile import CodeMap, Share, load_code_map, profile
 from shortfin_apps.llm.bench.roofline.report import counts_document, document
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
@@ -28,7 +28,6 @@ from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import InvalidRequestError
 from shortfin_apps.llm.gpu_code.code_object import code_objects_in
 from shortfin_apps.llm.gpu_code.occupancy import waves_by_kernel
-from shortfin_apps.llm.gpu_code.reading import read_code_object
 
 
 def roofline(
@@ -47,10 +46,11 @@ def roofline(
     name = artifact.manifest.options.device.partition(":")[0]
     with closing(open_device(name, threads=threads)) as device:
         runner, cases = _prepare(artifact, device, patterns, contexts, prompt_tokens)
+        code = load_code_map(artifact.vmfb) if with_profile else None
         machine = load_machine(device, artifact.manifest.spec, artifact.manifest.options)
         with _progress("samples", len(cases) * repeats) as on_sample:
             results = measure(cases, runner, machine, repeats, on_sample)
-        profiles = _profiles(artifact, runner, [case for case, _ in cases]) if with_profile else None
+        profiles = _profiles(code, runner, [case for case, _ in cases]) if code is not None else None
         return document(artifact.manifest, results, profiles)
 
 
@@ -66,6 +66,8 @@ def roofline_counts(
             "the machine code of an AMD GPU does: build it with `--device hip:gfx942`",
             "emulated",
         )
+    from shortfin_apps.llm.gpu_code.reading import read_code_object  # an extra
+
     gpu = open_emulated_gpu(artifact.manifest.target.cpu)
     images = code_objects_in(artifact.vmfb.read_bytes())
     waves = waves_by_kernel(map(read_code_object, images))
@@ -113,7 +115,6 @@ def _progress(unit: str, total: int) -> Iterator[Callable[[Case], None]]:
         yield lambda case: bar.update(task, description=case.entry, advance=1)
 
 
-def _profiles(artifact: Artifact, runner: BatchRunner, cases: Sequence[Case]) -> list[list[Share]]:
-    code = load_code_map(artifact.vmfb)
+def _profiles(code: CodeMap, runner: BatchRunner, cases: Sequence[Case]) -> list[list[Share]]:
     with progress_bar("profiles") as bar:
         return [profile(runner, case.batch, code) for case in bar.track(cases)]
