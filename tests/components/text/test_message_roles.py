@@ -229,6 +229,14 @@ def test_several_calls_without_results_are_all_shown(template: str) -> None:
     assert text == "[user]u[assistant]af[assistant]g[user]v[assistant]af[assistant]g"
 
 
+@pytest.mark.parametrize("template", [NO_SYSTEM, IN_FIRST_USER])
+def test_several_calls_stay_as_they_are_in_a_template_without_calls(template: str) -> None:
+    cut = {"role": "assistant", "content": "a", "tool_calls": CALLED["tool_calls"] * 2}
+    messages = [*messages_of("[user]u"), cut, *messages_of("[user]v")]
+    text = tokenizer_of(template).apply_chat_template(messages, add_generation_prompt=False)
+    assert text == "[user]u[assistant]a[user]v"
+
+
 @pytest.mark.parametrize("same", [{}, {"id": ""}])
 def test_results_of_calls_that_ids_do_not_tell_apart_follow_in_order(same: dict[str, str]) -> None:
     calls = [{**same, "type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]

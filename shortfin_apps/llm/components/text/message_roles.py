@@ -164,10 +164,12 @@ class MessageRoles:
 
     @cached_property
     def _shows_several_calls(self) -> bool:
-        """Also true if the template renders no calls."""
+        """Also true if the template renders no calls, or raises for one, too."""
         one, other, *_ = _MARKS
         text = self._tried([_message(USER), *_called((one, _FILL), (other, _FILL))])
-        return text is not None and (one not in text or other in text)
+        if text is None:
+            return self._tried([_message(USER), *_called((one, _FILL))]) is None
+        return one not in text or other in text
 
     def _drops(self, role: str) -> bool:
         """Whether the template neither renders such messages nor raises."""
