@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.text.message_roles import MAX_OTHER_ROLES, UNKNOWN
 from shortfin_apps.llm.components.text.rendering import TemplateLimitError
-from shortfin_apps.llm.components.text.strict_turns import with_turns_joined
+from shortfin_apps.llm.components.text.strict_turns import turns_joined
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError
 from tests.components.text.tiny_tokenizers import byte_level_backend, byte_level_tokenizer
@@ -83,6 +83,7 @@ IN_LAST_USER = (  # Mistral 7B v0.3
         "[{{ m.role }}]", "[{{ m.role }}]{{ system + '\\n\\n' if loop.last and m.role == 'user' and system }}"
     )
 )
+NO_TEXT = ALTERNATES.replace("{{ m.content }}", "{{ '' if m.tool_calls else m.content }}")  # Mistral Small 3
 FIRST_CALL = (  # gpt-oss
     "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}"
     "{{ raise_exception('Cannot pass both content and thinking') }}{% endif %}"
@@ -198,6 +199,13 @@ def test_roles_become_those_of_the_template(template: str, given: str, shown: st
             "[user]u[assistant]a[calls]c[tool]r[assistant]b",
             "[user]u[assistant]a+c[tool]r[assistant]b",
         ),
+        # text and calls stay apart if they can: the template shows no text beside calls
+        (NO_TEXT, "[user]u[user]v[assistant]a[calls]c", "[user]u+v[assistant]a[assistant]"),
+        (
+            NO_TEXT,
+            "[user]u[user]v[assistant]a[calls]c[tool]r[user]w",
+            "[user]u+v[assistant]a[assistant][tool]r[user]w",
+        ),
         (CHATML, "[user]u[assistant]a[assistant]b", "[user]u[assistant]a[assistant]b"),
         (CHATML, "[user]u[user]v[calls]c[tool]r[user]w", "[user]u[user]v[assistant]c[tool]r[user]w"),
     ],
@@ -257,7 +265,7 @@ def test_the_assistants_messages_in_a_row_become_one_with_thoughts_and_calls() -
     ]
     result = {"role": "tool", "content": "r"}
     turn = {"role": "assistant", "content": "a\n\nb", "thinking": "1\n\nt", **CALLED}
-    assert with_turns_joined([*thoughts, result, *thoughts]) == [turn, result, turn]
+    assert turns_joined([*thoughts, result, *thoughts])[-1] == [turn, result, turn]
 
 
 def test_text_beside_a_thought_and_a_call_can_be_sent_back() -> None:

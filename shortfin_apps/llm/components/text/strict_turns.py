@@ -43,15 +43,23 @@ def has_several_calls(message: Message) -> bool:
     return len(message.get(CALLS) or ()) > 1
 
 
-def with_turns_joined(messages: Sequence[Message]) -> list[Message]:
-    """With messages of a user in a row as one, and those of the assistant up to one with calls."""
-    return [_as_one(turn) if len(turn) > 1 else turn[0] for turn in _turns(messages)]
+def turns_joined(messages: Sequence[Message]) -> list[list[Message]]:
+    """With messages of a user in a row as one, and those of the assistant: before one with calls, or with it.
+
+    The second only if it differs: templates of Mistral show no text beside calls.
+    """
+    before, with_calls = (_joined(_turns(messages, up_to_calls)) for up_to_calls in (False, True))
+    return [before] if before == with_calls else [before, with_calls]
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[list[Message]]:
+def _joined(turns: Iterator[list[Message]]) -> list[Message]:
+    return [_as_one(turn) if len(turn) > 1 else turn[0] for turn in turns]
+
+
+def _turns(messages: Sequence[Message], up_to_calls: bool) -> Iterator[list[Message]]:
     turn: list[Message] = []
     for message in messages:
-        if turn and not _go_on(turn[-1], message):
+        if turn and not (_go_on(turn[-1], message) and (up_to_calls or not message.get(CALLS))):
             yield turn
             turn = []
         turn.append(message)
