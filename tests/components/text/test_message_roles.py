@@ -257,6 +257,17 @@ def test_results_of_calls_that_ids_do_not_tell_apart_follow_in_order(same: dict[
     assert text == "[assistant]af[tool]of f[assistant]g[tool]of g"
 
 
+@pytest.mark.parametrize("given", [["f"], {"f": "g"}, 1, None])
+def test_a_result_may_have_anything_as_the_id_of_its_call(given: object) -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "a", "tool_calls": calls},
+        {"role": "tool", "content": "r", "tool_call_id": given},
+    ]
+    text = tokenizer_of(ONE_CALL).apply_chat_template(messages, add_generation_prompt=False)
+    assert text == "[assistant]af[assistant]g[tool]r"
+
+
 def test_the_assistants_messages_in_a_row_become_one_with_thoughts_and_calls() -> None:
     thoughts: list[dict[str, Any]] = [
         {"role": "assistant", "content": "a", "thinking": 1},  # a field of a client's own

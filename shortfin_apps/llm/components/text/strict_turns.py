@@ -107,13 +107,13 @@ def _apart(message: Message, results: Sequence[Message]) -> Iterator[Message]:
 
     The results of calls without ids, or of the same, have the order of the calls.
     """
-    by_id: dict[object, deque[Message]] = {}
+    by_id: dict[str, deque[Message]] = {}  # a client may have made anything of an id: each as a text
     for each in results:
-        by_id.setdefault(each.get("tool_call_id"), deque()).append(each)
+        by_id.setdefault(str(each.get("tool_call_id")), deque()).append(each)
     rest: Message = {"role": ASSISTANT, "content": ""}
     for place, call in enumerate(message[CALLS]):
         yield {**(rest if place else message), CALLS: [call]}
-        if of_call := by_id.get(call.get("id")):
+        if of_call := by_id.get(str(call.get("id"))):
             yield of_call.popleft()
     for others in by_id.values():
         yield from others
