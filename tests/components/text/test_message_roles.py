@@ -257,6 +257,18 @@ def test_results_of_calls_that_ids_do_not_tell_apart_follow_in_order(same: dict[
     assert text == "[assistant]af[tool]of f[assistant]g[tool]of g"
 
 
+def test_several_results_of_a_call_follow_it() -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": {}}} for name in "ffg"]
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "a", "tool_calls": calls},
+        *({"role": "tool", "content": f"{name}{n}", "tool_call_id": name} for n in range(3) for name in "gf"),
+    ]
+    text = tokenizer_of(ONE_CALL).apply_chat_template(messages, add_generation_prompt=False)
+    first, second, other = text.split("[assistant]")[1:]
+    assert (first, second) == ("af[tool]f0", "f[tool]f1[tool]f2")
+    assert other == "g[tool]g0[tool]g1[tool]g2"
+
+
 @pytest.mark.parametrize("given", [["f"], {"f": "g"}, 1, None])
 def test_a_result_may_have_anything_as_the_id_of_its_call(given: object) -> None:
     calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]
