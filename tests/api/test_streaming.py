@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,9 @@ from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta
+from shortfin_apps.llm.components.frontend.text_workers import SHORT_PLACES
 from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.components.text.tokenizer import LONG_TEXT
 from shortfin_apps.llm.errors import ConstraintError, InvocationError, LlmError, UnavailableError
 from shortfin_apps.llm.server.model_loading import Loaded
 from shortfin_apps.llm.server.protocol import BoundedProtocol
@@ -56,6 +59,58 @@ async def test_a_disconnect_while_waiting_aborts_all_sequences(path: str, stream
         writer.close()
         await all_freed(server)
         assert len(server.engine.aborted) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/generate", {"text": "a" * LONG_TEXT}),
+        ("/v1/completions", {"prompt": "a" * LONG_TEXT}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+        ("/tokenize", {"messages": MESSAGES}),
+        ("/tokenize", {"prompt": "a" * LONG_TEXT}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+@pytest.mark.timeout(60)
+async def test_a_text_waits_for_no_thread_once_its_client_has_disconnected(
+    path: str, fields: dict[str, object]
+) -> None:
+    """Or a client's abandoned requests would delay its next one."""
+    generators: list[TextGenerator] = []
+    gate, begun = threading.Event(), threading.Event()
+
+    def load(loaded: Loaded) -> Loaded:
+        generators.append(loaded.model.generator)
+        loaded.model.generator.max_seq_len = 2 * LONG_TEXT
+        return loaded
+
+    def hold() -> None:
+        begun.set()
+        gate.wait(TIMEOUT_S)
+
+    async with ready_server(load=load) as server:
+        workers = generators[0].workers
+        waiting = workers._short.turns._waiting
+        held = [asyncio.create_task(workers.run(1, hold)) for _ in range(SHORT_PLACES // 2)]
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                assert await asyncio.to_thread(begun.wait, TIMEOUT_S)
+                writer = await server.send_raw(path, json.dumps(fields).encode())
+                while not waiting:
+                    await asyncio.sleep(0)
+                writer.close()
+                while waiting:
+                    await asyncio.sleep(0)
+                assert not any(task.done() for task in held)
+        finally:
+            gate.set()
+            await asyncio.gather(*held)
+        assert (await server.client.post(path, json=fields)).status_code == 200
+        assert len(server.engine.calls) <= 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -21,7 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.errors import ForbiddenError, UnauthorizedError, error_response
-from shortfin_apps.llm.components.frontend.text_workers import current_tenant
+from shortfin_apps.llm.api.streaming import race
+from shortfin_apps.llm.components.frontend.text_workers import current_tenant, current_wait
 from shortfin_apps.llm.errors import InvalidRequestError
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/live"})  # for load balancers, which have no key
@@ -113,7 +115,8 @@ class KeyRing:
 class AuthMiddleware:
     """Rejects requests without a valid key before any other work; sets the caller for the routes.
 
-    Paths in `open_paths` need no key.
+    Paths in `open_paths` need no key. Work on texts is counted for the caller, and does not start after the
+    caller has disconnected.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str] = OPEN_PATHS) -> None:
@@ -140,6 +143,7 @@ class AuthMiddleware:
                 return
         scope["state"]["caller"] = caller or ANONYMOUS
         current_tenant.set((caller or ANONYMOUS).tenant)
+        current_wait.set(partial(race, receive))  # routes have read the body before they wait
         if caller is not None:
             access_of(Request(scope)).tenant = caller.digest or None
         await self._app(scope, receive, send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -57,7 +57,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
 
     The request's body must have been read. Starlette itself cancels only streaming responses.
     """
-    return await _race(request.receive, work)
+    return await race(request.receive, work)
 
 
 class Events(Protocol):
@@ -118,7 +118,7 @@ class EventStream(Response):
         keep_alive_s = service_of(self._request).stream_keep_alive_s
         ticker = KeepAlive(self._body, keep_alive_s) if keep_alive_s else None
         try:
-            await _race(receive, self._serve())
+            await race(receive, self._serve())
         except (RequestAbortedError, OSError):
             if not self._body.has_begun:
                 raise
@@ -201,7 +201,8 @@ class EventStream(Response):
         return data
 
 
-async def _race(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def race(receive: Receive, work: Awaitable[T]) -> T:
+    """See `unless_disconnected`; `receive` is of ASGI."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:

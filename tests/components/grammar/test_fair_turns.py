@@ -101,6 +101,19 @@ async def test_one_that_is_cancelled_as_its_turn_comes_passes_it_on() -> None:
     assert jobs.started == ["a0", "c0"]
 
 
+async def test_who_waits_may_give_up() -> None:
+    async def give_up(turn: asyncio.Future[None]) -> None:
+        turn.cancel()
+        raise ValueError("gave up")
+
+    jobs = Jobs(1)
+    async with jobs.turns.place("a", NEVER_S, give_up):  # there is no need to wait
+        with pytest.raises(ValueError, match="gave up"):
+            async with jobs.turns.place("b", NEVER_S, give_up):
+                pass
+    assert jobs.is_empty()
+
+
 async def test_a_wait_has_an_end() -> None:
     jobs = Jobs(1)
     await jobs.add("a0")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.text.message_roles import MAX_OTHER_ROLES, UNKNOWN
 from shortfin_apps.llm.components.text.rendering import TemplateLimitError
-from shortfin_apps.llm.components.text.strict_turns import with_turns_joined
+from shortfin_apps.llm.components.text.strict_turns import turns_joined
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError
 from tests.components.text.tiny_tokenizers import byte_level_backend, byte_level_tokenizer
@@ -83,6 +83,7 @@ IN_LAST_USER = (  # Mistral 7B v0.3
         "[{{ m.role }}]", "[{{ m.role }}]{{ system + '\\n\\n' if loop.last and m.role == 'user' and system }}"
     )
 )
+NO_TEXT = ALTERNATES.replace("{{ m.content }}", "{{ '' if m.tool_calls else m.content }}")  # Mistral Small 3
 FIRST_CALL = (  # gpt-oss
     "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}"
     "{{ raise_exception('Cannot pass both content and thinking') }}{% endif %}"
@@ -198,6 +199,13 @@ def test_roles_become_those_of_the_template(template: str, given: str, shown: st
             "[user]u[assistant]a[calls]c[tool]r[assistant]b",
             "[user]u[assistant]a+c[tool]r[assistant]b",
         ),
+        # text and calls stay apart if they can: the template shows no text beside calls
+        (NO_TEXT, "[user]u[user]v[assistant]a[calls]c", "[user]u+v[assistant]a[assistant]"),
+        (
+            NO_TEXT,
+            "[user]u[user]v[assistant]a[calls]c[tool]r[user]w",
+            "[user]u+v[assistant]a[assistant][tool]r[user]w",
+        ),
         (CHATML, "[user]u[assistant]a[assistant]b", "[user]u[assistant]a[assistant]b"),
         (CHATML, "[user]u[user]v[calls]c[tool]r[user]w", "[user]u[user]v[assistant]c[tool]r[user]w"),
     ],
@@ -229,6 +237,14 @@ def test_several_calls_without_results_are_all_shown(template: str) -> None:
     assert text == "[user]u[assistant]af[assistant]g[user]v[assistant]af[assistant]g"
 
 
+@pytest.mark.parametrize("template", [NO_SYSTEM, IN_FIRST_USER])
+def test_several_calls_stay_as_they_are_in_a_template_without_calls(template: str) -> None:
+    cut = {"role": "assistant", "content": "a", "tool_calls": CALLED["tool_calls"] * 2}
+    messages = [*messages_of("[user]u"), cut, *messages_of("[user]v")]
+    text = tokenizer_of(template).apply_chat_template(messages, add_generation_prompt=False)
+    assert text == "[user]u[assistant]a[user]v"
+
+
 @pytest.mark.parametrize("same", [{}, {"id": ""}])
 def test_results_of_calls_that_ids_do_not_tell_apart_follow_in_order(same: dict[str, str]) -> None:
     calls = [{**same, "type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]
@@ -241,6 +257,29 @@ def test_results_of_calls_that_ids_do_not_tell_apart_follow_in_order(same: dict[
     assert text == "[assistant]af[tool]of f[assistant]g[tool]of g"
 
 
+def test_several_results_of_a_call_follow_it() -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": {}}} for name in "ffg"]
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "a", "tool_calls": calls},
+        *({"role": "tool", "content": f"{name}{n}", "tool_call_id": name} for n in range(3) for name in "gf"),
+    ]
+    text = tokenizer_of(ONE_CALL).apply_chat_template(messages, add_generation_prompt=False)
+    first, second, other = text.split("[assistant]")[1:]
+    assert (first, second) == ("af[tool]f0", "f[tool]f1[tool]f2")
+    assert other == "g[tool]g0[tool]g1[tool]g2"
+
+
+@pytest.mark.parametrize("given", [["f"], {"f": "g"}, 1, None])
+def test_a_result_may_have_anything_as_the_id_of_its_call(given: object) -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "a", "tool_calls": calls},
+        {"role": "tool", "content": "r", "tool_call_id": given},
+    ]
+    text = tokenizer_of(ONE_CALL).apply_chat_template(messages, add_generation_prompt=False)
+    assert text == "[assistant]af[assistant]g[tool]r"
+
+
 def test_the_assistants_messages_in_a_row_become_one_with_thoughts_and_calls() -> None:
     thoughts: list[dict[str, Any]] = [
         {"role": "assistant", "content": "a", "thinking": 1},  # a field of a client's own
@@ -249,7 +288,7 @@ def test_the_assistants_messages_in_a_row_become_one_with_thoughts_and_calls() -
     ]
     result = {"role": "tool", "content": "r"}
     turn = {"role": "assistant", "content": "a\n\nb", "thinking": "1\n\nt", **CALLED}
-    assert with_turns_joined([*thoughts, result, *thoughts]) == [turn, result, turn]
+    assert turns_joined([*thoughts, result, *thoughts])[-1] == [turn, result, turn]
 
 
 def test_text_beside_a_thought_and_a_call_can_be_sent_back() -> None:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from shortfin_apps.llm.components.grammar.fair_turns import FairTurns
+from shortfin_apps.llm.components.grammar.fair_turns import FairTurns, Wait, endlessly
 
 SHORT_THREADS = 2
 LONG_THREADS = 1
@@ -23,6 +23,9 @@ T = TypeVar("T")
 
 current_tenant: ContextVar[str] = ContextVar("current_tenant", default="")
 """Who has the current task work on texts."""
+
+current_wait: ContextVar[Wait] = ContextVar("current_wait", default=endlessly)
+"""How the current task waits for a thread: it may give up, as when nobody waits for the answer any more."""
 
 
 class TextWorkers:
@@ -38,7 +41,7 @@ class TextWorkers:
     async def run(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `work` on a text of about `num_chars` in a thread; returns its result or raises its error."""
         threads = self._short if num_chars < LONG_CHARS else self._long
-        async with threads.turns.place(current_tenant.get(), None):
+        async with threads.turns.place(current_tenant.get(), None, current_wait.get()):
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(threads.pool, partial(work, *args, **kwargs))
 

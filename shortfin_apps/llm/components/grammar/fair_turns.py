@@ -9,8 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+
+Wait = Callable[[asyncio.Future[None]], Awaitable[None]]
+
+
+async def endlessly(turn: asyncio.Future[None]) -> None:
+    await turn
 
 
 class FairTurns:
@@ -22,21 +28,27 @@ class FairTurns:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next tenant first
 
     @asynccontextmanager
-    async def place(self, tenant: str, timeout_s: float | None) -> AsyncIterator[None]:
-        """Holds a place during a block. Raises TimeoutError if there is none for `timeout_s`, if given."""
+    async def place(
+        self, tenant: str, timeout_s: float | None, wait: Wait = endlessly
+    ) -> AsyncIterator[None]:
+        """Holds a place during a block. Raises TimeoutError if there is none for `timeout_s`, if given.
+
+        `wait` waits for a turn that does not come at once; it may cancel the turn, and raise.
+        """
         async with asyncio.timeout(timeout_s):
-            await self._take(tenant)
+            await self._take(tenant, wait)
         try:
             yield
         finally:
             self._give_back(tenant)
 
-    async def _take(self, tenant: str) -> None:
+    async def _take(self, tenant: str, wait: Wait) -> None:
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
         self._hand_out()
         try:
-            await turn
+            if not turn.done():
+                await wait(turn)
         except BaseException:
             if turn.cancelled():
                 self._leave(tenant, turn)

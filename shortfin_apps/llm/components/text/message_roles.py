@@ -33,9 +33,9 @@ from shortfin_apps.llm.components.text.strict_turns import (
     has_several_calls,
     in_results,
     joined,
+    turns_joined,
     with_one_call_each,
     with_text_in_thoughts,
-    with_turns_joined,
 )
 from shortfin_apps.llm.errors import InvalidRequestError
 
@@ -78,17 +78,20 @@ class MessageRoles:
             yield from self._in_turns(self._in_place(messages))
             messages = self._gathered(messages)
             yield from self._in_turns(messages)
-        turns = with_turns_joined(messages)
-        if (within := in_results(turns)) != turns:
-            self._log("refused a user message right after the result of a call: it becomes a part of that")
-            yield within if self._fit(within) else self._in_place(within)
+        for turns in turns_joined(messages):
+            if (within := in_results(turns)) != turns:
+                self._log(
+                    "refused a user message right after the result of a call: it becomes a part of that"
+                )
+                yield within if self._fit(within) else self._in_place(within)
 
     def _in_turns(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
         """The messages, and what strict templates take instead."""
         yield messages
-        if (turns := with_turns_joined(messages)) != list(messages):
-            self._log("refused messages of a user or of the assistant in a row: these become one")
-            yield turns
+        for turns in turns_joined(messages):
+            if turns != list(messages):
+                self._log("refused messages of a user or of the assistant in a row: these become one")
+                yield turns
         if (thoughts := with_text_in_thoughts(messages)) != list(messages):
             self._log("refused text beside a thought and calls: it becomes a part of the thought")
             yield thoughts
@@ -164,10 +167,12 @@ class MessageRoles:
 
     @cached_property
     def _shows_several_calls(self) -> bool:
-        """Also true if the template renders no calls."""
+        """Also true if the template renders no calls, or raises for one, too."""
         one, other, *_ = _MARKS
         text = self._tried([_message(USER), *_called((one, _FILL), (other, _FILL))])
-        return text is not None and (one not in text or other in text)
+        if text is None:
+            return self._tried([_message(USER), *_called((one, _FILL))]) is None
+        return one not in text or other in text
 
     def _drops(self, role: str) -> bool:
         """Whether the template neither renders such messages nor raises."""

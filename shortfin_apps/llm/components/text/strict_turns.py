@@ -8,7 +8,7 @@ alone; gpt-oss's raises for text beside a thought and a call.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,15 +43,23 @@ def has_several_calls(message: Message) -> bool:
     return len(message.get(CALLS) or ()) > 1
 
 
-def with_turns_joined(messages: Sequence[Message]) -> list[Message]:
-    """With messages of a user in a row as one, and those of the assistant up to one with calls."""
-    return [_as_one(turn) if len(turn) > 1 else turn[0] for turn in _turns(messages)]
+def turns_joined(messages: Sequence[Message]) -> list[list[Message]]:
+    """With messages of a user in a row as one, and those of the assistant: before one with calls, or with it.
+
+    The second only if it differs: templates of Mistral show no text beside calls.
+    """
+    before, with_calls = (_joined(_turns(messages, up_to_calls)) for up_to_calls in (False, True))
+    return [before] if before == with_calls else [before, with_calls]
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[list[Message]]:
+def _joined(turns: Iterator[list[Message]]) -> list[Message]:
+    return [_as_one(turn) if len(turn) > 1 else turn[0] for turn in turns]
+
+
+def _turns(messages: Sequence[Message], up_to_calls: bool) -> Iterator[list[Message]]:
     turn: list[Message] = []
     for message in messages:
-        if turn and not _go_on(turn[-1], message):
+        if turn and not (_go_on(turn[-1], message) and (up_to_calls or not message.get(CALLS))):
             yield turn
             turn = []
         turn.append(message)
@@ -95,17 +103,22 @@ def in_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def _apart(message: Message, results: Sequence[Message]) -> Iterator[Message]:
-    """A message for each call, before its result; text is with the first, other results are last.
+    """A message for each call, before its results; text is with the first, other results are last.
 
-    The results of calls without ids, or of the same, have the order of the calls.
+    Calls without ids, or with the same, have a result each, in their order, and the last of them the rest.
     """
-    by_id: dict[object, deque[Message]] = {}
+    by_id: dict[str, deque[Message]] = {}  # a client may have made anything of an id: each as a text
     for each in results:
-        by_id.setdefault(each.get("tool_call_id"), deque()).append(each)
+        by_id.setdefault(str(each.get("tool_call_id")), deque()).append(each)
     rest: Message = {"role": ASSISTANT, "content": ""}
+    later = Counter(str(call.get("id")) for call in message[CALLS])
     for place, call in enumerate(message[CALLS]):
         yield {**(rest if place else message), CALLS: [call]}
-        if of_call := by_id.get(call.get("id")):
+        call_id = str(call.get("id"))
+        later[call_id] -= 1
+        if not later[call_id]:
+            yield from by_id.pop(call_id, ())
+        elif of_call := by_id.get(call_id):
             yield of_call.popleft()
     for others in by_id.values():
         yield from others
