@@ -1,9 +1,9 @@
-"""Messages as strict chat templates take them: users and assistants alternate, one call to a message.
+"""Converts messages for strict chat templates: users and assistants alternate, one call per message.
 
-Clients send several messages of a user in a row, or one right after the result of a call, and send an answer
-with several calls, or with a thought, text and a call, back. Templates of Mistral and Gemma raise for the
-first two; those of Llama 3 and gpt-oss raise for several calls, or show the first alone; gpt-oss's raises for
-text beside a thought and a call.
+Clients send several user messages in a row, or one right after the result of a call, and send back answers
+with several calls, or with a thought, text and a call. Templates of Mistral and Gemma raise for the first
+two; Llama 3 and gpt-oss templates raise for several calls, or show only the first; gpt-oss's raises for text
+together with a thought and a call.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ Message = Mapping[str, Any]
 
 USER, ASSISTANT, TOOL = "user", "assistant", "tool"
 SEPARATOR = "\n\n"
-THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # in chat templates; the last is gpt-oss's
+THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # used by chat templates; the last by gpt-oss
 
 
 def joined(messages: Sequence[Message], **changed: str) -> Message:
-    """One message with the contents of all, and the other fields of the first."""
+    """Returns one message with the contents of all, and the other fields of the first."""
     texts = filter(None, (message.get("content") for message in messages))
     return {**messages[0], **changed, "content": SEPARATOR.join(texts)}
 
 
 def with_one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """With messages of several calls as several messages, each with its result."""
+    """Splits messages with several calls into several messages, each with its result."""
     result: list[Message] = []
     for role, group in groupby(messages, lambda message: message.get("role")):
         run = list(group)
@@ -42,7 +42,7 @@ def has_several_calls(message: Message) -> bool:
 
 
 def with_users_joined(messages: Sequence[Message]) -> list[Message]:
-    """With a user's messages in a row as one."""
+    """Joins user messages in a row."""
     result: list[Message] = []
     for role, group in groupby(messages, lambda message: message.get("role")):
         run = list(group)
@@ -51,7 +51,7 @@ def with_users_joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_text_in_thoughts(messages: Sequence[Message]) -> list[Message]:
-    """With the text of a message that has a thought and calls, too, as a part of the thought."""
+    """Moves the text of messages that also have a thought and calls into the thought."""
     return [_all_thought(message) for message in messages]
 
 
@@ -66,7 +66,7 @@ def _all_thought(message: Message) -> Message:
 
 
 def in_results(messages: Sequence[Message]) -> list[Message]:
-    """With a user's message right after the result of a call as a part of that result."""
+    """Joins a user message right after the result of a call with that result."""
     result: list[Message] = []
     for message in messages:
         follows = bool(result) and result[-1].get("role") == TOOL and message.get("role") == USER
@@ -75,7 +75,7 @@ def in_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def _apart(message: Message, results: Sequence[Message]) -> Iterator[Message]:
-    """A message for each call, before the results of it; text is with the first, other results are last."""
+    """Yields a message per call, before its results; text stays in the first, other results come last."""
     by_id: dict[object, list[Message]] = {}
     for each in results:
         by_id.setdefault(each.get("tool_call_id"), []).append(each)
