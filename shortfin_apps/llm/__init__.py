@@ -1,6 +1,6 @@
 """A batching service for large language models compiled by IREE.
 
-`LLM` is imported when it is first asked for, with all that runs a model; `__init__.pyi` has its type.
+`LLM`, with everything that runs a model, is imported on first access; `__init__.pyi` has its type.
 """
 
 __version__ = "0.1.0"

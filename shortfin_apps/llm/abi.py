@@ -1,8 +1,9 @@
-"""The ABI between a VMFB and its caller: the names of its entries, their arguments and results in order.
+"""The ABI between a VMFB and its caller: entry names, and their arguments and results in order.
 
-It is upstream shortfin's for paged language models (`module_abi_version` 1; amdsharktank's
-export_paged_llm_v1), and packed `extend` entries of our own. N and R count rows, one for each task; S and T
-tokens; B the pages in a row of the block table; `slabs` is the KV cache, one slab per pipeline stage:
+It is upstream shortfin's ABI for paged language models (`module_abi_version` 1; amdsharktank's
+export_paged_llm_v1), extended by packed `extend` entries. N and R count rows, one per task; S and T count
+tokens; B is the number of pages in a row of the block table; `slabs` is the KV cache, one slab per pipeline
+stage:
 
     prefill_bs{N}       tokens [N,S], start_positions [N], seq_lens [N], seq_block_ids [N,B], slabs
     prefill_bs{N}_s{S}  the same, S fixed
@@ -14,48 +15,49 @@ tokens; B the pages in a row of the block table; `slabs` is the KV cache, one sl
     adjusted_sample_bs{N}   logits [R,1,V], row_indices [N], positions [N], sampling [6,N], penalties [3,N],
                             edits [4,E], allowed [M,ceil(V/32)], allowed_indices [N]
 
-Where config.json has `window_tokens`, the last of two slabs has pages of its own, for the layers that see as
-many tokens alone. Behind `seq_block_ids` then comes `window_block_ids`, of the same shape. Those of a row's
-columns there which lie before all that its tokens see may name any page: what is in it does not matter. With
-one slab that is true of `seq_block_ids`, as all layers see as many tokens alone.
+If config.json has `window_tokens`, the last of two slabs has separate pages, for the layers that see only
+that many tokens. `seq_block_ids` is then followed by `window_block_ids`, of the same shape. Its columns for
+pages before all windows of a row's tokens may name any page: the contents do not matter. With one slab this
+holds for `seq_block_ids`, because all layers see only that many tokens.
 
-Prefill and decode differ in the order of their second and third argument. All arguments are i64, except
-those in ARGUMENT_TYPES and the slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in place.
+Prefill and decode differ in the order of their second and third argument. All arguments are i64, except the
+ones in ARGUMENT_TYPES and the slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in place.
 Without `has_prefill_position` in config.json a prefill has no start positions. Upstream's `extend` is padded:
 it takes the arguments of a prefill, for any N.
 
-`seq_lens` counts from position 0, this invocation included. In a packed `extend` the tasks' tokens lie end to
-end: task r's are `tokens[offsets[r]:]`, as many as `seq_lens[r] - start_positions[r]`; offsets ascend from 0,
-and tokens behind the last task's are padding. A task is a decode (one token, anywhere) or a prefill chunk
-(any length, from a page's first slot on). A padding row has tokens 0, start position 0, sequence length 1 and
-the scratch page.
+`seq_lens` counts from position 0, including this invocation. In a packed `extend` the tasks' tokens are
+concatenated: task r's start at `tokens[offsets[r]]`, and their number is `seq_lens[r] - start_positions[r]`;
+offsets ascend from 0, and tokens after the last task's are padding. A task is a decode (one token, anywhere)
+or a prefill chunk (any length, from a page's first slot on). A padding row has tokens 0, start position 0,
+sequence length 1 and the scratch page.
 
-A `decode_loop` of our own decodes and samples. It writes each row's new token and its position over `tokens`
-and `positions`, so that it can be called again, before its result is read, with the same arguments.
+`decode_loop`, which upstream lacks, decodes and samples. It writes each row's new token and its position over
+`tokens` and `positions`, so that it can be called again with the same arguments before its result is read.
 `sampling` has a row for each `SamplingField`. A padding row has token 0, position -1, zeros for sampling and
-the scratch page; its state stays as it is. The result is the new token ids `[N]`: -1 for a row whose best
-logit is not finite, and anything for a padding row.
+the scratch page; its state is not changed. The result is the new token ids `[N]`: -1 for a row with a best
+logit that is not finite, and undefined for a padding row.
 
-A `sample` of our own draws tokens from whole rows, those of `row_indices` among the results that another
-entry has left on the device; `positions` are those of their last tokens. Rows of `sampling` have NO_TOP_K,
-padding rows zeros, with row 0 and position -1. The result is as a decode loop's. A VMFB that has `sample`
-entries takes NO_TOP_K in its decode loops too.
+`sample`, which upstream lacks, draws tokens from full rows: the rows `row_indices` of the results that
+another entry has left on the device; `positions` are the positions of their last tokens. Rows of `sampling`
+have NO_TOP_K; padding rows have zeros, row 0 and position -1. The result is the same as a decode loop's. If a
+VMFB has `sample` entries, its decode loops accept NO_TOP_K too.
 
-An `adjusted_sample` does the same behind adjustments of the logits, and takes any top-k. Each of E edits is a
-column by `EditField`: of a token of one row, no two of the same. In this order, each rounded to f32, an edit
-adds its bias (minus infinity: the token is banned), and if its count is not NOT_SEEN, divides what is
-positive by the row's repetition penalty and multiplies what is not, subtracts the frequency penalty times the
-count, and the presence penalty if the count is positive; `penalties` are by `PenaltyField`. Edits of row -1
-are padding. Tokens whose bits are 0, the lowest first, in the row of `allowed` that `allowed_indices` names
-are banned; -1 names none. Padding rows have 0 for penalties and -1 there.
+`adjusted_sample` does the same after adjusting the logits, and accepts any top-k. Each of E edits is a column
+by `EditField`, for one token of one row; no two are for the same. In this order, each step rounded to f32, an
+edit adds its bias (minus infinity bans the token) and, if its count is not NOT_SEEN, divides a positive logit
+by the row's repetition penalty or multiplies any other by it, subtracts the frequency penalty times the
+count, and subtracts the presence penalty if the count is positive; `penalties` is indexed by `PenaltyField`.
+Edits of row -1 are padding. Tokens with a 0 bit (lowest bit first) in the row of `allowed` that
+`allowed_indices` names are banned; -1 names no row. Padding rows have 0 for penalties and -1 there.
 
-An entry whose reflection data has CALLER_OWNED allocates nothing: behind the slabs it takes a buffer for each
-of the results that it declares, which it writes instead of returning them, and a workspace, i8 `[bytes]`, of
-at least as many bytes as its WORKSPACE_BYTES says. The results of such an `extend_t{T}` have a fixed number
-of rows, which is the most that it takes; those behind its R rows are undefined.
+An entry with CALLER_OWNED in its reflection data allocates nothing: after the slabs it takes a buffer for
+each of its declared results, which it writes instead of returning them, and a workspace, i8 `[bytes]`, of at
+least WORKSPACE_BYTES bytes. The results of such an `extend_t{T}` have a fixed number of rows, its maximum;
+rows after the first R are undefined.
 
-Other results are logits `[rows, 1 or S, V]` where config.json has no `top_k`, else values and indices (i64)
-`[rows, 1 or S, K]`, and then perhaps logits. Our own entries return all three, for each row's last token.
+Other results are logits `[rows, 1 or S, V]` if config.json has no `top_k`, otherwise values and indices (i64)
+`[rows, 1 or S, K]`, optionally followed by logits. Our own entries return all three, for each row's last
+token.
 """
 
 from __future__ import annotations
@@ -69,33 +71,33 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 ASYNC_SUFFIX = "$async"  # of a function in IREE's coarse-fences model: a wait and a signal fence come last
-# Reflection attribute of an entry: "true" where nothing but dispatches writes the cache, which may then lie
-# where they read it faster (`Device.allocate`).
+# Reflection attribute of an entry: "true" if only dispatches write the cache, which may then be placed where
+# they read it faster (`Device.allocate`).
 ONLY_DISPATCHES = "shortfin_llm.only_dispatches"
-# Reflection attributes of an entry: "true" where its results and workspace belong to its caller; and the size
-# of that workspace, which IREE's compiler adds for `hal.tensor.transients` where the size is static.
+# Reflection attributes of an entry: "true" if its caller owns its results and workspace; and the size of that
+# workspace, which IREE's compiler adds for `hal.tensor.transients` if the size is static.
 CALLER_OWNED = "shortfin_llm.caller_owned"
 WORKSPACE_BYTES = "iree.abi.transients.size.constant"
-WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds beside such an entry
-NOT_FINITE = -1  # the token id of a row that a device sampled, whose best logit is not finite
-NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the whole row
-NOT_SEEN = -1  # as EditField.COUNT: prompt and output are without the token
+WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds for such an entry
+NOT_FINITE = -1  # the token id of a row sampled on the device if its best logit is not finite
+NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the full row
+NOT_SEEN = -1  # as EditField.COUNT: the token is not in the prompt or the output
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 BLOCK_TABLES = ("seq_block_ids", "window_block_ids")
-MIN_BLOCKS = 2  # the least B: upstream's exporter compiles its VMFBs for no narrower block table
+MIN_BLOCKS = 2  # minimum of B: upstream's exporter does not support narrower block tables
 
 _NAME = re.compile(r"(prefill|decode_loop|decode|extend|adjusted_sample|sample)(?:_bs(\d+))?(?:_[st](\d+))?")
 
 
 class EntryFamily(StrEnum):
-    """The kind of work an entry does."""
+    """The kind of work that an entry does."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     EXTEND = "extend"  # prefill chunks and decodes in one invocation
-    DECODE_LOOP = "decode_loop"  # a decode that samples, and keeps its state on the device
-    SAMPLE = "sample"  # draws tokens from rows of logits, and computes none
-    ADJUSTED_SAMPLE = "adjusted_sample"  # the same, of logits that it adjusts before
+    DECODE_LOOP = "decode_loop"  # a decode that samples and keeps its state on the device
+    SAMPLE = "sample"  # only draws tokens, from existing rows of logits
+    ADJUSTED_SAMPLE = "adjusted_sample"  # the same, from logits that it adjusts first
 
 
 class Layout(StrEnum):
@@ -110,14 +112,14 @@ class Layout(StrEnum):
 
 
 class SamplingField(IntEnum):
-    """The rows of `sampling`; `sampling_rule.py` says what they mean to a draw."""
+    """The rows of `sampling`; `sampling_rule.py` defines their effect on a draw."""
 
     SCALE = 0  # the bits of an f32, the factor of logits in the exponent of a weight
     TOP_K = 1  # from 1 to K, or NO_TOP_K
     SHARE = 2  # top-p, in units of 2**-SHARE_BITS
     LEAST_WEIGHT = 3  # min-p, in units of a weight
     SEED = 4
-    PROMPT_LENGTH = 5  # tokens before the output, from whose start draws are numbered
+    PROMPT_LENGTH = 5  # tokens before the output; draws are numbered from its start
 
 
 class PenaltyField(IntEnum):
@@ -131,7 +133,7 @@ class PenaltyField(IntEnum):
 class EditField(IntEnum):
     """The rows of `edits`."""
 
-    ROW = 0  # of those drawn from, not of the logits; -1 for padding
+    ROW = 0  # index among the rows drawn from, not among the logits' rows; -1 for padding
     TOKEN_ID = 1
     BIAS = 2  # the bits of an f32
     COUNT = 3  # how often the token was generated, or NOT_SEEN
@@ -148,7 +150,7 @@ _ARGUMENTS = {
         *("penalties", "edits", "allowed", "allowed_indices"),
     ),
 }
-# MLIR's names of the types of arguments that are not i64.
+# MLIR's type names of arguments that are not i64.
 ARGUMENT_TYPES = {"values": "f32", "logits": "f32", "penalties": "f32", "edits": "i32", "allowed": "i32"}
 _RESULTS = ("values", "indices", "logits")
 _SAMPLED = ("token_ids",)
@@ -156,7 +158,7 @@ _SAMPLED = ("token_ids",)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An exported function. `rows` is N, None in an `extend`; `length` is S or T, None where dynamic."""
+    """An exported function. `rows` is N, None for an `extend`; `length` is S or T, None if dynamic."""
 
     family: EntryFamily
     rows: int | None
@@ -164,7 +166,7 @@ class Entry:
 
     @classmethod
     def parse(cls, name: str) -> Entry | None:
-        """The entry of that name (without module prefix and `$async`); None for any other function."""
+        """Parses a name (without module prefix and `$async`); returns None for any other function."""
         if (match := _NAME.fullmatch(name)) is None:
             return None
         family = EntryFamily(match[1])
@@ -183,16 +185,16 @@ class Entry:
 
     @property
     def takes_slabs(self) -> bool:
-        """Whether the slabs of the cache come behind the other arguments."""
+        """True if the slabs of the cache follow the other arguments."""
         return self.family not in (EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE)
 
     @property
     def returns_token_ids(self) -> bool:
-        """Whether it samples: its one result is token ids."""
+        """True if the entry samples: its only result is token ids."""
         return self.family is EntryFamily.DECODE_LOOP or not self.takes_slabs
 
     def layout(self, tokens_rank: int | None = None) -> Layout:
-        """`tokens_rank` is the rank of the first argument, where it is known: 2 means a padded `extend`."""
+        """Returns the layout; `tokens_rank` is the first argument's rank, if known: 2 is padded `extend`."""
         if self.family is EntryFamily.EXTEND:
             return Layout.PREFILL if tokens_rank == 2 else Layout.PACKED
         if self.family is EntryFamily.DECODE_LOOP:
@@ -202,7 +204,7 @@ class Entry:
     def argument_shapes(
         self, tokens_rank: int | None = None, *, has_prefill_position: bool = True, has_windows: bool = False
     ) -> dict[str, tuple[int | None, ...]]:
-        """The arguments before the slabs: shape by name, in order; None stands for a dynamic dimension."""
+        """Returns the shapes of the arguments before the slabs by name, in order; None means dynamic."""
         layout = self.layout(tokens_rank)
         shapes = {
             "tokens": _tokens_shape(layout, self.rows, self.length),
@@ -217,7 +219,7 @@ class Entry:
         return {name: shapes.get(name, (self.rows,)) for name in names}
 
     def named_results(self, results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
-        """The results of this entry by name; without `top_k` they are logits alone."""
+        """Returns the results of this entry by name; without `top_k`, only logits."""
         if self.returns_token_ids:
             return dict(zip(_SAMPLED, results, strict=False))
         return named_results(results, top_k)
@@ -232,9 +234,9 @@ def _tokens_shape(layout: Layout, rows: int | None, length: int | None) -> tuple
 def argument_names(
     layout: Layout, *, has_prefill_position: bool = True, has_windows: bool = False
 ) -> tuple[str, ...]:
-    """The arguments before the slabs, in order; `has_prefill_position` concerns prefills alone.
+    """Returns the arguments before the slabs, in order; `has_prefill_position` only affects prefills.
 
-    `has_windows` is whether layers with windows have a slab, and so a block table, of their own.
+    `has_windows` means that layers with windows have a separate slab, and so a separate block table.
     """
     names = _ARGUMENTS[layout]
     if layout is Layout.PREFILL and not has_prefill_position:
@@ -246,5 +248,5 @@ def argument_names(
 
 
 def named_results(results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
-    """The results of an entry that does not sample, by name; without `top_k` they are logits alone."""
+    """Returns the results of an entry that does not sample, by name; without `top_k`, only logits."""
     return dict(zip(_RESULTS[2:] if top_k is None else _RESULTS, results, strict=False))

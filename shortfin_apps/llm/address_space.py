@@ -1,6 +1,6 @@
 """Checks of the process's address space limit (`ulimit -v`, `prlimit --as`).
 
-A library that hits the limit raises from deep inside or aborts the process without giving the reason, so the
+A library that reaches the limit raises an obscure error or aborts the process without a reason. Therefore the
 expected need is checked before the libraries are called.
 """
 
@@ -14,7 +14,7 @@ from shortfin_apps.llm.errors import LlmError
 # Measured for importing the server's libraries, rounded up.
 MIN_SERVER_BYTES = 256_000_000
 THREAD_BYTES = 8 << 20  # a thread's stack; Linux reserves all of it
-NUM_OTHER_THREADS = 4  # besides the device's workers
+NUM_OTHER_THREADS = 4  # in addition to the device's workers
 
 STATM = Path("/proc/self/statm")
 
@@ -31,7 +31,7 @@ def check_total(needed_bytes: int) -> None:
 
 
 def check_more(needed_bytes: int) -> None:
-    """Raises AddressSpaceError if `needed_bytes` on top of what the process uses now exceed the limit."""
+    """Raises AddressSpaceError if the process may not use `needed_bytes` more than it uses now."""
     limit = _limit()
     if limit is None:
         return
@@ -42,7 +42,7 @@ def check_more(needed_bytes: int) -> None:
 
 
 def model_bytes(file_bytes: int, num_workers: int) -> int:
-    """Address space for loading a model, without its KV cache: mapped files and thread stacks."""
+    """Returns the address space for loading a model, without its KV cache: mapped files, thread stacks."""
     return file_bytes + (num_workers + NUM_OTHER_THREADS) * THREAD_BYTES
 
 
@@ -59,7 +59,7 @@ def _limit() -> int | None:
 
 
 def _taken_bytes() -> int:
-    """The process's virtual memory size (proc(5)); 0 on systems without /proc."""
+    """Returns the process's virtual memory size (proc(5)); 0 on systems without /proc."""
     try:
         return int(STATM.read_text().split()[0]) * resource.getpagesize()
     except FileNotFoundError:

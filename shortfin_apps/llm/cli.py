@@ -153,7 +153,7 @@ def _run(argv: list[str]) -> int:
     if args.command is None:
         parser.print_help()
         return EXIT_ERROR
-    if logging.lastResort is not None:  # writes the warnings of commands that set up no log
+    if logging.lastResort is not None:  # formats the warnings of commands that do not set up logging
         logging.lastResort.setFormatter(_VisibleFormatter())
     return COMMANDS[args.command].load().run(args)
 
@@ -164,7 +164,7 @@ class _VisibleFormatter(logging.Formatter):
 
 
 def make_parser(loaded: Container[str]) -> argparse.ArgumentParser:
-    """The parser, with the options of the subcommands that are `loaded`, and the names of the others."""
+    """Builds a parser with the options of the `loaded` subcommands, and the names of the others."""
     parser = argparse.ArgumentParser(
         prog="shortfin-llm",
         description=DESCRIPTION,

@@ -1,7 +1,7 @@
 """The artefact's `config.json`: the sizes that a VMFB was compiled for.
 
-The fields and their meaning are upstream shortfin's (`module_abi_version` 1), which refuses unknown
-top-level keys. So this file holds only those; everything else about a model is in `manifest.json`.
+The fields and their meaning are upstream shortfin's (`module_abi_version` 1). Upstream refuses unknown
+top-level keys, so this file holds only known ones; everything else about a model is in `manifest.json`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ KV_DTYPES: dict[str, np.dtype[Any]] = {
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "float8_e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
 }
-SCALE_BYTES = 4  # f32; a cache in int8 has one for each head of a row
-_QUANTISED_ROW_BYTES = 16  # that a row in int8 is a multiple of, so that loads of GPUs are aligned
+SCALE_BYTES = 4  # f32; an int8 cache has one scale per head of a row
+_QUANTISED_ROW_BYTES = 16  # an int8 row is padded to a multiple of this, so that GPU loads are aligned
 LOGITS_NORMALIZATIONS = ("none", "softmax", "log_softmax")
 
 
 def cache_row_elements(kv_heads: int, head_dim: int, dtype: np.dtype[Any]) -> int:
-    """Elements of a slab for one row of the cache: K, or V, of a token in one layer.
+    """Returns the slab elements of one cache row: K, or V, of a token in one layer.
 
-    Those of int8 include the heads' scales, and padding.
+    int8 rows include the heads' scales, and padding.
     """
     if dtype != np.int8:
         return kv_heads * head_dim
@@ -47,14 +47,14 @@ class PagedKVCacheConfig:
     """Geometry of the page table.
 
     One page holds `block_seq_stride` tokens of every transformer block. A pipeline stage owns one slab
-    `[device_block_count, elements]` of `kv_cache_dtype`; `paged_kv_block_size_elements_per_device`
-    gives the elements of a page in each slab. `device_block_count` may be changed at deploy time.
+    `[device_block_count, elements]` of `kv_cache_dtype`; `paged_kv_block_size_elements_per_device` gives the
+    elements of a page in each slab. `device_block_count` may be changed at deploy time.
 
-    With `window_tokens`, the last slab has the transformer blocks that see as many tokens alone, and a number
-    of pages of its own; it is the only slab if all do. Of `state_block_count` transformer blocks that slab
-    has states instead, each as of the last token of a page, which are what a window of two tokens sees; and
-    the first slab has no keys and values of these. Upstream has neither field, and config.json has them only
-    where they are needed.
+    With `window_tokens`, the last slab has the transformer blocks that see only that many tokens, and its own
+    number of pages; it is the only slab if all blocks do. For `state_block_count` transformer blocks, that
+    slab has states instead, each as of the last token of a page, as if the window were two tokens; the first
+    slab has no keys and values of these blocks. Upstream has neither field, and config.json has them only if
+    needed.
     """
 
     attention_head_count_kv: int
@@ -72,7 +72,7 @@ class PagedKVCacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The sizes of a compiled model. See the module's docstring for their source."""
+    """The sizes of a compiled model. The module's docstring names their source."""
 
     max_seq_len: int
     transformer_block_count: int
@@ -94,12 +94,12 @@ class ModelConfig:
 
     @property
     def window_tokens(self) -> int | None:
-        """The tokens that blocks of the last slab see, if not all."""
+        """Number of tokens that blocks of the last slab see, or None for all."""
         return self.paged_kv_cache.window_tokens
 
     @property
     def has_window_table(self) -> bool:
-        """Whether window pages have a block table beside that of other pages."""
+        """True if window pages have a block table in addition to that of other pages."""
         return self.window_tokens is not None and len(self.page_elements) > 1
 
     @property
@@ -133,7 +133,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, raw: object) -> ModelConfig:
-        """Builds from parsed JSON; unknown top-level keys are refused, as upstream does."""
+        """Builds a config from parsed JSON. Refuses unknown top-level keys, like upstream."""
         if not isinstance(raw, dict):
             raise ArtifactError("the model config must be a JSON object")
         fields = {k: v for k, v in raw.items() if v is not None}
@@ -153,7 +153,7 @@ class ModelConfig:
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, loadable by upstream too."""
+        """Returns the JSON form, which upstream can load too."""
         fields = dataclasses.asdict(self)
         for name in ("window_tokens", "state_block_count"):
             if fields["paged_kv_cache"][name] is None:
@@ -199,7 +199,7 @@ class ModelConfig:
             raise ArtifactError(f"`module_name` must be a string, not {self.module_name!r}")
         if self.module_abi_version != 1:
             raise ArtifactError(f"`module_abi_version` {self.module_abi_version} is not supported")
-        if cache.kv_cache_dtype not in tuple(KV_DTYPES):  # a tuple, as the value may not be hashable
+        if cache.kv_cache_dtype not in tuple(KV_DTYPES):  # a tuple, because the value may not be hashable
             names = ", ".join(KV_DTYPES)
             raise ArtifactError(f"`kv_cache_dtype` {cache.kv_cache_dtype!r} is none of {names}")
         if self.logits_normalization not in LOGITS_NORMALIZATIONS:

@@ -1,4 +1,4 @@
-"""What this host's CPU can execute, as far as compiled models depend on it; as Linux tells it."""
+"""CPU features of this host that compiled models depend on, as reported by Linux."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 
-# LLVM's names of features whose instructions it chooses by itself, so that a compiled model faults without
-# them, and that Linux reports.
+# LLVM's names of features with instructions that LLVM selects by itself, so that a compiled model faults
+# without them, if Linux reports the feature.
 _DECISIVE = re.compile(
     r"avx(?!10).*|amx.*|fma4?|f16c|xop|tbm|gfni|vaes|s?sse3|sse4\.[12]|popcnt|lzcnt|bmi2?|movbe"
     r"|neon|fp-armv8|dotprod|i8mm|bf16|sve2?(p\d)?|fullfp16|complxnum|rdm|lse2?|rcpc|cssc|mops"
 )
-# Where Linux has another name: arch/x86/include/asm/cpufeatures.h, Documentation/arch/arm64/elf_hwcaps.rst.
+# Linux's names that differ: arch/x86/include/asm/cpufeatures.h, Documentation/arch/arm64/elf_hwcaps.rst.
 _LINUX_NAMES = {
     "sse3": "pni",
     "bmi": "bmi1",
@@ -45,21 +45,21 @@ _XFEATURE_XTILEDATA = 18
 
 @dataclass(frozen=True, slots=True)
 class HostCpu:
-    """A CPU to run on: `architecture` is IREE's name of it, `features` are Linux's names.
+    """A CPU to run on: `architecture` is IREE's name, `features` are Linux's names.
 
-    None and empty where the host does not tell; nothing is then said to be missing.
+    None and empty if the host does not report them; no feature is then considered missing.
     """
 
     architecture: str | None
     features: frozenset[str]
 
     def is_of_another_architecture(self, architecture: str) -> bool:
-        """Whether a program for that architecture (IREE's name) cannot run here; False if unknown."""
+        """Returns True if a program for that architecture (IREE's name) cannot run here; False if unknown."""
         known = architecture in _ARCHITECTURES.values() and self.architecture is not None
         return known and architecture != self.architecture
 
     def missing(self, needed: Iterable[str]) -> list[str]:
-        """The features of `needed` (LLVM's names) that the CPU lacks, sorted."""
+        """Returns the features of `needed` (LLVM's names) that the CPU lacks, sorted."""
         if not self.features:
             return []
         return sorted(name for name in decisive_features(needed) if not self._has(name))
@@ -71,20 +71,20 @@ class HostCpu:
 
 
 def this_host(cpuinfo: Path = CPUINFO) -> HostCpu:
-    """The CPU that this process runs on."""
+    """Returns the CPU that this process runs on."""
     return HostCpu(_ARCHITECTURES.get(platform.machine()), _linux_features(cpuinfo))
 
 
 def decisive_features(features: Iterable[str]) -> frozenset[str]:
-    """Those of `features` (LLVM's names) without which a compiled model faults."""
+    """Returns the `features` (LLVM's names) without which a compiled model faults."""
     return frozenset(name for name in features if _DECISIVE.fullmatch(name))
 
 
 @cache
 def permit_amx() -> bool:
-    """Requests permission from the kernel, once, for all threads of this process to use AMX's tile registers.
+    """Requests permission to use AMX's tile registers, once, for all threads of this process.
 
-    False if the CPU or the kernel has no AMX, or a sandbox forbids it: AMX code would then be killed.
+    Returns False if the CPU or the kernel has no AMX, or a sandbox forbids it; AMX code would then be killed.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
@@ -92,7 +92,7 @@ def permit_amx() -> bool:
 
 
 def missing_features(needed: Iterable[str], cpuinfo: Path = CPUINFO) -> list[str]:
-    """The features of `needed` (LLVM's names) that this host lacks; none if the host does not tell."""
+    """Returns the features of `needed` (LLVM's names) that this host lacks; none if it reports none."""
     return this_host(cpuinfo).missing(needed)
 
 
@@ -106,5 +106,5 @@ def _linux_features(cpuinfo: Path) -> frozenset[str]:
 
 
 def _plain(name: str) -> str:
-    """LLVM writes `avx512vnni` and `amx-tile`, Linux `avx512_vnni` and `amx_tile`."""
+    """Normalises a name: LLVM has `avx512vnni` and `amx-tile`, Linux has `avx512_vnni` and `amx_tile`."""
     return re.sub(r"[._-]", "", name)

@@ -1,4 +1,4 @@
-"""Which releases of IREE are installed; a runtime loads what the compiler of its own release made.
+"""The installed releases of IREE; a runtime loads only what its own release's compiler made.
 
 Two are supported: 3.9, the release of shortfin 3.9, and the newest, which runs without shortfin
 (docs/iree_releases.md).
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 
 class Release(NamedTuple):
-    """A release of IREE or of shortfin, as in 3.9 of 3.9.0."""
+    """A release of IREE or of shortfin, such as 3.9 for version 3.9.0."""
 
     major: int
     minor: int
 
     @classmethod
     def parse(cls, text: str) -> Release:
-        """The release of a version, which may be a candidate (`3.13.0rc20261016`)."""
+        """Parses the release of a version, which may be a candidate (`3.13.0rc20261016`)."""
         major, minor, *_ = text.split(".")
         return cls(int(major), int(minor))
 
@@ -35,18 +35,18 @@ def compiler_release() -> Release:
 
 
 def runtime_release() -> Release:
-    """The release of `iree.runtime`, which reads every VMFB, also for shortfin."""
+    """Returns the release of `iree.runtime`, which reads every VMFB, also for shortfin."""
     return Release.parse(version("iree-base-runtime"))
 
 
 def shortfin_release() -> Release | None:
-    """None where shortfin is not installed."""
+    """Returns shortfin's release, or None if it is not installed."""
     installed = installed_version("shortfin")
     return None if installed is None else Release.parse(installed)
 
 
 def installed_version(library: str) -> str | None:
-    """None where it is not installed: shortfin need not be."""
+    """Returns a library's version, or None if it is not installed: shortfin is optional."""
     try:
         return version(library)
     except PackageNotFoundError:

@@ -1,8 +1,9 @@
-"""IREE parameter archives (`.irpa`): a writer that streams, and a check before IREE's parser sees a file.
+"""IREE parameter archives (`.irpa`): a streaming writer, and a check to run before IREE's parser.
 
 The format is version 0.0 of IREE's `iree/schemas/parameter_archive.h`, little-endian and packed: a header, a
 table of entries, a metadata segment with their names, then the storage segment with the data. `iree.runtime`
-can write such files too, but only with every parameter in memory; its parser trusts the offsets it reads.
+can write such files too, but only with every parameter in memory; its parser trusts the offsets that it
+reads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _HEADER = struct.Struct("<4sHHQQQQ6Q")
 # entry_size, type, flags, name (offset, length), metadata (offset, length), minimum_alignment; entries of
 # type data end with storage (offset, length).
 _ENTRY = struct.Struct("<QIQ4QQ2Q")
-_COMMON_BYTES = _ENTRY.size - 16  # the fields that entries of every type have
+_COMMON_BYTES = _ENTRY.size - 16  # fields of entries of every type
 _TYPE_DATA = 2
 
 
@@ -35,7 +36,7 @@ class ArchiveEntry:
 def write_archive(
     path: Path, entries: Sequence[ArchiveEntry], contents: Iterable[bytes | memoryview]
 ) -> None:
-    """Writes `entries`; `contents` yields the bytes of each, in the same order and in one or more pieces."""
+    """Writes `entries`; `contents` yields the bytes of each, in order and in one or more pieces."""
     offsets, storage_length = _place(entries)
     head = _head(entries, offsets, storage_length)
     with path.open("wb") as file:
@@ -52,9 +53,9 @@ def write_archive(
 
 
 def check_archive(path: Path) -> None:
-    """Raises ValueError when an offset or a length in the archive leads outside its segment.
+    """Raises ValueError if an offset or a length in the archive leads outside its segment.
 
-    Files that are no archive of this version pass: IREE's parser refuses those itself.
+    Files that are not archives of this version pass: IREE's parser refuses them itself.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -73,7 +74,7 @@ def check_archive(path: Path) -> None:
 
 
 def _place(entries: Sequence[ArchiveEntry]) -> tuple[list[int], int]:
-    """Offsets into the storage segment, and its length."""
+    """Returns offsets into the storage segment, and its length."""
     offsets, end = [], 0
     for entry in entries:
         offsets.append(_align(end, DATA_ALIGNMENT))
@@ -82,7 +83,7 @@ def _place(entries: Sequence[ArchiveEntry]) -> tuple[list[int], int]:
 
 
 def _head(entries: Sequence[ArchiveEntry], offsets: Sequence[int], storage_length: int) -> bytes:
-    """Everything before the storage segment, padded to where that begins."""
+    """Returns everything before the storage segment, padded to the segment's offset."""
     names = [entry.name.encode() for entry in entries]
     table, name_offset = b"", 0
     for entry, name, offset in zip(entries, names, offsets, strict=True):

@@ -1,19 +1,19 @@
-"""A process that does work that may not end, each piece in a worker that cannot outlast its limits.
+"""A process for work that may not terminate, each item in a worker that is killed at its limits.
 
-Grammars and chat templates are programs of others, and the libraries that run them cannot be interrupted. So
-the server starts this process, which imports the library once and forks workers. The kernel ends a worker
-when a piece of work has used up its time or memory, or when the server hangs up on it, also by dying.
+Grammars and chat templates are untrusted programs, and the libraries that run them cannot be interrupted.
+Therefore the server starts this process, which imports the library once and forks workers. The kernel ends a
+worker when a work item has used up its time or memory, or when the server closes the connection or dies.
 
-The process has a socket of the server's: with each byte on it comes one end of a connection, for a new
-worker, and of a lifeline. Over the connection the server sends a piece of work as a line of JSON, and the
-worker answers with two lines:
+The process has one of the server's sockets. Each byte on it comes with one end of a connection for a new
+worker, and of a lifeline. Over the connection the server sends a work item as a line of JSON. The worker
+answers with two lines and waits for the next item:
 
-    null        it has begun: if the connection ends before the next line, a limit was hit
+    null        the work has started: if the connection ends before the next line, a limit was reached
     result      as JSON
 
-and waits for the next. The process ends when the server closes its socket, a worker when its connection and
-its lifeline are closed. Nothing is sent over a lifeline, as the kernel's signal that it was closed is that of
-data, too: it may still signal the data of a line while the worker already works on it.
+The process ends when the server closes its socket, a worker when its connection and its lifeline are closed.
+Nothing is sent over a lifeline, because the kernel uses the same signal for closing and for data: it may
+still signal the data of a line while the worker already works on it.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-NUM_ANSWERS = 2  # of a worker to a piece of work
+NUM_ANSWERS = 2  # answers of a worker to a work item
 BEGUN = b"null\n"
 STACK_BYTES = 64 << 20
 LINE_BUFFER_BYTES = 1 << 16
 PART_BYTES = 1 << 18
-LATE_S = 1.0  # by which the clock's limit may be exceeded on a busy machine
-SLACK_S = 5.0  # that answers may take longer than the limits, as the process may have to start and fork first
+LATE_S = 1.0  # tolerance of the wall-clock limit on a busy machine
+SLACK_S = 5.0  # extra time for answers: the process may have to start and fork first
 
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
 Work = Callable[[bytes], object]
-"""What a worker does with a line; it returns a value for JSON."""
+"""The function that a worker applies to a line; it returns a JSON value."""
 
 Answers = list[Any]
-"""Of a worker: both; the first alone where the work hit a limit; none where nothing is known of the work."""
+"""A worker's answers: both; only the first if the work reached a limit; none if its state is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a piece of work: seconds of processor time and on the clock, and bytes on top of the process's."""
+    """Limits per work item: seconds of processor and wall-clock time, and bytes beyond the process's own."""
 
     cpu_s: float
     wall_s: float
@@ -66,12 +66,12 @@ class Limits:
 
     @property
     def patience_s(self) -> float:
-        """How long the answers to a piece of work may take."""
+        """Maximum time for the answers to a work item."""
         return self.wall_s + SLACK_S
 
 
 class LimitedProcess:
-    """The server's end: owns the process. Raises OSError where none can be started."""
+    """The server's end: owns the process. Raises OSError if none can be started."""
 
     def __init__(self, module: str, *arguments: object, text: str = "") -> None:
         """Starts `python -m module FD ARGUMENTS < text`, which calls `serve`; the arguments are JSON.
@@ -88,7 +88,7 @@ class LimitedProcess:
                 [sys.executable, "-m", module, *given],
                 stdin=file,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # libraries write there what a request made them fail on
+                stderr=subprocess.DEVNULL,  # libraries write there which part of a request they failed on
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the server
             )
@@ -96,11 +96,11 @@ class LimitedProcess:
 
     @property
     def is_over(self) -> bool:
-        """The process has ended, so that there are no new workers."""
+        """True if the process has ended, so that there are no new workers."""
         return self.process.poll() is not None
 
     def new_worker(self) -> socket.socket:
-        """A connection to a new worker. Raises OSError if the process has ended, or many wait for it."""
+        """Connects to a new worker. Raises OSError if the process has ended, or too many wait for it."""
         ours, theirs = _Connection.pair()
         try:
             with theirs:
@@ -120,7 +120,7 @@ class _Connection(socket.socket):
 
     @classmethod
     def pair(cls) -> tuple[_Connection, _Connection]:
-        """Both ends. Raises OSError where there are no more files."""
+        """Returns both ends. Raises OSError if there are no more file descriptors."""
         connections = socket.socketpair()
         try:
             lifelines = socket.socketpair()
@@ -135,16 +135,16 @@ class _Connection(socket.socket):
         return [self.fileno(), self.lifeline.fileno()]
 
     def close(self) -> None:
-        """The lifeline last: a worker that begins a line then finds out by either."""
+        """Closes the lifeline last: a worker that starts on a line then notices either."""
         super().close()
         self.lifeline.close()
 
 
 class Workers:
-    """Exchanges work with workers, and keeps those that wait for more, which end with this object.
+    """Exchanges work with workers, and keeps idle workers, which end with this object.
 
-    `begin` gives a connection to another worker: that is asked where an idle one says nothing of the work,
-    as it was suspended, or has ended meanwhile. OSError of `begin` is no answer; other errors are raised.
+    `begin` connects to another worker. It is called if an idle worker returns nothing about the work because
+    it was suspended or has ended. An OSError of `begin` means no answer; other errors are raised.
     """
 
     def __init__(self, purpose: str, limits: Limits, clock: Clock = time.monotonic) -> None:
@@ -153,15 +153,15 @@ class Workers:
         self.close = weakref.finalize(self, _close, self.idle)
 
     def ask(self, work: bytes, begin: Callable[[], socket.socket]) -> Answers:
-        """The answers to a line of JSON. For threads: each has a worker of its own."""
+        """Returns the answers to a line of JSON. For threads: each uses a separate worker."""
         for worker in self._candidates(begin):
             if answers := self.exchange(worker, work):
                 return self._kept(worker, answers)
         return []
 
     async def ask_in_loop(self, work: bytes, begin: Callable[[], socket.socket]) -> Answers:
-        """As `ask`, for an event loop. A call that is cancelled ends its worker."""
-        import asyncio  # the process, which imports this file too, starts faster without it
+        """Like `ask`, for an event loop. Cancelling a call ends its worker."""
+        import asyncio  # not at module level: the process, which imports this file too, starts faster without
 
         loop = asyncio.get_running_loop()
         for worker in self._candidates(begin):
@@ -176,7 +176,7 @@ class Workers:
         return []
 
     def exchange(self, worker: socket.socket, work: bytes) -> Answers:
-        """The answers of this worker, which is ended unless it gives both."""
+        """Returns the answers of this worker, and ends it unless it gives both."""
         worker.settimeout(self._limits.patience_s)
         with _Exchange(worker, self._limits, self._clock) as exchange:
             worker.sendall(work)
@@ -189,7 +189,7 @@ class Workers:
             yield self.idle.pop()
         try:
             yield begin()
-        except OSError as error:  # no more processes or files, many wait for the process, or it has ended
+        except OSError as error:  # no more processes or files, too many wait for the process, or it has ended
             logger.warning("%s: no worker can be started: %s", self._purpose, error)
 
     def _kept(self, worker: socket.socket, answers: Answers) -> Answers:
@@ -199,7 +199,7 @@ class Workers:
 
 
 class _Exchange:
-    """What a worker sends for a piece of work. Ends with its `answers`, and ends it unless it gave both."""
+    """A worker's response to a work item. Sets `answers` on exit, and ends the worker unless it gave both."""
 
     answers: Answers
 
@@ -212,7 +212,7 @@ class _Exchange:
         return self
 
     def goes_on(self, part: bytes) -> bool:
-        """Takes what was received, which is empty if the worker has ended; whether there is more to come."""
+        """Adds received data, empty if the worker has ended; returns True if more is expected."""
         if not self._num_lines:
             self._begun_s = self._clock()
         self._received.append(part)
@@ -228,19 +228,19 @@ class _Exchange:
         return isinstance(error, BrokenPipeError | ConnectionResetError | TimeoutError)
 
     def _was_suspended(self) -> bool:
-        """The worker, which the clock's limit ends when it goes on; or both, before the first answer came."""
+        """Returns True if the worker, or both sides before the first answer, may have been suspended."""
         now_s = self._clock()
         late = now_s - self._begun_s > self._limits.wall_s + LATE_S
         return late or now_s - self._asked_s > self._limits.patience_s
 
 
 def arguments_of(limits: Limits) -> tuple[Any, ...]:
-    """What `serve` takes as `limits`, as an argument of a LimitedProcess."""
+    """Converts limits to an argument of a LimitedProcess that `serve` accepts."""
     return astuple(limits)
 
 
 def serve(control_fd: int, limits: Limits, begin: Callable[[], Work], stack_bytes: int = STACK_BYTES) -> None:
-    """The life of the process; `begin` is called in each worker, whose stack has `stack_bytes`."""
+    """Runs the process; `begin` is called in each worker, on a stack of `stack_bytes`."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers leave no zombies
     with socket.socket(fileno=control_fd) as control:
         while connection := _next_connection(control):
@@ -256,7 +256,7 @@ def _next_connection(control: socket.socket) -> _Connection | None:
 
 
 def _live(connection: _Connection, limits: Limits, begin: Callable[[], Work], stack_bytes: int) -> None:
-    """The life of a worker, which never returns."""
+    """Runs a worker; never returns."""
     try:
         _end_when_closed(connection.lifeline)
         _limit_memory(stack_bytes + limits.memory_bytes)
@@ -278,7 +278,7 @@ def _work_on_each(connection: socket.socket, limits: Limits, work: Work) -> None
 
 
 def _limit_time(cpu_s: float, wall_s: float) -> None:
-    """Both timers' signals end a process that does not handle them, also inside a library; 0: no limit."""
+    """Sets timers with signals that end the process even inside a library; 0 means no limit."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, wall_s)
 
@@ -292,13 +292,13 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _end_when_closed(lifeline: socket.socket) -> None:
-    """Has the kernel send SIGIO, which ends this process, when the other side closes its end."""
+    """Makes the kernel send SIGIO, which ends this process, when the other side closes its end."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    """Work that is under way ends by its limits, or when its connection is closed."""
+    """Ends the process. Work in progress ends at its limits, or when its connection is closed."""
     control.close()
     process.kill()
     process.wait()

@@ -1,7 +1,7 @@
-"""Replaces lone surrogates in texts and JSON, which are no characters, with U+FFFD.
+r"""Replaces lone surrogates in texts and JSON, which are not characters, with U+FFFD.
 
-A client that cuts a text within a pair of surrogates, as JavaScript's do, keeps half of it in its history and
-sends it with every later turn. JSON may hold it, as `\\ud83d`, but no Unicode text can.
+A client that cuts a text within a surrogate pair, as JavaScript code may, keeps half of the pair in its
+history and sends it with every later turn. JSON can contain it, as `\ud83d`, but no Unicode text can.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import orjson
 
 _HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE_ESCAPED = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, _HIGH, _LOW))
-_ENCODED = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")  # as no valid UTF-8 has them
+_ENCODED = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")  # invalid in UTF-8
 _BACKSLASH, _MARK = rb"\\", b"\\\0"
 
 
 def encodable(text: str) -> str:
-    """The text with U+FFFD for lone surrogates of JSON or of bad input, which no stream can encode."""
+    """Replaces lone surrogates from JSON or bad input, which no stream can encode, with U+FFFD."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def json_of(value: Any, option: int = 0) -> bytes:
-    """The JSON of a value that may quote anybody's text, made encodable; `option` is orjson's.
+    """Returns the JSON of a value with possibly untrusted text, made encodable; `option` is orjson's.
 
-    Raises TypeError for what JSON cannot express.
+    Raises TypeError for values that JSON cannot express.
     """
     try:
         return orjson.dumps(value, option=option)
@@ -47,11 +47,11 @@ def _encodable(value: Any) -> Any:
 
 
 def without_lone_surrogates(text: bytes) -> bytes:
-    """The same JSON text with U+FFFD for each lone surrogate, escaped or encoded; linear in the text."""
+    """Replaces each lone surrogate in a JSON text, escaped or encoded, with U+FFFD, in linear time."""
     if b"\xed" in text:
         text = _ENCODED.sub("\ufffd".encode(), text)
     if rb"\u" not in text or b"\0" in text:  # the second is not JSON
         return text
-    # Escaped backslashes are marked meanwhile, so that each other backslash begins an escape.
+    # Escaped backslashes are replaced temporarily, so that each other backslash begins an escape.
     marked = text.replace(_BACKSLASH, _MARK)
     return _LONE_ESCAPED.sub(rb"\\ufffd", marked).replace(_MARK, _BACKSLASH)

@@ -1,4 +1,4 @@
-"""Rich's console for text from files, servers and models."""
+"""A Rich console for text from files, servers and models."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shortfin_apps.llm.visible import visible
 
 
 class PlainConsole(Console):
-    """Prints strings as they are: brackets are no markup, and control characters become visible.
+    """Prints strings literally: brackets are not markup, and control characters become visible.
 
-    Output goes to stdout, with `stderr` to stderr; `width` is in columns, by default the terminal's.
+    Output goes to stdout, or with `stderr` to stderr; `width` is in columns, by default the terminal's.
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As Console's; before strings are measured, as pictures are wider than control characters."""
+        """Like Console's; applied before measuring, because pictures are wider than control characters."""
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As Console's; every text that is drawn passes here, and so do the console's own controls."""
+        """Like Console's; all drawn text passes through here, as do the console's own control codes."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)

@@ -1,8 +1,8 @@
-"""The artefact's `self_test.json`: what the model computes for a few prompts, by the reference.
+"""The artefact's `self_test.json`: the reference's results for a few prompts.
 
-The builder writes it (`builder/self_test/`), and whoever runs the program compares with it
-(`components/self_test/`). All positions count from 0, and what is said of a position is said of the
-model after the tokens up to it, itself included.
+The builder writes it (`builder/self_test/`), and the self-test compares a program's results with it
+(`components/self_test/`). All positions count from 0; values at a position refer to the model after the
+tokens up to and including it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ExpectedLogits:
 class PageSums:
     """Sums over K, and over V, of the positions `start .. stop - 1` of one layer, and of their squares.
 
-    K is rotated. Sums do not depend on the order in which a page has its elements.
+    K is rotated. Sums do not depend on the order of a page's elements.
     """
 
     layer: int
@@ -44,26 +44,26 @@ class PageSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestPrompt:
-    """A prompt and what is known of it."""
+    """A prompt and its expected results."""
 
     token_ids: tuple[int, ...]
     logits: tuple[ExpectedLogits, ...]
     pages: tuple[PageSums, ...]
 
-    __test__ = False  # no class of pytest's
+    __test__ = False  # not a pytest class
 
     def at(self, position: int) -> ExpectedLogits | None:
-        """The logits of that position, if it is one of those that are checked."""
+        """Returns the logits of that position, if it is checked."""
         return next((each for each in self.logits if each.position == position), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTestFile:
-    """The whole file.
+    """The content of the file.
 
-    An error is the root mean square of a row's differences at `sample_ids`, in standard deviations of what
-    is expected there; `tolerance` is the largest that is allowed. `stride` is the tokens of a page, and
-    `slabs` are the layers whose keys and values, or states, lie in each slab of the page table.
+    An error is the root mean square of a row's differences at `sample_ids`, in standard deviations of the
+    expected values; `tolerance` is the maximum allowed. `stride` is the number of tokens per page. `slabs`
+    lists the layers with keys and values, or states, in each slab of the page table.
     """
 
     format_version: int
@@ -75,7 +75,7 @@ class SelfTestFile:
 
     @classmethod
     def load(cls, path: Path) -> SelfTestFile:
-        """Raises ArtifactError."""
+        """Reads a file. Raises ArtifactError."""
         try:
             return cls.from_json(path.read_bytes())
         except OSError as error:
@@ -85,7 +85,7 @@ class SelfTestFile:
 
     @classmethod
     def from_json(cls, text: bytes) -> SelfTestFile:
-        """Raises ArtifactError."""
+        """Parses a file's content. Raises ArtifactError."""
         try:
             version = _FORMAT.validate_json(text).get("format_version")
             if version != FORMAT_VERSION:
@@ -107,11 +107,11 @@ class SelfTestFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestLayout:
-    """Which positions of a test prompt entries compute, in a model with pages of `stride` tokens.
+    """The positions of a test prompt that entries compute, in a model with pages of `stride` tokens.
 
-    A prompt has two full pages and three tokens more, or as many as the context has. A decode starts at the
-    end of a full page (`bases` are such positions), so that its rows share all pages but the last; it then
-    decodes DECODE_STEPS tokens.
+    A prompt has two full pages and three more tokens, limited to the context. A decode starts at the end of a
+    full page (`bases` are such positions), so that its rows share all pages except the last; it then decodes
+    DECODE_STEPS tokens.
     """
 
     stride: int
@@ -125,20 +125,20 @@ class TestLayout:
 
     @property
     def bases(self) -> tuple[int, ...]:
-        """Where decodes start: behind one page and behind two, as far as the prompt goes."""
+        """Positions where decodes start: after one page and after two, if the prompt is long enough."""
         ends = (self.stride, 2 * self.stride)
         return tuple(end for end in ends if end + DECODE_STEPS <= self.length) or (0,)
 
     @property
     def checked(self) -> tuple[int, ...]:
-        """Positions whose logits some entry returns."""
+        """Positions for which some entry returns logits."""
         ends = [self.stride, 2 * self.stride, self.length]
         last = {min(end, self.length) - 1 for end in ends}
         return tuple(sorted(last | {base + step for base in self.bases for step in range(DECODE_STEPS)}))
 
     @property
     def summed(self) -> tuple[tuple[int, int], ...]:
-        """The positions of which there are sums: the first page, and the first token of each decode."""
+        """Ranges of positions with sums: the first page, and the first token of each decode."""
         first = (0, min(self.stride, self.length))
         return tuple(dict.fromkeys([first, *((base, base + 1) for base in self.bases)]))
 

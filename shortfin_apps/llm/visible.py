@@ -1,13 +1,13 @@
-"""Text from files, servers and models, made safe for a terminal and for files."""
+"""Makes text from files, servers and models safe for terminals and files."""
 
 from __future__ import annotations
 
 _KEPT = "\n\t"
 _REPLACEMENT = 0xFFFD
-# U+2400 and so on are pictures of the characters below U+0020; those from U+0080 have none.
+# U+2400 and following are pictures of the characters below U+0020; characters from U+0080 have none.
 _SHOWN: dict[int, int | None] = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in _KEPT},
-    ord("\r"): None,  # part of a line end, or it would let what follows overwrite the line
+    ord("\r"): None,  # part of a line end; otherwise the following text would overwrite the line
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), _REPLACEMENT),
     **dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), _REPLACEMENT),  # they reorder the line
@@ -16,8 +16,8 @@ _SHOWN: dict[int, int | None] = {
 
 
 def visible(text: str) -> str:
-    """The text with pictures in the place of control characters; line feeds and tabs stay.
+    """Returns the text with pictures instead of control characters; keeps line feeds and tabs.
 
-    Each character is replaced alone, so pieces of a text may be shown one by one.
+    Each character is replaced separately, so pieces of a text may be shown one by one.
     """
     return text.translate(_SHOWN)

@@ -17,7 +17,7 @@ REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # a name on Hugging Face
 
 
 def advice(path: Path) -> str:
-    """Why `path` is not an artefact, and the commands that build and serve one. Raises OSError."""
+    """Returns why `path` is not an artefact, and commands that build and serve one. Raises OSError."""
     if str(path).startswith(SCHEMES) and not path.exists():
         return f"{path}: is a source to build, not a model directory; {_build_and_serve(str(path))}"
     if path.is_dir():
@@ -55,13 +55,13 @@ def _for_file(path: Path) -> str:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins as GGUF files do. Raises OSError."""
+    """Returns True if the file begins with GGUF's magic bytes. Raises OSError."""
     with path.open("rb") as file:
         return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
 
 def _is_hugging_face(directory: Path) -> bool:
-    """Has a config.json but no VMFB, as an artefact without its manifest would."""
+    """Returns True for a config.json without a VMFB; an artefact without its manifest would have one."""
     return (directory / CONFIG).is_file() and not has_program(directory)
 
 

@@ -38,7 +38,7 @@ from shortfin_apps.llm.iree_release import runtime_release
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-SEVERAL_PROGRAMS = 2  # the format that has them, which versions that know of one alone refuse
+SEVERAL_PROGRAMS = 2  # format with several programs, which older versions refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,11 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Manifest: the provenance of an artefact. Equal artefacts have equal `identity`.
+    """The provenance of an artefact. Equal artefacts have equal `identity`.
 
-    `target`, `compile_flags` and `kernels` are those of the program in use, and in the file of the first.
-    `programs` are those of several kinds of CPU, the best first, and empty where there is one program.
+    `target`, `compile_flags` and `kernels` describe the program in use; in the file, the first one.
+    `programs` lists the programs for several kinds of CPU, best first; it is empty if there is only one
+    program.
     """
 
     format_version: int
@@ -69,12 +70,12 @@ class Manifest:
     entries: tuple[str, ...]
     vocab_size: int
     files: dict[str, FileRecord]
-    kernels: tuple[str, ...] = ()  # for each kind of operation what computes it, and why
+    kernels: tuple[str, ...] = ()  # for each kind of operation, the implementation and the reason
     programs: tuple[ProgramRecord, ...] = ()
 
     @property
     def every_program(self) -> tuple[ProgramRecord, ...]:
-        """All programs, also where there is one."""
+        """All programs, even if there is only one."""
         if self.programs:
             return self.programs
         flags, kernels = self.compile_flags, self.kernels
@@ -90,22 +91,22 @@ class Manifest:
 
     @property
     def file_names(self) -> set[str]:
-        """The files of the artefact, but for the manifest."""
+        """The artefact's files, except the manifest."""
         optional = {SELF_TEST} & self.files.keys()
         return {*TEXTS, *optional, *(name for program in self.every_program for name in program.files)}
 
     def using(self, program: ProgramRecord) -> Manifest:
-        """The same with the target, flags and kernels of `program`, one of these."""
+        """Returns a copy with the target, flags and kernels of `program`, one of its programs."""
         flags, kernels = program.compile_flags, program.kernels
         return replace(self, target=program.target, compile_flags=flags, kernels=kernels)
 
     def load_config(self, path: Path) -> ModelConfig:
-        """Reads a `config.json`. Raises ArtifactError where the programs were compiled for other values."""
+        """Reads a `config.json`. Raises ArtifactError if the programs were compiled for other values."""
         return load_compiled_config(path, self.files.get(CONFIG), self.spec, self.options)
 
     @classmethod
     def load(cls, path: Path, *, lists_files: bool = True) -> Manifest:
-        """Reads a `manifest.json`. Raises ArtifactError, with `lists_files` also for a file not listed."""
+        """Reads a `manifest.json`. Raises ArtifactError, with `lists_files` also for an unlisted file."""
         try:
             text = path.read_bytes()
             version = _FORMAT.validate_json(text).get("format_version")
@@ -128,7 +129,7 @@ class Manifest:
         return manifest
 
     def to_json(self) -> bytes:
-        """With one program, as versions that know no others write it."""
+        """Returns the JSON form; with one program, older versions can read it."""
         without = None if self.programs else {"programs"}
         return _MANIFEST.dump_json(self, indent=2, exclude=without) + b"\n"
 
@@ -139,10 +140,10 @@ _MANIFEST = TypeAdapter(Manifest)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """The files a server needs; all paths exist. `manifest` is None if the VMFB has none beside it.
+    """The files a server needs; all paths exist. `manifest` is None if the VMFB has none next to it.
 
-    `self_test` is None where the artefact was built without, or is loose files. `choice` says which of
-    several programs suits this CPU best, and why not the others.
+    `self_test` is None if the artefact was built without, or consists of loose files. `choice` explains which
+    of several programs suits this CPU best, and why the others do not.
     """
 
     vmfb: Path
@@ -167,11 +168,11 @@ class Artifact:
     ) -> Artifact:
         """Opens a directory written by `shortfin-llm build`.
 
-        Of programs for several kinds of CPU it takes the best that `host`, by default this one, can execute;
-        if `for_this_host` is False, the one for `cpu`, by default the first.
-        Raises ArtifactError when a file is missing or damaged, the format is newer than this program, or it
-        was compiled by another release of IREE than the one that runs here, or for CPUs with features that
-        this one lacks (the last two are not checked if `for_this_host` is False).
+        From programs for several kinds of CPU, opens the best that `host`, by default this one, can execute;
+        if `for_this_host` is False, the one for `cpu`, by default the first. Raises ArtifactError if a file
+        is missing or damaged, the format is newer than this program, or it was compiled by another release of
+        IREE than the installed one, or for CPU features that this host lacks (the last two are not checked if
+        `for_this_host` is False).
         """
         _check_is_artifact(directory)
         manifest = Manifest.load(directory / MANIFEST)
@@ -209,11 +210,11 @@ class Artifact:
         tokenizer_config_json: Path | None = None,
         check_sizes: bool = True,
     ) -> Artifact:
-        """Opens files given one by one, as upstream's flags do.
+        """Opens files given one by one, as with upstream's flags.
 
-        If there is a manifest beside the VMFB, its compiler, its CPU and the sizes of the files beside it are
-        checked, and that they belong together. `tokenizer_config_json` defaults to `<stem>_config.json`
-        beside the tokenizer, if it exists. Raises ArtifactError.
+        If there is a manifest next to the VMFB, checks its compiler, its CPU, the sizes of the files next to
+        it, and that they belong together. `tokenizer_config_json` defaults to `<stem>_config.json` next to
+        the tokenizer, if it exists. Raises ArtifactError.
         """
         if not parameters:
             raise ArtifactError("no parameters were given; name at least one .irpa file")
@@ -254,13 +255,13 @@ class Artifact:
 
 
 def is_covered(path: Path, vmfb: Path, manifest: Manifest) -> bool:
-    """Whether the manifest beside `vmfb` has a record for `path`."""
+    """Returns True if the manifest next to `vmfb` has a record for `path`."""
     path = path.resolve()
     return path.parent == vmfb.resolve().parent and path.name in manifest.files
 
 
 def _manifest_beside(vmfb: Path) -> Manifest | None:
-    """The VMFB's manifest, None if there is none or it is another tool's. Raises ArtifactError if damaged."""
+    """Returns the VMFB's manifest, or None if missing or another tool's. Raises ArtifactError if damaged."""
     path = vmfb.with_name(MANIFEST)
     if _is_ours(path) and vmfb.name in (manifest := Manifest.load(path)).files:
         return manifest
@@ -284,7 +285,7 @@ def _check_is_artifact(directory: Path) -> None:
 
 
 def _check_release(directory: Path, manifest: Manifest) -> None:
-    """A runtime loads what the compiler of its own release made."""
+    """Raises ArtifactError unless the compiler has the runtime's release, which a runtime requires."""
     compiler, runtime = manifest.versions.get("iree-base-compiler", "unknown"), runtime_release()
     if not compiler.startswith(f"{runtime}."):
         command = rebuild_command(directory, manifest.source.uri, manifest.options)
@@ -295,7 +296,7 @@ def _check_release(directory: Path, manifest: Manifest) -> None:
 
 
 def _program_for(directory: Path, manifest: Manifest, host: HostCpu) -> tuple[ProgramRecord, str | None]:
-    """The program that this CPU takes, and the sentence on its choice. Raises ArtifactError."""
+    """Returns the program for this CPU, and a sentence on the choice. Raises ArtifactError."""
     program = _check_host(directory, manifest, manifest.every_program, host)
     if not manifest.programs:
         return program, None
@@ -323,7 +324,7 @@ def _named_program(directory: Path, manifest: Manifest, cpu: str | None) -> Prog
 
 
 def _program_in(vmfb: Path, manifest: Manifest) -> ProgramRecord:
-    """The program in that file, which the manifest beside it knows."""
+    """Returns the program in that file, listed by the manifest next to it."""
     programs = manifest.every_program
     return next((each for each in programs if each.vmfb == vmfb.name), programs[0])
 
@@ -331,7 +332,7 @@ def _program_in(vmfb: Path, manifest: Manifest) -> ProgramRecord:
 def _check_parameters(
     vmfb: Path, parameters: tuple[Path, ...], program: ProgramRecord, manifest: Manifest
 ) -> None:
-    """Refuses those that are stored for another CPU's program: sizes may fit where layouts do not."""
+    """Refuses parameters stored for another CPU's program: sizes may match even if layouts do not."""
     others = {each.parameters for each in manifest.programs} - {program.parameters}
     for path in parameters:
         if is_covered(path, vmfb, manifest) and path.resolve().name in others:
@@ -344,7 +345,7 @@ def _check_parameters(
 def _check_host(
     path: Path, manifest: Manifest, programs: Sequence[ProgramRecord], host: HostCpu
 ) -> ProgramRecord:
-    """The program that the CPU takes. Raises ArtifactError if it can run none."""
+    """Returns the program for this CPU. Raises ArtifactError if it can run none."""
     first = programs[0].target
     if host.is_of_another_architecture(first.architecture):
         raise ArtifactError(
@@ -372,7 +373,7 @@ def _build_here(path: Path, manifest: Manifest, device: str = "cpu") -> str:
 
 
 def _with_this_host(programs: Sequence[ProgramRecord]) -> str:
-    """The device for which a build here makes the same programs, and one for this CPU."""
+    """Returns the device for building the same programs here, plus one for this CPU."""
     names = [program.target.name for program in programs]
     return f"cpu:{','.join(dict.fromkeys([*names, 'host']))}"
 

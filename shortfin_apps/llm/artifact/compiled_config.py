@@ -1,7 +1,7 @@
-"""Checks an edited `config.json` against what the program was compiled for.
+"""Checks an edited `config.json` against the values that the program was compiled for.
 
-A program cannot notice most of these edits: rotations past the context that it was compiled for repeat, and
-pages of a window that is too narrow are freed while the program still reads them.
+A program cannot detect most of these edits: rotations beyond its compiled context repeat, and with a window
+that is too narrow, pages are freed while the program still reads them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shortfin_apps.llm.errors import ArtifactError, BuildError
 
 PAGE_COUNT = "device_block_count"  # chosen at deployment
 CONTEXT = "max_seq_len"  # may be lowered at deployment
-BATCH_SIZES = ("prefill_batch_sizes", "decode_batch_sizes")  # some may be left out at deployment
+BATCH_SIZES = ("prefill_batch_sizes", "decode_batch_sizes")  # some may be removed at deployment
 CACHE = "paged_kv_cache"
 
 
@@ -29,7 +29,7 @@ def load_compiled_config(
 ) -> ModelConfig:
     """Reads a `config.json`; `built` is the manifest's record of the file that the build wrote.
 
-    Raises ArtifactError, naming the field, when it was edited to what the program was not compiled for.
+    Raises ArtifactError, naming the field, if it was edited to a value that the program does not support.
     """
     config = ModelConfig.load(path)
     if built is None or hashlib.sha256(path.read_bytes()).hexdigest() != built.sha256:
@@ -50,7 +50,7 @@ def _check(path: Path, config: ModelConfig, spec: ModelSpec, options: BuildOptio
 
 
 def _changed(config: ModelConfig, compiled: ModelConfig) -> Iterator[tuple[str, str, str]]:
-    """The fields with another value than the program allows: the name, the value and the compiled value."""
+    """Yields the fields that the program does not allow: the name, the value and the compiled value."""
     config, compiled = _normalised(config), _normalised(compiled)
     for field in fields(ModelConfig):
         value, right = getattr(config, field.name), getattr(compiled, field.name)
@@ -74,7 +74,7 @@ def _is_allowed(name: str, value: Any, right: Any) -> bool:
 
 
 def _normalised(config: ModelConfig) -> ModelConfig:
-    """With the elements of a page, which a config.json may leave out."""
+    """Returns the config with the elements of a page, which a config.json may omit."""
     cache = replace(config.paged_kv_cache, paged_kv_block_size_elements_per_device=config.page_elements)
     return replace(config, paged_kv_cache=cache)
 

@@ -3,15 +3,15 @@
 DIR/model.vmfb              the program
 DIR/model.irpa              its parameters
 DIR/config.json             how to invoke it (`ModelConfig`)
-DIR/tokenizer.json          with tokenizer_config.json and generation_config.json beside it
-DIR/self_test.json          what it computes for a few prompts (`SelfTestFile`), unless built without
+DIR/tokenizer.json          with tokenizer_config.json and generation_config.json next to it
+DIR/self_test.json          expected results for a few prompts (`SelfTestFile`), unless built without
 DIR/manifest.json           how it was built (`Manifest`)
 
-One for several kinds of CPU has, in place of the first two:
+An artefact for several kinds of CPU has, instead of the first two:
 
-DIR/model.CPU.vmfb          the program for each, by its name in `--device`
-DIR/model.irpa              their parameters, where all store weights alike; else
-DIR/model.CPU.irpa          one for each way in which they do, by the first CPU that reads it
+DIR/model.CPU.vmfb          a program per CPU, by its name in `--device`
+DIR/model.irpa              their parameters, if all use the same weight layout; otherwise
+DIR/model.CPU.irpa          one file per weight layout, named after the first CPU that reads it
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ SELF_TEST = "self_test.json"
 MANIFEST = "manifest.json"
 TEXTS = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG)
 FILES = (VMFB, PARAMETERS, *TEXTS, SELF_TEST)  # of an artefact with one program
-PROGRAM_FILE = r"model(\.[\w.+-]+)?\.(vmfb|irpa)"  # what programs and their parameters are named
+PROGRAM_FILE = r"model(\.[\w.+-]+)?\.(vmfb|irpa)"  # names of programs and their parameters
 
 
 def of_cpu(name: str, cpu: str) -> str:
-    """The file of that kind for one of several CPUs: `model.CPU.vmfb` of VMFB."""
+    """Returns the name of that file for one of several CPUs: `model.CPU.vmfb` for VMFB."""
     stem, dot, suffix = name.rpartition(".")
     return f"{stem}.{cpu}{dot}{suffix}"
 
 
 def has_program(directory: Path) -> bool:
-    """Whether a compiled model is in the directory. Raises OSError."""
+    """Returns True if the directory has a compiled model. Raises OSError."""
     return any(directory.glob(of_cpu(VMFB, "*"))) or (directory / VMFB).exists()

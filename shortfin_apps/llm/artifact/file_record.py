@@ -1,4 +1,4 @@
-"""File sizes and SHA-256 hashes, and comparing files against them."""
+"""File sizes and SHA-256 hashes, and comparison of files with them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def total_bytes(files: Mapping[str, FileRecord]) -> int:
 
 
 def wrong_sizes(folder: Path, files: Mapping[str, FileRecord]) -> dict[str, str]:
-    """The problem with each of `files` in `folder` that is missing or has another size, by name."""
+    """Returns the problem with each of `files` in `folder` that is missing or has another size, by name."""
     return _wrong(files, lambda name: _wrong_size(folder / name, files[name]))
 
 
 def wrong_files(
     folder: Path, files: Mapping[str, FileRecord], advance: Advance | None = None
 ) -> dict[str, str]:
-    """The problem with each of `files` in `folder` whose size or content differs, by name.
+    """Returns the problem with each of `files` in `folder` that differs in size or content, by name.
 
-    Sizes are compared first, then contents, with one thread per file; `advance` is called from those threads
-    with the number of bytes read. An exception (an interrupt) stops them within a block.
+    Compares sizes first, then contents, with one thread per file. These threads call `advance` with the
+    number of bytes read. An exception (an interrupt) stops them within a block.
     """
     if wrong := wrong_sizes(folder, files):
         return wrong
@@ -79,7 +79,7 @@ def _wrong_content(path: Path, expected: FileRecord, advance: Advance, stop: Eve
 
 
 def _sha256(path: Path, advance: Advance, stop: Event) -> str:
-    """Uses `read` instead of a mapping, so that a bad sector raises OSError instead of SIGBUS."""
+    """Hashes with `read` instead of a mapping, so that a bad sector raises OSError instead of SIGBUS."""
     digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
         while not stop.is_set() and (count := file.readinto(block)):

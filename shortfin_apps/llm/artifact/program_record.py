@@ -1,4 +1,4 @@
-"""The programs of an artefact: one, or one for each kind of CPU that it was built for."""
+"""The programs of an artefact: one, or one for each kind of CPU."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class TargetRecord:
 
     @property
     def name(self) -> str:
-        """The CPU or chip as `--device` names it: LLVM's name, or `host` for the one that built."""
+        """The CPU or chip as in `--device`: LLVM's name, or `host` for the CPU of the build."""
         return self.device.partition(":")[2] or "host"
 
     @property
     def gives_same_bits(self) -> bool:
-        """Whether all entries give a token the same logits to the bit, whatever else is in the batch.
+        """True if all entries give a token bit-identical logits for any batch composition.
 
-        Measured on x86-64 CPUs without AMX, and not known of others.
+        Measured on x86-64 CPUs without AMX; unknown for others.
         """
         has_amx = any(feature.startswith("amx") for feature in self.features)
         return self.architecture == "x86_64" and not has_amx
@@ -45,9 +45,9 @@ class TargetRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRecord:
-    """A program, with its files' names in the artefact; those with equal weight layouts share parameters.
+    """A program, with its files' names in the artefact. Programs with equal weight layouts share parameters.
 
-    `kernels` say for each kind of operation what computes it, and why.
+    `kernels` lists for each kind of operation its implementation and the reason.
     """
 
     vmfb: FileName
@@ -62,9 +62,9 @@ class ProgramRecord:
 
 
 def choose_program(programs: Sequence[ProgramRecord], host: HostCpu) -> ProgramRecord | None:
-    """The first that the CPU can execute; None if there is none. Builds list the best first.
+    """Returns the first program that the CPU can execute, or None. Builds list the best first.
 
-    On a host that does not tell its features it is the last, which needs least.
+    If the host does not report its features, returns the last, which needs the fewest.
     """
     if not host.features:
         return programs[-1]
@@ -74,7 +74,7 @@ def choose_program(programs: Sequence[ProgramRecord], host: HostCpu) -> ProgramR
 def reasons_against(
     programs: Sequence[ProgramRecord], chosen: ProgramRecord | None, host: HostCpu
 ) -> list[str]:
-    """For each program but the chosen one, why it is not the one that this CPU takes."""
+    """Explains for each program except the chosen one why it does not suit this CPU best."""
     return [_reason(each, host) for each in programs if each is not chosen]
 
 

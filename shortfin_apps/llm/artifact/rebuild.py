@@ -1,4 +1,4 @@
-"""The command that builds an artefact again."""
+"""The command that rebuilds an artefact."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions
 
-_FLAGS = {"device_block_count": "--pages"}  # others are named as their option
+_FLAGS = {"device_block_count": "--pages"}  # other flags have the name of their option
 _WEIGHTS = ("weights", "block_types")
 
 
 def rebuild_command(directory: Path, source: str, options: BuildOptions) -> str:
-    """`shortfin-llm build`, with the source and the options that `directory` was built with."""
+    """Returns a `shortfin-llm build` command with the source and the options of `directory`'s build."""
     words = ["shortfin-llm", "build", source, "-o", str(directory), "--weights", _weights(options)]
     defaults = replace(BuildOptions.for_device(options.device), device=BuildOptions().device)
     for option in fields(BuildOptions):

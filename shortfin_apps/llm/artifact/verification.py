@@ -1,9 +1,9 @@
 """Verification: compares the hashes of an artefact's files with its manifest while a server loads.
 
-Program, tokenizer and self-test are hashed before anything is loaded; the parameters, which take longest, in
-a thread while the model loads and warms up. The other files may be edited at deployment: a difference is
-logged, and the edited file is used (compiled_config.py says what of `config.json` may differ). Programs for
-other kinds of CPU, and their parameters, are not read.
+Program, tokenizer and self-test are hashed before anything is loaded; the parameters, which take longest, are
+hashed in a thread while the model loads and warms up. The other files may be edited at deployment: a
+difference is logged, and the edited file is used (compiled_config.py defines which fields of `config.json`
+may differ). Programs for other kinds of CPU, and their parameters, are not read.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ MIN_REPORT_BYTES = 1 << 30  # about a second
 
 @contextmanager
 def verifying(artifact: Artifact, verify: Verify) -> Iterator[Callable[[], None]]:
-    """Compares hashes during the context; the yielded function waits for the last of them.
+    """Compares hashes during the context; the yielded function waits until all are compared.
 
-    Entering the context and calling the function raise ArtifactError for a file that differs from what was
-    built. With `none` and `size` nothing is read: sizes are compared when an artefact is opened.
+    Entering the context and calling the function raise ArtifactError for a file that differs from the build.
+    With `none` and `size` nothing is read: sizes are compared when an artefact is opened.
     """
     if verify != "hash" or artifact.manifest is None:
         yield lambda: None
@@ -86,7 +86,7 @@ class _Progress:
 
 
 def _covered(artifact: Artifact, manifest: Manifest) -> dict[str, FileRecord]:
-    """Manifest records of the files in use; loose files outside the manifest are logged and left out."""
+    """Returns the manifest's records of the files in use; logs and omits loose files not in the manifest."""
     if not artifact.is_loose:
         return manifest.files
     used = (artifact.vmfb, *artifact.parameters, artifact.tokenizer)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.errors import ArtifactError
 
-# The byte of e_flags that names the processor (EF_AMDGPU_MACH).
+# The byte of e_flags that identifies the processor (EF_AMDGPU_MACH).
 _CHIPS = {0x4C: "gfx942", 0x4F: "gfx950", 0x41: "gfx1100", 0x4E: "gfx1201"}
 
 _MACHINE = 224  # EM_AMDGPU
@@ -30,7 +30,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The kernel descriptor, by which the hardware starts a kernel; sizes in bytes, scratch of one lane."""
+    """The kernel descriptor, which the hardware reads to start a kernel; sizes in bytes, scratch per lane."""
 
     lds_bytes: int
     scratch_bytes: int
@@ -57,7 +57,7 @@ class Kernel:
     num_vgpr_spills: int
     num_sgpr_spills: int
     max_workgroup: int
-    workgroup: tuple[int, int, int] | None  # the size that a launch must have
+    workgroup: tuple[int, int, int] | None  # the size that a launch is required to have
     entry: int  # address of the first instruction
     code: bytes
 
@@ -81,10 +81,10 @@ class CodeObject:
 
 
 def code_objects_in(data: bytes) -> Iterator[bytes]:
-    """The code objects in a VMFB, in order.
+    """Yields the code objects in a VMFB, in order.
 
-    IREE's executable formats hold them as they are, in a vector of bytes, so ELF headers are looked for; that
-    serves every version of those formats.
+    IREE's executable formats store them unmodified in a byte vector; searching for ELF headers therefore
+    works with every version of these formats.
     """
     start = data.find(b"\x7fELF")
     while start >= 0:
@@ -95,7 +95,7 @@ def code_objects_in(data: bytes) -> Iterator[bytes]:
 
 
 def _code_object_size(data: bytes, start: int) -> int:
-    """The size of the code object there, whose section headers come last; 0 if it is something else."""
+    """Returns the size of a code object, with section headers at its end; 0 if it is something else."""
     if len(data) - start < _HEADER.size:
         return 0
     header = _HEADER.unpack_from(data, start)
@@ -108,7 +108,7 @@ def _code_object_size(data: bytes, start: int) -> int:
 
 
 def chip_of(code_object: bytes) -> str:
-    """Returns the name of the chip. Raises ArtifactError for one that is not known here."""
+    """Returns the name of the chip. Raises ArtifactError if it is unknown."""
     number = _HEADER.unpack_from(code_object)[11] & 0xFF  # e_flags
     if number not in _CHIPS:
         known = ", ".join(_CHIPS.values())

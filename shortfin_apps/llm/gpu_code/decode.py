@@ -1,4 +1,4 @@
-"""Machine code to instructions: names, lengths and fields, not yet what they mean."""
+"""Decodes machine code to instructions: names, lengths and fields, without their semantics."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MAX_WORDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An instruction wherever it stands: equal words have equal shapes."""
+    """An instruction without its address: equal words have equal shapes."""
 
-    mnemonic: str  # in the vendor's spelling for this instruction set, without a suffix of the encoding
+    mnemonic: str  # in the vendor's spelling for this instruction set, without an encoding suffix
     format: str  # `VOP2`, `GLOBAL`, ...
     modifier: str  # "", `LIT`, `DPP16`, `DPP8` or `SDWA`
     words: int
@@ -43,9 +43,9 @@ class Instruction:
 
 
 def decode(code: bytes, address: int, instruction_set: InstructionSet) -> Iterator[Instruction]:
-    """The instructions of `code`, which starts at `address` of the image.
+    """Yields the instructions of `code`, which starts at `address` of the image.
 
-    A word that starts no known instruction becomes one called `invalid_` and the word in hexadecimal.
+    A word that starts no known instruction becomes one called `invalid_` plus the word in hexadecimal.
     """
     num_words = len(code) // 4
     words = struct.unpack(f"<{num_words}I", code[: 4 * num_words]) + (0,) * _MAX_WORDS
@@ -78,7 +78,7 @@ def _find(
 
 
 def _layout(each: Format, operation: Operation, instruction_set: InstructionSet, two: int) -> Layout:
-    """The variant of a format that the first two words call for."""
+    """Returns the variant of a format that the first two words select."""
     plain = each.layouts[""]
     sources = [two >> low & mask for low, mask in each.sources]
     if sources and each.has_lane_modifiers:
@@ -92,7 +92,7 @@ def _layout(each: Format, operation: Operation, instruction_set: InstructionSet,
 
 
 def _is_dual_with_literal(each: Format, two: int) -> bool:
-    """Whether one half of a dual instruction is v_dual_fmaak_f32 (1) or v_dual_fmamk_f32 (2)."""
+    """Returns True if one half of a dual instruction is v_dual_fmaak_f32 (1) or v_dual_fmamk_f32 (2)."""
     return each.name == "VOPD" and (two >> 22 & 15 in (1, 2) or two >> 17 & 31 in (1, 2))
 
 

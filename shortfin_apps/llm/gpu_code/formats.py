@@ -1,9 +1,9 @@
 """The instruction formats of each instruction set, indexed by encoding.
 
-A format says where an instruction's fields are. Its variants (`LIT`: a literal follows, `DPP16`, `DPP8`,
-`SDWA`) have fields in more words. A field's position counts bits from the first word's lowest.
+A format defines the positions of an instruction's fields. Its variants (`LIT`: a literal follows, `DPP16`,
+`DPP8`, `SDWA`) have fields in additional words. A field's position counts bits from the first word's lowest.
 
-The tables are tinygrad's, made from AMD's machine-readable ISA. Matching them to code is done here, as
+The tables are tinygrad's, generated from AMD's machine-readable ISA. Code is matched to them here, because
 tinygrad's own list of formats lacks several.
 """
 
@@ -24,17 +24,17 @@ INSTRUCTION_SETS: Mapping[str, InstructionSet] = MappingProxyType(
     {"gfx942": "cdna", "gfx950": "cdna", "gfx1100": "rdna3", "gfx1201": "rdna4"}
 )
 
-# Of the two SDWA variants the plain one comes last and so counts where a format has both; VOPC has the other.
+# The plain SDWA variant comes last and so takes precedence if a format has both; VOPC has the other one.
 MODIFIERS = ("LIT", "DPP16", "DPP8", "SDWA_SDST", "SDWA")
 
-# Source fields that can say that a literal follows.
+# Source fields that can indicate that a literal follows.
 _SOURCES = ("src0", "src1", "src2", "ssrc0", "ssrc1", "srcx0", "srcy0")
 
-# The first words of CDNA 4's scaled matrix instructions: v_mfma_ld_scale_b32 takes no lanes of its own.
+# First word's mask and value of CDNA 4's scaled matrix instructions: v_mfma_ld_scale_b32 has no own lanes.
 _SCALE_PREFIX = (0xFFFF0000, 0xD3AC0000)
 
 
-# Where the tables' names are not the ones of AMD's manuals and of LLVM's assembler.
+# Names in the tables that differ from AMD's manuals and LLVM's assembler.
 _ASSEMBLER_NAMES = {
     "v_accvgpr_read": "v_accvgpr_read_b32",
     "v_accvgpr_write": "v_accvgpr_write_b32",
@@ -46,7 +46,7 @@ _ASSEMBLER_NAMES = {
 
 @dataclass(frozen=True)
 class OperandType:
-    """The type of an operand. A lane mask has the format `M64` and 64 bits, in waves of 32 lanes too."""
+    """The type of an operand. A lane mask has the format `M64` and 64 bits, even in waves of 32 lanes."""
 
     bits: int  # of one lane
     format: str  # of its elements: `F32`, `U64`, `PK2_F16`, ...
@@ -57,14 +57,14 @@ class OperandType:
 class Operation:
     """An opcode."""
 
-    name: str  # without a suffix of the encoding
+    name: str  # without an encoding suffix
     operands: Mapping[str, OperandType]  # by field
     needs_literal: bool
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the fields of a format or of a variant are: name, lowest bit, mask."""
+    """The positions of the fields of a format or of a variant: name, lowest bit, mask."""
 
     modifier: str
     words: int
@@ -73,7 +73,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Format:
-    """A family of instructions with the same fields; `mask` and `value` tell it from others."""
+    """A family of instructions with the same fields, identified by `mask` and `value`."""
 
     name: str
     mask: int
@@ -82,29 +82,29 @@ class Format:
     op_mask: int
     operations: Mapping[int, Operation]
     layouts: Mapping[str, Layout]  # by modifier, "" for none
-    sources: tuple[tuple[int, int], ...]  # lowest bit and mask of fields that may call for a literal
+    sources: tuple[tuple[int, int], ...]  # lowest bit and mask of fields that may indicate a literal
 
     @property
     def has_lane_modifiers(self) -> bool:
-        """Whether source 0 may say that DPP or SDWA follows."""
+        """True if source 0 may indicate that DPP or SDWA follows."""
         return self.name.startswith(("VOP1", "VOP2", "VOP3", "VOPC"))
 
 
 @cache
 def dual_operations(instruction_set: InstructionSet) -> Mapping[int, Operation]:
-    """The halves of dual instructions (VOPD) by opcode."""
+    """Returns the halves of dual instructions (VOPD) by opcode."""
     return next(each for each in formats_of(instruction_set)[0b110010 << 3] if each.name == "VOPD").operations
 
 
 @cache
 def formats_of(instruction_set: InstructionSet) -> tuple[tuple[Format, ...], ...]:
-    """The formats that may apply, most specific first, by the upper 9 bits of the first word."""
+    """Returns the candidate formats, most specific first, by the upper 9 bits of the first word."""
     formats = sorted(map(_with_xf32, _formats(instruction_set)), key=_precedence)
     return tuple(tuple(_candidates(formats, upper)) for upper in range(512))
 
 
 def _with_xf32(each: Format) -> Format:
-    """Moves CDNA 3's matrix instructions on xf32, listed as packed operations without operands."""
+    """Moves CDNA 3's xf32 matrix instructions, which are listed as packed operations without operands."""
     match each.name:
         case "VOP3P":
             others = {code: operation for code, operation in each.operations.items() if code not in _XF32}
@@ -116,7 +116,7 @@ def _with_xf32(each: Format) -> Format:
 
 
 def _xf32(shape: str, num_sums: int) -> Operation:
-    """A product of f32 matrices that rounds its factors to 19 bits; a lane has two of A and of B."""
+    """Returns a product of f32 matrices with factors rounded to 19 bits; a lane has two of A and of B."""
     factors = OperandType(64, "PK2_F32", "SRC_VGPR_OR_ACCVGPR")
     sums = OperandType(32 * num_sums, f"PK{num_sums}_F32", "VGPR_OR_ACCVGPR")
     operands = {"src0": factors, "src1": factors, "src2": sums, "vdst": sums}
@@ -127,7 +127,7 @@ _XF32 = {62: _xf32("16x16x8", 4), 63: _xf32("32x32x4", 16)}
 
 
 def _precedence(each: Format) -> tuple[int, bool]:
-    """More fixed bits come first; v_cmpx is listed with vector and with scalar destinations, which it has."""
+    """Sorts by fixed bits, most first; v_cmpx is also listed with a vector destination, which is wrong."""
     return -each.mask.bit_count(), not each.name.endswith("_SDST")
 
 
@@ -175,7 +175,7 @@ def _format(name: str, description: Any, classes: Mapping[str, Any], operands: M
 def _fixed_bits(fields: list[Any]) -> tuple[int, int]:
     mask = sum(field.mask << field.lo for field in fields)
     value = sum(field.default << field.lo for field in fields)
-    if mask & 0xFFFFFFFF == 0:  # VOP3PX2, whose fixed bits are those of its second half
+    if mask & 0xFFFFFFFF == 0:  # VOP3PX2 lists only the fixed bits of its second half
         mask, value = mask | _SCALE_PREFIX[0], value | _SCALE_PREFIX[1]
     return mask, value
 
@@ -186,7 +186,7 @@ def _opcode(description: Any) -> Any:
 
 
 def _members(description: Any) -> set[Any]:
-    """The opcodes of a format."""
+    """Returns the opcodes of a format."""
     opcode = _opcode(description) if description is not None else None
     if opcode is None:
         return set()
@@ -216,7 +216,7 @@ def _operation(member: Enum, operands: Mapping[str, Any], needs_literal: bool) -
 
 
 def _plain_field(name: str) -> str:
-    """The tables call a source `vsrc0` where its variant under DPP has a field of its own."""
+    """Normalises a name: tables call a source `vsrc0` if its DPP variant has a separate field."""
     return "src0" if name == "vsrc0" else name
 
 

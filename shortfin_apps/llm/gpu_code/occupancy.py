@@ -1,8 +1,8 @@
-"""How many waves of a kernel a SIMD holds at once, as far as the kernel itself limits that.
+"""Number of waves of a kernel that a SIMD holds at once, as far as the kernel itself limits it.
 
-Sources: LLVM's "User Guide for AMDGPU Backend" (kernel descriptor) and its `AMDGPUBaseInfo.cpp` (sizes of
-the register files and of LDS, granules of allocation, barriers). SGPRs are not counted: the chips here have a
-fixed number for each wave, or (gfx9) enough for all but one of eight waves.
+Sources: LLVM's "User Guide for AMDGPU Backend" (kernel descriptor) and its `AMDGPUBaseInfo.cpp` (sizes of the
+register files and of LDS, allocation granules, barriers). SGPRs are not counted: the chips here have a fixed
+number for each wave, or (gfx9) enough for all but one of eight waves.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from shortfin_apps.llm.gpu_code.code_object import CodeObject, Kernel
 
 _WGP_MODE = 1 << 29  # of compute_pgm_rsrc1: a workgroup may use the two CUs of a WGP
-_SIMDS = 4  # of a CU of CDNA; of a WGP, two CUs, of RDNA
+_SIMDS = 4  # per CU on CDNA; per WGP (two CUs) on RDNA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Of a SIMD: VGPRs (each for as many lanes as a wave has) and waves. LDS in bytes, of a CU.
+    """Resources per SIMD: VGPRs (each for as many lanes as a wave has) and waves. LDS is in bytes per CU.
 
-    Registers and LDS are allocated in granules. `barriers` are those of a CU: a workgroup of several waves
-    takes one. `has_wgp` is whether two CUs of two SIMDs each are a WGP, which can hold a workgroup together.
+    Registers and LDS are allocated in granules. `barriers` is per CU: a workgroup of several waves uses one.
+    `has_wgp` means that two CUs of two SIMDs each form a WGP, which can hold a workgroup together.
     """
 
     vgprs: int
@@ -34,7 +34,7 @@ class Resources:
 
 
 _RDNA = Resources(vgprs=1536, vgpr_granule=24, waves=16, lds_bytes=64 << 10, lds_granule=512, has_wgp=True)
-# RDNA's registers are those of a wave of 32 lanes; one of 64 has half as many, in granules half as large.
+# RDNA's register counts are for waves of 32 lanes; a wave of 64 has half as many, in granules half as large.
 RESOURCES = {
     "gfx942": Resources(vgprs=512, vgpr_granule=8, waves=8, lds_bytes=64 << 10, lds_granule=512),
     "gfx950": Resources(vgprs=512, vgpr_granule=8, waves=8, lds_bytes=160 << 10, lds_granule=1280),
@@ -44,9 +44,9 @@ RESOURCES = {
 
 
 def waves_per_simd(kernel: Kernel, chip: str) -> float:
-    """The waves that a SIMD holds at once, a mean over the SIMDs that share workgroups: at most 8 or 16.
+    """Returns the waves per SIMD at once, averaged over SIMDs that share workgroups: at most 8 or 16.
 
-    A launch with few workgroups, or with LDS allocated when it is launched, has fewer.
+    A launch with few workgroups, or with LDS allocated at launch, has fewer.
     """
     resources = RESOURCES[chip]
     both_cus = resources.has_wgp and bool(kernel.descriptor.rsrc1 & _WGP_MODE)
@@ -64,7 +64,7 @@ def waves_per_simd(kernel: Kernel, chip: str) -> float:
 
 
 def waves_by_kernel(code_objects: Iterable[CodeObject]) -> Mapping[str, float]:
-    """The waves of each kernel, by its name; of kernels of the same name, the fewest."""
+    """Returns the waves of each kernel by name; the minimum of kernels with the same name."""
     found: dict[str, float] = {}
     for code_object in code_objects:
         for kernel in code_object.kernels:
@@ -81,7 +81,7 @@ def _waves_by_registers(kernel: Kernel, resources: Resources) -> int:
 
 
 def _lanes_of_workgroup(kernel: Kernel) -> int:
-    """Of a kernel that takes workgroups of any size, the largest that it may be launched with."""
+    """Returns the number of lanes of a workgroup; for a kernel without a fixed size, the largest allowed."""
     if kernel.workgroup is None:
         return kernel.max_workgroup
     x, y, z = kernel.workgroup

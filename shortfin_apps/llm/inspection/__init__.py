@@ -1,1 +1,1 @@
-"""`shortfin-llm inspect`: what an artefact holds, and the GPU kernels in it."""
+"""`shortfin-llm inspect`: the contents of an artefact, and the GPU kernels in it."""

@@ -66,7 +66,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what is found. Raises LlmError."""
+    """Prints the report. Raises LlmError."""
     from rich.console import Console
 
     from shortfin_apps.llm.bench.console import show

@@ -1,4 +1,4 @@
-"""The entries of a VMFB: their arguments, and the dispatches that one invocation records."""
+"""The entries of a VMFB: their arguments, and the dispatches of one invocation."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ KernelsByGlobal = Mapping[int, Sequence[KernelFacts]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFacts:
-    """An exported function. Types are in MLIR's syntax, None where the VMFB declares none.
+    """An exported function. Types are in MLIR's syntax, None if the VMFB declares none.
 
-    `num_dispatches` is what one invocation records, None where that is not a constant. `launches` says of
-    which kernels, by name, None where that is not known.
+    `num_dispatches` counts the dispatches of one invocation, None if it is not constant. `launches` counts
+    them by kernel name, None if unknown.
     """
 
     name: str
-    family: str | None  # None for a function that is not of the ABI
-    rows: int | None  # requests in a batch; None where dynamic
-    length: int | None  # tokens of a request, or of a packed batch; None where dynamic
+    family: str | None  # None for a function outside of the ABI
+    rows: int | None  # requests in a batch; None if dynamic
+    length: int | None  # tokens of a request, or of a packed batch; None if dynamic
     arguments: dict[str, str] | None
     results: dict[str, str] | None
     num_dispatches: int | None
@@ -40,7 +40,7 @@ class EntryFacts:
 
 
 def read_entries(subject: Subject, code: GpuCode | None) -> tuple[EntryFacts, ...]:
-    """The entries of the VMFB in the order of their families and sizes. Raises ArtifactError."""
+    """Returns the entries of the VMFB, sorted by family and size. Raises ArtifactError."""
     exports = read_exports(subject.vmfb, subject.config.module_name)
     calls = read_calls(subject.vmfb)
     dispatches = {name: None if each is None else dispatched_kernels(each) for name, each in calls.items()}
@@ -99,10 +99,10 @@ def _results(signature: EntrySignature, entry: Entry | None, config: ModelConfig
 
 
 def dispatched_kernels(calls: Calls) -> tuple[Dispatched, ...]:
-    """The global of the executable, and the number of the kernel in it, of each dispatch among the calls.
+    """Returns the global of the executable, and the number of the kernel in it, for each dispatch.
 
     Both forms of the call (workgroups given as numbers or in a buffer) begin with the command buffer, the
-    executable and that number. Either is None where it is not a constant.
+    executable and the kernel number. Either value is None if it is not a constant.
     """
     dispatches = (call for call in calls if call.function.startswith(_DISPATCH))
     return tuple((call.global_numbers[1], call.arguments[2]) for call in dispatches)
@@ -111,7 +111,7 @@ def dispatched_kernels(calls: Calls) -> tuple[Dispatched, ...]:
 def _kernels_by_global(
     dispatches: Iterable[Sequence[Dispatched] | None], code: GpuCode
 ) -> KernelsByGlobal | None:
-    """Executables have the order of the globals that they are loaded into. None if some are unknown."""
+    """Matches code objects to globals, which have the same order; None if some globals are unknown."""
     found = {number for each in dispatches if each is not None for number, _ in each if number is not None}
     if len(found) != len(code.code_objects):
         return None
@@ -119,7 +119,7 @@ def _kernels_by_global(
 
 
 def _launches(dispatched: Sequence[Dispatched], kernels: KernelsByGlobal) -> dict[str, int] | None:
-    """How often each kernel is launched; None where a dispatch may be of more than one kernel."""
+    """Returns how often each kernel is launched, or None if a dispatch may select one of several kernels."""
     names = []
     for executable, number in dispatched:
         own = () if executable is None else kernels[executable]

@@ -13,7 +13,7 @@ from shortfin_apps.llm.gpu_code.code_object import CodeObject, Kernel, code_obje
 from shortfin_apps.llm.gpu_code.occupancy import waves_per_simd
 
 _MATRIX = re.compile(r"v_s?(mfma|mfmac|wmma|swmmac)_")
-# The last part of a load's name says how much each lane loads, in the spelling of CDNA or of RDNA.
+# The last part of a load's name is the size per lane, in the spelling of CDNA or RDNA.
 _LOAD = re.compile(
     r"(?:global|flat|buffer)_load_(?:lds_)?(?:d16_(?:hi_)?)?"
     r"(?:(?P<dwords>dword(?:x(?P<count>\d))?)|(?P<short>[us]short|short)|(?P<byte>[us]byte)|[bui](?P<bits>\d+))"
@@ -24,11 +24,11 @@ _AROUND_OPERATION = re.compile(r"^.*?_dispatch_\d+_?|_dispatch_tensor_store$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFacts:
-    """A kernel; registers and bytes of scratch are of one lane, LDS of a workgroup.
+    """A kernel; registers and scratch bytes are per lane, LDS per workgroup.
 
     `num_vgprs` includes accumulation registers where the two share a register file (gfx90a and later).
-    `loads` are loads from global memory in the code: the bytes that a lane loads, and how many load as
-    many; an instruction in a loop counts once. `waves` are those that a SIMD holds at once (occupancy.py).
+    `loads` are the code's loads from global memory: bytes per lane, and the number of such instructions; one
+    in a loop counts once. `waves` is the number of waves that a SIMD holds at once (occupancy.py).
     """
 
     name: str
@@ -48,7 +48,7 @@ class KernelFacts:
 
     @property
     def operation(self) -> str:
-        """The part of IREE's name of the kernel that says what it computes."""
+        """The part of IREE's kernel name that describes the computation."""
         return _AROUND_OPERATION.sub("", self.name) or self.name
 
     @property
@@ -57,15 +57,15 @@ class KernelFacts:
 
     @property
     def commonest_load(self) -> int | None:
-        """The bytes of most of its loads, the wider ones if there are as many of two kinds."""
+        """The most frequent load size in bytes; the larger one on a tie."""
         return max(((count, width) for width, count in self.loads), default=(0, None))[1]
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCode:
-    """The kernels of a VMFB for AMD GPUs: those of each of its code objects, in order.
+    """The kernels of a VMFB for AMD GPUs, by code object, in order.
 
-    IREE's own kernels are in one, each kernel that was compiled by itself is in its own.
+    IREE's own kernels share one code object; each separately compiled kernel has its own.
     """
 
     chip: str
@@ -77,9 +77,9 @@ class GpuCode:
 
 
 def read_kernels(vmfb: Path) -> GpuCode | None:
-    """The kernels in a VMFB; None if it has no AMD machine code.
+    """Returns the kernels in a VMFB, or None if it has no AMD machine code.
 
-    Raises ArtifactError for a chip whose instructions are not known here, and for code objects of several.
+    Raises ArtifactError for a chip with an unknown instruction set, and for code objects of several chips.
     """
     images = list(code_objects_in(vmfb.read_bytes()))
     if not images:
@@ -119,7 +119,7 @@ def facts_of(kernel: Kernel, chip: str) -> KernelFacts:
 
 
 def _mnemonics(kernel: Kernel, chip: str) -> Counter[str]:
-    # These import the tables of instructions, which takes a second.
+    # These import the instruction tables, which takes a second.
     from shortfin_apps.llm.gpu_code.decode import decode
     from shortfin_apps.llm.gpu_code.formats import INSTRUCTION_SETS
 
@@ -135,9 +135,9 @@ def _loads(mnemonics: Counter[str]) -> tuple[tuple[int, int], ...]:
 
 
 def load_bytes(mnemonic: str) -> int | None:
-    """The bytes that a lane loads from global memory; None for an instruction that is no such load.
+    """Returns the bytes that a lane loads from global memory, or None for other instructions.
 
-    Loads that convert formats (`buffer_load_format_x`), which graphics use, are not counted either.
+    Loads that convert formats (`buffer_load_format_x`), used by graphics, are not counted either.
     """
     match = _LOAD.fullmatch(mnemonic)
     if match is None:

@@ -7,14 +7,14 @@ from enum import StrEnum
 
 from shortfin_apps.llm.inspection.kernels import KernelFacts
 
-# IREE names a matmul's kernel by its sizes M, N and K; with M = 1 it is a product with a vector, which the
-# loads of its weights bound.
+# IREE names a matmul's kernel by its sizes M, N and K. With M = 1 it is a product with a vector, which is
+# bound by loading its weights.
 _MATMUL = re.compile(r"(matmul(?!_1x)|mmt4d|contract|conv|attention)")
 _NARROW_BYTES = 2
 
 
 class Remark(StrEnum):
-    """A reason to look at a kernel, the gravest first."""
+    """A reason to look at a kernel, most serious first."""
 
     SPILLS = "spills"
     SCRATCH = "scratch"
@@ -37,7 +37,7 @@ _MEANINGS = {
 
 
 def remarks(kernel: KernelFacts) -> tuple[Remark, ...]:
-    """The remarks that hold for a kernel, the gravest first."""
+    """Returns the remarks that apply to a kernel, most serious first."""
     common = kernel.commonest_load
     holds = {
         Remark.SPILLS: kernel.num_vgpr_spills + kernel.num_sgpr_spills > 0,

@@ -23,7 +23,7 @@ SCHEMA = "shortfin-llm-inspect/2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The contents of the files; `code` is None without AMD machine code, `notes` say what was not read."""
+    """The contents of the files; `code` is None without AMD machine code, `notes` list what was not read."""
 
     subject: Subject
     entries: tuple[EntryFacts, ...]
@@ -42,12 +42,12 @@ class Report:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the launches of each kernel are known for every entry."""
+        """True if the launches of each kernel are known for every entry."""
         return self.code is not None and all(entry.launches is not None for entry in self.entries)
 
 
 def make_report(subject: Subject) -> Report:
-    """Reads everything. Raises ArtifactError for files that are missing, damaged or do not fit together."""
+    """Reads all files. Raises ArtifactError if they are missing, damaged or do not fit together."""
     check_file(subject.vmfb)
     notes: tuple[str, ...] = ()
     try:
@@ -65,9 +65,9 @@ def make_report(subject: Subject) -> Report:
 
 
 def select_entries(report: Report, patterns: Sequence[str]) -> Report:
-    """The report on the entries that match, and on the kernels that they launch.
+    """Reduces the report to the entries that match, and the kernels that they launch.
 
-    Raises InvalidRequestError if none matches a pattern.
+    Raises InvalidRequestError if no entry matches a pattern.
     """
     if not patterns:
         return report
@@ -87,7 +87,7 @@ def select_entries(report: Report, patterns: Sequence[str]) -> Report:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The JSON document; sizes in bytes, None for what is not known."""
+    """Returns the JSON document; sizes in bytes, None for unknown values."""
     manifest, config = report.subject.manifest, report.subject.config
     return {
         "schema": SCHEMA,
@@ -112,7 +112,7 @@ def document(report: Report) -> dict[str, Any]:
 
 
 def _program(program: ProgramRecord, manifest: Manifest) -> dict[str, Any]:
-    """A program of the artefact, this one or another, by what the manifest says."""
+    """Describes a program of the artefact, this one or another, from the manifest."""
     return {
         "cpu": program.target.name,
         "vmfb": program.vmfb,

@@ -16,7 +16,7 @@ from shortfin_apps.llm.inspection.subject import Subject
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """The parameters of one type, in MLIR's spelling; None for files that do not tell types."""
+    """The parameters of one type, in MLIR's spelling; None for files without type information."""
 
     type: str | None
     count: int
@@ -25,9 +25,9 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSizes:
-    """The KV cache, over all slabs; `context_tokens` is the most of one request.
+    """The KV cache, over all slabs; `context_tokens` is the maximum per request.
 
-    Where some layers see `window_tokens` alone and have pages of their own, there are fewer of those.
+    If some layers see only `window_tokens` and have separate pages, there are fewer of these.
     """
 
     type: str
@@ -53,7 +53,7 @@ def cache_sizes(config: ModelConfig) -> CacheSizes:
 
 
 def parameter_groups(subject: Subject) -> tuple[ParameterGroup, ...]:
-    """The parameters by type, the type with the most bytes first. Raises ArtifactError."""
+    """Returns the parameters by type, the type with the most bytes first. Raises ArtifactError."""
     found = parameter_bytes(subject.parameters)
     types = {} if subject.manifest is None else _types(subject.manifest, len(found))
     sizes: defaultdict[str | None, list[int]] = defaultdict(list)

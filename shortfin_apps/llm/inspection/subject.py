@@ -1,4 +1,4 @@
-"""The files to inspect: the directory of an artefact, or a VMFB with its config."""
+"""The files to inspect: an artefact's directory, or a VMFB with its config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shortfin_apps.llm.config import ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The files to inspect. Loose ones have no manifest, and perhaps no parameters."""
+    """The files to inspect. Loose files have no manifest, and may lack parameters."""
 
     name: str
     vmfb: Path
@@ -21,7 +21,7 @@ class Subject:
 
 
 def open_directory(directory: Path, cpu: str | None = None) -> Subject:
-    """An artefact, for whichever machine it was built; of several programs the one for `cpu`, or the first.
+    """Opens an artefact for any machine; of several programs, the one for `cpu`, or the first.
 
     Raises ArtifactError.
     """
@@ -36,5 +36,5 @@ def open_directory(directory: Path, cpu: str | None = None) -> Subject:
 
 
 def open_files(vmfb: Path, model_config: Path, parameters: tuple[Path, ...]) -> Subject:
-    """Files as `serve` takes them one by one. Raises ArtifactError."""
+    """Opens files given one by one, as for `serve`. Raises ArtifactError."""
     return Subject(name=vmfb.stem, vmfb=vmfb, config=ModelConfig.load(model_config), parameters=parameters)

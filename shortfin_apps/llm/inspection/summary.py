@@ -1,4 +1,4 @@
-"""A few lines on the kernels of a build for a GPU."""
+"""A short summary of the kernels of a build for a GPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from shortfin_apps.llm.inspection.subject import open_directory
 
 
 def summary(directory: Path) -> list[str]:
-    """The lines that `build` prints on the kernels of the artefact that it made. Raises ArtifactError.
+    """Returns the lines that `build` prints about its artefact's kernels. Raises ArtifactError.
 
-    Without the extra that reads machine code, a line that names it: the build itself needs none.
+    Without the extra that reads machine code, which a build does not need, returns a line that names it.
     """
     try:
         report = make_report(open_directory(directory))

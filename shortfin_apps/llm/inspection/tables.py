@@ -15,19 +15,19 @@ from shortfin_apps.llm.inspection.remarks import Remark, remarks
 from shortfin_apps.llm.inspection.report import Report
 
 UNKNOWN = "?"
-MIN_WIDTH = 150  # columns, for the table of kernels to be legible
+MIN_WIDTH = 150  # columns, so that the table of kernels is legible
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Kernels that are shown as one: alike but for the numbers of SGPRs and instructions."""
+    """Kernels shown as one row: they differ only in the numbers of SGPRs and instructions."""
 
     kernels: tuple[KernelFacts, ...]
-    launches: int | None  # the most in one invocation of any entry
+    launches: int | None  # maximum in one invocation of any entry
 
     @property
     def num_instructions(self) -> int:
-        """The number of the longest kernel."""
+        """Number of instructions of the longest kernel."""
         return max(kernel.num_instructions for kernel in self.kernels)
 
     @property
@@ -36,7 +36,7 @@ class Row:
 
 
 def tables(report: Report, *, show_all: bool) -> Iterator[RenderableType]:
-    """All that is printed, from top to bottom; with `show_all` every kernel, not only those with remarks."""
+    """Yields the output from top to bottom; with `show_all` every kernel, else only kernels with remarks."""
     yield _overview(report)
     yield _entries(report)
     if report.kernels:
@@ -78,11 +78,11 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         built_with = {"shortfin-llm": manifest.product_version, **manifest.versions}
         yield "built with", ", ".join(f"{name} {version}" for name, version in built_with.items())
         for index, line in enumerate(manifest.kernels):
-            yield "" if index else "operations", line.partition(";")[0]  # what was chosen, less the others
+            yield "" if index else "operations", line.partition(";")[0]  # the choice, without alternatives
 
 
 def _programs(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """The programs for several kinds of CPU, the best first, with their files."""
+    """Yields the programs for several kinds of CPU, best first, with their files."""
     for index, each in enumerate(manifest.programs):
         sizes = ", ".join(
             f"{name} {_megabytes(manifest.files[name].size_bytes)}"
@@ -115,7 +115,7 @@ def _arguments(entry: EntryFacts) -> str:
 
 
 def _remarks_of(entry: EntryFacts, found: dict[str, tuple[Remark, ...]]) -> str:
-    """How many of the entry's dispatches have each remark."""
+    """Describes how many of the entry's dispatches have each remark."""
     launches = entry.launches or {}
     counts = {
         remark: sum(count for name, count in launches.items() if remark in found[name]) for remark in Remark
@@ -162,7 +162,7 @@ def _rows(report: Report) -> list[Row]:
 
 
 def _order(row: Row) -> tuple[object, ...]:
-    """Rows with the gravest remark first, then those that are launched most often, then the longest code."""
+    """Sorts by the most serious remark, then by launches, most first, then by code length, longest first."""
     gravest = list(Remark).index(row.remarks[0]) if row.remarks else len(Remark)
     return gravest, -(row.launches or 0), -row.num_instructions, row.kernels[0].name
 
@@ -175,7 +175,7 @@ def _launches(group: list[KernelFacts], report: Report) -> int | None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    """The columns but for the remarks."""
+    """Returns the columns except the remarks."""
     kernel = row.kernels[0]
     return (
         kernel.operation,

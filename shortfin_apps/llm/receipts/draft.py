@@ -1,4 +1,4 @@
-"""Makes receipts, from the order for one to the end of its answer."""
+"""Creates receipts, from the order to the end of the answer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shortfin_apps.llm.receipts.receipt import Receipt, chain_of
 
 
 class Signs(Protocol):
-    """What signs receipts: a Signer, whose library is an extra."""
+    """A signer of receipts: a Signer, which needs an optional dependency."""
 
     def signed(self, receipt: Receipt) -> Receipt: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptOrder:
-    """What is known of a receipt before the answer; `prompt` is the prompt's text if it is to be in it."""
+    """The parts of a receipt known before the answer; `prompt` is the prompt's text if it is included."""
 
     identity: ModelIdentity
     sampling: Mapping[str, JsonValue]
@@ -31,7 +31,7 @@ class ReceiptOrder:
 
 
 class ReceiptDraft:
-    """The receipt of an answer to `prompt_ids` that is being generated."""
+    """The receipt of an answer to `prompt_ids` that is still being generated."""
 
     def __init__(self, order: ReceiptOrder, prompt_ids: tuple[int, ...]) -> None:
         self._order = order
@@ -42,14 +42,14 @@ class ReceiptDraft:
         self._entries: set[str] = set()
 
     def add(self, token_ids: Sequence[int], logits: Sequence[ChosenLogit]) -> None:
-        """The answer's next tokens, with a logit for each."""
+        """Adds the answer's next tokens, with a logit for each."""
         for token_id, (logit, entry_family) in zip(token_ids, logits, strict=True):
             self._chain.add(token_id, logit)
             self._entries.add(entry_family)
         self._output_ids += token_ids
 
     def finish(self, finish: FinishReason) -> dict[str, Any]:
-        """The receipt as JSON's objects, signed if there is a key."""
+        """Returns the receipt as JSON objects, signed if there is a key."""
         order = self._order
         receipt = Receipt(
             artifact=order.identity.artifact,

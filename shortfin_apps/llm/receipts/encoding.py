@@ -1,4 +1,4 @@
-"""How a receipt's values are written: canonical JSON, which digests are of, and bytes as text."""
+"""The encoding of a receipt's values: canonical JSON, which digests are computed from, and bytes as text."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
-LARGEST_EXACT = 2**53  # the numbers that JSON's readers in every language keep
+LARGEST_EXACT = 2**53  # numbers up to this are exact in JSON readers of every language
 
 
 def canonical_json(value: object) -> bytes:
-    """JSON in ASCII with sorted keys and no white space, in which 1.0 is 1; of finite numbers."""
+    """Returns ASCII JSON with sorted keys and no white space, and 1.0 as 1; numbers must be finite."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def digest(*parts: bytes) -> bytes:
-    """blake2b with 16 bytes."""
+    """Returns blake2b with 16 bytes."""
     return blake2b(b"".join(parts), digest_size=DIGEST_BYTES).digest()
 
 
 def to_text(data: bytes) -> str:
-    """base64url (RFC 4648) without padding."""
+    """Returns base64url (RFC 4648) without padding."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def from_text(text: str) -> bytes:
-    """Raises ValueError for what `to_text` does not write."""
+    """Decodes the output of `to_text`. Raises ValueError for anything else."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
@@ -40,7 +40,7 @@ def from_text(text: str) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """The same, with whole floats as integers: a JSON tool on the way may write 1.0 as 1."""
+    """Converts whole floats to integers: a JSON tool in between may write 1.0 as 1."""
     if (
         isinstance(value, float)
         and math.isfinite(value)

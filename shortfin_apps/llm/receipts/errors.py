@@ -1,4 +1,4 @@
-"""What can be wrong about a receipt, or about a key."""
+"""Errors of receipts and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model answered: hashes of the program in use and of its tokenizer."""
+"""Identifies the model that answered, with hashes of the program in use and of its tokenizer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from shortfin_apps.llm.receipts.encoding import canonical_json, digest, to_text
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """`artifact` is of the VMFB, its parameters and config.json; `tokenizer` of tokenizer.json and the two
-    files beside it, which say what ends a sequence. Both are base64url of 16 bytes.
+    """Hashes of a model's files, each base64url of 16 bytes.
 
-    Files have no names in it: a program has the same hash in an artefact for several kinds of CPU.
+    `artifact` covers the VMFB, its parameters and config.json; `tokenizer` covers tokenizer.json and the two
+    files next to it that define what ends a sequence. File names are not included: a program has the same
+    hash in an artefact for several kinds of CPU.
     """
 
     artifact: str
@@ -25,10 +26,10 @@ class ModelIdentity:
 
 
 def identity_of(artifact: Artifact) -> ModelIdentity | None:
-    """None if there is no manifest for all of the files. Raises ArtifactError.
+    """Returns the model's identity, or None without a manifest for all of the files. Raises ArtifactError.
 
-    The hashes of the VMFB and of its parameters are the manifest's, which a server compares as it loads
-    (`--verify hash`); of the others, which may be edited, those of what is there.
+    The hashes of the VMFB and of its parameters come from the manifest, and a server checks them while it
+    loads (`--verify hash`). The other files may be edited, so their present content is hashed.
     """
     manifest, tokenizer_config = artifact.manifest, artifact.tokenizer_config
     if manifest is None or artifact.is_loose or tokenizer_config is None:

@@ -1,4 +1,4 @@
-"""Loads keys, for which an extra is needed."""
+"""Loads keys, which needs an optional dependency."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # an extra
 
 
 def load_signer(path: Path) -> Signer:
-    """Raises ReceiptError for a file that holds no private key, and where the extra is not installed."""
+    """Loads a private key. Raises ReceiptError if the file has none, or the extra is not installed."""
     try:
         from shortfin_apps.llm.receipts.signature import Signer
     except ModuleNotFoundError as error:
@@ -21,7 +21,7 @@ def load_signer(path: Path) -> Signer:
 
 
 def load_verifier(path: Path) -> Verifier:
-    """Raises ReceiptError for a file that holds no public key, and where the extra is not installed."""
+    """Loads a public key. Raises ReceiptError if the file has none, or the extra is not installed."""
     try:
         from shortfin_apps.llm.receipts.signature import Verifier
     except ModuleNotFoundError as error:

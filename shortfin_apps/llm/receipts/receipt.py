@@ -1,11 +1,12 @@
-"""A receipt, version 1: what determined an answer, and a digest of what the model computed for it.
+"""A receipt, version 1: the inputs that determined an answer, and a digest of the model's results.
 
     {"version": 1, "artifact": "...", "tokenizer": "...", "entries": ["decode", "prefill"],
      "prompt_ids": [...], "sampling": {...}, "output_ids": [...], "finish": "length",
      "logits": "...", "marks": "...", "prompt": "...", "key": "...", "signature": "..."}
 
-`sampling` has the names of `/generate`, and what differs from SamplingParams' defaults alone; `prompt` is
-there if it was asked for, `key` and `signature` if the server has a key. Bytes are base64url without padding.
+`sampling` uses the names of `/generate`, and has only values that differ from SamplingParams' defaults.
+`prompt` is present if requested, `key` and `signature` if the server has a key. Bytes are base64url without
+padding.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shortfin_apps.llm.receipts.errors import ReceiptError
 VERSION = 1
 KEY_ID_BYTES, SIGNATURE_BYTES = 8, 64
 
-# not `Literal[1]`, which takes `true` for 1
+# Not `Literal[1]`, which accepts `true` as 1.
 Version = Annotated[int, Field(ge=VERSION, le=VERSION)]
 TokenIds = Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(fail_fast=True)]
 
@@ -44,8 +45,11 @@ Digest = Annotated[str, _of_bytes(DIGEST_BYTES)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """`entries` are the families of the rows that the tokens were chosen from. `logits` is the end of the
-    chain, and `marks` its marks. `prompt` is the text of the prompt's tokens, `key` the public key's id."""
+    """A receipt of an answer.
+
+    `entries` are the entry families of the rows that the tokens were chosen from. `logits` is the end of the
+    chain, and `marks` its marks. `prompt` is the text of the prompt's tokens, `key` the public key's id.
+    """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -65,7 +69,7 @@ class Receipt:
 
     @classmethod
     def parse(cls, value: object) -> Receipt:
-        """Of JSON's objects. Raises ReceiptError for anything else than a whole receipt."""
+        """Parses JSON objects. Raises ReceiptError for anything except a complete receipt."""
         version = value.get("version") if isinstance(value, Mapping) else None
         if isinstance(version, int) and version > VERSION:
             raise ReceiptError(
@@ -84,17 +88,17 @@ class Receipt:
         return receipt
 
     def to_json(self) -> dict[str, Any]:
-        """JSON's objects, without the fields that there are not."""
+        """Returns the receipt as JSON objects, without absent fields."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: _listed(value) for name, value in values.items() if value is not None}
 
     @property
     def signed_bytes(self) -> bytes:
-        """What the signature is of: all of it but the signature."""
+        """The signed content: everything except the signature."""
         return canonical_json(replace(self, signature=None).to_json())
 
     def new_chain(self) -> Chain:
-        """Of an answer that this receipt determines, before its first token."""
+        """Returns the chain of an answer that this receipt determines, before its first token."""
         return chain_of(self.artifact, self.tokenizer, self.prompt_ids, self.sampling)
 
 
@@ -110,7 +114,7 @@ _RECEIPT = TypeAdapter(Receipt)
 def chain_of(
     artifact: str, tokenizer: str, prompt_ids: tuple[int, ...], sampling: Mapping[str, JsonValue]
 ) -> Chain:
-    """The chain that begins with these fields of a receipt."""
+    """Returns the chain that begins with these fields of a receipt."""
     return Chain(
         {
             "version": VERSION,

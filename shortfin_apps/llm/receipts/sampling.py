@@ -1,7 +1,7 @@
-"""A receipt's `sampling`: how the tokens were chosen, in the form in which `/generate` takes it.
+"""A receipt's `sampling`: the sampling parameters, in the form that `/generate` accepts.
 
-It has what differs from SamplingParams' defaults, and what of a request is not among those, as it was given:
-stop strings, bad words, and the grammar.
+It has the values that differ from SamplingParams' defaults, and unchanged request fields that are not part of
+SamplingParams: stop strings, bad words, and the grammar.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.errors import InvalidRequestError
 from shortfin_apps.llm.receipts.errors import ReceiptError
 
-# What is only reported, and what is recorded as it was given.
+# Fields that only affect reporting, and fields recorded in the request's form.
 NOT_RECORDED = {"logprobs", "chosen_logits", "forced_token_ids", "bad_words", "output_grammar"}
-# Those for which a server has its own defaults, so that a replay has to name them.
+# A server may have its own defaults for these, so a replay must specify them.
 WITH_SERVER_DEFAULTS = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -73,7 +73,7 @@ class RecordedSampling(_Strict):
 
     @classmethod
     def parse(cls, sampling: dict[str, JsonValue]) -> RecordedSampling:
-        """Raises ReceiptError."""
+        """Parses a receipt's `sampling`. Raises ReceiptError."""
         try:
             return cls.model_validate_json(_JSON.dump_json(sampling))
         except ValidationError as error:
@@ -84,7 +84,7 @@ class RecordedSampling(_Strict):
     def params(
         self, word_ids: Callable[[Sequence[str]], tuple[tuple[int, ...], ...]], grammar: Grammar | None
     ) -> SamplingParams:
-        """The engine's, which reports logits. `word_ids` tokenises bad words; `grammar` is the compiled one.
+        """Returns SamplingParams that report logits. `word_ids` tokenises bad words; `grammar` is compiled.
 
         Raises ReceiptError for a value out of range.
         """
@@ -114,11 +114,11 @@ def recorded_sampling(
     bad_words: Sequence[str] = (),
     grammar: GrammarSource | None = None,
 ) -> dict[str, JsonValue]:
-    """`sampling` of a request's receipt."""
+    """Returns the `sampling` of a request's receipt."""
     recorded = _changed(params)
     if stop:
         recorded["stop"] = list(stop)
-        if not skip_special_tokens:  # which decides what is text, and only text is searched
+        if not skip_special_tokens:  # affects which text is searched for stop strings
             recorded["skip_special_tokens"] = False
     if bad_words:
         recorded["bad_words"] = list(bad_words)
@@ -128,7 +128,7 @@ def recorded_sampling(
 
 
 def request_sampling(sampling: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """`sampling_params` of a request to `/generate` that is to be answered as the receipt's was."""
+    """Returns `sampling_params` for a `/generate` request with the same answer as the receipt's."""
     defaults = {field.name: field.default for field in fields(SamplingParams)}
     named: dict[str, Any] = {name: defaults[name] for name in WITH_SERVER_DEFAULTS}
     return named | sampling
@@ -149,6 +149,6 @@ def _listed(value: Any) -> JsonValue:
 
 
 def _structured(grammar: GrammarSource) -> dict[str, JsonValue]:
-    """vLLM's field. A Lark grammar, which choices and tools become, is a `grammar` there as any other."""
+    """Returns vLLM's field. Lark grammars, including converted choices and tools, are `grammar` there."""
     compact: dict[str, JsonValue] = {"disable_any_whitespace": True} if grammar.is_compact else {}
     return {_NAMES.get(grammar.kind, "grammar"): grammar.text, **compact}

@@ -1,4 +1,4 @@
-"""Signs receipts and verifies them: Ed25519 (RFC 8032), with keys in PEM files.
+"""Signs and verifies receipts: Ed25519 (RFC 8032), with keys in PEM files.
 
 openssl genpkey -algorithm ed25519 -out key.pem
 openssl pkey -in key.pem -pubout -out public.pem
@@ -28,7 +28,7 @@ class Signer:
 
     @classmethod
     def load(cls, path: Path) -> Signer:
-        """Of a PEM file. Raises ReceiptError, whose message never holds any of it."""
+        """Loads a PEM file. Raises ReceiptError with a message that never contains key material."""
         try:
             key = load_pem_private_key(_read(path), password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -43,7 +43,7 @@ class Signer:
 
 
 class Verifier:
-    """Verifies what the holder of the private key to a public one signed."""
+    """Verifies signatures with a public key."""
 
     def __init__(self, public_key: Ed25519PublicKey) -> None:
         self._public_key = public_key
@@ -51,7 +51,7 @@ class Verifier:
 
     @classmethod
     def load(cls, path: Path) -> Verifier:
-        """Of a PEM file. Raises ReceiptError."""
+        """Loads a PEM file. Raises ReceiptError."""
         try:
             key = load_pem_public_key(_read(path))
         except (ValueError, UnsupportedAlgorithm):
@@ -61,7 +61,7 @@ class Verifier:
         return cls(key)
 
     def check(self, receipt: Receipt) -> None:
-        """Raises ReceiptError unless this key signed the receipt as it is."""
+        """Raises ReceiptError unless this key signed the receipt in its present form."""
         if receipt.signature is None:
             raise ReceiptError("the receipt is not signed; serve with `--receipt-key`")
         if receipt.key != self.key:
@@ -73,7 +73,7 @@ class Verifier:
 
 
 def key_id(public_key: Ed25519PublicKey) -> str:
-    """blake2b of the 32 bytes, cut to 8, as base64url."""
+    """Returns blake2b of the key's 32 bytes, with 8 bytes, as base64url."""
     return to_text(blake2b(public_key.public_bytes_raw(), digest_size=KEY_ID_BYTES).digest())
 
 

@@ -1,1 +1,1 @@
-"""`shortfin-llm verify`: what is in an artefact, and what it computes on each device at hand."""
+"""`shortfin-llm verify`: checks an artefact's files, and its results on each available device."""

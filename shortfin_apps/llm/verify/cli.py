@@ -49,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what is found. Raises LlmError."""
+    """Prints the results. Raises LlmError."""
     from shortfin_apps.llm.bench.console import show
     from shortfin_apps.llm.verify.report import document, tables
     from shortfin_apps.llm.verify.run import verify

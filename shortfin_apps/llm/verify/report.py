@@ -1,4 +1,4 @@
-"""What `verify` found, as tables and as JSON."""
+"""The results of `verify`, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shortfin_apps.llm.verify.run import ProgramResult, Verified
 
 
 def tables(found: Verified) -> Iterator[Table | str]:
-    """The files that are wrong, and a table of each program's entries."""
+    """Yields the wrong files, and a table of each program's entries."""
     count = len(found.manifest.files)
     if not found.wrong_files:
         yield f"{found.directory}: all {count} files are those that were built"
@@ -49,7 +49,7 @@ def _program(found: Verified, result: ProgramResult) -> Iterator[Table | str]:
 
 
 def _bits(result: ProgramResult, entry: str) -> str:
-    """Whether the entry's logits are, to the bit, those of most entries."""
+    """Returns whether the entry's logits are bit-identical to most entries' logits."""
     return "differ" if entry in result.differing_bits else "same"
 
 

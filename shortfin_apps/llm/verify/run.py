@@ -23,14 +23,14 @@ from shortfin_apps.llm.host_cpu import this_host
 from shortfin_apps.llm.self_test_file import SelfTestFile
 
 CPU = "cpu"
-# Of each row, beside those that rows share.
+# Pages per row, in addition to shared ones.
 ROW_PAGES = 3
 SHARED_PAGES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
-    """What one program did on one device; `problem` is why it could not be loaded there."""
+    """The results of one program on one device; `problem` is the error if it could not be loaded."""
 
     program: str
     device: str
@@ -47,7 +47,7 @@ class ProgramResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """All that was found; `untested` says why no program, or which programs, did not run."""
+    """All results; `untested` explains why no program, or which programs, did not run."""
 
     directory: Path
     manifest: Manifest
@@ -66,14 +66,14 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a program runs: the device's kind, and of GPUs the one of that index."""
+    """A device for a program: its kind and, for GPUs, its index."""
 
     device: str
     device_ids: tuple[str, ...] = ()
 
 
 def verify(directory: Path, *, threads: int | None = None) -> Verified:
-    """Raises ArtifactError where there is no artefact, or one of another release of IREE."""
+    """Verifies files and programs. Raises ArtifactError without an artefact of the installed IREE release."""
     artifact = Artifact.open(directory, for_this_host=False, check_sizes=False)
     manifest = artifact.manifest
     assert manifest is not None, "an artefact has one"
@@ -99,7 +99,7 @@ def verify(directory: Path, *, threads: int | None = None) -> Verified:
 
 
 def _places(programs: Sequence[ProgramRecord]) -> Iterator[tuple[ProgramRecord, _Place]]:
-    """Each program with each device here that can run it."""
+    """Yields each program with each available device that can run it."""
     host = this_host()
     for program in programs:
         target = program.target
@@ -112,7 +112,7 @@ def _places(programs: Sequence[ProgramRecord]) -> Iterator[tuple[ProgramRecord, 
 
 
 def _num_pages(config: ModelConfig) -> int:
-    """Pages for rows that fill every entry."""
+    """Returns the number of pages for rows that fill every entry."""
     return SHARED_PAGES + max(ROW_PAGES * max(config.prefill_batch_sizes), *config.decode_batch_sizes, 32)
 
 

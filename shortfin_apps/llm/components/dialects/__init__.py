@@ -1,4 +1,4 @@
-"""Dialects: how families of models write thoughts and tool calls, one in a file, by their names."""
+"""Dialects: how model families write thoughts and tool calls. One dialect per file, registered by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses a model's dialect by its chat template, which shows how the model was trained to write."""
+"""Chooses a model's dialect from its chat template, which shows the format the model was trained on."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Literal
 from shortfin_apps.llm.components.dialects import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.components.dialects.dialect import Dialect
 
-# "auto": by the chat template; "none": answers are left as they are.
+# "auto": choose by the chat template; "none": leave answers unparsed.
 ToolParser = Literal[
     "auto", "none", "hermes", "qwen3-coder", "llama3", "mistral", "granite", "smollm", "harmony"
 ]
 ReasoningParser = Literal["auto", "none", "think", "mistral", "granite", "harmony"]
 Signs = tuple[tuple[str, tuple[str, ...]], ...]
 
-# The dialect of the first row whose texts are all in the template.
+# The first row with all its texts in the template gives the dialect.
 _TOOL_SIGNS: Signs = (
     ("harmony", ("<|channel|>", "<|message|>")),
     ("mistral", ("[TOOL_CALLS]", "tools")),
@@ -32,7 +32,7 @@ _REASONING_SIGNS: Signs = (
 
 
 def choose_dialect(template: str, tools: ToolParser = "auto", reasoning: ReasoningParser = "auto") -> Dialect:
-    """The dialect of a model with this chat template, or the ones that are named."""
+    """Returns the dialect of a model with this chat template, or the named ones."""
     tool_name = _name(tools, template, _TOOL_SIGNS)
     reasoning_name = _name(reasoning, template, _REASONING_SIGNS)
     return Dialect(
@@ -42,7 +42,7 @@ def choose_dialect(template: str, tools: ToolParser = "auto", reasoning: Reasoni
 
 
 def description(dialect: Dialect) -> str:
-    """Its parts by the names that they are chosen by."""
+    """Describes a dialect by the names of its parts."""
     tools = next((name for name, each in TOOL_DIALECTS.items() if each is dialect.tools), "none")
     reasoning = next((name for name, each in REASONING_DIALECTS.items() if each is dialect.reasoning), "none")
     return f"parser of tool calls: {tools}; of reasoning: {reasoning}"

@@ -1,4 +1,4 @@
-"""What a dialect has to do: parse an answer, and say by a grammar what a call looks like."""
+"""The interface of a dialect: parse an answer, and describe calls with a grammar."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from shortfin_apps.llm.components.dialects.pieces import (
 class Function:
     """A function that the model may call. `parameters` is a JSON schema of its arguments, an object.
 
-    Arguments of one that is `strict` fit the schema exactly where a grammar applies: a keyword that cannot be
-    kept is then refused. For others it is left out.
+    If `strict`, arguments fit the schema exactly where a grammar applies, and unenforceable keywords are
+    refused. Otherwise such keywords are ignored.
     """
 
     name: str
@@ -31,59 +31,60 @@ class Function:
 
     @property
     def owner(self) -> str:
-        """How a refusal of `parameters` names them."""
+        """How error messages refer to the owner of `parameters`."""
         return f"function `{self.name}`"
 
 
 class ToolDialect(Protocol):
-    """How models write calls. Immutable and shared by requests."""
+    """A model family's format of calls. Immutable and shared by requests."""
 
     @property
     def marks(self) -> frozenset[str]:
-        """Texts with a meaning, which are special tokens in some tokenizers."""
+        """Texts with a meaning in the format; some tokenizers have special tokens for them."""
         ...
 
     @property
     def id_chars(self) -> int | None:
-        """The exact length that its templates want of a call's id, in letters and digits."""
+        """Exact length of a call's id in letters and digits, if the templates require one."""
         ...
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """Marks that begin calls wherever they are, also in a thought that has no end."""
+        """Marks that begin calls anywhere, even in an unfinished thought."""
         ...
 
     def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
-        """The pieces of an answer, behind its thought; may leave text unread, which is content.
+        """Yields the pieces of an answer after its thought; unread text becomes content.
 
-        Arguments are a JSON object, but those at the end of an answer that is cut.
+        Arguments are a JSON object, except at the end of an answer that is cut.
         """
         ...
 
     def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
-        """The calls behind one of `begins`, which is read; content, with it, if there are none."""
+        """Yields the calls after `begin`, which has been read; without calls, content including `begin`."""
         ...
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        """A Lark expression of one to `most` calls (fewer where it cannot write several)."""
+        """Returns a Lark expression of one to `most` calls (fewer if it cannot express several)."""
         ...
 
     def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        """A Lark expression of any answer, behind its thought, of which what begins a call is a call."""
+        """Returns a Lark expression of any answer after its thought; text that begins a call is a call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of an answer: how they are written, and of which functions. None: they are not parsed."""
+    """How an answer's calls are written, and to which functions. Without a dialect, calls are not parsed."""
 
     dialect: ToolDialect | None = None
     functions: Sequence[Function] = ()
 
     def copy_thought(self, feed: Feed, *ends: str) -> Parse:
-        """A thought up to one of its `ends`, which is read.
+        """Yields a thought up to one of its `ends`, which is read.
 
-        A call ends it, too: models forget to. What follows is content, with the end left out if it comes.
+        A call ends it, too, because models forget to. Text after the call is content, without a later end
+        mark.
         """
         kind: Kind[Content | Reasoning] = Reasoning
         begins = () if self.dialect is None else self.dialect.begins
@@ -95,32 +96,32 @@ class Calls:
 
 
 class ReasoningDialect(Protocol):
-    """How models write thoughts before their answer. Immutable and shared by requests."""
+    """A model family's format of thoughts before an answer. Immutable and shared by requests."""
 
     @property
     def marks(self) -> frozenset[str]: ...
 
     @property
     def content_begin(self) -> str:
-        """What precedes content, behind a thought or without one."""
+        """Text that precedes content, with or without a thought before it."""
         ...
 
     def is_open(self, prompt: str) -> bool:
-        """Whether an answer to the rendered `prompt` begins inside a thought."""
+        """Returns True if an answer to the rendered `prompt` begins inside a thought."""
         ...
 
     def parse_thought(self, feed: Feed, is_open: bool, calls: Calls) -> Parse:
-        """The pieces of the thought; leaves the text behind it unread. One of `calls` ends it, too."""
+        """Yields the thought's pieces, and leaves the text after it unread. One of `calls` ends it, too."""
         ...
 
     def thought(self, lark: Lark, prompt: str) -> str:
-        """A Lark expression of the thought that may follow `prompt`, and what separates it from an answer."""
+        """Returns a Lark expression of a thought that may follow `prompt`, and of its separator."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one model writes; None: it has no calls or no thoughts, or they are not parsed."""
+    """One model's format. A part is None if the model does not write it, or it is not parsed."""
 
     tools: ToolDialect | None = None
     reasoning: ReasoningDialect | None = None
@@ -135,7 +136,7 @@ NO_DIALECT = Dialect()
 
 
 def _with_text_of(kind: Kind[Content | Reasoning], pieces: CallParse) -> CallParse:
-    """The same, but what is content before the first call is of `kind`."""
+    """Yields the same pieces, with content before the first call converted to `kind`."""
     has_call = False
     while True:
         try:

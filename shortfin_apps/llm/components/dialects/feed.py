@@ -1,8 +1,8 @@
 """The text of an answer as it arrives, read by parsers that wait for more of it.
 
-A parser is a generator. It yields pieces, and None where the text that has arrived does not decide what comes
-next. Every reader below decides by the text alone, never by where it was cut, so the pieces of an answer join
-to the same whole however it was streamed.
+A parser is a generator. It yields pieces, and None when it needs more text to decide what comes next. Every
+reader below decides by the text alone, never by chunk boundaries, so the joined pieces of an answer are the
+same however it was streamed.
 """
 
 from __future__ import annotations
@@ -16,63 +16,63 @@ from shortfin_apps.llm.components.dialects.pieces import Content, Text
 
 TextT_co = TypeVar("TextT_co", bound=Text, covariant=True)
 T = TypeVar("T")
-Wait = Generator[None, None, T]  # yields None while it waits; returns a T
+Wait = Generator[None, None, T]  # yields None while waiting; returns a T
 
-WHITE_SPACE = " \n\r\t"  # that of JSON
+WHITE_SPACE = " \n\r\t"  # as in JSON
 _SPACE = re.compile(f"[{WHITE_SPACE}]*")
 
 
 class Kind(Protocol[TextT_co]):
-    """Makes a piece of a text."""
+    """Makes a piece from a text."""
 
     def __call__(self, text: str) -> TextT_co: ...
 
 
 class Span(Protocol):
-    """Finds where something ends that is not marked by a text."""
+    """Finds the end of something that no mark ends."""
 
     def end_in(self, text: str, start: int) -> int | None:
-        """The place where it ends in `text`, of which it is read from `start` on; None if it goes on."""
+        """Returns the end in `text`, reading from `start` on, or None if it continues after `text`."""
         ...
 
 
 class Form(Protocol):
-    """Writes a text in another form as it comes."""
+    """Converts a text to another form as it arrives."""
 
     def read(self, text: str, start: int) -> tuple[str, int | None]:
-        """What is known to be written for `text` from `start` on, and its end as in `Span`."""
+        """Returns the output known so far for `text` from `start` on, and the end as in `Span`."""
         ...
 
     @property
     def at_line_end(self) -> bool:
-        """Whether the last `read` stopped before the end: at a line end where a mark may follow.
+        """True if the last `read` stopped early, at a line end that a mark may follow.
 
-        The next one goes on with it.
+        The next `read` continues with the line end.
         """
         ...
 
     def close(self) -> str:
-        """What is missing at the end."""
+        """Returns the missing end of the output."""
         ...
 
 
 class Feed:
-    """Text that has arrived and is not read; `push` and `end` are for its writer.
+    """Text that has arrived but is not read; `push` and `end` are for its writer.
 
-    Each character is looked at a bounded number of times, however the text is cut: a reader takes at once
-    what it knows not to be a mark, so while it waits no more is unread than the beginning of a mark.
+    Each character is examined a bounded number of times, however the text is split: a reader immediately
+    takes text that cannot be a mark, so while it waits, at most the beginning of a mark is unread.
     """
 
     def __init__(self) -> None:
         self._text = ""
-        self._place = 0  # of the first character that is not read
+        self._place = 0  # of the first unread character
         self._ended = False
         self._is_cut = False
         self._record: list[str] | None = None
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer has ended where the model did not end it."""
+        """True if the answer ended before the model ended it."""
         return self._is_cut
 
     def push(self, text: str) -> None:
@@ -82,7 +82,7 @@ class Feed:
         self._ended, self._is_cut = True, is_cut
 
     def unread(self, text: str) -> None:
-        """Gives back the mark or text that was read last."""
+        """Puts back the mark or text that was read last."""
         if self._record is not None:
             last = self._record.pop()
             assert last == text
@@ -90,9 +90,9 @@ class Feed:
         assert self._text.startswith(text, self._place)
 
     def copy(self, kind: Kind[TextT_co], *marks: str) -> Generator[TextT_co | None, None, str | None]:
-        """Yields the text up to a mark as it comes, and reads the mark; returns it, None at the answer's end.
+        """Yields text up to a mark as it arrives; reads and returns the mark, or None at the answer's end.
 
-        The first mark is found, and the longest of those that begin or end together. None may be in the
+        The first mark is found; of marks that begin or end together, the longest. No mark may be in the
         middle of another.
         """
         finder = _marks(marks)
@@ -111,7 +111,7 @@ class Feed:
             yield None
 
     def text_before(self, *marks: str) -> Generator[None, None, tuple[str, str | None]]:
-        """The text up to a mark, and the mark, which is read; see `copy`."""
+        """Returns the text up to a mark, and the mark, which is read; see `copy`."""
         pieces: list[str] = []
         copying = self.copy(Content, *marks)
         while True:
@@ -127,7 +127,7 @@ class Feed:
     def copy_as(
         self, kind: Kind[TextT_co], form: Form, *stops: str
     ) -> Generator[TextT_co | None, None, None]:
-        """Yields the text up to its end in another form, and what is missing, unless the answer is cut.
+        """Yields the text up to its end in another form, and its missing end, unless the answer is cut.
 
         One of `stops`, which begin with a line end, ends it, too, and stays unread.
         """
@@ -151,7 +151,7 @@ class Feed:
             yield None
 
     def read_span(self, span: Span) -> Wait[str]:
-        """The text up to the span's end."""
+        """Returns the text up to the span's end."""
         pieces: list[str] = []
         while (end := span.end_in(self._text, self._place)) is None:
             pieces.append(self._take_to(len(self._text)))
@@ -162,7 +162,7 @@ class Feed:
         return "".join(pieces)
 
     def space(self) -> Wait[str]:
-        """The white space that comes next."""
+        """Reads and returns the next white space."""
         pieces: list[str] = []
         while True:
             found = _SPACE.match(self._text, self._place)
@@ -173,11 +173,11 @@ class Feed:
             yield None
 
     def accept(self, *texts: str) -> Wait[bool]:
-        """Whether one of `texts` comes next, which is then read. None of them may begin another."""
+        """Reads one of `texts` if it comes next; returns True if so. No text may be a prefix of another."""
         return (yield from self.accepted(*texts)) is not None
 
     def accepted(self, *texts: str) -> Wait[str | None]:
-        """The one of `texts` that comes next, which is then read; see `accept`."""
+        """Reads and returns the one of `texts` that comes next, or None; see `accept`."""
         while True:
             for text in texts:
                 if self._text.startswith(text, self._place):
@@ -187,17 +187,17 @@ class Feed:
             yield None
 
     def peek(self) -> Wait[str]:
-        """The next character, which stays unread; empty at the answer's end."""
+        """Returns the next character without reading it; empty at the answer's end."""
         while not self.num_unread and not self._ended:
             yield None
         return self._text[self._place : self._place + 1]
 
     def record(self, before: str = "") -> None:
-        """Keeps what is read from here on, after the text `before`."""
+        """Starts recording the text that is read, after the text `before`."""
         self._record = [before]
 
     def recorded(self) -> str:
-        """The text kept since `record`; ends that."""
+        """Stops recording; returns the text since `record`."""
         text, self._record = "".join(self._record or ()), None
         return text
 
@@ -218,7 +218,7 @@ class Feed:
 
 
 class _Marks:
-    """Finds marks in a text."""
+    """A finder of marks in a text."""
 
     def __init__(self, marks: tuple[str, ...]) -> None:
         longest_first = sorted(marks, key=len, reverse=True)
@@ -229,7 +229,7 @@ class _Marks:
         self._most = len(longest_first[0]) - 1 if marks else 0
 
     def undecided(self, text: str, start: int) -> int:
-        """Length of the longest end of the text from `start` on that begins a mark."""
+        """Returns the length of the longest suffix of the text after `start` that begins a mark."""
         for begin in self._find_begins(text, max(len(text) - self._most, start)):  # most texts have none
             if text[begin.start() :] in self._begins:
                 return len(text) - begin.start()

@@ -1,9 +1,9 @@
 """Calls that are JSON objects: `{"name": "f", "arguments": {"a": 1}}`, alone or in a list.
 
-`arguments` may have the name `parameters`, come before the name, be a text of JSON, or be missing. Arguments
-that are JSON are passed on as the model writes them, white space included, and faults of others are mended
-(`MendedJson`). An object with other arguments than an object is no call, nor is one that has an object under
-another name instead of arguments: a call without them would do something else.
+`arguments` may be named `parameters`, come before the name, be a text of JSON, or be missing. Valid JSON
+arguments are passed on as the model writes them, white space included; faulty ones are repaired
+(`MendedJson`). An object is not a call if its arguments are not an object, or if an object has another name
+instead of arguments: a call without them would have another effect.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from shortfin_apps.llm.lone_surrogates import encodable
 CALL_BEGIN = '{"name": '
 ARGUMENT_KEYS = ("arguments", "parameters")
 NO_ARGUMENTS = "{}"
-EMPTY = ("", "null", "None", "[]")  # arguments of a call without any
+EMPTY = ("", "null", "None", "[]")  # texts that mean a call without arguments
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-_COMBINING = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}  # which may list arguments, too
+_COMBINING = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}  # may list arguments, too
 
 
 class NotACallError(LlmError):
-    """The text is not a call. Never leaves this module: such text is content."""
+    """The text is not a call. Never leaves this module: such text becomes content."""
 
 
 class JsonValue:
-    """The span of a JSON value, found by its brackets and quotes. Its text is not checked further."""
+    """The span of a JSON value, found by brackets and quotes. Its text is not checked further."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -42,7 +42,7 @@ class JsonValue:
 
     @property
     def is_open(self) -> bool:
-        """Whether brackets or a quote are missing in what was read."""
+        """True if closing brackets or a quote are missing in the text so far."""
         return self._in_string or self._depth > 0
 
     def end_in(self, text: str, start: int) -> int | None:
@@ -58,7 +58,7 @@ class JsonValue:
             elif char in "}]":
                 self._depth -= 1
                 if self._depth <= 0:
-                    return place + 1 + self._depth  # not the bracket behind a number
+                    return place + 1 + self._depth  # without the bracket after a number
             elif self._depth == 0 and (char == "," or char in WHITE_SPACE):
                 return place
         return None
@@ -70,7 +70,7 @@ class JsonValue:
 
 
 def parse_marked(dialect: ToolDialect, feed: Feed, functions: Sequence[Function]) -> Parse:
-    """An answer of a dialect in which calls are in content, behind marks."""
+    """Parses an answer of a dialect with calls inside content, after marks."""
     while (begin := (yield from feed.copy(Content, *dialect.begins))) is not None:
         yield from dialect.parse_call(feed, functions, begin)
 
@@ -78,11 +78,11 @@ def parse_marked(dialect: ToolDialect, feed: Feed, functions: Sequence[Function]
 def parse_calls(
     feed: Feed, before: str = "", names: Collection[str] | None = None, stops: Collection[str] = ()
 ) -> CallParse:
-    """The call, or the list of calls, that comes next; content, with the text `before` it, if there is none.
+    """Yields the next call, or list of calls; if there is none, content including the text `before` it.
 
-    Returns whether there was. With `names`, nothing but the JSON tells a call from content: it is one only
-    with a name of these and arguments. One of `stops`, which begin with a line end, ends a string of
-    arguments without its quote.
+    Returns True if there was a call. With `names`, only the JSON distinguishes a call from content: it is a
+    call only with one of these names and arguments. One of `stops`, which begin with a line end, ends a
+    string in arguments that lacks its quote.
     """
     feed.record(before)
     has_calls = False
@@ -105,7 +105,7 @@ def parse_calls(
 
 
 def needless_brackets(feed: Feed) -> Parse:
-    """Leaves out closing brackets that nothing opened; the white space behind them is content."""
+    """Drops closing brackets that were not opened; white space after them is content."""
     space = yield from feed.space()
     while (yield from feed.accept("}", "]")):
         space = yield from feed.space()
@@ -113,7 +113,7 @@ def needless_brackets(feed: Feed) -> Parse:
 
 
 def more_of(feed: Feed, mark: str) -> Wait[str]:
-    """White space, and marks that are doubled."""
+    """Reads white space and repeated marks."""
     pieces = []
     while True:
         pieces.append((yield from feed.space()))
@@ -123,7 +123,7 @@ def more_of(feed: Feed, mark: str) -> Wait[str]:
 
 
 def object_form(feed: Feed) -> Wait[MendedJson | None]:
-    """The form of the object that comes next, of which the beginning is then read; None if there is none."""
+    """Reads the beginning of the next object and returns its form, or None if there is no object."""
     if not (yield from feed.accept("{")):
         return None
     space = yield from feed.space()
@@ -131,14 +131,14 @@ def object_form(feed: Feed) -> Wait[MendedJson | None]:
 
 
 class _CallReader:
-    """Reads one object. Forgets the feed's record once it is known to be a call."""
+    """Reads one object. Drops the feed's record once it is known to be a call."""
 
     def __init__(self, feed: Feed, names: Collection[str] | None, stops: Collection[str]) -> None:
         self._feed = feed
         self._names = names
         self._stops = stops
         self._name: str | None = None
-        self._early: str | None = None  # arguments before the name
+        self._early: str | None = None  # arguments that came before the name
         self._has_arguments = False
         self._has_other_object = False
 
@@ -158,7 +158,7 @@ class _CallReader:
         yield Arguments(NO_ARGUMENTS)
 
     def _rest(self) -> Parse:
-        """What the object has behind its arguments; text without a form is content."""
+        """Reads the object's remainder after its arguments; malformed text becomes content."""
         self._feed.record()
         try:
             while not (yield from _accept(self._feed, "}")):
@@ -217,9 +217,9 @@ class _CallReader:
 
 
 def plain_arguments(value: str) -> str:
-    """Arguments in the usual form, an object: models also write a text of it, or null.
+    """Converts arguments to the usual form, an object: models also write it as a text, or null.
 
-    Raises NotACallError for others.
+    Raises NotACallError for anything else.
     """
     try:
         text = text_of(value).strip() if value.startswith('"') else value
@@ -232,7 +232,7 @@ def plain_arguments(value: str) -> str:
 
 
 def _accept(feed: Feed, char: str) -> Wait[bool]:
-    """Whether `char` comes next but for white space; then reads it."""
+    """Reads `char` if it comes next after white space; returns True if so."""
     yield from feed.space()
     return (yield from feed.accept(char))
 
@@ -252,7 +252,7 @@ def _string(feed: Feed) -> Wait[str]:
 
 
 def text_of(literal: str) -> str:
-    """What a JSON string stands for; lone surrogates become U+FFFD. Raises ValueError for other JSON."""
+    """Decodes a JSON string; lone surrogates become U+FFFD. Raises ValueError for other JSON."""
     if not literal.startswith('"'):
         raise ValueError("not a string")
     value: str = json.loads(literal, strict=False)
@@ -260,13 +260,13 @@ def text_of(literal: str) -> str:
 
 
 def arguments_of(lark: Lark, function: Function) -> str:
-    """An expression of the arguments that fit and are an object."""
+    """Returns an expression of the arguments that fit, an object."""
     parameters = {**closed(function.parameters), "type": "object"}
     return lark.json(parameters, strict=function.strict, owner=function.owner)
 
 
 def closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema without arguments that it does not list or require, unless it says otherwise."""
+    """Forbids arguments that the schema neither lists nor requires, unless it allows them explicitly."""
     if not parameters:
         return NO_PARAMETERS
     if "properties" not in parameters or _COMBINING & parameters.keys():
@@ -279,12 +279,12 @@ def closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def call_of(lark: Lark, functions: Sequence[Function], key: str = "arguments") -> str:
-    """An expression of a call of one of `functions`, an object."""
+    """Returns an expression of a call of one of `functions`, an object."""
     return lark.rule(f"{lark.literal(CALL_BEGIN)} {call_rest(lark, functions, key)}")
 
 
 def call_rest(lark: Lark, functions: Sequence[Function], key: str) -> str:
-    """An expression of what `call_of` has behind CALL_BEGIN."""
+    """Returns an expression of the part of `call_of` after CALL_BEGIN."""
     calls = [
         lark.rule(
             lark.literal(json.dumps(function.name) + f', "{key}": ')

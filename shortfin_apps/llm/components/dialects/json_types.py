@@ -1,6 +1,6 @@
-"""What a JSON schema says on the types of values and the members of an object, through `$ref` and `allOf`.
+"""Value types and object members that a JSON schema allows, following `$ref` and `allOf`.
 
-Each part of a schema is read once, since references may multiply.
+Each part of a schema is read once, because references may multiply.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 from urllib.parse import unquote
 
-MAX_DIGITS = 10  # of an index
-MAX_DEPTH = 32  # of references and alternatives in each other
+MAX_DIGITS = 10  # of an index in a reference
+MAX_DEPTH = 32  # of nested references and alternatives
 _TYPES = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 _DEFINITION_PATHS = ("#/$defs/", "#/definitions/")
 _WHOLE = "arguments"
@@ -18,14 +18,14 @@ _WITHIN = {"number": frozenset({"number", "integer"})}
 
 
 class SchemaTypes:
-    """The types that parts of the schema `root` allow."""
+    """The value types that parts of the schema `root` allow."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.root = root
-        self._known: dict[int, Set[str] | None] = {}  # by the part's id; None: it does not say
+        self._known: dict[int, Set[str] | None] = {}  # by the part's id; None: unspecified
 
     def of(self, schema: object) -> Set[str]:
-        """The types of values that fit `schema`, a part of the root; text if it says nothing."""
+        """Returns the types of values that fit `schema`, a part of the root; string if unspecified."""
         return self._types(schema, 0) or {"string"}
 
     def _types(self, schema: object, depth: int) -> Set[str] | None:
@@ -34,13 +34,13 @@ class SchemaTypes:
         if depth > MAX_DEPTH:
             return _TYPES
         if id(schema) not in self._known:
-            self._known[id(schema)] = _TYPES  # while it is read
+            self._known[id(schema)] = _TYPES  # until it has been read
             said = [types for types in self._said(schema, depth + 1) if types is not None]
             self._known[id(schema)] = (_TYPES.intersection(*said) or _TYPES) if said else None
         return self._known[id(schema)]
 
     def _said(self, schema: Mapping[str, Any], depth: int) -> Iterator[Set[str] | None]:
-        """What each keyword says."""
+        """Yields the types that each keyword allows, None if it does not specify any."""
         if "type" in schema:
             named = schema["type"]
             yield _named(named if isinstance(named, list) else [named])
@@ -59,7 +59,7 @@ class SchemaTypes:
 
 
 def types_of_value(value: object) -> Set[str]:
-    """The types that a value is of."""
+    """Returns the JSON schema types of a value."""
     match value:
         case None:
             return {"null"}
@@ -76,7 +76,7 @@ def types_of_value(value: object) -> Set[str]:
 
 
 def resolved(reference: object, root: Mapping[str, Any]) -> object:
-    """The part of `root` that a reference, as `#/$defs/name`, names; None if there is none."""
+    """Returns the part of `root` that a reference such as `#/$defs/name` names, or None."""
     part: object = root
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
@@ -89,12 +89,12 @@ def resolved(reference: object, root: Mapping[str, Any]) -> object:
 
 
 def _names_in(reference: str) -> list[str]:
-    """The names and indices of a JSON pointer in a fragment of a URI (RFC 6901)."""
+    """Returns the names and indices of a JSON pointer in a URI fragment (RFC 6901)."""
     return [unquote(name).replace("~1", "/").replace("~0", "~") for name in reference[1:].split("/")[1:]]
 
 
 def part_alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of `root` as a schema of its own, with what references are to."""
+    """Returns a part of `root` as a self-contained schema, including the targets of its references."""
     references = list(_references(schema, root))
     if all(reference.startswith(_DEFINITION_PATHS) for reference in references):
         return {
@@ -106,7 +106,7 @@ def part_alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, 
 
 
 def _definitions(root: Mapping[str, Any], paths: Iterable[Sequence[str]]) -> dict[str, dict[str, Any]]:
-    """The definitions of `root` at these paths, as ("$defs", "name")."""
+    """Returns the definitions of `root` at paths such as ("$defs", "name")."""
     used: dict[str, dict[str, Any]] = {}
     for key, name in paths:
         if isinstance(table := root.get(key), Mapping) and name in table:
@@ -115,7 +115,7 @@ def _definitions(root: Mapping[str, Any], paths: Iterable[Sequence[str]]) -> dic
 
 
 def _references(schema: object, root: Mapping[str, Any]) -> Iterator[str]:
-    """Those to parts of `root` in `schema`, and in what they refer to. Looks at each part once."""
+    """Yields the references to parts of `root` in `schema` and in their targets. Visits each part once."""
     left, seen = [schema], set[str | int]()  # references, and ids of parts
     while left:
         part = left.pop()
@@ -135,7 +135,7 @@ def _references(schema: object, root: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _with_moved_references(schema: Any) -> Any:
-    """The same for a root of which the present one is a definition."""
+    """Rewrites references for a new root that has the present root as a definition."""
     if isinstance(schema, list):
         return [_with_moved_references(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -147,12 +147,12 @@ def _with_moved_references(schema: Any) -> Any:
 
 
 def parts_of(parameters: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The schema of an object and those that its `$ref` and `allOf` add to it."""
+    """Yields the schema of an object and the schemas that its `$ref` and `allOf` add."""
     return _parts(parameters, parameters, set())
 
 
 def properties_of(parameters: Mapping[str, Any]) -> Mapping[str, object]:
-    """The schemas of what an object may have by name, also those of `$ref`, `allOf` and alternatives."""
+    """Returns the schemas of an object's properties by name, also from `$ref`, `allOf` and alternatives."""
     seen: set[int] = set()
     own = list(_parts(parameters, parameters, seen))
     options = [each for part in own for key in ("anyOf", "oneOf") for each in list_of(part, key)]
@@ -161,19 +161,19 @@ def properties_of(parameters: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def required_of(parameters: Mapping[str, Any]) -> Set[str]:
-    """The names that an object must have."""
+    """Returns the names of the properties that an object must have."""
     names = [name for part in parts_of(parameters) for name in list_of(part, "required")]
     return {name for name in names if isinstance(name, str)}
 
 
 def list_of(schema: Mapping[str, Any], key: str) -> list[object]:
-    """The list at `key`; empty if there is none."""
+    """Returns the list at `key`, or an empty list."""
     found = schema.get(key)
     return found if isinstance(found, list) else []
 
 
 def _parts(schema: object, root: Mapping[str, Any], seen: set[int]) -> Iterator[Mapping[str, Any]]:
-    """The schemas that all have to fit, but those `seen`."""
+    """Yields the schemas that must all fit, except parts already `seen`."""
     left = [schema]
     while left:
         part = left.pop()
@@ -185,7 +185,7 @@ def _parts(schema: object, root: Mapping[str, Any], seen: set[int]) -> Iterator[
 
 
 def _properties(parts: Sequence[Mapping[str, Any]], key: str) -> dict[str, object]:
-    """By name; schemas of one name are joined by the keyword `key`."""
+    """Returns schemas by name; schemas of the same name are combined with the keyword `key`."""
     found: dict[str, list[object]] = {}
     for part in parts:
         if isinstance(properties := part.get("properties"), Mapping):
@@ -195,6 +195,6 @@ def _properties(parts: Sequence[Mapping[str, Any]], key: str) -> dict[str, objec
 
 
 def _named(names: list[object]) -> Set[str]:
-    """Those of `names`; all if one is no type of JSON schema."""
+    """Returns the named types, or all types if a name is not a JSON schema type."""
     known = [_WITHIN.get(name, {name}) for name in names if isinstance(name, str) and name in _TYPES]
     return set[str]().union(*known) if len(known) == len(names) else _TYPES

@@ -1,4 +1,4 @@
-"""Builds grammars in the Lark language of the llguidance library."""
+"""Builds grammars in the llguidance library's Lark language."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shortfin_apps.llm.errors import InvalidRequestError
 ANY_TEXT = r"/(.|\n)*/"
 SPACE = r"/[ \n]{0,4}/"
 MAX_SOURCE_CHARS = 1 << 17  # more than the grammar compiler accepts; building stops there
-MAX_READ_CHARS = 1 << 19  # of schemas, which takes some tenths of a second
-JSON_SPACE = r"[ \n\t]{0,8}"  # bounded, lest a weak model go on with it until its tokens are used up
+MAX_READ_CHARS = 1 << 19  # of schemas; reading that many takes some tenths of a second
+JSON_SPACE = r"[ \n\t]{0,8}"  # bounded, because a weak model may generate it until its tokens are used up
 
 
 class Lark:
-    """A grammar under construction. `special_ids` has the special tokens by name, as it needs their ids."""
+    """A grammar under construction. `special_ids` maps special tokens' names to ids, which it needs."""
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self._special_ids = special_ids
@@ -33,39 +33,39 @@ class Lark:
         return name in self._special_ids
 
     def literal(self, text: str) -> str:
-        """An expression of exactly this text; the names of special tokens in it are these tokens."""
+        """Returns an expression of exactly this text; names of special tokens in it become these tokens."""
         parts = self._special.split(text) if self._special_ids else [text]
         return " ".join(self._literal_part(part) for part in parts if part)
 
     def through(self, mark: str, text: str = ANY_TEXT) -> str:
-        """An expression of any `text` that ends with the first `mark`."""
+        """Returns an expression of any `text` that ends with the first `mark`."""
         if mark in self._special_ids:
             return f"{text} {self.literal(mark)}"
         return self._add(f"[suffix={json.dumps(mark)}]", text)
 
     def text_with(self, marks: Sequence[str], rest: str) -> str:
-        """An expression of any text, in which `rest` follows wherever there is one of the `marks`.
+        """Returns an expression of any text in which `rest` follows each of the `marks`.
 
-        A mark ends the text before it at once, so that it cannot be taken for text.
+        A mark ends the text before it immediately, so that it cannot be parsed as text.
         """
         begun = one_of([self.through(mark) for mark in marks])
         return f"({begun} {rest})* {ANY_TEXT}"
 
     def json(self, schema: Mapping[str, Any], *, strict: bool, owner: str = "") -> str:
-        """An expression of the values that fit `schema`.
+        """Returns an expression of the values that fit `schema`.
 
-        Unless strict, what a grammar cannot keep is left out. A refusal names the schema's `owner`.
+        Unless strict, unenforceable keywords are ignored. Errors name the schema's `owner`.
         """
         self._check(_num_chars(schema))
         own = {"x-guidance": {"lenient": not strict, "whitespace_pattern": JSON_SPACE}, "x-owner": owner}
         return self.rule("%json " + json.dumps({**schema, **own}))
 
     def read_schema(self, schema: Mapping[str, Any]) -> None:
-        """As `read`, of a whole schema."""
+        """Like `read`, for a complete schema."""
         self.read(_num_chars(schema))
 
     def read(self, num_chars: int) -> None:
-        """Counts what is read of schemas. Raises InvalidRequestError where it is too much in sum."""
+        """Counts the characters read of schemas. Raises InvalidRequestError if the total is too large."""
         self._unread_chars -= num_chars
         if self._unread_chars < 0:
             raise InvalidRequestError(
@@ -75,15 +75,15 @@ class Lark:
             )
 
     def rule(self, expression: str) -> str:
-        """A name for an expression."""
+        """Adds a rule for an expression and returns its name."""
         return self._add("", expression)
 
     def terminal(self, expression: str) -> str:
-        """A name for an expression of one terminal, in which `&` and `~` may be used."""
+        """Adds a terminal, in which `&` and `~` may be used, and returns its name."""
         return self._add_rule(f"TEXT_{len(self._rules)}", "", expression)
 
     def source(self, start: str) -> str:
-        """The grammar, which begins with the expression `start`."""
+        """Returns the grammar, starting with the expression `start`."""
         return "\n".join([f"start: {start}", *self._rules])
 
     def _literal_part(self, part: str) -> str:
@@ -94,7 +94,7 @@ class Lark:
         return self._add_rule(f"rule_{len(self._rules)}", attributes, expression)
 
     def _add_rule(self, name: str, attributes: str, expression: str) -> str:
-        """Raises InvalidRequestError for a grammar that is too long, before the rest of it is built."""
+        """Raises InvalidRequestError as soon as the grammar is too long."""
         self._check(len(expression))
         self._chars_left -= len(expression)
         self._rules.append(f"{name}{attributes}: {expression}")
@@ -125,5 +125,5 @@ def one_of(expressions: Sequence[str]) -> str:
 
 
 def repeated(item: str, separator: str, most: int) -> str:
-    """One to `most` items with the separator, an expression or "", between them."""
+    """Returns an expression of one to `most` items, separated by an expression or ""."""
     return item if most == 1 else f"{item} ({separator} {item}){{0,{most - 1}}}"

@@ -1,4 +1,4 @@
-"""JSON as models write it, faults included, in JSON that parses."""
+"""Converts JSON as models write it, faults included, to valid JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from shortfin_apps.llm.components.dialects.feed import WHITE_SPACE
 
-MAX_DEPTH = 100  # of arrays and objects in each other; parsers of clients refuse more than about 200
+MAX_DEPTH = 100  # of nested arrays and objects; clients' parsers refuse more than about 200
 QUOTES = "\"'"
 _CLOSERS = {"{": "}", "[": "]"}
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -16,12 +16,12 @@ _WORD = re.compile(r"[\w.+$-][\w.+$ -]*")
 _MORE_OF_WORD = re.compile(r"[\w.+$ -]+")
 _PLAIN = re.compile(r"[^\"'\\\x00-\x1f]+")
 _SURROGATE = re.compile(r"\\u[dD](?:(?P<high>[89abAB])|[c-fC-F])[0-9a-fA-F]{2}")
-REPLACEMENT = "\\ufffd"  # of half of a surrogate pair, which many parsers refuse
+REPLACEMENT = "\\ufffd"  # for half of a surrogate pair, which many parsers refuse
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
 class Next(Enum):
-    """What comes next, but for white space and the end of the array or object."""
+    """The next expected element, ignoring white space and the end of the array or object."""
 
     KEY = auto()
     COLON = auto()
@@ -30,24 +30,24 @@ class Next(Enum):
 
 
 class MendedJson:
-    """Implements Form: an array or object, read from behind its first bracket.
+    """Implements Form for an array or object, read from after its opening bracket.
 
-    JSON is written as it is, white space included. In other text, raw line ends and wrong escapes in strings
-    are escaped; lone surrogates become U+FFFD; single quotes, Python's constants and bare words become JSON;
-    missing commas, colons and brackets are added; needless commas, and keys without values, are left out.
-    Where that does not help, the text ends, and all open brackets are closed.
+    Valid JSON is copied, white space included. In other text, raw line ends and wrong escapes in strings are
+    escaped; lone surrogates become U+FFFD; single quotes, Python's constants and bare words become JSON;
+    missing commas, colons and brackets are added; extra commas, and keys without values, are dropped. If that
+    does not help, the output ends, and all open brackets are closed.
     """
 
     def __init__(self, bracket: str, space: str = "") -> None:
-        """`space` is white space behind the bracket that has been read."""
-        self._open = [_CLOSERS[bracket]]  # the brackets that are missing
+        """`space` is white space after the bracket that has been read."""
+        self._open = [_CLOSERS[bracket]]  # closing brackets that are still missing
         self._next = Next.KEY if bracket == "{" else Next.VALUE
         self._out = [bracket]
-        self._held = [space]  # what is written if a value follows: white space, a comma, a key, a colon
+        self._held = [space]  # written only if a value follows: white space, a comma, a key, a colon
         self._num_before_key = 0  # of the texts held
-        self._quote = ""  # of the string that is read
-        self._escape = ""  # of which more is to come, in a string
-        self._high = ""  # a first half of a surrogate pair, which is written with the second
+        self._quote = ""  # of the current string
+        self._escape = ""  # an incomplete escape in a string
+        self._high = ""  # first half of a surrogate pair, written together with the second
         self._word: list[str] = []
         self._at_line_end = False
 
@@ -77,12 +77,12 @@ class MendedJson:
         return self._written()
 
     def _stops_before(self, char: str) -> bool:
-        """Once at a line end in a string, where JSON has none: its quote may be missing."""
+        """Stops once at a raw line end in a string, invalid in JSON: the string's quote may be missing."""
         self._at_line_end = bool(self._quote) and char == "\n" and not self._at_line_end
         return self._at_line_end
 
     def _step(self, text: str, place: int) -> int | None:
-        """Reads something; returns the place behind it, None if nothing that may be here comes next."""
+        """Reads one element; returns the position after it, or None if nothing valid comes next."""
         if self._quote:
             return self._in_escape(text, place) if self._escape else self._in_string(text, place)
         if (word := (_MORE_OF_WORD if self._word else _WORD).match(text, place)) is not None:
@@ -111,7 +111,7 @@ class MendedJson:
         return True
 
     def _begins(self, kind: Next) -> bool:
-        """Whether a key or a value (of `kind` VALUE) may begin here; writes what is missing before it."""
+        """Returns True if a key or (if `kind` is VALUE) value may begin here; adds what is missing before."""
         in_object = self._open[-1] == "}"
         if self._next is Next.COMMA:
             if in_object and kind is Next.VALUE:
@@ -225,7 +225,7 @@ class MendedJson:
         (self._held if self._next is Next.KEY else self._out).append(text)
 
     def _drop_held(self) -> None:
-        """Keeps white space alone, as no value follows."""
+        """Keeps held white space, but drops other held text, as no value follows."""
         held = "".join(self._held)
         self._out += [held] if not held.strip(WHITE_SPACE) else []
         self._held.clear()
@@ -237,7 +237,7 @@ class MendedJson:
 
 
 def scalar(text: str) -> str | None:
-    """A number, string or constant as JSON has it; None for other text."""
+    """Returns a number, string or constant as JSON, or None for other text."""
     text = _PYTHON.get(text, text)
     try:
         json.loads(text, parse_constant=_refuse)
@@ -247,12 +247,12 @@ def scalar(text: str) -> str | None:
 
 
 def _refuse(constant: str) -> None:
-    """Raises ValueError for NaN and infinities, which Python reads but which are no JSON."""
+    """Raises ValueError for NaN and infinities, which Python reads but which are not JSON."""
     raise ValueError(f"{constant} is not JSON")
 
 
 def mended(text: str) -> str | None:
-    """An array or object as JSON that parses; None for other text."""
+    """Returns an array or object as valid JSON, or None for other text."""
     bracket = text[:1]
     if bracket not in _CLOSERS:
         return None
@@ -265,5 +265,5 @@ def mended(text: str) -> str | None:
 
 
 def begins_member(char: str) -> bool:
-    """Whether what an object holds, or its end, may begin with `char`."""
+    """Returns True if a member of an object, or the object's end, may begin with `char`."""
     return char in (*QUOTES, "}") or _WORD.match(char) is not None

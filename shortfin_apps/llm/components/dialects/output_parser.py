@@ -1,4 +1,4 @@
-"""Parses an answer, piece by piece as it is generated, to content, thoughts and tool calls."""
+"""Parses an answer incrementally into content, thoughts and tool calls."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ Kind = type[Content | Reasoning]
 
 
 class OutputParser:
-    """The parser of one answer. Pieces of the answer join to the same whole however its text was cut.
+    """A parser of one answer. The joined pieces are the same however the text was split.
 
-    `is_open`: the prompt opened a thought. Unless `parallel`, the first call ends the answer, and the rest is
-    left out. `calls_end_thoughts`: a call in a thought is one, as models forget to end thoughts.
+    `is_open` means that the prompt opened a thought. Unless `parallel`, the first call ends the answer, and
+    the remainder is dropped. `calls_end_thoughts` means that a call in a thought counts, because models
+    forget to end thoughts.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class OutputParser:
         self._pieces = _tidied(_first_call(pieces, parallel))
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that `text` completes."""
+        """Returns the pieces that `text` completes."""
         self._feed.push(text)
         return self._ready()
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """The pieces that were held back. The last call may be half of one if the answer `is_cut`."""
+        """Returns the held-back pieces. If the answer `is_cut`, the last call may be incomplete."""
         self._feed.end(is_cut=is_cut)
         return self._ready()
 
@@ -60,7 +61,7 @@ class OutputParser:
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """The same with neighbours of one kind as one piece."""
+    """Joins adjacent pieces of the same kind."""
     result: list[Piece] = []
     for kind, run in groupby(pieces, type):
         if kind is CallStart:
@@ -81,7 +82,7 @@ def _parse(
 
 
 def _first_call(pieces: Parse, parallel: bool) -> Parse:
-    """Without what follows the first call, unless several are wanted."""
+    """Drops everything after the first call, unless `parallel`."""
     has_call = False
     for piece in pieces:
         is_rest = has_call and not isinstance(piece, Arguments | None)
@@ -92,10 +93,10 @@ def _first_call(pieces: Parse, parallel: bool) -> Parse:
 
 
 def _tidied(pieces: Parse) -> Parse:
-    """Without empty pieces, and the white space between thoughts, calls and content."""
-    run: Kind | None = None  # of which the last text was
-    has_text = False  # of this run, whose white space is then kept within
-    held: list[str] = []  # white space that is left out unless text of its run follows
+    """Drops empty pieces, and white space between thoughts, calls and content."""
+    run: Kind | None = None  # kind of the last text
+    has_text = False  # in the current run; white space within it is then kept
+    held: list[str] = []  # white space, dropped unless text of the same run follows
     for piece in pieces:
         match piece:
             case Content(text) | Reasoning(text):
@@ -127,6 +128,6 @@ def whole(
     is_open: bool = False,
     is_cut: bool = False,
 ) -> list[Piece]:
-    """The pieces of a complete answer."""
+    """Returns the pieces of a complete answer."""
     parser = OutputParser(dialect, functions, is_open=is_open)
     return joined([*parser.push(text), *parser.finish(is_cut=is_cut)])

@@ -1,4 +1,4 @@
-"""What a parser finds in an answer: pieces of content, of thoughts, and of tool calls."""
+"""Pieces of a parsed answer: content, thoughts and tool calls."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call of the function `name` begins."""
+    """The start of a call of the function `name`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """JSON text of the arguments of the call that began last."""
+    """JSON text of the last started call's arguments."""
 
     text: str
 
 
 Text = Content | Reasoning | Arguments
 Piece = Text | CallStart
-Parse = Generator[Piece | None, None, None]  # None: more text is needed, or the answer's end
-CallParse = Generator[Piece | None, None, bool]  # the same; returns whether there is a call
+Parse = Generator[Piece | None, None, None]  # yields None if it needs more text, or the answer's end
+CallParse = Generator[Piece | None, None, bool]  # the same; returns True if there is a call

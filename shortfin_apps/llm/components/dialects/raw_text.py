@@ -1,4 +1,4 @@
-"""Grammars of texts that fit a JSON schema and are written without quotes and escapes."""
+"""Grammars of texts that fit a JSON schema, written without quotes and escapes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from shortfin_apps.llm.components.dialects.lark import MAX_SOURCE_CHARS, Lark, o
 from shortfin_apps.llm.errors import InvalidRequestError
 
 ANY = "/(?s:.*)/"
-MAX_PARTS = 200  # of a schema, each as often as it is referred to
-PART_CHARS = 8  # of a schema that take as long to read as a part
-NO_BOUND = 1 << 31  # no answer has as many characters
+MAX_PARTS = 200  # of a schema, each counted once per reference
+PART_CHARS = 8  # schema characters that take as long to read as a part
+NO_BOUND = 1 << 31  # no answer has this many characters
 _UNKEPT = ("if", "then", "else", "$dynamicRef", "$recursiveRef")
 _MONTH_AND_DAY = (
     "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|[12][0-9]))"
@@ -27,8 +27,8 @@ _GROUP = "[0-9a-fA-F]{1,4}"
 _CLOCK = "([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
 _DAYS = "([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)"
 _URI_CHAR = r"([a-zA-Z0-9._~:/?@!$&'()*+,;=\[\]-]|%[0-9a-fA-F]{2})"
-# RFC 3339, 5321 (without quoted names), 1123, 4291 (without IPv4 in it), 4122, 3986 (its characters alone).
-# Other formats are annotations, as JSON schema has it.
+# RFC 3339, 5321 (without quoted names), 1123, 4291 (without embedded IPv4), 4122, 3986 (its characters only).
+# Other formats are annotations, as in JSON schema.
 FORMATS: Mapping[str, str] = {
     "date": _DATE,
     "time": _TIME,
@@ -52,10 +52,10 @@ FORMATS: Mapping[str, str] = {
 
 
 def fitting_text(lark: Lark, schema: object, types: SchemaTypes, *, strict: bool) -> str | None:
-    """A Lark expression of the texts that fit `schema`, a part of the root of `types`; None if all do.
+    """Returns a Lark expression of the texts that fit `schema`, a part of `types.root`; None if all texts do.
 
-    If strict, raises InvalidRequestError for a keyword that cannot be kept. Else `pattern`, `not` and such
-    keywords are ignored. Raises it for a schema that is too long to be read, too.
+    If strict, raises InvalidRequestError for an unenforceable keyword; otherwise `pattern`, `not` and similar
+    keywords are ignored. Also raises it for a schema that is too long.
     """
     return " & ".join(_Texts(lark, types, strict=strict).parts(schema, 0)) or None
 
@@ -71,7 +71,7 @@ class _Texts:
         self._chars_left = MAX_SOURCE_CHARS
 
     def parts(self, schema: object, depth: int) -> Iterator[str]:
-        """What has to fit: all of these. Raises InvalidRequestError where they are too long in sum."""
+        """Yields expressions that must all match. Raises InvalidRequestError if their total is too long."""
         for text in self._parts(schema, depth):
             self._count(len(text))
             yield text
@@ -116,7 +116,7 @@ class _Texts:
                 raise refused(keyword, "cannot be kept in this model's form of calls")
 
     def _all(self, schema: object, depth: int) -> str:
-        """An expression of texts that fit."""
+        """Returns an expression of texts that fit."""
         if schema is False or "string" not in self._types_or_all(schema):
             return f"({ANY} & ~{ANY})"
         return "(" + (" & ".join(self.parts(schema, depth + 1)) or ANY) + ")"
@@ -155,7 +155,7 @@ class _Texts:
 
 
 def searched(pattern: object) -> str:
-    """An expression of the texts that a JSON schema's `pattern` is found in."""
+    """Returns an expression of the texts that contain a match of a JSON schema's `pattern`."""
     if not isinstance(pattern, str):
         raise refused("pattern", "must be a string")
     return "/" + "|".join(_anchored(_escaped_slashes(part)) for part in _alternatives(pattern)) + "/"
@@ -169,7 +169,7 @@ def _anchored(pattern: str) -> str:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """The pattern's parts between `|` that are in no group and no class."""
+    """Splits the pattern at each `|` outside of groups and classes."""
     parts, begin, depth, in_class, is_escaped = [], 0, 0, False, False
     for place, char in enumerate(pattern):
         is_plain = not is_escaped and not in_class
@@ -185,7 +185,7 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 def _escaped_slashes(pattern: str) -> str:
-    """The regular expression as it is between slashes."""
+    """Escapes the regular expression for use between slashes."""
     result, is_escaped = [], False
     for char in pattern:
         result.append("\\/" if char == "/" and not is_escaped else "\\n" if char == "\n" else char)
@@ -204,7 +204,7 @@ def _lengths(schema: Mapping[str, Any], *, strict: bool) -> Iterator[str]:
 
 
 def _length(schema: Mapping[str, Any], keyword: str, *, strict: bool) -> int | None:
-    """The keyword's value, at most NO_BOUND; None if it gives none."""
+    """Returns the keyword's value, at most NO_BOUND, or None if absent or invalid."""
     value = schema.get(keyword)
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -1,7 +1,7 @@
-"""Admission: bounds on queued requests and prompt tokens, and a time to retry after when they are reached.
+"""Admission control: limits on queued requests and prompt tokens, with an estimated retry time.
 
-A place is reserved when a request is admitted and given back when it is answered; its tokens, with its first
-token. Used by the event loop's thread alone, so that a reservation is atomic.
+A request's slot is reserved on admission and released when the request has been answered. Its prompt tokens
+are released with its first token. Only the event loop's thread uses this module, so reservations are atomic.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Callable
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.errors import OverloadedError
 
-WINDOW = 32  # measurements in a rate
+WINDOW = 32  # measurements per rate estimate
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 
 
 class Admission:
-    """At most `max_requests` unanswered requests, and `max_queue_tokens` in prompts without a first token.
+    """Limits unanswered requests to `max_requests`, and prompt tokens awaiting prefill to `max_queue_tokens`.
 
-    A prompt longer than `max_queue_tokens` is admitted when no other is in the queue.
+    A prompt longer than `max_queue_tokens` is admitted if no other prompt is queued.
     """
 
     def __init__(self, *, max_requests: int, max_queue_tokens: int, clock: Callable[[], float]) -> None:
         self.max_requests = max_requests
         self.max_queue_tokens = max_queue_tokens
-        self._tokens: dict[str, int] = {}  # still to be prefilled, by admitted request
-        self.num_tokens = 0  # in prompts without a first token
+        self._tokens: dict[str, int] = {}  # prompt tokens not yet prefilled, by request id
+        self.num_tokens = 0  # sum of `_tokens`
         self._requests_rate = _Rate(clock)
         self._tokens_rate = _Rate(clock)
 
@@ -36,7 +36,7 @@ class Admission:
         return len(self._tokens)
 
     def enter(self, call: GenerateCall) -> None:
-        """Reserves a place. Raises OverloadedError, but never for a call that resumes."""
+        """Reserves a slot. Raises OverloadedError, except for a call that resumes."""
         num_tokens = 0 if call.resumes else len(call.prompt_token_ids)
         if not call.resumes:
             self._check(num_tokens)
@@ -44,17 +44,17 @@ class Admission:
         self.num_tokens += num_tokens
 
     def prefilled(self, request_id: str) -> None:
-        """Gives back the tokens of a request that has its first token."""
+        """Releases the prompt tokens of a request that has its first token."""
         if num_tokens := self._tokens.get(request_id):
             self._tokens[request_id] = 0
             self.num_tokens -= num_tokens
             self._tokens_rate.add(num_tokens)
 
     def leave(self, request_id: str) -> None:
-        """Gives back the place of a request that is answered."""
+        """Releases the slot of a request that has been answered."""
         self.num_tokens -= self._tokens.pop(request_id)
         self._requests_rate.add(1)
-        if not self._tokens:  # the pause until the next request is no slowness
+        if not self._tokens:  # idle time until the next request must not lower the rates
             self._requests_rate.clear()
             self._tokens_rate.clear()
 
@@ -72,7 +72,7 @@ class Admission:
 
 
 class _Rate:
-    """A rate per second, over the last `WINDOW` measurements."""
+    """Events per second over the last `WINDOW` measurements."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -85,7 +85,7 @@ class _Rate:
         self._counts.clear()
 
     def seconds_for(self, count: int) -> float:
-        """The estimated time for `count`, between MIN_WAIT_S (also without measurements) and MAX_WAIT_S."""
+        """Estimates the time for `count` events, from MIN_WAIT_S (also without data) to MAX_WAIT_S."""
         if len(self._counts) < 2:
             return MIN_WAIT_S
         (first_s, first), (last_s, _) = self._counts[0], self._counts[-1]

@@ -1,8 +1,8 @@
-"""The engine for the event loop: admits requests, streams their deltas, drains and closes.
+"""The engine's interface for the event loop: admits requests, streams their deltas, drains and closes.
 
-The engine itself runs in a thread of its own (engine_thread.py). The event loop checks now and then that this
-thread still steps (stall_watch.py): if it does not, every request is answered with an error and none is
-admitted until it does.
+The engine itself runs in its own thread (engine_thread.py). The event loop checks periodically that this
+thread makes progress (stall_watch.py). During a stall, every request is answered with an error and none is
+admitted.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ STALL_TIMEOUT_S = 60.0
 
 
 class AsyncEngine:
-    """Implements EngineClient over an Engine. Call `start` in the event loop that calls the rest.
+    """Implements EngineClient over an Engine. Call `start` in the event loop that calls the other methods.
 
-    `max_requests` bounds the requests admitted and not yet answered, `max_queue_tokens` the prompt tokens of
-    those without a first token; a beam search is admitted as one request, and its later steps may be as many
-    as it has beams. A request is aborted when more than `max_unread_tokens` wait for its reader. A step that
-    takes longer than `stall_timeout_s` means that the device does not answer; MAX_CONSECUTIVE_FAILURES failed
-    invocations in a row that it is broken: unhealthy until one succeeds; and after DeviceLostError it stays
-    so, and takes no requests; so it does after an `idle_test` that failed. `on_close` runs once, when the
-    thread has ended: it releases the device. `dumps` writes what the engine's flight recorder has, if it has
+    `max_requests` limits the requests admitted and not yet answered. `max_queue_tokens` limits the prompt
+    tokens of requests without a first token. A beam search is admitted as one request; its later steps may
+    use one request per beam. A request is aborted when more than `max_unread_tokens` are queued for its
+    reader.
+
+    The engine is unhealthy while a step takes longer than `stall_timeout_s` (the device does not answer) and
+    after MAX_CONSECUTIVE_FAILURES failed invocations in a row, until one succeeds. After DeviceLostError or a
+    failed `idle_test` it stays unhealthy and accepts no requests. `on_close` runs once, when the thread has
+    ended, and releases the device. `dumps` writes the contents of the engine's flight recorder, if it has
     one.
     """
 
@@ -93,7 +95,7 @@ class AsyncEngine:
         return self.admit(call)
 
     def admit(self, call: GenerateCall) -> DeltaStream:
-        """`submit`, which has nothing to wait for here."""
+        """Synchronous `submit`: admission does not wait for anything here."""
         self._check_available(call.resumes)
         if call.request_id in self._requests:
             raise InvalidRequestError(f"request id {call.request_id!r} is in use", "rid")
@@ -158,10 +160,10 @@ class AsyncEngine:
         await self._draining.drain(timeout_s)
 
     async def close(self, patience_s: float = math.inf) -> bool:
-        """Stops the thread after the step under way and releases the device; ends what is not answered.
+        """Stops the thread after the current step, releases the device and ends all unanswered requests.
 
-        False when the step does not end within `patience_s`, or its device does not answer: the thread is
-        left behind in it, and no destructor must run under it.
+        Returns False if the step does not end within `patience_s` or the device does not answer. The thread
+        is then still running, and no destructor of an object it uses may run.
         """
         self._draining.begin()
         self._thread.stop()

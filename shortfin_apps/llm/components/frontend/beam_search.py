@@ -1,9 +1,9 @@
 """Beam search, built on top of the engine from ordinary requests.
 
-Each step requests one more token of every live beam, with the log-probabilities of the best alternatives,
+Each step requests one more token for every live beam, with the log-probabilities of the best alternatives,
 and keeps the continuations with the best scores. A beam holds pages only during a step. The prefix cache
-keeps them between steps: with `--prefix-cache trie`, a step only computes the tokens of each beam's last,
-partial page; with `none`, it computes the whole beam again, with the same result.
+keeps them between steps: with `--prefix-cache trie`, a step computes only the tokens of each beam's last,
+partial page; with `none`, it recomputes the full beam, with the same result.
 
 The score of a hypothesis is the sum of its tokens' log-probabilities under the model's own distribution,
 without temperature or filters and, as upstream, without a length penalty.
@@ -29,13 +29,13 @@ from shortfin_apps.llm.components.request.sampling_params import MAX_LOGPROBS, S
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, RequestAbortedError
 
 _ABORTED = "the beam search was aborted"
-MAX_BEAMS = 10  # leaves room in MAX_LOGPROBS for as many tokens that end a sequence
+MAX_BEAMS = 10  # leaves room in MAX_LOGPROBS for an equal number of tokens that end a sequence
 
 
 def check_num_beams(num_beams: int, exported_top_k: int | None) -> None:
     """Raises InvalidRequestError for an unsupported number of beams.
 
-    Scores come from full logits, yet a model's `exported_top_k` limits the number, as it does upstream.
+    Scores come from full logits, but a model's `exported_top_k` still limits the number, as upstream.
     """
     if num_beams < 1:
         raise InvalidRequestError("`num_beams` must be at least 1", "num_beams")
@@ -53,9 +53,9 @@ def check_num_beams(num_beams: int, exported_top_k: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
-    """A continuation; `score` is its cumulative log-probability. `finish_reason` is None while it is live.
+    """A continuation with its cumulative log-probability `score`. `finish_reason` is None while it is live.
 
-    `logprobs` has one entry per token if the request asked for them, or none. `stop_token_id` is the
+    `logprobs` has one entry per token if the request asked for them, else it is empty. `stop_token_id` is the
     stop token that ended it, None for end-of-sequence.
     """
 
@@ -67,10 +67,10 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """The search for continuations of one prompt; `call.params` has their stop conditions.
+    """A search for continuations of one prompt; `call.params` has the stop conditions.
 
-    Each step goes through the one-token continuations of all live beams, best first: one that ends the
-    sequence is finished, others become live beams, until there are `num_beams`. The search ends when
+    Each step goes through the one-token continuations of all live beams, best first. A continuation that ends
+    the sequence is finished; others become live beams, until there are `num_beams`. The search ends when
     `num_beams` are finished, or at `max_tokens`. One beam is greedy decoding.
     """
 
@@ -82,7 +82,7 @@ class BeamSearch:
         eos_token_ids: frozenset[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises InvalidRequestError. `start` is called next, once."""
+        """Raises InvalidRequestError. Call `start` next, once."""
         self._engine = engine
         self._call = call
         self._num_beams = num_beams
@@ -119,7 +119,7 @@ class BeamSearch:
         return ranked[: self._num_beams]
 
     async def step(self) -> float:
-        """Adds a token to every live beam; returns the longest queueing time of its requests in seconds.
+        """Adds a token to every live beam and returns the longest queueing time of its requests in seconds.
 
         Raises the engine's error for any of the beams. All requests of the step have ended when this
         returns, raises or is cancelled.
@@ -149,7 +149,7 @@ class BeamSearch:
             stream.close()
 
     def _make_step_params(self) -> SamplingParams:
-        """One greedy token, with enough alternatives for `num_beams` that do not end the sequence."""
+        """Builds parameters for one greedy token, with enough alternatives for `num_beams` continuations."""
         params = self._call.params
         width = self._num_beams + len(self._terminators)
         if width > MAX_LOGPROBS:
@@ -161,7 +161,7 @@ class BeamSearch:
         return SamplingParams(max_tokens=1, temperature=0.0, logprobs=max(width, params.logprobs or 0))
 
     def _step_terms(self) -> Terms:
-        """The request's terms, with the remaining time as timeout."""
+        """Returns the request's terms with the remaining time as timeout."""
         terms = self._call.terms
         if terms.timeout_s is None:
             return terms
@@ -183,7 +183,7 @@ class BeamSearch:
             self._streams[call.request_id] = await self._engine.submit(call)
 
     def _select(self, deltas: list[Delta]) -> None:
-        """Replaces the live beams by their best continuations, and moves those that end to `_finished`."""
+        """Replaces the live beams by their best continuations, and moves finished ones to `_finished`."""
         below_min_tokens = self._num_tokens < self._call.params.min_tokens
         self._num_tokens += 1
         candidates = _ranked(self._live, deltas)
@@ -218,7 +218,7 @@ class BeamSearch:
 
 
 class _Candidate(NamedTuple):
-    """A live beam and a possible next token; `top` are all possible next tokens of the beam."""
+    """A live beam and a possible next token; `top` lists all possible next tokens of the beam."""
 
     score: float
     parent: Hypothesis
@@ -232,7 +232,7 @@ class _Candidate(NamedTuple):
 
 
 def _ranked(beams: Sequence[Hypothesis], deltas: Sequence[Delta]) -> list[_Candidate]:
-    """All candidates, best first; of equals, first that of the better beam, then of the lower token id."""
+    """Returns all candidates, best first; ties by better beam, then by lower token id."""
     candidates = []
     for beam, delta in zip(beams, deltas, strict=True):
         [step] = delta.logprobs
@@ -244,7 +244,7 @@ def _ranked(beams: Sequence[Hypothesis], deltas: Sequence[Delta]) -> list[_Candi
 
 
 def _checked(delta: Delta) -> Delta:
-    """The only delta of a one-token request. Raises the error that it has instead of a token."""
+    """Returns the only delta of a one-token request, or raises the error that it carries."""
     if delta.finish_reason is FinishReason.ABORT:
         raise delta.error or RequestAbortedError(_ABORTED)
     if delta.finish_reason is FinishReason.ERROR:

@@ -10,24 +10,24 @@ from shortfin_apps.llm.components.request.messages import Delta
 
 
 class DeltaStream:
-    """A queue that is read as a whole: a late reader gets everything since its last read as one delta.
+    """A queue of deltas; a late reader gets everything since its last read as one delta.
 
-    The one reader iterates over it, or calls `take` whenever `on_delta` is called, which takes no turn of the
-    event loop: both are in the thread of the event loop that puts. `on_close` is called once, if the reader
-    closes the stream before its last delta was put.
+    The single reader either iterates, or calls `take` from `on_delta`, which saves a turn of the event loop.
+    Reader and writer must run in the same event loop thread. `on_close` is called once if the reader closes
+    the stream before its last delta was put.
     """
 
     def __init__(self, on_close: Callable[[], None]) -> None:
         self._on_close = on_close
         self._deltas: list[Delta] = []  # unread
-        self._is_complete = False  # the last delta was put
+        self._is_complete = False  # the last delta has been put
         self._is_closed = False
-        self._filled: asyncio.Future[None] | None = None  # of a reader that waits
+        self._filled: asyncio.Future[None] | None = None  # awaited by `__anext__`
         self.on_delta: Callable[[], None] | None = None
         self.num_tokens = 0  # unread
 
     def put(self, delta: Delta) -> None:
-        """Adds to the unread output, and tells the reader. Ignored when the stream is closed."""
+        """Appends a delta and notifies the reader. Ignored when the stream is closed."""
         self._is_complete = delta.finish_reason is not None
         if self._is_closed:
             return
@@ -36,7 +36,7 @@ class DeltaStream:
         self._tell()
 
     def take(self) -> Delta | None:
-        """All that is unread; None if nothing is."""
+        """Returns all unread deltas as one, or None if there are none."""
         deltas = self._deltas
         if not deltas:
             return None
@@ -45,7 +45,7 @@ class DeltaStream:
         return deltas[0] if len(deltas) == 1 else _join(deltas)
 
     def close(self) -> None:
-        """Drops what is unread and what is still to come. Closing twice is a no-op."""
+        """Drops unread and future deltas. Closing twice is a no-op."""
         if not self._is_closed:
             self._is_closed, self.on_delta = True, None
             self._deltas.clear()
@@ -56,7 +56,7 @@ class DeltaStream:
         return self
 
     async def __anext__(self) -> Delta:
-        """Waits until there is something unread, and returns all of it."""
+        """Waits for unread deltas, and returns all of them as one."""
         while (delta := self.take()) is None:
             if self._is_complete or self._is_closed:
                 raise StopAsyncIteration

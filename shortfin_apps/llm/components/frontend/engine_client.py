@@ -1,4 +1,4 @@
-"""The interface of the engine to the HTTP side."""
+"""The engine's interface for the HTTP side."""
 
 from __future__ import annotations
 
@@ -13,83 +13,82 @@ from shortfin_apps.llm.errors import LlmError
 
 
 class EngineClient(Protocol):
-    """Implemented by AsyncEngine. Methods are called in the event loop's thread.
+    """Interface implemented by AsyncEngine. Call its methods in the event loop's thread.
 
-    All but `submit`, `dump`, `snapshot` and `drain` return at once.
+    All methods except `submit`, `dump`, `snapshot` and `drain` return immediately.
     """
 
     async def submit(self, call: GenerateCall) -> DeltaStream:
         """Admits the request and returns its stream; closing the stream early aborts it.
 
-        A submission that is cancelled leaves no request behind. The last Delta carries `finish_reason`;
-        with ERROR it carries `error` too. Raises OverloadedError, UnavailableError or InvalidRequestError
-        before anything is queued, and RequestAbortedError for a call that resumes when the time for draining
-        is over.
+        A cancelled submission leaves no request in the engine. The last Delta has a `finish_reason`; with
+        ERROR it also has an `error`. Raises OverloadedError, UnavailableError or InvalidRequestError before
+        anything is queued, and RequestAbortedError for a call that resumes after the drain timeout.
         """
         ...
 
     def abort(self, request_id: str, error: LlmError | None = None) -> bool:
         """Ends a request; its stream then yields a last Delta with ABORT and `error`.
 
-        False if it is unknown.
+        Returns False if the request is unknown.
         """
         ...
 
     def abort_all(self) -> int:
-        """Aborts every request; returns how many there were."""
+        """Aborts every request and returns their number."""
         ...
 
     def flush_cache(self) -> None:
-        """Frees all cached pages that no request uses, before any request submitted from now on starts."""
+        """Frees all unused cached pages before any request that is submitted from now on starts."""
         ...
 
     async def dump(self, reason: str) -> WrittenDump:
-        """Writes what the flight recorder has to a file, also while the device does not answer.
+        """Writes the contents of the flight recorder to a file, even while the device does not answer.
 
-        Raises InvalidRequestError where there is none, and DumpError, which may have become an LlmError.
+        Raises InvalidRequestError if there is no recorder, and DumpError, or an LlmError made from it.
         """
         ...
 
     def stats(self) -> EngineStats: ...
 
     async def snapshot(self, after: int = 0) -> Snapshot:
-        """The engine between two steps, with the steps behind number `after` that it has recorded.
+        """Returns the engine's state between two steps, with the recorded steps numbered above `after`.
 
-        It records them for some seconds after each call. Waits for the step under way. Raises
-        UnavailableError when the engine has ended.
+        Steps are recorded for some seconds after each call. Waits for the current step. Raises
+        UnavailableError when the engine has stopped.
         """
         ...
 
     @property
     def max_requests(self) -> int:
-        """The most requests admitted and not yet answered."""
+        """Maximum number of requests admitted and not yet answered."""
         ...
 
     @property
     def max_queue_tokens(self) -> int:
-        """The most prompt tokens admitted without a first token yet; a single request may have more."""
+        """Maximum number of admitted prompt tokens without a first token; a single request may exceed it."""
         ...
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens of prompt and output together that a request can have."""
+        """Maximum number of prompt and output tokens of one request."""
         ...
 
     @property
     def returns_logits(self) -> bool:
-        """Whether the model returns whole rows of logits; without, a request with a penalty is refused."""
+        """True if the model returns full rows of logits; otherwise requests with a penalty are refused."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Loaded, warmed up, and neither draining nor stalled."""
+        """True if the engine is loaded, warmed up, and neither draining nor stalled."""
         ...
 
     @property
     def healthy(self) -> bool:
-        """The engine's thread is alive, its device works, and no step takes longer than the stall timeout."""
+        """True if the engine's thread is alive, its device works, and no step exceeds the stall timeout."""
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Stops admission; returns when all requests have ended, aborting those left at the timeout."""
+        """Stops admission and waits for all requests to end; aborts the remaining ones at the timeout."""
         ...

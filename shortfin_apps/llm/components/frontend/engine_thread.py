@@ -1,10 +1,10 @@
-"""The engine's thread: between two steps it takes in what the event loop sent.
+"""The engine's thread: processes messages from the event loop between two steps.
 
     event loop                                engine thread
     send ── inbox (deque) ──────────────────> drained before each step
     on_deltas <── one call_soon per step ──── deltas of the step
 
-Batches, not tokens, cross the border. The thread sleeps on an event while there is no work.
+Deltas cross threads in batches, one per step. The thread sleeps on an event while there is no work.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Abort(NamedTuple):
 
 
 class FlushCache:
-    """Frees every page that is only kept for its prefix."""
+    """Asks to free every page that is cached only for its prefix."""
 
 
 class Look(NamedTuple):
-    """Asks for a snapshot with the steps behind number `after`; `answer` is called in the event loop.
+    """Asks for a snapshot with the steps numbered above `after`; `answer` is called in the event loop.
 
-    It gets None where the snapshot could not be taken, because of a bug.
+    `answer` gets None if a bug prevented the snapshot.
     """
 
     after: int
@@ -50,34 +50,34 @@ Message = GenerateCall | Abort | FlushCache | Look
 
 
 class IdleTest(Protocol):
-    """A test of the device that runs a step at a time while there are no requests."""
+    """A device test that runs one step at a time while there are no requests."""
 
     @property
     def num_runs(self) -> int: ...
 
     @property
     def failure(self) -> str | None:
-        """What the last run found to be wrong."""
+        """The fault found by the last run, or None."""
         ...
 
     def notice_work(self) -> None:
-        """There are requests, or the thread ends: gives back what a run under way holds. Raises nothing."""
+        """Releases what a running test holds: requests have arrived, or the thread ends. Raises nothing."""
         ...
 
     def seconds_until_due(self) -> float | None:
-        """How long to wait for requests before the next step; None: for ever."""
+        """Returns the time to wait for requests before the next step, or None to wait indefinitely."""
         ...
 
     def step(self) -> None:
-        """At most one invocation. Raises nothing for a device that fails: that is a `failure`."""
+        """Runs at most one invocation. Never raises: a failing device is reported as `failure`."""
         ...
 
 
 class EngineThread:
-    """Runs an Engine. The public methods and properties are the event loop's, the others the thread's.
+    """Runs an Engine. Public methods and properties are for the event loop, private ones for the thread.
 
-    `on_deltas` is called in the event loop after each step, `on_death` there when a bug ended the thread;
-    `on_close` in the thread itself, as its last act. `idle_test` runs while the thread has nothing to do.
+    `on_deltas` is called in the event loop after each step, `on_death` in the event loop after a bug ended
+    the thread, and `on_close` in the thread itself, last. `idle_test` runs while the thread has no work.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class EngineThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.is_stopping = False
-        self.stats: EngineStats = engine.stats()  # after the last step
+        self.stats: EngineStats = engine.stats()  # as of the last step
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class EngineThread:
         self._wake.set()
 
     def stop(self) -> None:
-        """Ends the thread after the step under way."""
+        """Ends the thread after the current step."""
         self.is_stopping = True
         self._wake.set()
 
@@ -127,7 +127,7 @@ class EngineThread:
 
     @property
     def turn_s(self) -> float:
-        """The duration of the current turn so far; 0 while the thread sleeps."""
+        """Duration of the current turn so far; 0 while the thread sleeps."""
         began_s = self.turn_began_s
         return 0.0 if began_s is None else self._clock() - began_s
 
@@ -147,7 +147,7 @@ class EngineThread:
             self._on_close()
 
     def _is_woken(self) -> bool:
-        """Waits for work; False when a step of the idle test was due before there was any."""
+        """Waits for work. Returns False if a step of the idle test was due first."""
         if self._idle_test is None:
             return self._wake.wait()
         if self._wake.wait(self._idle_test.seconds_until_due()):
@@ -162,7 +162,7 @@ class EngineThread:
         return False
 
     def _work(self) -> None:
-        """One turn, and its deltas on their way to the event loop."""
+        """Runs one turn and sends its deltas to the event loop."""
         self._wake.clear()
         if self._idle_test is not None:
             self._idle_test.notice_work()
@@ -173,7 +173,7 @@ class EngineThread:
             self._call_soon(self._on_deltas, deltas)
 
     def _turn(self) -> list[Delta]:
-        """Empties the inbox, and steps."""
+        """Empties the inbox and runs a step."""
         deltas: list[Delta] = []
         try:
             self._empty_inbox(deltas)
@@ -200,7 +200,7 @@ class EngineThread:
                 deltas.append(delta)
 
     def _look(self, look: Look) -> None:
-        """A bug in it ends no request."""
+        """Answers a snapshot request. A bug here must not end requests."""
         snapshot = None
         try:
             snapshot = self._watch.look(look.after)
@@ -210,5 +210,5 @@ class EngineThread:
 
     def _call_soon(self, function: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None, "the thread was started without `start`"
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no receiver any more
             self._loop.call_soon_threadsafe(function, *arguments)

@@ -1,4 +1,4 @@
-"""Looks at the engine that its thread has not answered yet."""
+"""Snapshot requests that the engine's thread has not answered yet."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shortfin_apps.llm.errors import InvocationError, UnavailableError
 
 
 class Looks:
-    """Used by the event loop's thread alone."""
+    """Pending snapshot requests. Only the event loop's thread uses this."""
 
     def __init__(self, thread: EngineThread) -> None:
         self._thread = thread
         self._waiting: set[asyncio.Future[Snapshot | None]] = set()
 
     async def look(self, after: int) -> Snapshot:
-        """A snapshot, once the step under way is over. Raises UnavailableError when the thread has ended."""
+        """Returns a snapshot after the current step. Raises UnavailableError if the thread has ended."""
         if not self._thread.is_alive or self._thread.is_stopping:
             raise _ended()
         answer: asyncio.Future[Snapshot | None] = asyncio.get_running_loop().create_future()
@@ -32,14 +32,14 @@ class Looks:
         return snapshot
 
     def end(self) -> None:
-        """Ends those that are left: the thread does not answer them any more."""
+        """Fails the pending requests: the thread no longer answers them."""
         for answer in self._waiting:
             if not answer.done():
                 answer.set_exception(_ended())
 
 
 def _give(answer: asyncio.Future[Snapshot | None], snapshot: Snapshot | None) -> None:
-    if not answer.done():  # whoever looked may have left
+    if not answer.done():  # the caller may have been cancelled
         answer.set_result(snapshot)
 
 

@@ -1,6 +1,6 @@
-"""Prometheus metrics, under vLLM's names where vLLM has the metric and `shortfin_llm:` names elsewhere.
+"""Prometheus metrics, with vLLM's names where vLLM has the metric and `shortfin_llm:` names elsewhere.
 
-Latencies are measured here, on the HTTP side; the engine's counters are read when scraped.
+Latencies are measured here, on the HTTP side. The engine's counters are read at each scrape.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ OTHER_TENANTS = "other"
 class ServerMetrics:
     """The metrics of one server, in their own registry.
 
-    `engine_pid` is the process that runs the engine, if that is another. `tenants` are those whose tokens are
-    counted by name; all others together are OTHER_TENANTS. Of several processes that answer
-    requests, each counts its own; `exposition` shows the sums.
+    `engine_pid` is the process that runs the engine, if it is a different one. Tokens of `tenants` are
+    counted by tenant name; tokens of all other tenants are counted as OTHER_TENANTS. With several API
+    processes, each counts its own requests; `exposition` shows the sums.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry, pid=lambda: engine_pid or "self")
 
     def watch(self, engine: EngineClient) -> None:
-        """Adds the engine's counters and gauges; once, when the engine is loaded."""
+        """Adds the engine's counters and gauges. Call once, when the engine is loaded."""
         self.registry.register(_EngineCollector(engine, self._model_name))
 
     def show_state(self, ready: Callable[[], bool], healthy: Callable[[], bool]) -> None:
-        """Adds gauges of what `/ready` and `/health` say; once."""
+        """Adds gauges for the results of `/ready` and `/health`. Call once."""
         self.registry.register(_StateCollector(self._model_name, ready, healthy))
 
     def start_request(
@@ -104,15 +104,15 @@ class ServerMetrics:
         counter.inc(num_tokens)
 
     def counts(self) -> list[float]:
-        """What this process has counted, in an order that is the same in all processes of a server."""
+        """Returns this process's counts, in an order that is the same in all processes of a server."""
         return [sample.value for family in self._counted_families() for sample in family.samples]
 
     def exposition(self, counts: Sequence[float] | None = None) -> bytes:
-        """The registry in Prometheus's text format, with `counts` in the place of its own if given."""
+        """Returns the registry in Prometheus's text format, with `counts` instead of its own if given."""
         return generate_latest(self.registry if counts is None else _WithCounts(self, counts))
 
     def replaced(self, counts: Sequence[float]) -> Iterator[Metric]:
-        """All families of the registry, those of `counts()` with these values."""
+        """Yields all families of the registry, with these values for the samples of `counts()`."""
         values = iter(counts)
         for family in self.registry.collect():
             if family.name in self._counted:
@@ -131,7 +131,7 @@ class ServerMetrics:
 
 
 class _WithCounts(CollectorRegistry):
-    """What `metrics` exposes, with other counts."""
+    """A registry that exposes `metrics` with other counts."""
 
     def __init__(self, metrics: ServerMetrics, counts: Sequence[float]) -> None:
         super().__init__()
@@ -143,12 +143,12 @@ class _WithCounts(CollectorRegistry):
 
 
 def _with_value(sample: Sample, value: float) -> Sample:
-    """The time at which it was created is no count."""
+    """Replaces the sample's value, unless it is a creation time, which is not a count."""
     return sample if sample.name.endswith("_created") else sample._replace(value=value)
 
 
 class TokenHistogram(Collector):
-    """A histogram of what happens at every token, so in the event loop's thread alone, which needs no locks.
+    """A histogram that is updated at every token, by the event loop's thread only; therefore it has no locks.
 
     `buckets` are upper bounds.
     """
@@ -172,11 +172,12 @@ class TokenHistogram(Collector):
 
 
 class RequestTimer:
-    """Latencies of one request; nothing is recorded for one that was never admitted.
+    """Latencies of one request; nothing is recorded for a request that was never admitted.
 
-    `first_s` is the time of its first token on the metrics' clock, `queue_s` its wait for its first step;
-    both are None before. `last_s` is that of its last token, or of its arrival. `finish_reason` and `ended_s`
-    are None until it ends. `computed` is None unless it is traced.
+    `first_s` is the time of the first token on the metrics' clock, `queue_s` the wait for the first step;
+    both are None until then. `last_s` is the time of the last token, or of arrival before the first.
+    `finish_reason` and `ended_s` are None until the request ends. `computed` is None unless the request is
+    traced.
     """
 
     __slots__ = (
@@ -200,14 +201,14 @@ class RequestTimer:
         self.arrival_s = self.last_s = metrics.clock()
         self.ended_s: float | None = None
         self.computed: list[ComputedTask] | None = [] if is_traced else None
-        self.detokenise_s = 0.0  # if it is traced
+        self.detokenise_s = 0.0  # measured only if traced
         self.first_s: float | None = None
         self.queue_s: float | None = None
         self.num_tokens = self.cached_tokens = 0
         self.finish_reason: FinishReason | None = None
 
     def tokens(self, count: int, queue_s: float, cached_tokens: int = 0) -> None:
-        """Records `count` tokens that arrived together now, after a wait of `queue_s` for the first step.
+        """Records `count` tokens that arrived together now; the first step started after `queue_s`.
 
         `cached_tokens` of the prompt were found in the prefix cache.
         """
@@ -227,7 +228,7 @@ class RequestTimer:
 
     @contextmanager
     def detokenising(self) -> Iterator[None]:
-        """Counts the time of the context."""
+        """Adds the time spent in the context to `detokenise_s`."""
         began_s = self._metrics.clock()
         yield
         self.detokenise_s += self._metrics.clock() - began_s
@@ -286,7 +287,7 @@ class _EngineCollector(Collector):
         yield by_source
 
     def _cache_config(self, stats: EngineStats) -> Metric:
-        """vLLM's information about the cache, from whose labels routers size their models of it."""
+        """Returns vLLM's cache information metric; routers size their model of the cache from its labels."""
         family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache, by its labels; always 1")
         labels = {
             "block_size": str(stats.page_tokens),
@@ -345,7 +346,7 @@ def _tokens_by_kind(counts: EntryCounts) -> list[tuple[str, int]]:
 
 
 def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Cumulative buckets of a histogram, with a last bound that is infinite."""
+    """Returns a histogram's cumulative buckets, with `+Inf` as the last bound."""
     return list(zip([*(str(float(bound)) for bound in bounds), "+Inf"], accumulate(counts), strict=True))
 
 
@@ -371,13 +372,13 @@ def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
 
 
 def _used(stats: EngineStats) -> float:
-    """The share of pages in use, of the kind of which that is larger."""
+    """Returns the share of pages in use, the larger one of full-context pages and window pages."""
     kinds = [usage for usage in (stats.pages, stats.window_pages) if usage is not None and usage.total]
     return max((usage.leased / usage.total for usage in kinds), default=0.0)
 
 
 def _page_gauges(name: str, of: str, usage: CacheUsage | None) -> list[tuple[str, str, float]]:
-    """`name` of the gauges' common start; `of` says which pages they count."""
+    """Returns the gauges of one kind of page. `name` is their common prefix; `of` describes the pages."""
     if usage is None:
         return []
     return [

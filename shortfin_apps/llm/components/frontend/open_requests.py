@@ -1,4 +1,4 @@
-"""Open requests: all that are admitted and not yet answered, each with its place and its stream."""
+"""Open requests: all admitted and not yet answered requests, each with its slot and its stream."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class OpenRequests:
-    """Used by the event loop's thread alone. Iterates over request ids.
+    """Iterates over request ids. Only the event loop's thread uses this.
 
-    `abort` asks the engine to end a request: when its reader has left, when more than `max_unread_tokens`
-    wait for it, and when it is answered here.
+    `abort` asks the engine to end a request: when its reader closed the stream, when more than
+    `max_unread_tokens` are queued for the reader, and when the request is answered here.
     """
 
     def __init__(
@@ -42,27 +42,27 @@ class OpenRequests:
         return request_id in self._streams
 
     def admit(self, call: GenerateCall) -> DeltaStream:
-        """Takes a place and returns the request's stream. Raises OverloadedError."""
+        """Reserves a slot and returns the request's stream. Raises OverloadedError."""
         self._admission.enter(call)
         stream = self._streams[call.request_id] = DeltaStream(partial(self._abort, call.request_id, None))
         self._none_left.clear()
         return stream
 
     def deliver(self, deltas: list[Delta]) -> None:
-        """Hands one step's deltas to their readers."""
+        """Passes one step's deltas to their readers."""
         for delta in deltas:
             if (stream := self._streams.get(delta.request_id)) is not None:
                 self._put(stream, delta)
 
     def answer_all(self, error: LlmError) -> None:
-        """Ends everything on this side; the engine frees it when it can."""
+        """Answers all requests with `error` here; the engine frees their resources when it can."""
         for request_id, stream in list(self._streams.items()):
             self._abort(request_id, None)
             stream.put(Delta(request_id=request_id, finish_reason=FinishReason.ERROR, error=error))
             self._leave(request_id)
 
     async def until_none_left(self) -> None:
-        while self._streams:  # the last answer may have been one step of a beam search
+        while self._streams:  # after one step of a beam search, the next step may have been admitted
             await self._none_left.wait()
 
     def _put(self, stream: DeltaStream, delta: Delta) -> None:
@@ -73,7 +73,7 @@ class OpenRequests:
         if delta.finish_reason is not None:
             self._leave(delta.request_id)
         elif was_short and stream.num_tokens > self._max_unread_tokens:
-            # The reader may only be waiting for its turn in the loop: this call comes after it.
+            # The reader may only be waiting for its turn in the loop; this callback runs after it.
             asyncio.get_running_loop().call_soon(self._check_reader, delta.request_id, stream)
 
     def _check_reader(self, request_id: str, stream: DeltaStream) -> None:
@@ -84,7 +84,7 @@ class OpenRequests:
         self._abort(request_id, RequestAbortedError(reason))
 
     def _leave(self, request_id: str) -> None:
-        """Gives the request's place back; nothing else does."""
+        """Releases the request's slot. This is the only place that does."""
         del self._streams[request_id]
         self._admission.leave(request_id)
         if not self._streams:

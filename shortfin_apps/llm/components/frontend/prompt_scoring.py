@@ -1,8 +1,8 @@
-"""Log-probabilities of a prompt's tokens. A model's entries do not return them: they have the last token's.
+"""Log-probabilities of a prompt's tokens.
 
-So a second request has the prompt as its output: it starts with the prompt's first token and is made to
-choose the others one by one, a decode each, batched with everybody's. That takes as long as generating the
-prompt would.
+A model's entries return logits of the last token only. Therefore a second request generates the prompt as its
+output: it starts with the prompt's first token and is forced to choose the others, one decode each, batched
+with other requests. This takes as long as generating the prompt would.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.errors import RequestAbortedError
 
 PromptLogprobs = tuple[TokenLogprobs | None, ...]
-"""An entry for each token of a prompt, or for those from some token on: None for the first of the prompt."""
+"""One entry per prompt token, or per token from `start` on; None for the prompt's first token."""
 
 
 def scoring_request(request: TextRequest, num_top: int, start: int = 0) -> TextRequest | None:
-    """The request that scores the prompt's tokens from `start` on, with `num_top` alternatives to each.
+    """Returns the request that scores the prompt's tokens from `start` on, with `num_top` alternatives each.
 
-    None if there are none but the first, which nothing precedes.
+    Returns None if there is nothing to score: the first token has no context.
     """
     given, forced = request.prompt_token_ids[: max(1, start)], request.prompt_token_ids[max(1, start) :]
     if not forced:
@@ -45,7 +45,7 @@ def scoring_request(request: TextRequest, num_top: int, start: int = 0) -> TextR
 def prompt_logprobs(
     prompt_token_ids: Sequence[int], answer: TextDelta | None, start: int = 0
 ) -> PromptLogprobs:
-    """Those of the prompt from `start` on, by the scoring request's answer. Raises what ended it early."""
+    """Returns the prompt's entries from `start` on, or raises the error that ended the scoring request."""
     if answer is not None and answer.finish_reason is not FinishReason.LENGTH:
         raise answer.error or RequestAbortedError("the request was aborted")
     first: PromptLogprobs = (None,) if start == 0 and prompt_token_ids else ()

@@ -1,4 +1,4 @@
-"""Stall detection: notices a device that does not answer, from the event loop."""
+"""Stall detection: the event loop detects a device that does not answer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CHECKS_PER_STALL = 10
 class StallWatch:
     """Calls `on_stall` in the event loop when a turn of the engine's thread takes longer than `timeout_s`.
 
-    Checks from `start` until `stop`, and calls once for a turn. Time in which the event loop did not run does
-    not count: the process was suspended (SIGSTOP, a machine that sleeps), and the device is not to blame.
+    Checks from `start` until `stop`, and calls once per turn. Time in which the event loop did not run does
+    not count: the process was suspended (SIGSTOP, a sleeping machine), and the device is not to blame.
     `loop_clock` measures that time.
     """
 
@@ -35,9 +35,9 @@ class StallWatch:
         self._loop_clock = loop_clock
         self._timer: asyncio.TimerHandle | None = None
         self._looked_s = loop_clock()
-        self._turn_began_s: float | None = None  # of the turn that was seen last
-        self._missed_s = 0.0  # of that turn
-        self._was_told = False  # of that turn
+        self._turn_began_s: float | None = None  # of the last turn that was observed
+        self._missed_s = 0.0  # time in that turn when the event loop did not run
+        self._was_told = False  # `on_stall` was called for that turn
 
     @property
     def stalled(self) -> bool:
@@ -67,7 +67,7 @@ class StallWatch:
             self._on_stall(self._error())
 
     def _look(self) -> None:
-        """Notes how long nobody looked at the current turn, beyond the usual time between two checks."""
+        """Adds the time since the last check, beyond the check interval, to the missed time of this turn."""
         began_s, now_s = self._thread.turn_began_s, self._loop_clock()
         if began_s != self._turn_began_s:
             self._turn_began_s, self._missed_s, self._was_told = began_s, 0.0, False

@@ -1,4 +1,4 @@
-"""Checks, tokenises and submits prompts; text_stream.py has the way back, from tokens to text.
+"""Checks, tokenises and submits prompts. text_stream.py converts the output tokens to text.
 
 TextGenerator.submit ── GenerateCall ──> EngineClient
 """
@@ -32,13 +32,13 @@ from shortfin_apps.llm.components.text.tokenizer import LONG_TEXT, Tokenizer, fi
 from shortfin_apps.llm.errors import InvalidRequestError
 
 current_is_traced: ContextVar[bool] = ContextVar("current_is_traced", default=False)
-"""Whether the requests that the current task submits are traced: whether their timers have `computed`."""
+"""True if requests submitted by the current task are traced, so that their timers have `computed`."""
 
 PendingT = TypeVar("PendingT", bound=PendingAnswer)
 
 
 class TextGenerator:
-    """Interface of the routes to the engine: checks prompts against the model, and submits them."""
+    """The routes' interface to the engine: checks prompts against the model and submits them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TextGenerator:
         grammars: GrammarCompiler | None = None,
         id_prefix: str = "",
     ) -> None:
-        """`id_prefix` tells the engine's ids of requests from those of other processes."""
+        """`id_prefix` distinguishes this process's engine request ids from other processes' ids."""
         self.tokenizer = tokenizer
         self.engine = engine
         self.max_seq_len = max_seq_len
@@ -65,15 +65,15 @@ class TextGenerator:
         self.workers = TextWorkers()
         self.grammars = grammars or GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
         self._conversations = Conversations(tokenizer.split_names, conversation_tokens)
-        self._pending: dict[str, list[PendingAnswer]] = {}  # by request id, which is not unique
+        self._pending: dict[str, list[PendingAnswer]] = {}  # by the client's request id, which is not unique
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, rendered: bool = False, param: str | None = None
     ) -> tuple[int, ...]:
-        """Token ids of `text`, computed in a worker thread if it is long; see `Tokenizer.encode`.
+        """Returns the token ids of `text`, computed in a worker thread if it is long; see `Tokenizer.encode`.
 
-        `param` is the field's name if the text is a prompt. Then raises InvalidRequestError, before any
-        work, for a text that cannot fit the context however it is tokenised.
+        Set `param` to the field's name if the text is a prompt: a text that cannot fit the context with any
+        tokenisation then raises InvalidRequestError before any work.
         """
         if param is not None:
             self._check_length(text, param)
@@ -83,8 +83,10 @@ class TextGenerator:
         )
 
     async def encode_conversation(self, text: str, cache_salt: str | None, param: str) -> tuple[int, ...]:
-        """Token ids of a text that the chat template rendered; those of the answers in it as they were
-        generated, where they are remembered. See `encode`."""
+        """Returns the token ids of a text rendered by the chat template.
+
+        Earlier answers in the text get their generated token ids, if these are remembered. See `encode`.
+        """
         self._check_length(text, param)
         recall = partial(self._conversations.recall, text, cache_salt)
         known = recall() if len(text) < LONG_TEXT else await self.workers.run(len(text), recall)
@@ -92,7 +94,7 @@ class TextGenerator:
         return (*known.token_ids, *rest)
 
     async def compile_grammar(self, source: GrammarSource, param: str, tenant: str) -> Grammar:
-        """What an output must match, for SamplingParams; see `GrammarCompiler.compile`."""
+        """Compiles a grammar for SamplingParams; see `GrammarCompiler.compile`."""
         return await self.grammars.compile(source, param, tenant)
 
     def _check_length(self, text: str, param: str) -> None:
@@ -107,12 +109,12 @@ class TextGenerator:
     def fit(
         self, prompt_token_ids: Sequence[int], max_tokens: int | None, *, default: int | None, param: str
     ) -> int:
-        """The number of tokens to generate: `max_tokens` if given, else `default`, else all that fit.
+        """Returns the number of tokens to generate: `max_tokens`, else `default`, else all that fit.
 
-        1 for a `max_tokens` of 0, which is checked but never submitted, so that the prompt may be empty.
-        Checks the prompt first (`param` is its field's name). Raises InvalidRequestError when it is
-        empty, has an unknown id, or does not fit the context. A default is cut to fit, but a given
-        `max_tokens` is not.
+        Returns 1 for a `max_tokens` of 0: such a request is checked but never submitted, so its prompt may be
+        empty. A default is reduced to fit; a given `max_tokens` is not. Checks the prompt first (`param` is
+        its field's name). Raises InvalidRequestError if it is empty, has an unknown id, or does not fit the
+        context.
         """
         if max_tokens == 0:
             self.check_ids(prompt_token_ids, param)
@@ -138,7 +140,7 @@ class TextGenerator:
         return max_tokens
 
     def check_ids(self, prompt_token_ids: Sequence[int], param: str) -> None:
-        """Raises InvalidRequestError for more tokens than the context has, or an unknown one."""
+        """Raises InvalidRequestError for an unknown token id, or more tokens than the context holds."""
         if len(prompt_token_ids) > self.max_seq_len:
             raise InvalidRequestError(
                 f"`{param}` has {len(prompt_token_ids)} tokens, but "
@@ -160,7 +162,7 @@ class TextGenerator:
             )
 
     async def submit(self, requests: Sequence[TextRequest]) -> list[TextStream]:
-        """Admits all requests, which must have one beam each, or none, raising the engine's error."""
+        """Admits all requests, or none and raises the engine's error. Each must have one beam."""
         return await self._admit(requests, self._stream)
 
     async def submit_whole(self, requests: Sequence[TextRequest]) -> list[PendingAnswer]:
@@ -168,7 +170,7 @@ class TextGenerator:
         return await self._admit(requests, self._start)
 
     def abort(self, request_id: str, tenant: str | None = None) -> int:
-        """Aborts the sequences of the requests with this id (of `tenant` only, if given).
+        """Aborts the sequences of the requests with this id (and of `tenant`, if given).
 
         Returns their number.
         """
@@ -179,11 +181,11 @@ class TextGenerator:
         )
 
     def abort_all(self) -> int:
-        """Aborts all sequences; returns their number."""
+        """Aborts all sequences and returns their number."""
         return _abort_each(itertools.chain.from_iterable(self._pending.values()))
 
     def close(self) -> None:
-        """Ends the threads that work on texts and grammars; no request may come afterwards."""
+        """Ends the threads for texts and grammars. No request may follow."""
         self.workers.close()
         self.grammars.close()
 
@@ -204,7 +206,7 @@ class TextGenerator:
         return started
 
     def _check_tokens(self, requests: Sequence[TextRequest]) -> None:
-        """Raises InvalidRequestError for several prompts with more tokens than the whole queue can hold."""
+        """Raises InvalidRequestError for several prompts with more tokens than the full queue can hold."""
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         if len(requests) > 1 and num_tokens > self.engine.max_queue_tokens:
             raise InvalidRequestError(
@@ -243,7 +245,7 @@ class TextGenerator:
         return TextBeams(request, self.tokenizer, search, timer, self._forget)
 
     def _engine_id(self, request: TextRequest) -> str:
-        """Unique, as clients' ids need not be."""
+        """Returns a unique id, as clients' ids need not be unique."""
         return f"{request.request_id}.{self._id_prefix}{next(self._serial)}"
 
     def _timer(self, request: TextRequest) -> RequestTimer:
@@ -256,7 +258,7 @@ class TextGenerator:
 
 
 def with_seed(params: SamplingParams, index: int) -> SamplingParams:
-    """Parameters of the `index`-th choice of one prompt: each choice has its own seed, if one is given."""
+    """Returns the parameters of a prompt's `index`-th choice; with a seed, each choice gets its own."""
     if params.seed is None or index == 0:
         return params
     return replace(params, seed=(params.seed + index) % 2**63)

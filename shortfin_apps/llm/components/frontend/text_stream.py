@@ -1,4 +1,4 @@
-"""Converts the engine's token ids to text for the requests in progress.
+"""Converts the engine's token ids to text for requests in progress.
 
 TextStream <── Delta (token_ids) ── detokenizer ── stop strings ──> TextDelta
 TextBeams <── Hypothesis (token_ids) ── detokenizer ──> TextDelta, a complete answer each
@@ -36,11 +36,10 @@ class TextRequest:
     """One prompt to continue, checked by `TextGenerator.fit`; `params` are for the engine.
 
     `choice` numbers the requests for one prompt, from 0. `conversation` is the prompt's text if the answer is
-    to be remembered with it. `shown_ids` are special tokens whose names are text all the same. With
-    `num_beams` above 1, it is a beam search with
-    that many answers, which ignores stop strings and the sampling fields of `params`. Unless it `generates`
-    any token, its answer is EMPTY_ANSWER, and it is not to be submitted. With `receipt`, the answer has one;
-    then `params` have `chosen_logits`.
+    to be remembered with it. `shown_ids` are special tokens that are shown as text. `num_beams` above 1 means
+    a beam search with that many answers, which ignores stop strings and the sampling fields of `params`. If
+    `generates` is False, the answer is EMPTY_ANSWER, and the request must not be submitted. With `receipt`,
+    the answer has a receipt; `params` then have `chosen_logits`.
     """
 
     request_id: str
@@ -59,7 +58,7 @@ class TextRequest:
     receipt: ReceiptOrder | None = None
 
     def call(self, engine_id: str, *, is_traced: bool = False) -> GenerateCall:
-        """The call to the engine, which knows the request as `engine_id`."""
+        """Returns the call to the engine, which knows the request as `engine_id`."""
         return GenerateCall(
             request_id=engine_id,
             prompt_token_ids=self.prompt_token_ids,
@@ -70,7 +69,7 @@ class TextRequest:
         )
 
     def detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
-        """A new detokenizer for the text after the prompt."""
+        """Returns a new detokenizer for the text after the prompt."""
         return Detokenizer(
             tokenizer,
             self.prompt_token_ids,
@@ -80,12 +79,12 @@ class TextRequest:
 
 
 class TextDelta(NamedTuple):
-    """New text and tokens of an answer; also a complete answer. Only the last has a `finish_reason`.
+    """New text and tokens of an answer, or a complete answer. Only the last delta has a `finish_reason`.
 
-    `text` may lag behind `token_ids`: part of a character, or the possible beginning of a stop string, is
-    held back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or stop token
-    that ended the answer, None for end-of-sequence. `error` is the cause of an abort that the client did
-    not ask for. `receipt` is that of the whole answer, as JSON's objects, with the last delta.
+    `text` may lag behind `token_ids`: an incomplete character or a possible start of a stop string is held
+    back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or stop token that
+    ended the answer, None for end-of-sequence. `error` is the cause of an abort that the client did not
+    request. The last delta has the `receipt` of the full answer, as JSON objects.
     """
 
     text: str
@@ -99,11 +98,11 @@ class TextDelta(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer has ended before the model, or a stop string, ended it."""
+        """True if the answer ended before the model or a stop string ended it."""
         return self.finish_reason not in (None, FinishReason.STOP)
 
 
-EMPTY_ANSWER = TextDelta(text="", token_ids=(), finish_reason=FinishReason.LENGTH)  # to `max_tokens: 0`
+EMPTY_ANSWER = TextDelta(text="", token_ids=(), finish_reason=FinishReason.LENGTH)  # for `max_tokens: 0`
 
 
 class PendingAnswer(ABC):
@@ -122,11 +121,11 @@ class PendingAnswer(ABC):
 
     @abstractmethod
     async def answers(self) -> list[TextDelta]:
-        """All answers, complete, best first; cancelling this aborts the request."""
+        """Waits for all answers, complete, best first. Cancelling this aborts the request."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Ends the request; its reader gets what there is so far, or RequestAbortedError."""
+        """Ends the request. Its reader gets the output so far, or RequestAbortedError."""
 
     def close(self) -> None:
         """Aborts the request unless it has ended. Closing twice is a no-op."""
@@ -141,14 +140,14 @@ class PendingAnswer(ABC):
 
     @abstractmethod
     def _release(self) -> None:
-        """Ends the request in the engine, if it is still there."""
+        """Ends the request in the engine, if it is still running."""
 
 
 class TextStream(PendingAnswer):
     """A request with one beam.
 
-    Unless its reader awaits `answers`, it has to `listen`, and to `take` what there is when it is told, until
-    the end or `close`, which aborts the request.
+    The reader either awaits `answers`, or calls `listen` and then `take` at each notification, until the end
+    or `close`, which aborts the request.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class TextStream(PendingAnswer):
         timer: RequestTimer,
         on_end: Callable[[PendingAnswer], None],
     ) -> None:
-        """`deltas` are the engine's, and `abort` ends the request there."""
+        """`deltas` come from the engine; `abort` ends the request there."""
         assert request.num_beams == 1, "a beam search cannot be streamed"
         super().__init__(request, timer, on_end)
         self._deltas = deltas
@@ -169,16 +168,16 @@ class TextStream(PendingAnswer):
         self._special_ids = tokenizer.special_ids - request.shown_ids
         self._matcher = StopMatcher(request.stop, include_match=request.include_stop)
         self._num_tokens = 0
-        self._read_deltas: list[TextDelta] = []  # of a conversation
+        self._read_deltas: list[TextDelta] = []  # kept for a conversation only
         order = request.receipt
         self._receipt = None if order is None else ReceiptDraft(order, request.prompt_token_ids)
 
     def listen(self, on_delta: Callable[[], None]) -> None:
-        """Has `on_delta` called, in the event loop, whenever there is something to `take`."""
+        """Registers `on_delta`, called in the event loop whenever there is something to `take`."""
         self._deltas.on_delta = on_delta
 
     def take(self) -> TextDelta | None:
-        """All that is unread; None if nothing is. Raises the error that ended the request."""
+        """Returns all unread output, or None if there is none. Raises the error that ended the request."""
         delta = None if self._finished else self._deltas.take()
         return None if delta is None else self._text_of(delta)
 
@@ -204,9 +203,9 @@ class TextStream(PendingAnswer):
 
     @property
     def conversation(self) -> tuple[str, tuple[int, ...]] | None:
-        """The text of the conversation with its answer, and the token ids of that text.
+        """The text of the conversation including the answer, and its token ids.
 
-        None unless the answer is whole, and its tokens are those of its text, but for one that ended it.
+        None unless the answer is complete and its tokens, except a final stop token, are exactly its text.
         """
         prompt, request = self.request.conversation, self.request
         if prompt is None or not self._read_deltas or request.include_stop:
@@ -226,12 +225,12 @@ class TextStream(PendingAnswer):
             self.close()
 
     async def _all(self) -> list[TextDelta]:
-        """Every delta, each taken when it comes, so that a stop string ends the request in time."""
+        """Collects every delta as soon as it arrives, so that a stop string ends the request in time."""
         deltas: list[TextDelta] = []
         ended = asyncio.get_running_loop().create_future()
 
         def read() -> None:
-            if ended.done():  # or cancelled a moment ago
+            if ended.done():  # or just cancelled
                 return
             try:
                 if (delta := self.take()) is not None:
@@ -268,12 +267,12 @@ class TextStream(PendingAnswer):
 
     def _match(self, piece: str) -> str:
         if not self.request.stop or self._num_tokens + 1 < self.request.params.min_tokens:
-            return piece  # nothing stops it, or it is too early to stop
+            return piece  # no stop strings, or fewer than `min_tokens` so far
         return self._matcher.push(piece)
 
     def _delta(self, delta: Delta, text: str, num_tokens: int) -> TextDelta:
         matched = self._matcher.matched
-        return TextDelta(  # by position, which takes half the time
+        return TextDelta(  # positional arguments take half the time
             text,
             delta.token_ids[:num_tokens],
             delta.logprobs[:num_tokens],
@@ -292,7 +291,7 @@ class TextStream(PendingAnswer):
 
 
 class TextBeams(PendingAnswer):
-    """A request answered by beam search. The metrics count it as one request with a token per step."""
+    """A request answered by beam search. The metrics count it as one request with one token per step."""
 
     def __init__(
         self,
@@ -352,7 +351,7 @@ async def gather(streams: Sequence[TextStream]) -> list[TextDelta]:
 
 
 async def gather_answers(requests: Sequence[PendingAnswer]) -> list[list[TextDelta]]:
-    """All complete answers, in order. When one fails or this is cancelled, the others are aborted."""
+    """Returns all complete answers, in order. If one fails or this is cancelled, the others are aborted."""
     tasks = [asyncio.ensure_future(request.answers()) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
@@ -383,7 +382,10 @@ def _join(deltas: Sequence[TextDelta]) -> TextDelta:
 
 
 def _with_receipt(text_delta: TextDelta, delta: Delta, draft: ReceiptDraft) -> TextDelta:
-    """Adds the tokens to the receipt, and that to the last delta; `delta` has more behind a stop string."""
+    """Adds the tokens to the receipt, and the receipt to the last delta.
+
+    `delta` may have more tokens than `text_delta`, after a stop string.
+    """
     draft.add(text_delta.token_ids, delta.logits[: len(text_delta.token_ids)])
     reason = text_delta.finish_reason
     return text_delta if reason is None else text_delta._replace(receipt=draft.finish(reason))

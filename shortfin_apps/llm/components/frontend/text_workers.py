@@ -1,4 +1,4 @@
-"""Worker threads for slow work on texts, so that it does not block the event loop."""
+"""Worker threads for slow text processing, which must not block the event loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shortfin_apps.llm.components.grammar.fair_turns import FairTurns, Wait, end
 
 SHORT_THREADS = 2
 LONG_THREADS = 1
-LONG_CHARS = 65_536  # such texts have their own thread, so that short ones do not wait for them
-# Work of one tenant in the threads, or next in turn: half of the places, so that no thread waits for work.
+LONG_CHARS = 65_536  # texts of this length have their own thread, so that short ones do not wait for them
+# One tenant gets at most half of the places, which is enough to keep all threads busy.
 SHORT_PLACES = 4 * SHORT_THREADS
 LONG_PLACES = 2 * LONG_THREADS
 
@@ -22,16 +22,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 current_tenant: ContextVar[str] = ContextVar("current_tenant", default="")
-"""Who has the current task work on texts."""
+"""The tenant that the current task processes texts for."""
 
 current_wait: ContextVar[Wait] = ContextVar("current_wait", default=endlessly)
 """How the current task waits for a thread: it may give up, as when nobody waits for the answer any more."""
 
 
 class TextWorkers:
-    """A few threads for tokenising and chat templates; further work waits, and tenants take turns.
+    """A few threads for tokenising and chat templates. Further work waits, and tenants take turns.
 
-    For one event loop.
+    Serves one event loop.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class TextWorkers:
             return await loop.run_in_executor(threads.pool, partial(work, *args, **kwargs))
 
     def close(self) -> None:
-        """Ends the threads, after the work under way."""
+        """Ends the threads after their current work."""
         self._short.pool.shutdown()
         self._long.pool.shutdown()
 

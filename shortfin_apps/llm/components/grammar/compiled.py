@@ -1,4 +1,4 @@
-"""Grammars of the llguidance library, compiled for one tokenizer, and their state along an output."""
+"""Grammars compiled with the llguidance library for one tokenizer, and their state along an output."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from shortfin_apps.llm.components.grammar.source_schemas import with_equivalent_
 from shortfin_apps.llm.components.request.grammar import GrammarMatcher
 from shortfin_apps.llm.errors import ConstraintError
 
-PROBED_TOKENS = 4  # what a grammar costs too much for shows at its first tokens
+PROBED_TOKENS = 4  # a grammar that is too expensive fails within its first tokens
 STACK_BYTES = (
     256 << 20
-)  # of a thread that compiles; reserved, not used: the library recurses along references
-# At most so much white space in a row, lest a weak model go on with it until its tokens are used up.
+)  # stack of a compiling thread; reserved, not used: the library recurses along references
+# Limits consecutive white space, because a weak model may otherwise generate it until its tokens are used up.
 WHITE_SPACE = r"[ \n\t]{1,32}"
 
-# As the library tells Lark from GBNF, but in linear time: its own expression is quadratic in blank lines, and
-# nothing else runs meanwhile.
+# Distinguishes Lark from GBNF like the library, but in linear time: the library's expression is quadratic in
+# blank lines, and it holds the GIL.
 _IS_LARK = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
 _SHORT_REASONS = {"NoExtensionBias": "nothing matches it", "": "no reason is given"}
 
 
 class UnusableGrammar(Exception):
-    """A source that has no compiled grammar; the text is the reason."""
+    """A source that cannot be compiled; the text is the reason."""
 
 
 class CompiledGrammar:
-    """Implements Grammar. `start` is at the beginning of an output, and stays there: matchers are copies.
-    `source` is what it was compiled from.
+    """Implements Grammar for the grammar compiled from `source`.
 
-    Copies share the automata that `start` builds as it goes, behind a lock. The automata have a maximum size,
-    at which every output fails: then `is_worn_out`, and new requests need another one.
+    `start` is the state at the beginning of an output and does not advance: matchers are copies. Copies share
+    the automata that `start` builds lazily, under a lock. The automata have a maximum size, at which every
+    output fails: then `is_worn_out` is set, and new requests need a newly compiled grammar.
     """
 
     def __init__(self, source: GrammarSource, start: LLMatcher, param: str = "grammar") -> None:
         self.source = source
         self.param = param
         self._start = start
-        self._worn_out = [False]  # shared by those that are equal
+        self._worn_out = [False]  # shared by equal grammars
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CompiledGrammar) and self._start is other._start
@@ -57,7 +57,7 @@ class CompiledGrammar:
         return self._worn_out[0]
 
     def named(self, param: str) -> CompiledGrammar:
-        """An equal one for a request with the grammar in its field `param`."""
+        """Returns an equal grammar for a request that has it in its field `param`."""
         named = CompiledGrammar(self.source, self._start, param)
         named._worn_out = self._worn_out
         return named
@@ -69,7 +69,7 @@ class CompiledGrammar:
         return self._start.deep_copy()
 
     def failure(self, reason: str) -> ConstraintError:
-        """The error of a request whose output cannot continue."""
+        """Returns the error for a request with an output that cannot continue."""
         self._worn_out[0] = bool(self.problem())
         message = (
             f"`{self.param}`: the {self.source.kind} failed {reason}; make it simpler or the output shorter"
@@ -77,7 +77,7 @@ class CompiledGrammar:
         return ConstraintError(message, self.param)
 
     def problem(self) -> str:
-        """Why no output can begin as the grammar says, empty if one can; builds the first automata."""
+        """Returns why no output can start with this grammar, else ""; builds the first automata."""
         probe = self._start.deep_copy()
         for _ in range(PROBED_TOKENS):
             if probe.is_stopped():
@@ -96,8 +96,8 @@ class CompiledMatcher:
         self._grammar = grammar
         self._matcher = grammar.new_state()
         self._num_consumed = 0  # tokens of the output
-        self._ahead: list[int] = []  # tokens consumed after those, which were only proposed
-        self._bitmask: bytes | None = None  # of the tokens after all consumed, once it was asked for
+        self._ahead: list[int] = []  # proposed tokens, consumed after the output's
+        self._bitmask: bytes | None = None  # allowed after all consumed tokens, once requested
 
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
         self._catch_up(generated, ahead)
@@ -114,8 +114,8 @@ class CompiledMatcher:
         return self._matcher.compute_ff_tokens()
 
     def _catch_up(self, generated: Sequence[int], ahead: Sequence[int]) -> None:
-        """Consumes what is new, and takes back what was proposed and is not there. Raises ConstraintError."""
-        if self._ahead and self._matcher.is_error():  # the library does not take back an error
+        """Consumes new tokens and rolls back proposed tokens that were not kept. Raises ConstraintError."""
+        if self._ahead and self._matcher.is_error():  # the library cannot roll back an error
             self._matcher = self._grammar.new_state()
             self._num_consumed, self._ahead, self._bitmask = 0, [], None
         new, ahead = list(generated[self._num_consumed :]), list(ahead)
@@ -132,7 +132,7 @@ class CompiledMatcher:
             self._go_ahead(ahead)
 
     def _go_ahead(self, ahead: list[int]) -> None:
-        """Consumes the rest of those ahead, unless they do not fit, which leaves the grammar as usable."""
+        """Consumes the remaining proposed tokens; tokens that do not fit raise but leave the state usable."""
         self._bitmask = None
         begin = len(self._ahead)
         num_fitting = self._matcher.try_consume_tokens(ahead[begin:])
@@ -142,9 +142,10 @@ class CompiledMatcher:
 
 
 def compiled(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:
-    """Raises UnusableGrammar. On a stack of STACK_BYTES; may take any time within the library's limits.
+    """Compiles a grammar; call on a stack of STACK_BYTES. Raises UnusableGrammar.
 
-    Schemas of which not everything must be kept are loosened where the library refuses the grammar.
+    May take any time within the library's limits. If the library refuses the grammar, its non-strict schemas
+    are relaxed.
     """
 
     def check_of(lenient: bool) -> Check:
@@ -176,7 +177,7 @@ def _compiled(source: GrammarSource, kept: GrammarSource, tokenizer: LLTokenizer
 
 
 def _schema_problem(schema: Schema, lenient: bool, tokenizer: LLTokenizer) -> str:
-    """Why the library has no grammar for a schema, empty if it has."""
+    """Returns why the library cannot compile a schema, else ""."""
     source = schema_source(schema, is_compact=True)
     try:
         matcher = LLMatcher(tokenizer, _json_grammar(source, lenient), log_level=0, limits=_limits())
@@ -186,7 +187,7 @@ def _schema_problem(schema: Schema, lenient: bool, tokenizer: LLTokenizer) -> st
 
 
 def error_of(matcher: LLMatcher) -> str:
-    """Its error in one line, without the state that the library may add; empty if there is none."""
+    """Returns a matcher's error in one line, without the state that the library may add, else ""."""
     if not matcher.is_error():
         return ""
     text = matcher.get_error().partition("<state>")[0].partition("<non-verbose/>")[0]
@@ -195,7 +196,7 @@ def error_of(matcher: LLMatcher) -> str:
 
 
 def _grammar_of(source: GrammarSource) -> str:
-    """The library's form of a grammar. Raises ValueError."""
+    """Converts a grammar to the library's form. Raises ValueError."""
     match source.kind:
         case GrammarKind.JSON_SCHEMA:
             return _json_grammar(source)
@@ -208,17 +209,17 @@ def _grammar_of(source: GrammarSource) -> str:
 
 
 def _lark_of(text: str) -> str:
-    """The Lark of a grammar that may be GBNF. Raises ValueError."""
+    """Returns a grammar that may be GBNF as Lark. Raises ValueError."""
     if _IS_LARK.search(text):
         return text
     try:
         return gbnf_to_lark(text)
-    except Exception as error:  # the library's parser raises what comes
+    except Exception as error:  # the library's parser may raise anything
         raise ValueError(f"Failed to convert the grammar from GBNF to Lark: {error}") from error
 
 
 def _json_grammar(source: GrammarSource, lenient: bool = False) -> str:
-    """A schema cannot change what is refused by an `x-guidance` of its own."""
+    """Converts a schema to the library's form; the overrides defeat an `x-guidance` in the schema."""
     white_space = None if source.is_compact else WHITE_SPACE
     return LLMatcher.grammar_from_json_schema(
         source.text,
@@ -232,7 +233,7 @@ def _json_grammar(source: GrammarSource, lenient: bool = False) -> str:
 
 
 def _limits() -> LLParserLimits:
-    """Masks then take tens of milliseconds at most; those of usual schemas take microseconds."""
+    """Returns limits with which masks take tens of milliseconds at most; usual schemas take microseconds."""
     return LLParserLimits(
         max_grammar_size=100_000,
         initial_lexer_fuel=200_000,
@@ -244,5 +245,5 @@ def _limits() -> LLParserLimits:
 
 
 def _num_alike(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """The length of their longest common beginning."""
+    """Returns the length of the longest common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False)))

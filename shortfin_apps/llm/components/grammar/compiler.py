@@ -1,8 +1,8 @@
-"""Compiles grammars for one tokenizer, within bounds of size, time and memory.
+"""Compiles grammars for one tokenizer, within limits of size, time and memory.
 
-A request that asks for much is refused by one of the bounds: the source's length, the library's limits on a
-grammar's size and on the work of a step, or the limits of a process. As a compiled grammar cannot be sent
-from one process to another, each is compiled twice: first where that can be ended, then here.
+An expensive grammar is refused by the limit on its source's length, the library's limits on a grammar's size
+and on the work per step, or the limits of a process. A compiled grammar cannot be sent between processes;
+therefore each is compiled twice: first in a process that can be killed, then here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
 from shortfin_apps.llm.components.grammar.trials import MAX_AT_ONCE, Trials
 from shortfin_apps.llm.errors import InvalidRequestError, OverloadedError, is_library_error
 
-MAX_CHARS = {  # rules may refer to each other in a chain as long as the text, which STACK_BYTES must hold
+MAX_CHARS = {  # rules may form a reference chain as long as the text, which must fit in STACK_BYTES
     GrammarKind.JSON_SCHEMA: 65_536,
     GrammarKind.REGEX: 16_384,
     GrammarKind.EBNF: 32_768,
@@ -41,9 +41,9 @@ MAX_CHARS = {  # rules may refer to each other in a chain as long as the text, w
 }
 MAX_RULES = 300  # the time to report an error in a chain of rules grows with the cube of its length
 MAX_REASON_CHARS = 300
-TIMEOUT_S = 5.0  # of the wait for other grammars
+TIMEOUT_S = 5.0  # for waiting for other grammars
 MAX_KEPT = 32
-# Advice of the library on its options, which no request can set, and what to do instead.
+# The library's advice on options that no request can set, and what to do instead.
 ADVICE = {
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "`anyOf` allows what fits one or several"
 }
@@ -54,10 +54,10 @@ T = TypeVar("T")
 
 
 class GrammarCompiler:
-    """The last MAX_KEPT grammars are kept, and the refusals of others. Tenants take turns. Not for several
-    event loops.
+    """Compiles grammars for one event loop, and caches the last MAX_KEPT of them and refusals of others.
 
-    `tokenizer_json` returns the text of a `tokenizer.json`, whose tokens `eos_token_ids` end an output.
+    Tenants take turns. `tokenizer_json` returns the text of a `tokenizer.json`; `eos_token_ids` are its
+    tokens that end an output.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GrammarCompiler:
         self._kept: OrderedDict[GrammarSource, CompiledGrammar] = OrderedDict()
         self._refusals = Refusals()
         self._trial_turns = FairTurns(MAX_AT_ONCE)
-        self._turns = FairTurns(1)  # of the thread
+        self._turns = FairTurns(1)  # for the thread
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -82,24 +82,24 @@ class GrammarCompiler:
 
     @contextmanager
     def preparing(self, *, trials: bool = True) -> Iterator[None]:
-        """Reads the tokenizer beside the caller's block, and waits for it at the end; before any request.
+        """Reads the tokenizer while the caller's block runs, and waits for it at the end. Call it first.
 
-        Reading holds the GIL for a second or two. A tokenizer that the library cannot read is named when a
-        request needs it. Without `trials`, it is only for `compile_tried`.
+        Reading holds the GIL for a second or two. A tokenizer that the library cannot read is reported when a
+        request needs it. Use `trials=False` for `compile_tried` only.
         """
         read = self._pool.submit(self._read_tokenizer)
         yield
         if read.exception() is None and trials:
-            self._pool.submit(self._start_trials)  # which reads it, too, and delays nobody
+            self._pool.submit(self._start_trials)  # this also reads the tokenizer, but blocks no request
 
     def close(self) -> None:
-        """Ends the thread, after the work under way, and the process; nothing compiles afterwards."""
+        """Ends the process, and the thread after its current work. Nothing compiles afterwards."""
         self._pool.shutdown()
         if self._trials is not None:
             self._trials.close()
 
     async def compile(self, source: GrammarSource, param: str, tenant: str = "") -> CompiledGrammar:
-        """Raises InvalidRequestError with the reason, naming the field `param`, or OverloadedError."""
+        """Compiles a grammar. Raises InvalidRequestError, naming the field `param`, or OverloadedError."""
         check_size(source, param)
         try:
             grammar = self._kept_grammar(source) or await self._tried(source, tenant)
@@ -110,7 +110,7 @@ class GrammarCompiler:
         return grammar.named(param)
 
     async def compile_tried(self, source: GrammarSource, param: str, tenant: str = "") -> CompiledGrammar:
-        """Like `compile`, for what another process of this server has compiled, so that it needs no trial."""
+        """Like `compile`, without a trial: another process of this server has compiled the grammar."""
         try:
             grammar = self._kept_grammar(source) or await self._compile_here(source, tenant)
         except UnusableGrammar as unusable:
@@ -120,7 +120,7 @@ class GrammarCompiler:
         return grammar.named(param)
 
     def _kept_grammar(self, source: GrammarSource) -> CompiledGrammar | None:
-        """Raises UnusableGrammar for a grammar that was refused."""
+        """Returns a cached grammar or None. Raises UnusableGrammar if the grammar was refused before."""
         if (kept := self._kept.get(source)) is not None and not kept.is_worn_out:
             self._kept.move_to_end(source)
             return kept
@@ -128,7 +128,7 @@ class GrammarCompiler:
         return None
 
     async def _tried(self, source: GrammarSource, tenant: str) -> CompiledGrammar:
-        """Compiles a grammar after a trial. Raises UnusableGrammar, and TimeoutError where it has to wait."""
+        """Compiles a grammar after a trial. Raises UnusableGrammar, or TimeoutError if it waits too long."""
         async with self._trial_turns.place(tenant, TIMEOUT_S):
             if (kept := self._kept_grammar(source)) is not None:  # compiled for an earlier request
                 return kept
@@ -138,7 +138,7 @@ class GrammarCompiler:
             except UnusableGrammar as unusable:
                 self._refusals.add(source, unusable)
                 raise
-            # With its place, so that those who wait for it find the grammar and need no trial.
+            # Keeps its place meanwhile, so that requests waiting for it find the grammar and need no trial.
             return await self._compile_here(source, tenant)
 
     async def _compile_here(self, source: GrammarSource, tenant: str) -> CompiledGrammar:
@@ -163,7 +163,7 @@ class GrammarCompiler:
         return self._trials
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """The result of `work` in the thread. One that is cancelled waits for its end, so keeps its turn."""
+        """Runs `work` in the thread. A cancelled call waits for its end, and keeps its turn until then."""
         running = asyncio.get_running_loop().run_in_executor(self._pool, work)
         try:
             return await asyncio.shield(running)
@@ -172,7 +172,7 @@ class GrammarCompiler:
             raise
 
     def _read_tokenizer(self) -> LLTokenizer:
-        """Once. Raises InvalidRequestError for a model that cannot write by a grammar."""
+        """Reads the tokenizer once. Raises InvalidRequestError for a model that cannot use grammars."""
         if self._tokenizer is not None:
             return self._tokenizer
         if not self._eos_token_ids:
@@ -180,13 +180,13 @@ class GrammarCompiler:
         try:
             self._tokenizer = LLTokenizer(self._tokenizer_json(), eos_token=self._eos_token_ids)
         except BaseException as error:
-            if isinstance(error, Exception) or is_library_error(error):  # it raises what its parser does
+            if isinstance(error, Exception) or is_library_error(error):  # raises whatever its parser raises
                 raise InvalidRequestError(f"this model's tokenizer has no grammars: {error}") from error
             raise
         return self._tokenizer
 
     def _start_trials(self) -> Trials:
-        """Once, and again where their process has ended."""
+        """Starts the trial process once, and again if it has ended."""
         if self._trials is not None and self._trials.are_over:
             logger.warning("the process that compiles grammars has ended; starting it again")
             self._trials = None
@@ -196,7 +196,7 @@ class GrammarCompiler:
 
 
 def check_size(source: GrammarSource, param: str) -> None:
-    """Raises InvalidRequestError for a source that is too long to be compiled, or to be parsed before."""
+    """Raises InvalidRequestError for a source that is too long to be compiled, or even parsed."""
     limit = MAX_CHARS[source.kind]
     if len(source.text) > limit:
         raise InvalidRequestError(f"`{param}`: a {source.kind} may have at most {limit:,} characters", param)
@@ -211,7 +211,7 @@ def _refused(reason: str, kind: GrammarKind, param: str) -> InvalidRequestError:
 
 
 def _deep_pool() -> ThreadPoolExecutor:
-    """A thread with a stack of STACK_BYTES; a setting of the process says so as it starts."""
+    """Returns a pool of one thread with a stack of STACK_BYTES, a process setting read at thread start."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
     before = threading.stack_size(STACK_BYTES)
     try:

@@ -1,8 +1,8 @@
-"""Shares few places fairly among tenants who want more of them.
+"""Shares a few places fairly among tenants.
 
-Waiting tenants take turns, in the order in which they came, and so do the jobs of one tenant. A tenant with
-jobs in progress gets another place only if more places are free than it has. One tenant therefore fills at
-most half of them, and others do not wait for its jobs to end.
+Waiting tenants take turns, in order of arrival, and so do the jobs of one tenant. A tenant with jobs in
+progress gets another place only if more places are free than it holds. One tenant therefore fills at most
+half of them, and other tenants do not wait for its jobs to finish.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ async def endlessly(turn: asyncio.Future[None]) -> None:
 
 
 class FairTurns:
-    """`num_places` jobs at once. For one event loop."""
+    """Allows `num_places` jobs at once. For one event loop."""
 
     def __init__(self, num_places: int) -> None:
         self._free = num_places
-        self._held: Counter[str] = Counter()  # places, by tenant
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next tenant first
+        self._held: Counter[str] = Counter()  # places by tenant
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # next tenant first
 
     @asynccontextmanager
     async def place(
         self, tenant: str, timeout_s: float | None, wait: Wait = endlessly
     ) -> AsyncIterator[None]:
-        """Holds a place during a block. Raises TimeoutError if there is none for `timeout_s`, if given.
+        """Holds a place during a block. Raises TimeoutError if none is free within `timeout_s`, if given.
 
-        `wait` waits for a turn that does not come at once; it may cancel the turn, and raise.
+        `wait` awaits a turn that does not come at once; it may cancel the turn, and raise.
         """
         async with asyncio.timeout(timeout_s):
             await self._take(tenant, wait)
@@ -52,7 +52,7 @@ class FairTurns:
         except BaseException:
             if turn.cancelled():
                 self._leave(tenant, turn)
-            else:  # it was cancelled after it had got the place
+            else:  # cancelled after it had got the place
                 self._give_back(tenant)
             raise
 
@@ -70,13 +70,13 @@ class FairTurns:
                 del self._waiting[tenant]
 
     def _hand_out(self) -> None:
-        """Gives free places to those whose turn it is."""
+        """Gives free places to the next tenants in turn."""
         while self._free and (tenant := self._next()) is not None:
             turns = self._waiting.pop(tenant)
             turn = turns.popleft()
             if turns:
-                self._waiting[tenant] = turns  # its next turn comes after those of the others
-            if not turn.done():  # or cancelled a moment ago
+                self._waiting[tenant] = turns  # its next turn comes after the other tenants'
+            if not turn.done():  # it may just have been cancelled
                 self._free -= 1
                 self._held[tenant] += 1
                 turn.set_result(None)

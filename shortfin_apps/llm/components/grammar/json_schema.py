@@ -1,6 +1,6 @@
-"""Rewrites a JSON schema to an equivalent one that the llguidance library can keep.
+"""Rewrites a JSON schema to an equivalent one that the llguidance library can enforce.
 
-The library refuses some keywords that have no effect, and takes some pairs of `properties` and
+The library refuses some keywords that have no effect, and accepts some combinations of `properties` and
 `patternProperties` with which an answer cannot be finished.
 """
 
@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 Schema = dict[str, Any]
-Check = Callable[[Schema], str]  # why the library cannot use a schema; empty if it can
+Check = Callable[[Schema], str]  # returns why the library cannot use a schema, else ""
 
 NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
@@ -39,18 +39,18 @@ _MAX_COMBINATIONS = 16
 
 
 class SchemaError(ValueError):
-    """A schema that cannot be kept; the text is the reason, with the place of the keyword."""
+    """A schema that cannot be enforced; the text is the reason, with the keyword's path."""
 
 
 def mapped(schema: object, change: Callable[[Schema, str], object], path: str = "") -> Any:
-    """The schema with every object in it replaced by `change(object, path)`, innermost first."""
+    """Returns the schema with every object in it replaced by `change(object, path)`, innermost first."""
     if not isinstance(schema, dict):
         return schema
     return change({key: _mapped_value(key, value, change, path) for key, value in schema.items()}, path)
 
 
 def without_annotations(schema: object) -> Any:
-    """The schema without texts that say nothing of values, which may be most of it."""
+    """Returns the schema without texts that do not constrain values, which may be most of it."""
     return mapped(schema, lambda node, path: {k: v for k, v in node.items() if k not in _TEXTS})
 
 
@@ -63,7 +63,7 @@ def _mapped_value(key: str, value: object, change: Callable[[Schema, str], objec
 
 
 def equivalent(schema: Schema, check: Check) -> Schema:
-    """The schema as the library takes it. Raises SchemaError for what it takes but cannot keep."""
+    """Returns the schema in the library's form. Raises SchemaError if the library could not enforce it."""
     plain: Schema = mapped(schema, lambda node, path: _plain(node))
     if not any(True for _ in _nodes_with(plain, "patternProperties")):
         return plain
@@ -73,7 +73,7 @@ def equivalent(schema: Schema, check: Check) -> Schema:
 
 
 def _remembered(check: Check) -> Check:
-    """The same check, which asks the library once of each schema."""
+    """Caches a check, so that the library is asked once per schema."""
     reasons: dict[str, str] = {}
 
     def remembered(schema: Schema) -> str:
@@ -86,7 +86,7 @@ def _remembered(check: Check) -> Check:
 
 
 def _plain(node: Schema) -> Schema:
-    """Without the keywords that change nothing."""
+    """Removes the keywords that have no effect."""
     return {key: _number(key, value) for key, value in node.items() if not _has_no_effect(node, key)}
 
 
@@ -126,7 +126,7 @@ def _has_no_effect(node: Schema, key: str) -> bool:
 
 
 def is_any(schema: object) -> bool:
-    """Whether every value fits, as far as the keywords show."""
+    """Returns True if every value fits, as far as the keywords show."""
     return schema is True or (isinstance(schema, dict) and schema.keys() <= ANNOTATIONS)
 
 
@@ -153,10 +153,10 @@ def _nodes_with(schema: Schema, keyword: str) -> Iterator[Schema]:
 
 
 def _finishable(node: Schema, root: Schema, path: str, check: Check) -> Schema:
-    """An object whose answers can be finished.
+    """Returns the object in a form with which answers can be finished.
 
-    The library lets a further property begin also where no name is left for it: all that its patterns allow
-    are listed. Such an object is closed instead.
+    The library lets another property begin even if no name is left for it, because all names that its
+    patterns allow are already listed. Such an object is closed instead.
     """
     combinations = list(islice(_combinations([node], root, frozenset()), _MAX_COMBINATIONS))
     stuck = [parts for parts in combinations if _has_patterns(parts) and _has_no_further_name(parts, check)]
@@ -171,7 +171,7 @@ def _finishable(node: Schema, root: Schema, path: str, check: Check) -> Schema:
 
 
 def _combinations(nodes: list[Any], root: Schema, seen: frozenset[str]) -> Iterator[list[Schema]]:
-    """The objects that apply together to a value, for each choice of `anyOf` and `oneOf`."""
+    """Yields the objects that apply together to a value, for each choice of `anyOf` and `oneOf`."""
     pending, parts, choices = list(nodes), list[Schema](), list[list[Any]]()
     while pending:
         if not isinstance(node := pending.pop(), dict):
@@ -193,7 +193,7 @@ def _combinations(nodes: list[Any], root: Schema, seen: frozenset[str]) -> Itera
 
 
 def pointed(root: Schema, reference: str) -> object:
-    """What a reference inside the schema refers to; None if it is another, or there is nothing."""
+    """Returns the target of a reference inside the schema, or None if it is external or missing."""
     if not reference.startswith("#"):
         return None
     value: object = root
@@ -211,7 +211,7 @@ def _has_patterns(parts: list[Schema]) -> bool:
 
 
 def _has_no_further_name(parts: list[Schema], check: Check) -> bool:
-    """Whether no property can follow those that are listed; False for parts that the library refuses."""
+    """Returns True if no property can follow the listed ones; False for parts that the library refuses."""
     names = {name: False for part in parts for name in _names(part)}
     open_parts = [{**_names_alone(part), "properties": names} for part in parts]
     if check({"allOf": open_parts}):
@@ -226,7 +226,7 @@ def _names(part: Schema) -> list[str]:
 
 
 def _names_alone(part: Schema) -> Schema:
-    """The object with any value for each name that it allows."""
+    """Returns the object with any value for each name that it allows."""
     patterns = part.get("patternProperties")
     return {
         "type": "object",
@@ -238,7 +238,7 @@ def _names_alone(part: Schema) -> Schema:
 
 
 def _closed(node: Schema, check: Check) -> Schema:
-    """The object without patterns: what they say of listed names is said there."""
+    """Returns the object without patterns: their constraints are moved to the listed names."""
     rest = {key: value for key, value in node.items() if key != "patternProperties"}
     properties = {name: _property(node, name, check) for name in _names(node)}
     return {**rest, "properties": properties, "additionalProperties": False}

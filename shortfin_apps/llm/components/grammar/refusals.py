@@ -1,4 +1,4 @@
-"""Remembers grammars that were refused, so that they are not tried again."""
+"""Remembers refused grammars, so that they are not tried again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shortfin_apps.llm.components.grammar.source import GrammarSource
 from shortfin_apps.llm.components.grammar.trials import OverLimitsError
 
 MAX_REFUSALS = 1024
-OVER_LIMITS_S = 60.0  # as a machine that is busy now may not be so later
+OVER_LIMITS_S = 60.0  # limits may have been exceeded because the machine was busy
 
 
 class Refusals:
-    """The last MAX_REFUSALS refused grammars of one tokenizer; digests, as a source may be long."""
+    """The last MAX_REFUSALS refused grammars of one tokenizer, as digests, because a source may be long."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class Refusals:
         return len(self._refused)
 
     def check(self, source: GrammarSource) -> None:
-        """Raises UnusableGrammar for a grammar that was refused."""
+        """Raises UnusableGrammar if the grammar was refused before."""
         digest = _digest(source)
         if (known := self._refused.get(digest)) is None:
             return

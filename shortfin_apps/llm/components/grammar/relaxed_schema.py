@@ -1,4 +1,4 @@
-"""Finds what the llguidance library cannot keep of a JSON schema, and loosens the schema by that."""
+"""Finds the parts of a JSON schema that the llguidance library cannot enforce, and relaxes the schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shortfin_apps.llm.components.grammar.json_schema import (
 )
 
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-# Types of programming languages, which clients send for those of JSON.
+# Type names of programming languages, which clients send instead of JSON's.
 TYPE_NAMES = {
     "bool": "boolean",
     "int": "integer",
@@ -33,16 +33,16 @@ TYPE_NAMES = {
     "map": "object",
     "none": "null",
 }
-MAX_CHECKS = 500  # of parts of a schema; one takes about 0.3 ms
+MAX_CHECKS = 500  # of a schema's parts; one takes about 0.3 ms
 _LIMITS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _DEFINITIONS = ("$defs", "definitions")
 
 
 def first_fault(schema: Schema, check: Check) -> str:
-    """The keyword that cannot be kept, or those that contradict each other, with the place and the reason.
+    """Returns the keyword that cannot be enforced, or contradictory keywords, with the path and the reason.
 
-    Empty if none is found within MAX_CHECKS. The library reads no definition that is not referred to, so
-    these come last.
+    Returns "" if none is found within MAX_CHECKS. The library does not read unused definitions, so these are
+    checked last.
     """
     check, used = _limited(check, ""), _without_unused(schema)
     found = _keyword_faults(used, schema, check) or _contradictions(used, check)
@@ -51,7 +51,7 @@ def first_fault(schema: Schema, check: Check) -> str:
 
 
 def _limited(check: Check, otherwise: str) -> Check:
-    """The check, which answers `otherwise` after MAX_CHECKS."""
+    """Returns the check, which answers `otherwise` after MAX_CHECKS."""
     left = iter(range(MAX_CHECKS))
     return lambda schema: otherwise if next(left, None) is None else check(schema)
 
@@ -70,7 +70,10 @@ def _keyword_faults(schema: Schema, root: Schema, check: Check) -> list[str]:
 
 
 def _contradictions(schema: Schema, check: Check) -> list[str]:
-    """In the innermost object that is refused. Objects with references are skipped: alone they mean less."""
+    """Finds contradictions in the innermost refused object.
+
+    Skips objects with references, which are incomplete on their own.
+    """
     found: list[str] = []
 
     def look(node: Schema, path: str) -> Schema:
@@ -88,9 +91,10 @@ def _contradiction(node: Schema, path: str, check: Check) -> str:
 
 
 def relaxed(schema: Schema, check: Check) -> Schema:
-    """A schema that the library can keep, and that every value of `schema` fits; at worst of any value.
+    """Returns a schema that the library can enforce and that every value of `schema` fits.
 
-    A root of type object stays one. After MAX_CHECKS, every keyword counts as one that cannot be kept.
+    At worst it accepts any value. A root of type object keeps that type. After MAX_CHECKS, every keyword is
+    treated as unenforceable.
     """
     limited = _limited(check, "the schema has too many keywords")
     looser: Schema = mapped(schema, lambda node, path: _loosened(node, schema, limited))
@@ -135,7 +139,7 @@ def _without_unused(schema: Schema) -> Schema:
 
 
 def _loosened(node: Schema, root: Schema, check: Check) -> Schema:
-    """Without what cannot be kept; a type alone, or nothing, where what is left contradicts itself."""
+    """Removes unenforceable keywords; if the others contradict each other, keeps the type alone, if any."""
     kept = _without_faults(node, root, check)
     if _references(kept) or not check(kept):
         return kept
@@ -152,7 +156,7 @@ def _without_faults(node: Schema, root: Schema, check: Check) -> Schema:
         match keyword:
             case "type" if isinstance(value, str) and value.lower() in TYPE_NAMES:
                 kept["type"] = TYPE_NAMES[value.lower()]
-            case "patternProperties":  # without it, they would forbid the names that a pattern allowed
+            case "patternProperties":  # otherwise they would forbid the names that a pattern allowed
                 kept.pop("additionalProperties", None)
             case "properties" if isinstance(value, dict):
                 kept[keyword] = {name: each if _is_schema(each) else True for name, each in value.items()}
@@ -167,7 +171,7 @@ def _names(node: Schema) -> list[Any]:
 
 
 def _fault(node: Schema, keyword: str, value: object, root: Schema, check: Check) -> str:
-    """Why the library cannot keep a keyword; empty if nothing is wrong with it alone."""
+    """Returns why the library cannot enforce a keyword, or "" if nothing is wrong with it alone."""
     if reason := _wrong_form(keyword, value):
         return reason
     match keyword:
@@ -197,7 +201,7 @@ def _names_of(value: object) -> list[Any]:
 
 
 def _of_pattern(reason: str) -> str:
-    """The end of what the library says of a regular expression, which it repeats before."""
+    """Returns the end of the library's error for a regular expression, which repeats the expression first."""
     return reason.rpartition("error: ")[2]
 
 

@@ -1,4 +1,4 @@
-"""What a request's output must match, as the request gives it."""
+"""The grammar that a request's output must match, as given by the request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class GrammarKind(StrEnum):
-    """Languages of a source. REGEX has the syntax of Rust's `regex`; EBNF is GBNF or Lark."""
+    """Languages of a grammar source. REGEX has the syntax of Rust's `regex`; EBNF is GBNF or Lark."""
 
     JSON_SCHEMA = "JSON schema"
     REGEX = "regular expression"
@@ -20,7 +20,7 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A grammar before it is compiled. `is_compact`: JSON without white space between its parts."""
+    """A grammar before compilation. `is_compact` means JSON without white space between its parts."""
 
     kind: GrammarKind
     text: str
@@ -36,13 +36,13 @@ class GrammarSource:
 
 
 def schema_source(schema: dict[str, Any] | str, *, is_compact: bool = False) -> GrammarSource:
-    """The JSON values that fit a schema, which may be a text."""
+    """Returns a source for the JSON values that fit a schema, which may be a text."""
     text = schema if isinstance(schema, str) else json.dumps(schema)
     return GrammarSource(GrammarKind.JSON_SCHEMA, text, is_compact)
 
 
 def choice_source(choices: Sequence[str]) -> GrammarSource:
-    """One of the texts; Lark's literals have JSON's escapes."""
+    """Returns a source for one of the texts; Lark's literals use JSON's escapes."""
     alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return GrammarSource(GrammarKind.LARK, f"start: {alternatives}")
 

@@ -1,4 +1,4 @@
-"""Rewrites the JSON schemas in a grammar's source: the whole of it, or those of a Lark grammar's rules."""
+"""Rewrites the JSON schemas in a grammar's source: a full schema, or schemas in a Lark grammar's rules."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shortfin_apps.llm.components.grammar.json_schema import Check, Schema, Sche
 from shortfin_apps.llm.components.grammar.relaxed_schema import first_fault, relaxed
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 
-CheckOf = Callable[[bool], Check]  # by whether keywords that the library does not know are ignored
+CheckOf = Callable[[bool], Check]  # takes True to ignore keywords that the library does not know
 _RULE = re.compile(r"^(rule_\d+: %json )(\{.*\})$", re.MULTILINE)
-# What `Lark.json` adds to the schema of a rule: the library's options, and what the schema belongs to.
+# Keys that `Lark.json` adds to a rule's schema: the library's options, and the schema's owner.
 _GUIDANCE, _OWNER = "x-guidance", "x-owner"
 
 
 def with_equivalent_schemas(source: GrammarSource, check_of: CheckOf) -> GrammarSource:
-    """The source as the library takes it. Raises ValueError for a schema that cannot be kept."""
+    """Returns the source in the library's form. Raises ValueError for a schema that cannot be enforced."""
 
     def change(schema: Schema, is_strict: bool) -> Schema:
         try:
@@ -33,9 +33,9 @@ def with_equivalent_schemas(source: GrammarSource, check_of: CheckOf) -> Grammar
 
 
 def with_usable_schemas(source: GrammarSource, check_of: CheckOf) -> GrammarSource:
-    """The source with the schemas loosened that the library refuses.
+    """Relaxes the schemas in the source that the library refuses.
 
-    Raises ValueError, with the keyword, for one that is strict.
+    Raises ValueError, with the keyword, for a refused strict schema.
     """
 
     def change(schema: Schema, is_strict: bool) -> Schema:
@@ -49,7 +49,7 @@ def with_usable_schemas(source: GrammarSource, check_of: CheckOf) -> GrammarSour
 
 
 def _without_patterns(schema: Schema) -> Schema:
-    """Also without `additionalProperties`, which would forbid the names that a pattern allowed."""
+    """Removes patterns, and `additionalProperties`, which would forbid the names that a pattern allowed."""
     dropped = ("patternProperties", "additionalProperties")
     looser: Schema = mapped(
         schema, lambda node, path: {key: each for key, each in node.items() if key not in dropped}
@@ -71,9 +71,9 @@ def _rewritten(source: GrammarSource, change: Callable[[Schema, bool], Schema]) 
 
 
 def _schema_text(text: str, change: Callable[[Schema], Schema]) -> str:
-    """Text that is no JSON object is left to the library, which says so."""
+    """Changes a JSON object's text; other text is left as it is, for the library to report."""
     try:
-        schema: Any = json.loads(text, parse_constant=str)  # Infinity and NaN are no JSON
+        schema: Any = json.loads(text, parse_constant=str)  # Infinity and NaN are not JSON
     except (ValueError, RecursionError):
         return text
     return json.dumps(change(schema)) if isinstance(schema, dict) else text

@@ -1,10 +1,10 @@
-"""A process that tries to compile grammars, each in a worker that cannot outlast its limits.
+"""A process that compiles grammars on trial, each in a worker that is killed at its limits.
 
     python -m shortfin_apps.llm.components.grammar.trial_process FD LIMITS EOS_TOKEN_IDS < tokenizer.json
 
-Grammars come from whoever can send a request, and the library cannot be interrupted. So this process reads
-the tokenizer once and forks workers; see `limited_process.py`. A piece of work is a grammar, and its result
-the reason why it is not usable, empty if it is.
+Any client can send a grammar, and the library cannot be interrupted. Therefore this process reads the
+tokenizer once and forks workers; see `limited_process.py`. A work item is a grammar; its result is the reason
+why it is not usable, or empty if it is.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shortfin_apps.llm.components.grammar.source import GrammarSource
 from shortfin_apps.llm.limited_process import Limits, serve
 
 MAX_REASON_CHARS = 1_000
-NICENESS = 5  # requests that run come before a grammar that somebody wants
+NICENESS = 5  # running requests take precedence over compiling grammars
 
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits(Limits):
-    """Of a grammar, on top of the tokenizer's memory."""
+    """Limits per grammar, on top of the tokenizer's memory."""
 
     cpu_s: float = 2.0
     wall_s: float = 4.0
@@ -45,7 +45,7 @@ def _problem(tokenizer: LLTokenizer, line: bytes) -> str:
         compiled(GrammarSource.from_json(line), tokenizer)
     except UnusableGrammar as unusable:
         return str(unusable)[:MAX_REASON_CHARS]
-    except Exception as bug:  # of the library, which is not to be taken for a limit that was hit
+    except Exception as bug:  # in the library; must not be mistaken for an exceeded limit
         return f"the library failed on it ({type(bug).__name__})"
     return ""
 

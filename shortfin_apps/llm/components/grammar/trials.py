@@ -1,4 +1,4 @@
-"""Finds out, in another process, whether a grammar compiles within its limits; see trial_process.py."""
+"""Tests in another process whether a grammar compiles within its limits; see trial_process.py."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
 from shortfin_apps.llm.errors import OverloadedError
 from shortfin_apps.llm.limited_process import Clock, LimitedProcess, Workers, arguments_of
 
-MAX_AT_ONCE = 4  # trials, which share the processors with the model
+MAX_AT_ONCE = 4  # trials share the processors with the model
 TRIAL_PROCESS = "shortfin_apps.llm.components.grammar.trial_process"
 
 
 class OverLimitsError(UnusableGrammar):
-    """A grammar that takes too much time or memory to compile."""
+    """A grammar that needs too much time or memory to compile."""
 
 
 class Trials:
-    """Owns the process and the connections to its workers, which end with this object. For one event loop."""
+    """Owns the trial process and the connections to its workers, which end with it. For one event loop."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Trials:
         limits: TrialLimits,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Starts the process, and returns before it has read the tokenizer."""
+        """Starts the process without waiting until it has read the tokenizer."""
         self._limits = limits
         self._owned = LimitedProcess(TRIAL_PROCESS, arguments_of(limits), eos_token_ids, text=tokenizer_json)
         self._workers = Workers("grammars", limits, clock)
@@ -36,19 +36,19 @@ class Trials:
 
     @property
     def are_over(self) -> bool:
-        """The process has ended, so that no trial can begin."""
+        """True if the process has ended, so that no trial can start."""
         return self._owned.is_over
 
     def close(self) -> None:
-        """Ends the process; a trial that is under way ends by its limits, or when it is cancelled."""
+        """Ends the process; a running trial ends at its limits, or when it is cancelled."""
         self._workers.close()
         self._owned.close()
 
     async def run(self, source: GrammarSource) -> None:
-        """Returns if `source` can be compiled within the limits, in about the time that it took now.
+        """Returns if `source` compiles within the limits; the trial's time predicts the compilation's.
 
-        Raises UnusableGrammar, and OverloadedError where the process is out of reach. A cancelled trial ends.
-        The caller runs at most MAX_AT_ONCE.
+        Raises UnusableGrammar, and OverloadedError if the process cannot be reached. Cancelling ends the
+        trial. The caller runs at most MAX_AT_ONCE trials.
         """
         match await self._workers.ask_in_loop(source.to_json() + b"\n", self._owned.new_worker):
             case []:

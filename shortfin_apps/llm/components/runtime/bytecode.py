@@ -1,4 +1,4 @@
-"""The calls that the functions of a VMFB make to the runtime, read from IREE's VM bytecode.
+"""Reads from IREE's VM bytecode which runtime functions the functions of a VMFB call.
 
 Source of the encoding: IREE 3.9, `compiler/src/iree/compiler/Dialect/VM/IR/VMOpcodesCore.td` (opcodes) and
 `runtime/src/iree/vm/bytecode/utils/isa.h` (fields).
@@ -20,15 +20,15 @@ from shortfin_apps.llm.components.runtime.vmfb import check_file, load_error
 _MAJOR_VERSION = 15
 _DUMP_MODULE = "iree._runtime.scripts.iree_dump_module"
 
-_IMPORT = 1 << 31  # the bit of a callee's number that says that it is imported
+_IMPORT = 1 << 31  # this bit of a callee's number means that it is imported
 
 _CALL, _CALL_VARIADIC, _RETURN = 0x58, 0x59, 0x5A
 _LOAD_REFERENCE = 0x08  # of a global
-_MOVED = 0x4000  # the bit of a reference's register that is read for the last time
+_MOVED = 0x4000  # this bit of a register number means that its reference is read for the last time
 
-# The opcodes of functions without branches, by the fields behind them: `r` a register that is read or holds a
-# reference, `w` and `W` one that an i32 and an i64 are written to, `4` and `8` immediates of as many bytes,
-# `v` a list of registers.
+# The opcodes of functions without branches, by the fields that follow them: `r` is a register that is read or
+# holds a reference; `w` and `W` are registers that an i32 or an i64 is written to; `4` and `8` are immediates
+# of that many bytes; `v` is a list of registers.
 _OPCODES: Mapping[str, Sequence[int]] = {
     "": (0x79,),  # block
     "4w": (0x00, 0x0D),  # global.load, const
@@ -65,17 +65,17 @@ _OPCODES: Mapping[str, Sequence[int]] = {
 _FIELDS = {opcode: fields for fields, opcodes in _OPCODES.items() for opcode in opcodes}
 _FORMATS = {"r": "<H", "w": "<H", "W": "<H", "4": "<I", "8": "<Q"}
 
-# The registers that a result takes: an operation's by its field, an import's by its calling convention.
+# Number of registers that a result takes, by an operation's field or an import's calling convention.
 _WIDTHS = {"w": 1, "W": 2, "i": 1, "I": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function of the runtime.
+    """A call of a runtime function.
 
-    `arguments` has the value of each argument that is an i32 constant, and `global_numbers` the number of the
-    global that each reference was loaded from; None for others. The members of a variadic argument follow one
-    another.
+    For each argument, `arguments` has its value if it is an i32 constant, and `global_numbers` the number of
+    the global that a reference was loaded from; None otherwise. A variadic argument's members are listed one
+    by one.
     """
 
     function: str
@@ -89,10 +89,10 @@ _Operation = tuple[int, list[_Field]]  # an opcode and its fields
 
 
 def read_calls(path: Path) -> Mapping[str, Calls | None]:
-    """The calls of each exported function in order, by the function's name.
+    """Returns the calls of each exported function in order, by the function's name.
 
-    None for a function that branches or calls another one of the module, as its own calls are not all then,
-    and for one whose bytecode is not of the version known here. Raises ArtifactError if the VMFB is damaged.
+    The value is None for a function that branches or calls another function of the module, where calls would
+    be incomplete, and for unknown bytecode versions. Raises ArtifactError if the VMFB is damaged.
     """
     check_file(path)
     command = [sys.executable, "-m", _DUMP_MODULE, "--output=flatbuffer-json", str(path)]
@@ -108,7 +108,7 @@ def read_calls(path: Path) -> Mapping[str, Calls | None]:
 
 
 def _ordinal(export: Mapping[str, Any]) -> int:
-    return int(export.get("internal_ordinal", 0))  # the dump leaves zeros out
+    return int(export.get("internal_ordinal", 0))  # the dump omits zeros
 
 
 def _calls(module: Mapping[str, Any], code: bytes, function: Mapping[str, Any]) -> Calls | None:
@@ -127,7 +127,7 @@ def _is_internal_call(operation: _Operation) -> bool:
 
 
 def _decode(code: bytes) -> list[_Operation] | None:
-    """Opcodes with their fields; None where one is not known, or where they do not fill the function."""
+    """Returns opcodes with their fields, or None if an opcode is unknown or they do not fill the function."""
     position, operations = 0, []
     while position < len(code):
         opcode = code[position]
@@ -144,7 +144,7 @@ def _decode(code: bytes) -> list[_Operation] | None:
 
 
 def _field(code: bytes, position: int, kind: str) -> tuple[_Field, int]:
-    """A field, and the position behind it."""
+    """Returns a field and the position after it."""
     if kind != "v":
         layout = _FORMATS[kind]
         return struct.unpack_from(layout, code, position)[0], position + struct.calcsize(layout)
@@ -154,7 +154,7 @@ def _field(code: bytes, position: int, kind: str) -> tuple[_Field, int]:
 
 
 def _run(operations: list[_Operation], imports: Sequence[Mapping[str, Any]]) -> Iterator[Call]:
-    """Follows the constants through the registers of a function without branches."""
+    """Tracks constants through the registers of a function without branches, and yields its calls."""
     constants: dict[int, int] = {}
     origins: dict[int, int] = {}  # of references
     for opcode, fields in operations:
@@ -180,13 +180,13 @@ def _run(operations: list[_Operation], imports: Sequence[Mapping[str, Any]]) -> 
 
 
 def _result_types(imported: Mapping[str, Any], count: int) -> str:
-    """One letter for each result, as in the import's calling convention: `I` for i64, `r` for a reference."""
+    """Returns one letter per result, as in the import's calling convention: `I` is i64, `r` a reference."""
     types = str(imported["signature"]["calling_convention"]).partition("_")[2]
     return types if len(types) == count else "I" * count
 
 
 def _forget(constants: dict[int, int], registers: Sequence[_Field], types: str) -> None:
-    """Forgets what was in registers that are written to; an i64 takes two of them."""
+    """Forgets the constants in registers that are written to; an i64 takes two registers."""
     for register, kind in zip(registers, types, strict=True):
         if isinstance(register, int) and kind in _WIDTHS:
             for each in range(register, register + _WIDTHS[kind]):

@@ -1,6 +1,6 @@
-"""Checks that a VMFB has the entries its `config.json` means (ABI: `abi.py`), before anything is served.
+"""Checks, before serving, that a VMFB has the entries that its `config.json` describes (ABI: `abi.py`).
 
-Entries without reflection data are taken as they are.
+Entries without reflection data are accepted unchecked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _I64 = np.dtype(np.int64)
 
 
 def check_program(program: Program, config: ModelConfig, tokenizer_vocab_size: int | None = None) -> None:
-    """Raises ArtifactError naming the entry, what was found, what was expected and what to do."""
+    """Raises ArtifactError, naming the entry, what was found, what was expected and what to do."""
     for required in _required_entries(config):
         if required.name not in program.entries:
             _fail_missing(required, program)
@@ -33,7 +33,7 @@ def check_program(program: Program, config: ModelConfig, tokenizer_vocab_size: i
 
 
 def check_vocabulary(vocab_size: int | None, tokenizer_vocab_size: int | None) -> None:
-    """Raises ArtifactError when the tokenizer has ids outside the model's vocabulary; None fits any size."""
+    """Raises ArtifactError if the tokenizer has ids outside the model's vocabulary; None fits any size."""
     if vocab_size is not None and tokenizer_vocab_size is not None and tokenizer_vocab_size > vocab_size:
         raise ArtifactError(
             f"the tokenizer has {tokenizer_vocab_size} tokens but the model only {vocab_size}; it belongs to "
@@ -42,7 +42,7 @@ def check_vocabulary(vocab_size: int | None, tokenizer_vocab_size: int | None) -
 
 
 def _check_stride(config: ModelConfig) -> None:
-    """Checks `block_seq_stride` against the elements of a page, which were checked against the entries."""
+    """Checks `block_seq_stride` against the elements per page, which the entries have confirmed."""
     slabs = config.page_elements
     has_states = config.paged_kv_cache.state_block_count is not None
     per_token, elements = config.token_elements, slabs[0] if has_states else sum(slabs)
@@ -62,7 +62,7 @@ def _required_entries(config: ModelConfig) -> list[Entry]:
 def _expected_arguments(
     entry: Entry, signature: EntrySignature, config: ModelConfig
 ) -> dict[str, TensorType]:
-    """Every argument by name, in order, the slabs of the cache, if it takes them, last."""
+    """Returns every argument by name, in order; the cache slabs, if the entry takes them, come last."""
     shapes = entry.argument_shapes(
         signature.tokens_rank,
         has_prefill_position=config.has_prefill_position,
@@ -102,7 +102,7 @@ def _check_arguments(signature: EntrySignature, expected: dict[str, TensorType],
 def check_results(
     signature: EntrySignature, config: ModelConfig, tokenizer_vocab_size: int | None = None
 ) -> None:
-    """Raises ArtifactError when the results, if declared, do not match `top_k` and the tokenizer."""
+    """Raises ArtifactError if the declared results do not match `top_k` and the tokenizer."""
     found, entry = signature.results, Entry.parse(signature.name)
     if found is None:
         return
@@ -136,7 +136,7 @@ def _check_token_ids(name: str, found: Sequence[TensorType], entry: Entry) -> No
 
 
 def _fits(actual: TensorType, wanted: TensorType) -> bool:
-    """Whether the types agree; a dynamic dimension on either side fits any size."""
+    """Returns True if the types agree; a dynamic dimension on either side fits any size."""
     return (
         actual.dtype == wanted.dtype
         and len(actual.shape) == len(wanted.shape)
@@ -145,7 +145,7 @@ def _fits(actual: TensorType, wanted: TensorType) -> bool:
 
 
 def _field(argument: str, actual: TensorType, wanted: TensorType) -> str:
-    """The config fields that a mismatch of `argument` points at."""
+    """Returns the config fields to correct for a mismatch of `argument`."""
     if not argument.startswith("cache slab"):
         return "the batch sizes or `has_prefill_position`"
     if actual.dtype != wanted.dtype:

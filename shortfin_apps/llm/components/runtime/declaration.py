@@ -1,11 +1,11 @@
 """Reads and writes `iree.abi.declaration`, the reflection text of an exported function.
 
-IREE's importers write it as (compiler/Bindings/Native/Transforms/WrapEntryPoints.cpp)
+IREE's importers write it in this form (compiler/Bindings/Native/Transforms/WrapEntryPoints.cpp):
 
     async func @decode_bs8(%tokens: tensor<8x1xi64>, ...) -> (%output0: tensor<8x64xf32>, ...)
 
-with `sync` instead of `async` for functions without fences, and an optional `{attributes}` after a type.
-The name is the function's public one; it is not read, as the export itself knows it.
+with `sync` instead of `async` for functions without fences, and optional `{attributes}` after a type. The
+name is the function's public one; it is not read, because the export already has it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CLOSING = ")>}]"
 
 
 def parse_declaration(text: str) -> tuple[Types, Types] | None:
-    """Argument and result types; None when the text has another form or types other than tensors.
+    """Returns argument and result types, or None for another form or types other than tensors.
 
     Frontends may put any text there.
     """
@@ -38,14 +38,14 @@ def parse_declaration(text: str) -> tuple[Types, Types] | None:
 
 
 def format_declaration(name: str, arguments: Sequence[TensorType], results: Sequence[TensorType]) -> str:
-    """The declaration of an `$async` entry, with IREE's default names for values."""
+    """Returns the declaration of an `$async` entry, with IREE's default names for values."""
     inputs = ", ".join(f"%input{i}: {format_type(t)}" for i, t in enumerate(arguments))
     outputs = ", ".join(f"%output{i}: {format_type(t)}" for i, t in enumerate(results))
     return f"async func @{name}({inputs}) -> ({outputs})"
 
 
 def format_type(tensor: TensorType) -> str:
-    """The type in MLIR's syntax, e.g. `tensor<8x?xi64>`."""
+    """Returns the type in MLIR's syntax, e.g. `tensor<8x?xi64>`."""
     names = {dtype: name for name, dtype in MLIR_DTYPES.items()}
     dims = "".join("?x" if dim is None else f"{dim}x" for dim in tensor.shape)
     return f"tensor<{dims}{names[tensor.dtype]}>"
@@ -67,10 +67,10 @@ def _parse_value(text: str) -> TensorType | None:
 
 
 def _split(text: str) -> list[str]:
-    """Splits at commas outside of brackets; an attribute may contain types."""
+    """Splits at commas outside of brackets; attributes may contain types."""
     parts, depth, start = [], 0, 0
     for position, char in enumerate(text):
-        # The `>` of `->` inside an attribute closes nothing.
+        # The `>` of `->` inside an attribute is not a closing bracket.
         closes = char in _CLOSING and not (char == ">" and text[position - 1 : position] == "-")
         depth += (char in _OPENING) - closes
         if char == "," and depth == 0:

@@ -1,11 +1,11 @@
 """The interface between the engine and the runtimes that execute a VMFB.
 
-Code above this interface knows arrays and entry names, and no runtime. `iree_local.py`, `iree_gpu.py` and
+Code above this interface handles only arrays and entry names. `iree_local.py`, `iree_gpu.py` and
 `shortfin_device.py` implement these four protocols.
 
-Threads: any thread may call, one at a time; in the server only the engine's thread does. `submit` queues
-work and returns. (On iree.runtime, an entry that allocates transient buffers is started in host order, so a
-`submit` behind an unfinished invocation may wait for it.) All waiting releases the GIL.
+Threads: any thread may call, but only one at a time; in the server only the engine's thread does. `submit`
+queues work and returns. (On iree.runtime, an entry that allocates transient buffers is started in host order,
+so a `submit` after an unfinished invocation may wait for it.) All waiting releases the GIL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 
 class DeviceBuffer(Protocol):
-    """A device-resident array; freed when the last reference goes."""
+    """A device-resident array, freed with its last reference."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -33,7 +33,7 @@ class DeviceBuffer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """The type of one argument or result; None stands for a dynamic dimension."""
+    """The type of one argument or result; None is a dynamic dimension."""
 
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any]
@@ -43,10 +43,10 @@ class TensorType:
 class EntrySignature:
     """The signature of an exported function, as far as its reflection data declares it.
 
-    `name` has no module prefix and no `$async` suffix. `arguments` and `results` are None when the
-    VMFB carries no reflection data for it. `only_dispatches` means that nothing but dispatches writes its
-    arguments: no queue operation fills them or copies into them. With `workspace_bytes`, the caller owns the
-    results and a workspace of so many bytes: it passes both behind the arguments, and nothing is returned.
+    `name` has no module prefix and no `$async` suffix. `arguments` and `results` are None if the VMFB has no
+    reflection data for the function. `only_dispatches` means that only dispatches write its arguments: no
+    queue operation fills them or copies into them. With `workspace_bytes`, the caller owns the results and a
+    workspace of that size: it passes both after the arguments, and the entry returns nothing.
     """
 
     name: str
@@ -57,7 +57,7 @@ class EntrySignature:
 
     @property
     def tokens_rank(self) -> int | None:
-        """The rank of the first argument, the tokens; None where it is not known."""
+        """The rank of the first argument, the tokens, or None if unknown."""
         return len(self.arguments[0].shape) if self.arguments else None
 
 
@@ -65,10 +65,10 @@ class Pending(Protocol):
     """An invocation in flight."""
 
     def wait(self) -> Sequence[DeviceBuffer]:
-        """Blocks until the results are ready. Raises InvocationError when the invocation failed.
+        """Blocks until the results are ready. Raises InvocationError if the invocation failed.
 
-        Failures are reported here, never by `submit`. When an invocation fails on the device, those already
-        queued behind it fail too; submissions after this has raised run normally.
+        Failures are reported here, never by `submit`. If an invocation fails on the device, invocations
+        already queued after it fail too; submissions after this call has raised run normally.
         """
         ...
 
@@ -82,20 +82,20 @@ class Program(Protocol):
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
         """Starts `entry`. Arguments are kept alive until the work is done.
 
-        Successive submissions run in order, so a page table mutated by one is seen by the next.
-        Raises KeyError for a name that is not in `entries`.
+        Submissions run in order: each sees the page table writes of the previous ones. Raises KeyError for a
+        name that is not in `entries`.
         """
         ...
 
 
 class Device(Protocol):
-    """An open device. `close` releases everything that was made from it."""
+    """An open device. `close` releases everything created from it."""
 
     @property
     def name(self) -> str: ...
 
     def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> Program:
-        """Loads a VMFB; parameters are memory-mapped, in scope `model`. Raises ArtifactError."""
+        """Loads a VMFB with memory-mapped parameters, in scope `model`. Raises ArtifactError."""
         ...
 
     def allocate(
@@ -107,19 +107,20 @@ class Device(Protocol):
         only_dispatches: bool = False,
         on_host: bool = False,
     ) -> DeviceBuffer:
-        """A zero-filled buffer, e.g. a page table slab `[pages, elements]`.
+        """Allocates a zero-filled buffer, e.g. a page table slab `[pages, elements]`.
 
-        `stage` is the pipeline stage it belongs to, if stages have devices of their own. A buffer that
-        `only_dispatches` write may be placed where they read it faster; fills and copies on it may fail.
-        One that is `on_host` is for few bytes that the host reads often: an invocation that has it as an
-        argument brings its contents to the host, so `download`, after its `wait`, asks nothing of the device.
+        `stage` is the buffer's pipeline stage, if each stage has a device. With `only_dispatches`, only
+        dispatches write the buffer: it may be placed where they read it faster, and fills and copies on it
+        may fail. `on_host` is for small buffers that the host reads often: an invocation with the buffer as
+        an argument also transfers its contents to the host, so `download`, after `wait`, needs no device
+        access.
         """
         ...
 
     def spare_bytes(self, stage: int = 0) -> int | None:
-        """Bytes of the stage's memory that may still be taken: those that are free, but for a margin.
+        """Returns how many bytes of the stage's memory may still be allocated: free memory minus a margin.
 
-        None where that is not known.
+        Returns None if unknown.
         """
         ...
 
@@ -128,13 +129,13 @@ class Device(Protocol):
         ...
 
     def download(self, buffer: DeviceBuffer) -> Array:
-        """Copies a finished result to the host, or any buffer that nothing in flight writes."""
+        """Copies a finished result, or a buffer that no work in flight writes, to the host."""
         ...
 
     def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
-        """Zeroes rows of an allocated buffer's first dimension; nothing in flight may use it."""
+        """Zeroes rows of an allocated buffer's first dimension; no work in flight may use it."""
         ...
 
     def close(self) -> None:
-        """Waits for invocations in flight. Nothing made from the device may be used afterwards."""
+        """Waits for invocations in flight. Objects created from the device become unusable."""
         ...

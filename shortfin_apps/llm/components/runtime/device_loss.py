@@ -1,4 +1,4 @@
-"""What to report of a device that has failed for good."""
+"""Errors for a device that has failed permanently."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def lost_error(cause: Exception) -> DeviceLostError:
 
 
 def copy_of(error: DeviceLostError) -> DeviceLostError:
-    """An error of its own for each invocation, whose traceback grows when it is raised."""
+    """Returns a separate error for each invocation, because an error's traceback grows when it is raised."""
     return DeviceLostError(str(error))

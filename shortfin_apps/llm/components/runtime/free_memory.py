@@ -1,4 +1,4 @@
-"""Memory that a server may still take: what is free, less what others need of it."""
+"""Memory that a server may still allocate: free memory minus a share for other uses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 MEMINFO, MAPS = Path("/proc/meminfo"), Path("/proc/self/maps")
 CGROUP = Path("/sys/fs/cgroup")
 
-# Of a GPU's memory, for what entries of dynamic size allocate, and for freed buffers, which IREE keeps.
+# A tenth of a GPU's memory is left for entries of dynamic size, and for freed buffers, which IREE keeps.
 _GPU_SHARE_FOR_OTHERS = 10
-# Of a host's free memory, as other programs live there.
+# Half of a host's free memory is left for other programs.
 _HOST_SHARE_FOR_OTHERS = 2
 
 HIP, CUDA = "libamdhip64.so", "libcuda.so"
@@ -23,7 +23,7 @@ GetInfo = Callable[[Any, Any], int]  # hipMemGetInfo, cuMemGetInfo: free and tot
 
 
 def spare_host_bytes() -> int | None:
-    """Half of what is available to this process; None where /proc does not tell."""
+    """Returns half of the memory available to this process, or None if /proc does not report it."""
     try:
         lines = MEMINFO.read_text().split("\n")
     except OSError:
@@ -34,7 +34,7 @@ def spare_host_bytes() -> int | None:
 
 
 def spare_gpu_bytes(get_info: GetInfo) -> int | None:
-    """What is free on the GPU, less a tenth of all its memory; None where the driver does not tell."""
+    """Returns the GPU's free memory minus a tenth of its total, or None if the driver call fails."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     if get_info(ctypes.byref(free), ctypes.byref(total)) != 0:
         return None
@@ -42,7 +42,7 @@ def spare_gpu_bytes(get_info: GetInfo) -> int | None:
 
 
 def spare_hip_bytes(ordinal: int) -> int | None:
-    """That of an AMD GPU of this process, by the driver's number."""
+    """Returns `spare_gpu_bytes` of an AMD GPU of this process, by the driver's number."""
     library = loaded_library(HIP)
     if library is None:
         return None
@@ -52,20 +52,20 @@ def spare_hip_bytes(ordinal: int) -> int | None:
             return None
         return spare_gpu_bytes(library.hipMemGetInfo)
 
-    with ThreadPoolExecutor(1) as thread:  # HIP's current device is a thread's own
+    with ThreadPoolExecutor(1) as thread:  # HIP's current device is per thread
         return thread.submit(ask).result()
 
 
 def loaded_library(name: str) -> ctypes.CDLL | None:
-    """The library that is in this process already, wherever it was found; None if it is not."""
-    lines = os.fsdecode(MAPS.read_bytes()).split("\n")  # a path may have any other character
+    """Returns a library that this process has already loaded from any path, or None."""
+    lines = os.fsdecode(MAPS.read_bytes()).split("\n")  # a path may contain other line separators
     paths = {line.split(maxsplit=5)[-1] for line in lines if line}
     found = sorted(path for path in paths if Path(path).name.startswith(name))
     return ctypes.CDLL(found[0]) if found else None
 
 
 def _left_in_cgroup() -> int | None:
-    """Bytes that the control group (v2) has left; None without a limit."""
+    """Returns the bytes left in the control group (v2), or None without a limit."""
     try:
         limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:

@@ -1,4 +1,4 @@
-"""Choosing GPUs by index or by the driver's name, and what to say where there are none."""
+"""Selects GPUs by index or by the driver's name, and builds the errors for unavailable GPUs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class _Kind(NamedTuple):
     maker: str
     library: str
     how_to_install: str
-    check: str  # the command that lists GPUs
-    visible: str  # the variable that hides some of them
+    check: str  # command that lists GPUs
+    visible: str  # environment variable that hides GPUs
 
 
 _KINDS: dict[GpuDriver, _Kind] = {
@@ -37,7 +37,7 @@ _KINDS: dict[GpuDriver, _Kind] = {
 
 
 def select(driver: GpuDriver, device_ids: Sequence[str], available: Sequence[str]) -> list[str]:
-    """The driver's names of the chosen GPUs, in order. Raises ArtifactError."""
+    """Returns the driver's names of the selected GPUs, in order. Raises ArtifactError."""
     kind = _KINDS[driver]
     chosen = [_find(kind, device_id, available) for device_id in device_ids]
     name, uses = Counter(chosen).most_common(1)[0]
@@ -53,14 +53,15 @@ def select(driver: GpuDriver, device_ids: Sequence[str], available: Sequence[str
 
 
 def unavailable(driver: GpuDriver, error: Exception | None = None) -> ArtifactError:
-    """What to say when the driver lists no GPUs, or fails to."""
+    """Returns the error for a driver that lists no GPUs, or fails to."""
     kind, text = _KINDS[driver], str(error or "")
     if "dynamic library search path" in text or "libamdhip64" in text:
         return ArtifactError(
             f"{kind.library} was not found; {kind.how_to_install}, or serve a model that was built with "
             "`--device cpu`"
         )
-    # Without a device, the drivers report an error or a count of 0; they may then fail to allocate no names.
+    # Without a device, drivers report an error or a count of 0; allocating an empty list of names may then
+    # fail.
     if error is None or any(sign in text for sign in _NO_DEVICE):
         return ArtifactError(
             f"no {kind.maker} GPU was found; check `{kind.check}`, or serve a model that was built with "
@@ -73,7 +74,7 @@ def unavailable(driver: GpuDriver, error: Exception | None = None) -> ArtifactEr
 
 
 def unopenable(driver: GpuDriver, error: Exception) -> ArtifactError:
-    """What to say when a GPU that the driver lists cannot be opened."""
+    """Returns the error for a GPU that the driver lists but cannot open."""
     return ArtifactError(f"the {_KINDS[driver].maker} GPU cannot be opened ({_first_line(error)})")
 
 

@@ -1,4 +1,4 @@
-"""Which chips a VMFB was compiled for, and which GPUs there are: what to say when they do not match."""
+"""The error for a VMFB that was compiled for another chip than the GPU's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shortfin_apps.llm.gpu_code.code_object import chip_of, code_objects_in
 
 
 def wrong_chip_error(vmfb: Path) -> ArtifactError:
-    """The error for a VMFB whose machine code HIP refused as another chip's."""
+    """Returns the error for a VMFB with machine code that HIP refused as another chip's."""
     chips = ", ".join(sorted(set(_chips_of(vmfb)))) or "another chip"
     return ArtifactError(
         f"{vmfb}: compiled for {chips}, which the GPU is not (HIP calls it {', '.join(_gpu_names())}); "
@@ -22,12 +22,12 @@ def _chips_of(vmfb: Path) -> Iterator[str]:
     for data in code_objects_in(vmfb.read_bytes()):
         try:
             yield chip_of(data)
-        except ArtifactError:  # a chip that is not known here
+        except ArtifactError:  # an unknown chip
             continue
 
 
 def _gpu_names() -> list[str]:
-    """HIP's names of the GPUs; shortfin tells only their ids."""
+    """Returns HIP's names of the GPUs; shortfin only reports their ids."""
     import iree.runtime as iree
 
     return sorted({device["name"] for device in iree.get_driver("hip").query_available_devices()})

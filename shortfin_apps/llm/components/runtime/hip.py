@@ -1,7 +1,7 @@
 """Opens AMD GPUs through shortfin's HIP driver.
 
-Upstream and shortfin call this device `amdgpu`; it is named `hip` here, as everywhere else in IREE, where
-`amdgpu` is another driver, straight on HSA.
+Upstream and shortfin call this device `amdgpu`. Here it is `hip`, as everywhere else in IREE, where `amdgpu`
+is a different driver that uses HSA directly.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from shortfin_apps.llm.errors import ArtifactError
 
 
 def open_hip(device_ids: Sequence[str] = ()) -> ShortfinDevice:
-    """AMD GPUs by index or by the driver's name, one per pipeline stage; by default the first.
+    """Opens AMD GPUs by index or by the driver's name, one per pipeline stage; by default the first.
 
     Raises ArtifactError.
     """
     if not sf.amdgpu.is_available():
         raise ArtifactError("this shortfin was built without AMD GPU support; install shortfin 3.9 from PyPI")
-    # Without a prefix, shortfin's variables cannot change what is opened. The driver would make memory pools
-    # for asynchronous allocations, but never uses them.
+    # Without a prefix, shortfin's environment variables have no effect. For asynchronous allocations, the
+    # driver would create memory pools that it never uses.
     builder = sf.amdgpu.SystemBuilder(
         env_prefix=None, amdgpu_async_allocations=False, amdgpu_async_caching=True
     )
@@ -40,7 +40,7 @@ def open_hip(device_ids: Sequence[str] = ()) -> ShortfinDevice:
 
 
 def _available(builder: Any) -> list[str]:
-    """The driver's names of all GPUs; at least one."""
+    """Returns the driver's names of all GPUs; at least one."""
     try:
         return list(builder.available_devices)
     except Exception as error:

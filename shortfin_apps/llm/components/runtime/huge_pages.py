@@ -1,8 +1,8 @@
 """Backs large allocations with huge pages.
 
-Weights and KV pages are streamed at memory bandwidth, and with pages of 4 KiB the processor spends much of
-that time on address translation, most of all in a virtual machine: there a streaming read was measured at
-24 GB/s, and at 34 GB/s with huge pages. With its usual setting, `madvise`, Linux only gives them on request.
+Weights and KV pages are streamed at memory bandwidth. With pages of 4 KiB, much of that time goes to address
+translation, especially in a virtual machine: a streaming read there was measured at 24 GB/s, and at 34 GB/s
+with huge pages. With its usual setting, `madvise`, Linux provides them only on request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HUGE_PAGE = 2 << 20  # bytes, on x86-64 and most other architectures
 
 
 def use_huge_pages(memory: npt.NDArray[Any]) -> None:
-    """Requests huge pages for `memory`, which must be untouched; no effect below the size of one."""
+    """Requests huge pages for `memory`, which must be untouched; no effect below the size of a huge page."""
     begin = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (memory.ctypes.data + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if sys.platform == "linux" and end - begin >= HUGE_PAGE:
@@ -30,7 +30,7 @@ def use_huge_pages(memory: npt.NDArray[Any]) -> None:
 
 
 def empty_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """Allocates `size` bytes, aligned to a page and untouched."""
+    """Allocates `size` untouched bytes, aligned to a page."""
     memory = np.empty(size + mmap.PAGESIZE, np.uint8)
     first = -memory.ctypes.data % mmap.PAGESIZE
     aligned = memory[first : first + size]

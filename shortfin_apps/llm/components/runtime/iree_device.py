@@ -1,8 +1,8 @@
-"""What devices of iree.runtime share: programs, and invocations in the order of one timeline.
+"""Common parts of iree.runtime devices: programs, and invocations ordered on one timeline.
 
-The host CPU is in iree_local.py. HAL objects need their device in order to be freed, but do not keep it
-alive, and the order is undefined in a garbage cycle and at interpreter exit. So a HAL device is made once in
-a process and never released (`never_release`).
+The host CPU is in iree_local.py. Freeing a HAL object requires its device, but the object does not keep the
+device alive, and the order of frees is undefined in a garbage cycle and at interpreter exit. Therefore a HAL
+device is created once per process and never released (`never_release`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from shortfin_apps.llm.errors import InvocationError
 
 ELEMENTS = {dtype: map_dtype_to_element_type(dtype) for dtype in MLIR_DTYPES.values()}
 _DTYPES = {int(element): dtype for dtype, element in ELEMENTS.items()}
-# A compiled module's integers are signless; they stand for the signed types.
+# A compiled module's integers are signless; they are mapped to the signed types.
 _DTYPES |= {
     int(getattr(iree.HalElementType, f"INT_{bits}")): MLIR_DTYPES[f"i{bits}"] for bits in (8, 16, 32, 64)
 }
 
 
 def never_release(hal_device: Any) -> None:
-    """Keeps the device beyond interpreter exit."""
+    """Keeps the device alive beyond interpreter exit."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(hal_device))
     disable_leak_checker()  # it would report the reference above at exit
 
@@ -59,7 +59,7 @@ class IreeBuffer:
 
 
 class IreePending:
-    """An invocation in flight; holds its arguments until the device is done with them."""
+    """An invocation in flight; keeps its arguments alive until the device no longer uses them."""
 
     def __init__(
         self, device: IreeDevice, fence: Fence, arguments: Sequence[DeviceBuffer], results: Any
@@ -84,7 +84,7 @@ class IreePending:
 
 
 class FailedPending:
-    """An invocation that failed while it was being started."""
+    """An invocation that failed to start."""
 
     done = True
 
@@ -113,11 +113,11 @@ class IreeProgram:
 
 
 class IreeDevice(ABC):
-    """A device on one HAL device; a subclass says where its memory is."""
+    """A device on one HAL device; subclasses decide where memory is allocated."""
 
     buffer_type: ClassVar[type[IreeBuffer]] = IreeBuffer
-    # The allocator reuses freed buffers for requests of exactly their size and never releases them by itself.
-    # Entries of dynamic shape need other sizes for every batch, so it is trimmed regularly.
+    # The allocator reuses freed buffers only for requests of exactly the same size, and never releases them
+    # by itself. Entries of dynamic shape need different sizes for every batch, so it is trimmed regularly.
     submissions_per_trim: ClassVar[int]
 
     def __init__(self, name: str, hal_device: Any) -> None:
@@ -177,7 +177,7 @@ class IreeDevice(ABC):
             try:
                 pending.wait()
             except InvocationError:
-                continue  # reported to whoever waits for it
+                continue  # already reported by that invocation's `wait`
         self._in_flight.clear()
         self._allocator.trim()
 
@@ -198,27 +198,27 @@ class IreeDevice(ABC):
             return pending
 
     def result(self, view: Any) -> IreeBuffer:
-        """The buffer of a result."""
+        """Wraps a result in a buffer."""
         return self.buffer_type(view, tuple(view.shape), _DTYPES[int(view.element_type)])
 
     def failed_in_flight(self, fence: Fence, error: Exception) -> InvocationError:
-        """What to report of an invocation that the device did not complete."""
+        """Returns the error for an invocation that the device did not complete."""
         self._timeline.abandon(fence)
         return InvocationError(f"the device failed under this invocation ({error})")
 
     @abstractmethod
     def _read_parameters(self, paths: Sequence[Path]) -> Any:
-        """The iree.runtime.ParameterIndex of the files. Raises ArtifactError."""
+        """Returns an iree.runtime.ParameterIndex of the files. Raises ArtifactError."""
 
     def _prepare(self, arguments: Sequence[DeviceBuffer]) -> None:  # noqa: B027
-        """Called under the lock before an invocation is started with these arguments."""
+        """Hook called under the lock before an invocation with these arguments is started."""
 
     def _bring(self, arguments: Sequence[DeviceBuffer]) -> Fence | None:
-        """Called behind an invocation that was started; brings to the host what it must, and says by when."""
+        """Copies `on_host` arguments to the host after an invocation; returns the copies' fence, if any."""
         return None
 
     def _refused(self, error: Exception) -> InvocationError:
-        """What to report of an invocation that could not be started."""
+        """Returns the error for an invocation that could not be started."""
         return InvocationError(f"the entry refused this invocation ({error})")
 
     def _start(
@@ -238,7 +238,7 @@ class IreeDevice(ABC):
         return self._timeline.submit(invoke)
 
     def _run_sync(self, context: Any, function: Any, values: Any, results: Any) -> Fence:
-        """Runs an entry without fences at once, after waiting for all earlier submissions."""
+        """Runs an entry without fences immediately, after waiting for all earlier submissions."""
         fence = self._timeline.last
         try:
             fence.wait()

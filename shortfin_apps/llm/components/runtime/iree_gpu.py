@@ -1,14 +1,14 @@
-"""A GPU on iree.runtime: AMD's through the driver `hip`, NVIDIA's through `cuda`.
+"""A GPU on iree.runtime: AMD through the driver `hip`, NVIDIA through `cuda`.
 
 An uploaded array stays on the host until an invocation first needs it. All such arguments of an invocation
-then travel in one submission, through one piece of staging memory.
+are then transferred in one submission, through one piece of staging memory.
 
-A buffer that is `on_host` is host memory that CUDA's dispatches write. What AMD's write there is only sure to
-be seen behind a release to the whole system, which HIP does not promise for memory that is not fine-grained;
-so there the results of an invocation are copied behind it.
+For CUDA, an `on_host` buffer is host memory that dispatches write. On AMD, such writes are only guaranteed to
+be visible after a system-scope release, which HIP does not promise for memory that is not fine-grained; there
+the buffer is copied to the host after each invocation.
 
-A failure of the driver is final: it fails all later work, or ends the process when it is asked to free what
-the failed work used (see shortfin_device.py). So nothing more is asked of it, and its device is not released.
+A driver failure is final: afterwards the driver fails all work, or ends the process when it frees what the
+failed work used (see shortfin_device.py). Therefore a failed device is not used again, and not released.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ T = TypeVar("T")
 _MEMORY = int(iree.MemoryType.DEVICE_LOCAL)
 _USAGE = int(iree.BufferUsage.DEFAULT)
 _ZERO = np.zeros(1, np.uint8)
-_ALIGNMENT = 64  # bytes, of the arrays in one piece of staging memory
+_ALIGNMENT = 64  # bytes, of each array in staging memory
 
-# How the drivers' own failures read; anything else is a program that refuses its arguments.
+# Signs of a driver failure in an error text; other errors are programs that refuse their arguments.
 _OF_THE_DRIVER = ("HIP driver error", "CUDA driver error", "ABORTED", "was aborted", "RESOURCE_EXHAUSTED")
 
 _devices_lock = threading.Lock()
@@ -51,7 +51,7 @@ _hal_devices: dict[tuple[GpuDriver, str], tuple[Any, CudaContext | None]] = {}
 
 
 def open_gpu(driver: GpuDriver, device_ids: Sequence[str] = ()) -> GpuDevice:
-    """A GPU by index or by the driver's name, by default the first. Raises ArtifactError."""
+    """Opens a GPU by index or by the driver's name, by default the first. Raises ArtifactError."""
     if len(device_ids) > 1:
         raise ArtifactError(
             "one GPU serves a model on the iree runtime; give one of --device-ids, or serve pipeline stages "
@@ -67,7 +67,7 @@ def open_gpu(driver: GpuDriver, device_ids: Sequence[str] = ()) -> GpuDevice:
 
 
 def available_gpus(driver: GpuDriver) -> list[str]:
-    """The driver's names of all GPUs; at least one. Raises ArtifactError."""
+    """Returns the driver's names of all GPUs; at least one. Raises ArtifactError."""
     try:
         found = iree.get_driver(driver).query_available_devices()
     except Exception as error:
@@ -87,9 +87,9 @@ def _create_hal_device(driver: GpuDriver, name: str) -> Any:
 
 
 class GpuBuffer(IreeBuffer):
-    """An array on the GPU, or on the host in `staged` until an invocation first needs it.
+    """An array on the GPU, or in `staged` on the host until an invocation first needs it.
 
-    `on_host` is host memory that has its contents whenever an invocation with it is done.
+    `on_host` is host memory that has the array's contents after each invocation that uses it.
     """
 
     __slots__ = ("on_host", "staged")
@@ -243,7 +243,7 @@ class GpuDevice(IreeDevice):
         return iree.HalBufferView(buffer, shape, ELEMENTS[dtype])
 
     def _guard(self, work: Callable[[], T]) -> T:
-        """The result of work with the device. Raises InvocationError."""
+        """Runs device work and returns its result. Raises InvocationError."""
         with self._lock:
             if self._lost is not None:
                 raise copy_of(self._lost)
@@ -265,7 +265,7 @@ class GpuDevice(IreeDevice):
         return super()._refused(error)
 
     def _lose(self, error: Exception) -> DeviceLostError:
-        """Asks nothing more of the device; returns what to report."""
+        """Marks the device as lost, so that it is not used again; returns the error to report."""
         if self._lost is None:
             self._lost = lost_error(error)
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))

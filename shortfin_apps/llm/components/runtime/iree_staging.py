@@ -1,4 +1,4 @@
-"""Host memory through which arrays travel to and from a GPU of iree.runtime."""
+"""Host staging memory for transfers to and from an iree.runtime GPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shortfin_apps.llm.components.runtime.iree_timeline import Fence
 
 _SMALLEST_BYTES = 256
 _BYTE = np.dtype(np.uint8)
-# Cached, as memory that is not is combined for writing and slow to read. The flags of the bindings are no
-# flags to each other before IREE 3.13.
+# Cached: uncached memory is write-combined and slow to read. Converted to int because the bindings' flags
+# cannot be combined as flags before IREE 3.13.
 _MEMORY = (
     int(iree.MemoryType.HOST_LOCAL) | int(iree.MemoryType.HOST_CACHED) | int(iree.MemoryType.DEVICE_VISIBLE)
 )
@@ -30,9 +30,9 @@ class IreeStaging:
 
 
 class IreeStagingPool:
-    """Staging memory of one device, kept for later transfers, as locking pages is slow.
+    """Staging memory of one device, kept for later transfers, because locking pages is slow.
 
-    Sizes are powers of two, so the pool holds less than twice of what was in use at once.
+    Sizes are powers of two, so the pool holds less than twice the maximum that was in use at once.
     """
 
     def __init__(self, allocator: Any) -> None:
@@ -47,7 +47,7 @@ class IreeStagingPool:
         return free.pop() if free else IreeStaging(self._allocator, capacity)
 
     def give_back(self, staging: IreeStaging, used_until: Fence) -> None:
-        """Keeps the memory for transfers after that point of the timeline."""
+        """Makes the memory available for transfers after that point of the timeline."""
         self._in_use.append((used_until, staging))
 
     def _reclaim(self) -> None:

@@ -1,4 +1,4 @@
-"""The order of what is submitted to a device of iree.runtime: every submission waits for the one before."""
+"""Orders submissions to an iree.runtime device: each waits for the previous one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Submit = Callable[[Any, Any], object]  # takes the HAL fence to wait for and the
 
 
 class Fence:
-    """One point of a timeline."""
+    """A point on a timeline."""
 
     __slots__ = ("_fence", "_semaphore", "_value")
 
@@ -26,7 +26,7 @@ class Fence:
 
     @property
     def failure(self) -> Exception | None:
-        """Why the timeline failed, if it did."""
+        """The error that failed the timeline, or None."""
         try:
             self._semaphore.query()
         except Exception as error:
@@ -35,7 +35,7 @@ class Fence:
 
     @property
     def done(self) -> bool:
-        """Reached or failed."""
+        """True if the point was reached or the timeline failed."""
         try:
             return bool(self._semaphore.query() >= self._value)
         except Exception:
@@ -55,9 +55,9 @@ class Fence:
 class Timeline:
     """The order of a device's submissions.
 
-    A semaphore that failed, or whose next value may never be signalled, cannot be used any more; the timeline
-    then continues on a new one. (If the driver's own queue breaks, every later invocation fails too, and only
-    a restart helps.)
+    A semaphore becomes unusable when it fails or its next value may never be signalled; the timeline then
+    continues with a new one. (If the driver's own queue breaks, every later invocation fails too, and only a
+    restart helps.)
     """
 
     def __init__(self, device: Any) -> None:
@@ -67,9 +67,9 @@ class Timeline:
         self._signal = self._origin
 
     def submit(self, submit: Submit) -> Fence:
-        """Submits work behind the last; returns the point where it is done.
+        """Submits work after the last submission; returns the fence of its completion.
 
-        Raises what `submit` raises, or why the work before failed.
+        Raises the error of `submit`, or the one that failed the previous work.
         """
         fence = self._signal.next()
         try:
@@ -80,7 +80,7 @@ class Timeline:
         return fence
 
     def abandon(self, fence: Fence) -> None:
-        """Starts over after `fence` failed, and with it all later points of its semaphore."""
+        """Starts a new semaphore after `fence`, and all later points of its semaphore, have failed."""
         if fence.same_timeline(self.last):
             self._restart()
             self.last = self._signal = self._origin
@@ -88,8 +88,8 @@ class Timeline:
     def _reject(self) -> Exception | None:
         """Discards the next point, which was passed to a submission that failed.
 
-        Returns why the submission before had failed, if so. Later points come from a new semaphore; their
-        submissions wait for `last` unless that failed.
+        Returns the error of the previous submission, if it had failed. Later points use a new semaphore;
+        their submissions wait for `last` unless it failed.
         """
         failure = self.last.failure
         self._restart()

@@ -1,4 +1,4 @@
-"""Values of `--device`, the settings' and the runtimes' common vocabulary."""
+"""Values of `--device`, as used by the settings and the runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens a device on one of the two runtimes: IREE's own, or shortfin where that is installed."""
+"""Opens a device on one of two runtimes: IREE's own, or shortfin if installed."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ def open_device(
     threads: int | None = None,
     device_ids: Sequence[str] = (),
 ) -> Device:
-    """Opens `device`: "cpu" (also "local-task", "hostcpu"), AMD GPUs, "hip" (also "amdgpu"), or "cuda".
+    """Opens `device`: "cpu" (also "local-task", "hostcpu"), AMD GPUs as "hip" (also "amdgpu"), or "cuda".
 
-    `threads` is the number of CPU workers (default: the CPUs this process may run on; iree only, as
-    shortfin always takes one per physical core). `device_ids` chooses GPUs, one per pipeline stage, by
-    index or by the driver's name.
+    `threads` is the number of CPU workers (default: the CPUs that this process may run on; iree only, because
+    shortfin always uses one per physical core). `device_ids` selects GPUs by index or by the driver's name,
+    one per pipeline stage.
 
-    `auto` is shortfin on AMD GPUs and iree on the CPU, where it is faster: with the same VMFBs, on one core
+    `auto` is shortfin on AMD GPUs and iree on the CPU, where iree is faster: with the same VMFBs, on one core
     with two hardware threads, a round trip of a tiny entry takes 14 us on iree and 41 us on shortfin, and a
     decode step of a 135M model at batch size 8 takes 63 ms on iree's two workers, 108 ms on shortfin's one.
-    Without shortfin, everything runs on iree; if `runtime` says otherwise, with a warning. NVIDIA's GPUs
-    always do.
-    Raises ArtifactError.
+    Without shortfin, everything runs on iree, with a warning if `runtime` requests shortfin. NVIDIA GPUs
+    always run on iree. Raises ArtifactError.
     """
     if device in CPU_NAMES:
         return _open_cpu(runtime, threads)
@@ -49,7 +48,7 @@ def open_device(
 
 
 def check_gpu(device: str) -> None:
-    """Raises ArtifactError if `device` is a kind of GPU of which there is none. Opens nothing."""
+    """Raises ArtifactError if `device` is a GPU type that this host does not have. Opens nothing."""
     if driver := GPU_NAMES.get(device):
         from shortfin_apps.llm.components.runtime.iree_gpu import available_gpus
 
@@ -57,7 +56,7 @@ def check_gpu(device: str) -> None:
 
 
 def gpus_at_hand(device: str) -> int:
-    """How many GPUs of that kind there are. Opens none."""
+    """Returns the number of GPUs of that type. Opens none."""
     from shortfin_apps.llm.components.runtime.iree_gpu import available_gpus
 
     try:
@@ -71,7 +70,7 @@ def has_shortfin() -> bool:
 
 
 def _open_cpu(runtime: Runtime, threads: int | None) -> Device:
-    permit_amx()  # whether a program needs it is known when the artefact is opened
+    permit_amx()  # opening the artefact has already decided whether a program needs it
     if runtime == "shortfin" and _finds_shortfin():
         _check_shortfin()
         from shortfin_apps.llm.components.runtime.shortfin_device import open_hostcpu
@@ -98,7 +97,7 @@ def _open_gpu(driver: GpuDriver, runtime: Runtime, device_ids: Sequence[str]) ->
 
 
 def _finds_shortfin() -> bool:
-    """Whether shortfin, which was asked for, is installed."""
+    """Returns True if the requested shortfin is installed; otherwise logs a warning."""
     if not has_shortfin():
         logger.warning(
             "shortfin is not installed: the model runs on the IREE runtime, as with `--runtime iree`"
@@ -107,7 +106,7 @@ def _finds_shortfin() -> bool:
 
 
 def _check_shortfin() -> None:
-    """Raises ArtifactError where shortfin cannot load the VMFBs of the release that is installed."""
+    """Raises ArtifactError if shortfin cannot load the VMFBs of the installed IREE release."""
     shortfin, iree = shortfin_release(), runtime_release()
     if shortfin != iree:
         raise ArtifactError(

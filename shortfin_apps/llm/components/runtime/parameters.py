@@ -14,13 +14,14 @@ from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.irpa import check_archive
 
-EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")  # in GGUF and in Hugging Face models
+EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")  # of GGUF and Hugging Face models
 
 
 def open_parameters(paths: Sequence[Path]) -> Any:
-    """One memory-mapped iree.runtime.ParameterIndex over all files. Raises ArtifactError.
+    """Opens all files as one memory-mapped iree.runtime.ParameterIndex. Raises ArtifactError.
 
-    A truncated file is refused here: reading a mapped page behind the end of the file would kill the process.
+    A truncated file is refused here, because reading a mapped page after the end of the file kills the
+    process.
     """
     import iree.runtime as iree
 
@@ -41,7 +42,7 @@ def open_parameters(paths: Sequence[Path]) -> Any:
 
 
 def read_parameters(paths: Sequence[Path]) -> Any:
-    """Like `open_parameters`, but read into memory with huge pages instead of mapped."""
+    """Like `open_parameters`, but reads the files into memory with huge pages instead of mapping them."""
     import iree.runtime as iree
 
     index = iree.ParameterIndex()
@@ -70,13 +71,13 @@ def _read(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def parameter_bytes(paths: Sequence[Path]) -> dict[str, int]:
-    """The size of every parameter, by name. Raises ArtifactError."""
+    """Returns the size of every parameter in bytes, by name. Raises ArtifactError."""
     index = open_parameters(paths)
     return {entry.key: entry.length for entry in (index[i] for i in range(len(index)))}
 
 
 def embedding_rows(paths: Sequence[Path]) -> int | None:
-    """The size of the model's vocabulary, None where the files do not tell it. Raises ArtifactError.
+    """Returns the model's vocabulary size, or None if the files do not contain it. Raises ArtifactError.
 
     amdsharktank's archives do: each tensor's metadata holds its shape, as JSON after a format tag
     (`_make_tensor_metadata` in iree.turbine.aot.params and in iree.runtime). Other files hold only bytes.

@@ -1,4 +1,4 @@
-"""An array of shortfin's, on a device or on the host."""
+"""An array managed by shortfin, on a device or on the host."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shortfin_apps.llm.components.runtime.device import Array
 
 
 class ShortfinBuffer:
-    """An array on the device of a pipeline stage, or still on the host until an invocation first needs it.
+    """An array on the device of a pipeline stage, or on the host until an invocation first needs it.
 
-    `is_page_table` says that only invocations write it, once it has been zeroed. `copy` is host memory that
-    gets its contents from every invocation: shortfin's host memory cannot be written by dispatches. `dispose`
-    is called with what is to be freed, from any thread.
+    `is_page_table` means that, once zeroed, only invocations write it. `copy` is host memory that receives
+    the contents after every invocation, because dispatches cannot write shortfin's host memory. `dispose` is
+    called from any thread with each array to free.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class ShortfinBuffer:
     def argument(self) -> Any:
         """The array as an argument of an invocation.
 
-        An invocation runs on the device of all arguments with a barrier, which must be one, and waits for the
-        timelines that they were written on, one of which may have failed. A page table needs no barrier:
-        it was zeroed before anyone got it, and invocations run in order.
+        An invocation runs on the device of all arguments with a barrier, which must be the same, and waits
+        for the timelines that wrote them, one of which may have failed. A page table needs no barrier: it was
+        zeroed before its first use, and invocations run in order.
         """
         return sfnp.disable_barrier(self.array) if self._is_page_table else self.array
 
@@ -61,12 +61,12 @@ class ShortfinBuffer:
 
 
 def write(storage: Any, content: Array) -> None:
-    """Copies `content` into a storage that the host can map."""
+    """Copies `content` into a host-mappable storage."""
     with storage.map(discard=True) as mapping:
         memoryview(mapping).cast("B")[:] = content.reshape(-1).view(np.uint8).data
 
 
 def read(storage: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A copy of what is in a storage that the host can map."""
+    """Returns a copy of the contents of a host-mappable storage."""
     with storage.map(read=True) as mapping:
         return np.frombuffer(mapping, np.uint8).copy().view(dtype).reshape(shape)

@@ -1,27 +1,28 @@
-"""The device on shortfin: AMD GPUs, and the host CPU.
+"""Devices on shortfin: AMD GPUs and the host CPU.
 
-All calls to shortfin are made on one worker thread of its own, in one long-lived shortfin process that reads
+All calls to shortfin are made on one dedicated worker thread, in one long-lived shortfin process that reads
 calls from a queue; callers get a `concurrent.futures.Future`. The reasons for this design:
 
 - A device awaited outside of a worker's process completes only every 500 ms.
 - Allocating on the CPU waits for earlier work while holding the GIL, and forever if that work has not been
-  flushed. So arrays are put on the device inside `submit`, after the last invocation was flushed, and on the
-  CPU after it has completed.
+  flushed. Therefore arrays are put on the device inside `submit`, after the last invocation was flushed, and
+  on the CPU after it has completed.
 - An invocation that fails on the host leaves its point of the fiber's timeline unsignalled, so nothing on
   that fiber completes any more: the next invocation runs on a new fiber. An array remembers at most eight
   other fibers, so a page table survives eight such failures; then the server must be restarted.
-- A failure on a GPU is final: IREE 3.9's HIP driver then fails all later work, or frees its error twice,
-  which ends the process (and may do so within the invocation that failed), or waits forever for a buffer
-  that an invocation queued behind the failed one was to get; the engine's stall timeout ends that wait. So
-  nothing is asked of the device any more, not even to free what is on it.
-- Freeing an array records on its fiber's timeline, which only the worker may touch, so buffers hand their
-  arrays over to the worker to be freed. If the timeline has failed, shortfin ends the process. So arrays are
-  freed only while nothing is in flight that may still fail, and never if they were there when something did.
+- A failure on a GPU is final. IREE 3.9's HIP driver then fails all later work, or frees its error twice,
+  which ends the process (possibly within the failed invocation), or waits forever for a buffer of an
+  invocation queued after the failed one; the engine's stall timeout ends that wait. Therefore the device is
+  not used again, not even to free its memory.
+- Freeing an array records on its fiber's timeline, which only the worker may touch, so buffers pass their
+  arrays to the worker to be freed. If the timeline has failed, shortfin ends the process. Therefore arrays
+  are freed only while no work is in flight that may still fail, and never if they existed when something
+  failed.
 
-Memory of a GPU: IREE 3.9's HIP driver never uses HIP's memory pools. It keeps a freed device buffer for
-requests of exactly its size until the device is closed. So the shapes of earlier invocations cost no
-`hipMalloc`, but memory grows with the number of different shapes. It does not keep page-locked host memory;
-`staging.py` does.
+GPU memory: IREE 3.9's HIP driver never uses HIP's memory pools. It keeps a freed device buffer for requests
+of exactly its size until the device is closed. Shapes of earlier invocations therefore cost no `hipMalloc`,
+but memory grows with the number of different shapes. It does not keep page-locked host memory; `staging.py`
+does.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ _ELEMENTS = {dtype: getattr(sfnp, dtype.name) for dtype in MLIR_DTYPES.values()}
 _DTYPES = {str(element): dtype for dtype, element in _ELEMENTS.items()}
 _ZERO = np.zeros(1, np.uint8)
 
-# How many freed arrays may wait for the invocations in flight before no other is started.
+# Number of freed arrays that may wait for invocations in flight; beyond it, no invocation is started.
 _MAX_DISPOSED = 256
 
 
 def open_hostcpu() -> ShortfinDevice:
-    """The host CPU, with one worker per physical core of this process's NUMA node.
+    """Opens the host CPU, with one worker per physical core of this process's NUMA node.
 
-    shortfin has no setting for hardware threads, nor for spinning workers.
+    shortfin has no setting for hardware threads or for spinning workers.
     """
     builder = sf.host.CPUSystemBuilder(env_prefix=None, hostcpu_allocators="caching")
     return ShortfinDevice("hostcpu", builder.create_system(), lambda _: spare_host_bytes(), unified=True)
@@ -108,12 +109,12 @@ class ShortfinProgram:
         return ShortfinPending(self._device.invoke(self._functions[entry], buffers, is_async=is_async))
 
     def release(self) -> None:
-        """Frees the functions; to be called on the worker, before the system shuts down."""
+        """Frees the functions. Call on the worker, before the system shuts down."""
         self._functions.clear()
 
 
 class _Call(sf.Message):  # type: ignore[misc]
-    """Work for the process to start; it should not wait for the device unless it must."""
+    """Work for the process to start; it should wait for the device only if necessary."""
 
     def __init__(self, start: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
@@ -141,7 +142,7 @@ class _Completion:
     """Completes when all work submitted to the device so far has completed."""
 
     def __init__(self, device: Any) -> None:
-        self._iterator = device.__await__()  # fixes its point of the timeline here, not when awaited
+        self._iterator = device.__await__()  # fixes the point of the timeline now, not when awaited
 
     def __await__(self) -> Generator[Any, None, None]:
         try:
@@ -151,7 +152,7 @@ class _Completion:
 
 
 class ShortfinDevice:
-    """`unified`: the host may read and write device memory; `spare_bytes` tells how much of it, by stage."""
+    """A device; `unified` means that the host can access its memory. `spare_bytes` takes a stage."""
 
     def __init__(
         self, name: str, system: Any, spare_bytes: Callable[[int], int | None], *, unified: bool
@@ -166,10 +167,10 @@ class ShortfinDevice:
         self._queue = system.create_queue()
         self._process = _Process(self._queue.reader(), fiber=self._fiber)
         self._process.launch()
-        self._arrays: dict[int, Any] = {}  # by identity: those on the device, until they are freed
-        self._leaked: list[Any] = []  # what is never freed
+        self._arrays: dict[int, Any] = {}  # arrays on the device, by identity, until they are freed
+        self._leaked: list[Any] = []  # objects that are never freed
         self._disposed: list[Any] = []
-        self._in_flight: set[asyncio.Task[None]] = set()  # one for each invocation; the worker's
+        self._in_flight: set[asyncio.Task[None]] = set()  # one per invocation; used by the worker only
         self._buffers: WeakSet[ShortfinBuffer] = WeakSet()
         self._programs: list[ShortfinProgram] = []
         self._lost: DeviceLostError | None = None  # after a failure on a GPU
@@ -182,7 +183,7 @@ class ShortfinDevice:
 
     def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> ShortfinProgram:
         exports = read_exports(vmfb, module_name)
-        open_parameters(parameters)  # for its checks
+        open_parameters(parameters)  # checks the files
         try:
             provider = sf.StaticProgramParameters(self._system, parameter_scope=PARAMETER_SCOPE)
             for path in parameters:
@@ -191,7 +192,7 @@ class ShortfinDevice:
                 sf.ProgramModule.parameter_provider(self._system, provider),
                 sf.ProgramModule.load(self._system, str(vmfb), mmap=True),
             ]
-            # One context for all fibers, as only the process above starts invocations.
+            # One context for all fibers, because only `_process` starts invocations.
             loaded = sf.Program(modules, devices=self._fiber.raw_devices, isolation=sf.ProgramIsolation.NONE)
             functions = {name: loaded[f"{module_name}.{name}"] for name in exports}
         except Exception as error:
@@ -245,7 +246,7 @@ class ShortfinDevice:
         return future
 
     def dispose(self, array: Any) -> None:
-        """Has the worker free an array; callable from any thread."""
+        """Queues an array to be freed by the worker; callable from any thread."""
         if not self._closed:
             self._disposed.append(array)
 
@@ -269,7 +270,7 @@ class ShortfinDevice:
         return buffer
 
     def _call(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Runs `work` on the worker, after all work queued before; the future fails with InvocationError."""
+        """Runs `work` on the worker after earlier queued work; the future may fail with InvocationError."""
         future: Future[T] = Future()
 
         async def start() -> None:
@@ -297,7 +298,7 @@ class ShortfinDevice:
             await self._free_disposed()
             each = dict.fromkeys(buffers)  # two arguments may be one buffer
             stagings = await self._put_on_device([b for b in each if b.staged is not None])
-            if not is_async:  # then it waits for nothing itself
+            if not is_async:  # a synchronous function does not wait for earlier work itself
                 await _Completion(fiber.device(0))
             results = await function(*(b.argument for b in buffers), fiber=fiber)
             for buffer in buffers:
@@ -305,7 +306,7 @@ class ShortfinDevice:
                     buffer.copy.storage.copy_from(buffer.array.storage)
             completion = _Completion(fiber.device(0))
         except Exception as error:
-            await self._drain()  # the next invocation could overtake those in flight, being on another fiber
+            await self._drain()  # the next invocation, on another fiber, could overtake those in flight
             future.set_exception(self._recover(fiber, error))
             return
         task = self._worker.loop.create_task(
@@ -338,9 +339,9 @@ class ShortfinDevice:
         return self._buffer(tuple(array.shape), _DTYPES[str(array.dtype)], array)
 
     async def _put_on_device(self, staged: Sequence[ShortfinBuffer]) -> Sequence[Staging]:
-        """Moves the buffers to the device; returns the host memory that the copies read."""
+        """Moves the buffers to the device; returns the host memory that the copies read from."""
         if staged and self._unified:
-            await _Completion(self._fiber.device(0))  # else allocating would wait, holding the GIL
+            await _Completion(self._fiber.device(0))  # otherwise allocating would wait while holding the GIL
         contents = []
         for buffer in staged:  # all allocations first, so that the copies make one submission
             contents.append(cast(Array, buffer.staged))
@@ -384,7 +385,7 @@ class ShortfinDevice:
     async def _fill(self, array: Any, rows: Sequence[int]) -> None:
         self._check()
         if self._leaked:
-            # Work on an array may wait for the fiber that it was made on, which may have been retired.
+            # Work on an array may wait for the fiber that created it, which may have been retired.
             logger.warning("pages of a request that failed are not cleared, as the device has failed before")
             return
         for row in rows:
@@ -404,7 +405,7 @@ class ShortfinDevice:
             await task
 
     async def _release(self) -> None:
-        # The timeline may complete before these tasks have, and they cannot run after the queue is closed.
+        # The timeline may complete before these tasks do, and they cannot run after the queue is closed.
         await self._drain()
         try:
             for stage in range(len(self._fiber.raw_devices)):
@@ -431,12 +432,12 @@ class ShortfinDevice:
         return array
 
     def _check(self) -> None:
-        """Raises DeviceLostError if nothing may be asked of the device any more."""
+        """Raises DeviceLostError if the device must not be used any more."""
         if self._lost is not None:
             raise self._lost
 
     def _recover(self, fiber: Any, error: Exception) -> InvocationError:
-        """Goes on with another fiber after `error` on this one, if possible; returns what to report."""
+        """Switches to a new fiber after `error` on this one, if possible; returns the error to report."""
         if self._lost is not None:
             return copy_of(self._lost)
         if fiber is self._fiber:
@@ -450,10 +451,9 @@ class ShortfinDevice:
         return invocation_error(error)
 
     def _leak(self, thing: Any) -> None:
-        """Keeps it, and with it the system, beyond interpreter exit.
+        """Keeps `thing`, and with it the system, alive beyond interpreter exit.
 
-        A system waits for all arrays before it is destroyed, and those of a timeline that does not advance
-        any more are never freed.
+        A system waits for all arrays before it is destroyed, and arrays of a stuck timeline are never freed.
         """
         if not self._leaked:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))

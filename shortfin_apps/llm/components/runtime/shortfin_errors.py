@@ -1,4 +1,4 @@
-"""Translates shortfin's errors into those of this package."""
+"""Translates shortfin's errors to this package's errors."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _ABORTED = "the semaphore was aborted"
 
 
 class TimelineError(Exception):
-    """Work that was submitted to the device has failed."""
+    """Work submitted to the device has failed."""
 
 
 def is_of_hip(error: Exception) -> bool:
-    """Whether the HIP driver has failed; what a program refuses is no failure of the driver."""
+    """Returns True for a HIP driver failure; a program that refuses its arguments is not one."""
     text = str(error)
     return isinstance(error, TimelineError) or "HIP driver error" in text or _ABORTED in text
 
 
 def cause_of(fiber: Any, error: Exception) -> Exception:
-    """The failure behind an error that only says that the fiber's timeline was aborted; else the error."""
+    """Returns the cause of an error that only reports an aborted timeline; otherwise the error itself."""
     if _ABORTED in str(error):
         try:
-            # Fails with the cause, as the timeline that it would wait for has failed.
+            # Fails with the cause, because the timeline that it would wait for has failed.
             sfnp.device_array.for_device(fiber.device(0), [1], sfnp.int8)
         except Exception as cause:
             return cause

@@ -1,4 +1,4 @@
-"""Page-locked host memory through which arrays travel to and from a GPU."""
+"""Page-locked host memory for transfers to and from a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SMALLEST_BYTES = 256
 
 
 class Staging:
-    """Host memory for one transfer; `storage` is the part of `array` that it needs."""
+    """Host memory for one transfer; `storage` is the used part of `array`."""
 
     def __init__(self, array: Any, num_bytes: int, stage: int) -> None:
         self.array = array
@@ -22,23 +22,23 @@ class Staging:
 class StagingPool:
     """Host arrays of one fiber, kept for later transfers.
 
-    The HIP driver locks pages anew for every host array that it allocates, and unlocks them when it is freed.
-    Sizes are powers of two, so the pool holds less than twice of what was in use at once.
+    The HIP driver locks pages for every host array that it allocates, and unlocks them when it is freed.
+    Sizes are powers of two, so the pool holds less than twice the maximum that was in use at once.
     """
 
     def __init__(self, fiber: Any) -> None:
         self._fiber = fiber
-        self._arrays: list[Any] = []  # all of them: whoever keeps the pool keeps what is in use, too
+        self._arrays: list[Any] = []  # all of them, so that keeping the pool alive keeps arrays in use alive
         self._free: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
 
     def take(self, num_bytes: int, stage: int) -> Staging:
-        """Memory for a transfer to or from the device of that pipeline stage."""
+        """Returns memory for a transfer to or from the device of that pipeline stage."""
         capacity = max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length())
         free = self._free[capacity, stage]
         return Staging(free.pop() if free else self._allocate(capacity, stage), num_bytes, stage)
 
     def give_back(self, staging: Staging) -> None:
-        """Keeps the memory for another transfer; this one must have completed."""
+        """Returns the memory to the pool; its transfer must have completed."""
         self._free[staging.array.shape[0], staging.stage].append(staging.array)
 
     def _allocate(self, capacity: int, stage: int) -> Any:

@@ -1,7 +1,7 @@
 """Reads the entries that a VMFB exports, without opening a device.
 
-Both runtimes load bytecode of the same IREE release, and only iree.runtime exposes reflection data, so both
-use this module.
+Both runtimes load bytecode of the same IREE release, and only iree.runtime exposes reflection data; therefore
+both use this module.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Export:
 
 
 def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
-    """The entries of a VMFB by name.
+    """Returns the entries of a VMFB by name.
 
-    Raises ArtifactError when it is damaged, of another IREE release, or its module is not `module_name`.
+    Raises ArtifactError if it is damaged, of another IREE release, or its module is not `module_name`.
     """
     import iree.runtime as iree
 
@@ -57,7 +57,7 @@ def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
     try:
         module = mapped_module(iree.VmInstance(), path)
         found_name = module.name
-        functions = sorted(module.function_names)  # `f` comes before `f$async`, which replaces it
+        functions = sorted(module.function_names)  # `f` sorts before `f$async`, which replaces it
         exports = [_export(module, function) for function in functions if _is_entry(function)]
     except Exception as error:  # the binding maps IREE's statuses to a dozen builtin exceptions
         raise load_error(path, error) from None
@@ -70,9 +70,9 @@ def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
 
 
 def mapped_module(instance: Any, path: Path) -> Any:
-    """The `iree.runtime.VmModule` of a VMFB, whose file is mapped into memory and only read.
+    """Returns the `iree.runtime.VmModule` of a VMFB, with its file mapped read-only.
 
-    `VmModule.mmap` opens it for writing, which a read-only volume or a file of another user refuses.
+    `VmModule.mmap` opens the file for writing, which fails on a read-only volume or for another user's file.
     """
     import iree.runtime as iree
 
@@ -82,9 +82,9 @@ def mapped_module(instance: Any, path: Path) -> Any:
 
 
 def check_file(path: Path) -> None:
-    """Raises ArtifactError unless the file is a whole VMFB: IREE's loader may crash on a damaged one.
+    """Raises ArtifactError unless the file is a complete VMFB: IREE's loader may crash on a damaged one.
 
-    Only IREE's default format is accepted, which is a ZIP archive too and so has checksums.
+    Only IREE's default format is accepted, which is also a ZIP archive and therefore has checksums.
     """
     try:
         with path.open("rb") as file:
@@ -111,7 +111,7 @@ def _describe(head: bytes) -> str:
 
 
 def load_error(path: Path, error: Exception) -> ArtifactError:
-    """Explains a runtime's error on loading a VMFB and its parameters."""
+    """Returns an ArtifactError that explains a runtime's error on loading a VMFB and its parameters."""
     text = str(error)
     reason = text.splitlines()[0] if text else type(error).__name__
     if "bytecode version" in text or "module features" in text:

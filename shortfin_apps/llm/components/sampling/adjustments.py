@@ -1,6 +1,6 @@
-"""Adjustments: the first step of sampling, which changes the logits of some tokens before the filters.
+"""Adjustments: the first step of sampling, which changes logits before the filters.
 
-To add one: its field in SamplingParams, a class here, and its place in `adjustments`.
+To add one: add its field to SamplingParams, a class here, and an entry in `adjustments`.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ WHOLE_ROW = math.inf
 
 
 class Adjustment(ABC):
-    """A change to one row's logits. `param` is the request's field that asks for it, named in errors.
+    """A change to one row's logits. `param` is the request field that enables it, named in errors.
 
-    Where a row has no `logits`, it changes the candidates alone.
+    If a row has no `logits`, only its candidates are changed.
     """
 
     param: ClassVar[str]
 
     @abstractmethod
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
-        """How many of the best candidates it may take away: 0 when it is off, so that `apply` is not called.
+        """Returns how many of the best candidates it may remove; 0 if it is off, and `apply` is not called.
 
-        WHOLE_ROW when it may bring in or reorder others, so that candidates suffice in some steps alone
-        (`decided.py`): a request is refused if the VMFB returns no logits.
+        WHOLE_ROW means that it may add or reorder tokens, so that candidates suffice in some steps only
+        (`decided.py`). If the VMFB returns no logits, such a request is refused.
         """
 
     def raises_any(self, params: SamplingParams) -> bool:
-        """Whether it may make a token more likely, so that one which is no candidate may become the best.
+        """Returns True if it may make a token more likely, so that a non-candidate may become the best.
 
-        `apply` then relies on `logits`.
+        `apply` then needs `logits`.
         """
         return False
 
     @abstractmethod
     def apply(self, row: Candidates, request: Request) -> Candidates:
-        """The row after the change, in new arrays: its candidates best first, or none beside new `logits`."""
+        """Returns the changed row in new arrays: candidates best first, or none if it has new `logits`."""
 
     @abstractmethod
     def edit(self, edits: RowEdits, request: Request) -> bool:
-        """Adds the change to those that a device applies, which gives the logits of `apply` to the bit.
+        """Adds the change to the edits for the device, which gives bit-identical logits to `apply`.
 
-        Whether there are such edits; without, the host changes the row. Raises what `apply` raises.
+        Returns False if the device cannot make the change; the host then does. Raises what `apply` raises.
         """
 
 
@@ -105,7 +105,7 @@ class AllowedTokens(Adjustment):
 
 
 class BadWords(Adjustment):
-    """Bans the last token of each of the `bad_words` whose other tokens were just generated."""
+    """Bans the last token of each of the `bad_words` if its other tokens were just generated."""
 
     param = "bad_words"
 
@@ -126,7 +126,7 @@ class BadWords(Adjustment):
 
 
 class LogitBias(Adjustment):
-    """Adds the `logit_bias` of each token that has one."""
+    """Adds each token's `logit_bias`, if it has one."""
 
     param = "logit_bias"
 
@@ -147,7 +147,7 @@ class LogitBias(Adjustment):
 
 
 class Penalty(Adjustment):
-    """A change to the logits of tokens that the request has seen. Its `param` is `field` to a device."""
+    """A change to the logits of tokens that the request has seen. Devices know its `param` as `field`."""
 
     field: ClassVar[PenaltyField]
 
@@ -167,7 +167,7 @@ class Penalty(Adjustment):
 
     @abstractmethod
     def _penalised(self, logits: Floats, counts: Ints, params: SamplingParams) -> Floats:
-        """The new f32 logits of tokens that were seen, and generated as often as `counts` says."""
+        """Returns the new f32 logits of seen tokens; `counts` is how often each was generated."""
 
 
 class RepetitionPenalty(Penalty):
@@ -188,7 +188,7 @@ class RepetitionPenalty(Penalty):
 
 
 class FrequencyPenalty(Penalty):
-    """Subtracts the `frequency_penalty` for each time that a token was generated."""
+    """Subtracts the `frequency_penalty` once for each time that a token was generated."""
 
     param = "frequency_penalty"
     field = PenaltyField.FREQUENCY
@@ -220,7 +220,7 @@ class PresencePenalty(Penalty):
 
 
 class OutputGrammar(Adjustment):
-    """Leaves the tokens that the request's grammar allows next."""
+    """Bans every token that the request's grammar does not allow next."""
 
     param = "structured_outputs"
 
@@ -228,7 +228,7 @@ class OutputGrammar(Adjustment):
         return 0 if params.output_grammar is None else WHOLE_ROW
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
-        """Raises ConstraintError when no token is left."""
+        """Raises ConstraintError if every token is banned."""
         bitmask = allowed_next(request)
         if row.logits is None:
             return within_bitmask(row, bitmask)
@@ -245,7 +245,7 @@ class OutputGrammar(Adjustment):
 
 
 class ForcedTokens(Adjustment):
-    """Leaves nothing but the next of the `forced_token_ids`."""
+    """Forces the next of the `forced_token_ids`."""
 
     param = "prompt_logprobs"
 
@@ -261,7 +261,7 @@ class ForcedTokens(Adjustment):
 
 
 def adjustments(eos_token_ids: frozenset[int]) -> tuple[Adjustment, ...]:
-    """Every adjustment, in the order in which they are applied: vLLM's, bans and biases before penalties."""
+    """Returns every adjustment in the order of application, as in vLLM: bans and biases before penalties."""
     return (
         AllowedTokens(),
         BadWords(),
@@ -276,12 +276,12 @@ def adjustments(eos_token_ids: frozenset[int]) -> tuple[Adjustment, ...]:
 
 
 def whole_row(logits: Floats) -> Candidates:
-    """A row of which all `logits` [V] are known, and no candidates."""
+    """Returns a row with all `logits` [V] and no candidates."""
     return Candidates(np.empty(0, logits.dtype), np.empty(0, np.int64), logits)
 
 
 def allowed_next(request: Request, ahead: Sequence[int] = ()) -> bytes:
-    """The bitmask of the tokens that the request's grammar allows behind those `ahead`, which are proposed.
+    """Returns the bitmask of tokens that the request's grammar allows after the proposed tokens `ahead`.
 
     Raises ConstraintError when the grammar fails.
     """
@@ -290,7 +290,7 @@ def allowed_next(request: Request, ahead: Sequence[int] = ()) -> bytes:
 
 
 def within_bitmask(row: Candidates, bitmask: bytes) -> Candidates:
-    """The row's candidates whose bits are set."""
+    """Returns the row's candidates that are set in the bitmask."""
     octets, bits = np.divmod(row.token_ids, 8)
     known = np.frombuffer(bitmask, np.uint8)
     return row.only((known.take(octets, mode="clip") >> bits & 1 == 1) & (octets < len(known)))
@@ -298,15 +298,15 @@ def within_bitmask(row: Candidates, bitmask: bytes) -> Candidates:
 
 @lru_cache(maxsize=256)
 def _array_of(token_ids: frozenset[int]) -> Ints:
-    """Cached by identity, in effect: a request asks with the same set in each of its steps."""
+    """Converts a set to an array. In effect cached by identity: each step of a request passes one set."""
     return np.fromiter(token_ids, np.int64)
 
 
 @lru_cache(maxsize=256)
 def _biases_of(pairs: tuple[tuple[int, float], ...]) -> tuple[list[int], Floats, dict[int, int]]:
-    """The distinct tokens of a `logit_bias`, their f32 biases, and the place of each token.
+    """Returns the distinct tokens of a `logit_bias`, their f32 biases, and the index of each token.
 
-    Biases of a token that is there twice add up.
+    The biases of a token that occurs twice are added.
     """
     sums: dict[int, float] = {}
     for token_id, bias in pairs:
@@ -321,9 +321,10 @@ def _changed(
     places: Mapping[int, int],
     change: Callable[[Floats, Ints], Floats],
 ) -> Candidates:
-    """The row with new logits for those of the distinct `token_ids` that are in it, in f32.
+    """Returns the row in f32 with changed logits of the distinct `token_ids`, where it contains them.
 
-    `change` makes them of the old ones and the tokens' indices in `token_ids`, which `places` has by token.
+    `change` computes new logits from the old ones and the tokens' indices in `token_ids`; `places` maps
+    tokens to these indices.
     """
     if row.logits is None:
         found = np.array([places.get(token_id, -1) for token_id in row.token_ids.tolist()], np.int64)
@@ -339,7 +340,7 @@ def _changed(
 
 
 def _without(row: Candidates, banned: Sequence[int]) -> Candidates:
-    """The row in which the `banned` tokens cannot be chosen."""
+    """Returns the row with the `banned` tokens removed from candidates and at minus infinity in logits."""
     left = row.only(~np.isin(row.token_ids, banned))
     if row.logits is None:
         return left
@@ -349,7 +350,7 @@ def _without(row: Candidates, banned: Sequence[int]) -> Candidates:
 
 
 def _has_generated(request: Request, tokens: tuple[int, ...]) -> bool:
-    """Whether the output ends with these tokens."""
+    """Returns True if the output ends with these tokens."""
     count = len(tokens)
     return (
         count <= request.num_generated

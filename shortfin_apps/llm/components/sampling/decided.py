@@ -1,8 +1,8 @@
-"""Rows that their candidates decide, although an adjustment may change any of their logits.
+"""Decides rows from their candidates alone, although an adjustment may change any logit.
 
-What only makes tokens less likely leaves those that are no candidates at most as likely as the last candidate
-was, and behind it where they are equal. So the candidates that stay ahead of that are the best of the whole
-row, and its logits are not fetched.
+An adjustment that only makes tokens less likely leaves every non-candidate at most as likely as the last
+candidate was, and after it on a tie. Therefore the candidates that stay ahead of that value are the best of
+the full row, and its logits need not be fetched.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from shortfin_apps.llm.components.sampling.adjustments import (
 )
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 
-FEW = 8  # candidates more than are sampled from, which are tried first: they mostly decide, in half the time
+FEW = 8  # first tried with this many candidates more than are sampled from: mostly enough, in half the time
 
 
 def deciding_candidates(
     row: Candidates, request: Request, adjustments: Sequence[Adjustment], ahead: Sequence[int] = ()
 ) -> Candidates | None:
-    """The row's candidates after the `adjustments`, if those sampled from are the best of the whole row.
+    """Returns the adjusted candidates if the sampled ones are the best of the full row, else None.
 
-    Behind tokens `ahead`, which are only proposed, nothing but a grammar is followed. None where the whole
-    row is needed. Raises ConstraintError when the grammar fails.
+    After proposed tokens `ahead`, only a grammar can be applied. None means that the full row is needed.
+    Raises ConstraintError when the grammar fails.
     """
     others = [each for each in adjustments if not isinstance(each, OutputGrammar)]
     if ahead and others:
@@ -52,7 +52,7 @@ def deciding_candidates(
 
 
 def _only_token(bitmask: bytes) -> Candidates | None:
-    """The token that the bitmask has alone, whatever its logit; None if it has more."""
+    """Returns the only token in the bitmask, with an arbitrary logit, or None if there are several."""
     octets = np.frombuffer(bitmask, np.uint8)
     where = np.flatnonzero(octets)
     if len(where) != 1 or (octet := int(octets[where[0]])) & (octet - 1):
@@ -61,11 +61,11 @@ def _only_token(bitmask: bytes) -> Candidates | None:
 
 
 def _are_best(left: Candidates, count: int, row: Candidates) -> bool:
-    """Whether the first `count` of those `left` come before every token that is no candidate of the row."""
+    """Returns True if the first `count` of `left` come before every token that is no candidate of `row`."""
     if len(left.values) < count:
         return False
     last, least = left.values[count - 1], row.values[-1]
-    if last == least:  # equals are in the order of ids: a candidate that it was changed to may come too late
+    if last == least:  # ties are ordered by id: a candidate lowered to this value may come too late
         last_token_id = left.token_ids[count - 1]
         return bool(last > -np.inf and row.values[row.token_ids == last_token_id][0] == least)
     return bool(last > least)

@@ -1,4 +1,4 @@
-"""How a request is sampled on the device: a column of the `sampling` argument of its entries (`abi.py`)."""
+"""Encodes a request's sampling parameters for the device: a column of `sampling` arguments (`abi.py`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from shortfin_apps.llm.components.sampling.weights import least_weight, scale_of
 
 
 def sampling_fields(request: Request, num_candidates: int, *, draws_rows: bool = False) -> list[int]:
-    """By field; `num_candidates` is the K of the VMFB's top-k. Greedy is a top-k of one.
+    """Returns the values by field. `num_candidates` is the K of the VMFB's top-k; greedy is a top-k of 1.
 
-    A device that `draws_rows` draws from the whole row without a top-k, else from the candidates.
+    Without a top-k, a device that `draws_rows` draws from the full row, any other from the candidates.
     """
     params = request.call.params
     scale = np.float32(0) if params.greedy else scale_of(params.temperature)

@@ -1,7 +1,7 @@
 """Filters: the second step of sampling, which keeps the likeliest tokens.
 
-They apply in the order temperature, top_k, top_p, min_p, typical_p. Without top_k, a whole row is filtered as
-its token is drawn (`whole_row.py`).
+They apply in the order temperature, top_k, top_p, min_p, typical_p. Without top_k, a full row is filtered
+while its token is drawn (`whole_row.py`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from shortfin_apps.llm.components.sampling.weights import (
 
 
 def kept(row: Candidates, best: float, params: SamplingParams) -> tuple[Ints, Ints]:
-    """The tokens that pass, best first, and their weights; tokens past the last weight do not pass.
+    """Returns the passing tokens, best first, and their weights; tokens past the last weight do not pass.
 
-    `best` is `row.best`. Without `logits`, the candidates are taken for the whole row.
+    `best` is `row.best`. Without `logits`, the candidates are treated as the full row.
     """
     values, token_ids = _best_of(row, params.top_k)
     return token_ids, _filtered(weights_of(values, best, scale_of(params.temperature)), params)
 
 
 def _best_of(row: Candidates, top_k: int) -> tuple[Floats, Ints]:
-    """The `top_k` best logits and their tokens, best first; without `top_k`, the candidates."""
+    """Returns the `top_k` best logits and their tokens, best first; without `top_k`, the candidates."""
     if row.logits is not None and len(row.token_ids) < top_k:
         token_ids = leading(row.logits, top_k)
         return row.logits[token_ids], token_ids
@@ -38,9 +38,9 @@ def _best_of(row: Candidates, top_k: int) -> tuple[Floats, Ints]:
 
 
 def _filtered(weights: Ints, params: SamplingParams) -> Ints:
-    """The leading `weights` that pass top-p and min-p, of which the first one passes always.
+    """Returns the leading `weights` that pass top-p and min-p; the first one always passes.
 
-    Those that do not pass typical_p are 0.
+    Weights that do not pass typical_p are set to 0.
     """
     passing = weights
     if params.top_p < 1:
@@ -53,10 +53,10 @@ def _filtered(weights: Ints, params: SamplingParams) -> Ints:
 
 
 def typical(weights: Ints, mass: float) -> Ints:
-    """The weights, in any order, those set to 0 that are not among the most typical ones with this mass.
+    """Returns the weights, in any order, with all but the most typical tokens of this mass set to 0.
 
-    Most typical is the token whose information is nearest to the entropy (arXiv:2202.00666); those as far
-    from it as the last one pass, too, as in transformers.
+    A token is more typical the nearer its information is to the entropy (arXiv:2202.00666). As in
+    transformers, tokens at the same distance as the last passing one pass, too.
     """
     some = weights > 0
     probs = weights[some] / weights.sum()

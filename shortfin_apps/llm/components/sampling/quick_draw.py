@@ -1,9 +1,9 @@
-"""Draws from a whole row by weights in floats, wherever these give the token that integers would.
+"""Draws from a full row with float weights, where these provably give the same token as integer weights.
 
-Weights in integers (`sampling_rule.py`) take numpy six passes over the row of three operations. Floats are
-within a known error of them, and so are sums, and the place that a draw falls on. Where that is farther from
-both ends of a token's weight, integers would give that token, too. Most draws are so; of a row whose tokens
-are all as likely, all but some in 1,000.
+Integer weights (`sampling_rule.py`) take numpy six passes of three operations over the row. Float weights are
+within a known error of them, and so are sums and the position of a draw. If that position is farther than the
+error from both ends of a token's weight, integers would give the same token. This holds for most draws; in a
+row of equally likely tokens, for all but a few in 1,000.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from shortfin_apps.llm.components.sampling.draw import place_in, random_word, su
 from shortfin_apps.llm.components.sampling.weights import share_of
 from shortfin_apps.llm.sampling_rule import FRACTION_BITS, SHARE_BITS, WEIGHT_BITS
 
-# Of a weight: what the polynomial of the rule and roundings of f64 are off by at most.
+# Maximum relative error of a weight, from the rule's polynomial and f64 rounding.
 RELATIVE_ERROR = 4e-9
-UNIT = 2.0**-WEIGHT_BITS  # of the rule, which rounds weights down to units; here the best token weighs 1
-# From this weight on, integers are ordered as exponents are, and floats of different ones are farther apart
-# than `APART`; those of the same exponent may differ by a rounding.
+UNIT = 2.0**-WEIGHT_BITS  # the rule rounds weights down to this unit; the best token weighs 1 here
+# From this weight on, integer weights are ordered like exponents, and floats of different exponents are
+# farther apart than `APART`; floats of the same exponent may differ by a rounding.
 LEAST_ORDERED = 2.0**-20
 APART = 1 + 1e-8
 
@@ -30,13 +30,13 @@ APART = 1 + 1e-8
 def draw_quickly(
     logits: Floats, best: float, scale: np.float32, top_p: float, seed: int, index: int
 ) -> int | None:
-    """The token drawn from all of `logits` [V], of which `best` is the greatest and finite, by `top_p`.
+    """Draws a token from all `logits` [V] with `top_p`; `best` is the greatest logit and finite.
 
-    None where it takes integers to say.
+    Returns None if only integer weights can decide.
     """
     weights = _estimated_weights(logits, best, scale)
     mass = float(weights.sum())
-    error = RELATIVE_ERROR * mass + (len(logits) + 1) * UNIT  # of any sum of them, and roundings of a target
+    error = RELATIVE_ERROR * mass + (len(logits) + 1) * UNIT  # of any sum, and of a target's rounding
     within = mass * share_of(top_p) / (1 << SHARE_BITS)
     for attempt in count():
         token_id = _certain_place(weights, random_word(seed, index, attempt), error)
@@ -54,7 +54,7 @@ def draw_quickly(
 
 
 def _certain_place(weights: npt.NDArray[np.float64], word: int, error: float) -> int | None:
-    """The position drawn by a `word` of 64 bits; None if sums with such an error might give another."""
+    """Returns the position drawn by a 64-bit `word`, or None if sums within `error` might give another."""
     before = sums_before_blocks(weights)
     mass = float(before[-1])
     target = word * 2.0**-64 * mass
@@ -66,8 +66,8 @@ def _certain_place(weights: npt.NDArray[np.float64], word: int, error: float) ->
 
 
 def _estimated_weights(logits: Floats, best: float, scale: np.float32) -> npt.NDArray[np.float64]:
-    """2 to the power of the rule's exponents, to the bit; what the rule rounds to 0 is not 0 here."""
-    with np.errstate(over="ignore"):  # to minus infinity, whose weight is 0, as it is in the limit
+    """Returns 2 to the power of the rule's exact exponents; tiny weights are not rounded to 0 here."""
+    with np.errstate(over="ignore"):  # minus infinity gives weight 0, the correct limit
         exponents = (logits.astype(np.float32, copy=False) - np.float32(best)) * scale
     np.trunc(exponents, out=exponents)
     exponents *= np.float32(2.0**-FRACTION_BITS)

@@ -1,4 +1,4 @@
-"""Row edits: what adjustments change of a row, as lists of tokens, for a device that applies them itself."""
+"""Row edits: the adjustments of a row as lists of tokens, for a device that applies them itself."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WORD_OCTETS = 4
 
 
 class RowEdits:
-    """Bans, biases and penalties of one row; `abi.py` says how a device applies them.
+    """Bans, biases and penalties of one row; `abi.py` specifies how a device applies them.
 
-    `penalties` are by PenaltyField. However often a token is named, it has one edit.
+    `penalties` is indexed by PenaltyField. Each token has one edit, even if it is named several times.
     """
 
     def __init__(self) -> None:
@@ -36,17 +36,17 @@ class RowEdits:
         self._biases |= dict.fromkeys(token_ids, -math.inf)
 
     def bias(self, token_ids: Iterable[int], biases: Iterable[float]) -> None:
-        """Adds a bias to each of distinct tokens, once for all of them; those banned stay so."""
+        """Adds biases of distinct tokens. Call once for all of them; banned tokens stay banned."""
         for token_id, bias in zip(token_ids, biases, strict=True):
             self._biases[token_id] = self._biases.get(token_id, 0.0) + bias
 
     def penalise(self, field: PenaltyField, penalty: float, seen: TokenCounts) -> None:
-        """Sets a penalty of the tokens `seen`, which have caught up with the request."""
+        """Sets a penalty for the tokens `seen`, which have caught up with the request."""
         self.penalties[field] = penalty
         self._seen = seen
 
     def allow(self, bitmask: bytes) -> None:
-        """Bans the tokens whose bits are 0, the lowest first, and those behind the last bit."""
+        """Bans the tokens with a 0 bit (lowest token first), and all tokens after the last bit."""
         octets = np.frombuffer(bitmask, np.uint8)
         if self._allowed is not None:
             length = min(len(octets), len(self._allowed))
@@ -54,7 +54,7 @@ class RowEdits:
         self._allowed = octets
 
     def allowed(self, vocab_size: int) -> Ints32 | None:
-        """[ceil(vocab_size / 32)]: a bit for each token, the lowest first, 0 if it is banned; or None."""
+        """Returns a bitmask [ceil(vocab_size / 32)], lowest token first, 0 if banned; or None."""
         if self._allowed is None:
             return None
         octets = np.zeros(words_of(vocab_size) * _WORD_OCTETS, np.uint8)
@@ -63,7 +63,7 @@ class RowEdits:
         return octets.view("<i4").astype(np.int32, copy=False)
 
     def columns(self, vocab_size: int) -> Ints32:
-        """[fields, edits]: a column by EditField, without ROW, for each token that the model knows."""
+        """Returns [fields, edits]: a column by EditField, without ROW, for each token in the vocabulary."""
         self.finish()
         columns = self._columns
         assert columns is not None, "finished"
@@ -71,7 +71,7 @@ class RowEdits:
         return columns if is_known.all() else columns[:, is_known]
 
     def finish(self) -> None:
-        """Makes the columns, which later edits would not change."""
+        """Builds the columns; later edits have no effect on them."""
         if self._columns is None:
             self._columns = self._all_columns()
 
@@ -86,7 +86,7 @@ class RowEdits:
         columns[EditField.BIAS] = biases.view(np.int32)
         if self.penalties[PenaltyField.REPETITION] != 1:
             return columns
-        return columns[:, (counts > 0) | (biases != 0)]  # what stands in the prompt alone stays as it is
+        return columns[:, (counts > 0) | (biases != 0)]  # tokens that only occur in the prompt are unchanged
 
     def _seen_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         if self._seen is None:
@@ -96,7 +96,7 @@ class RowEdits:
     def _with_biases(
         self, seen: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """The tokens seen and those with a bias: ids, counts and biases."""
+        """Returns ids, counts and biases of all tokens that were seen or have a bias."""
         places = {} if self._seen is None else self._seen.places
         new = [token_id for token_id in self._biases if token_id not in places]
         biases = np.zeros(len(seen) + len(new), np.float32)
@@ -109,13 +109,13 @@ class RowEdits:
 
 
 def words_of(vocab_size: int) -> int:
-    """Words of 32 bits that a bit for each token takes."""
+    """Returns the number of 32-bit words for one bit per token."""
     return -(-vocab_size // (8 * _WORD_OCTETS))
 
 
 @lru_cache(maxsize=256)
 def bitmask_of(token_ids: frozenset[int]) -> bytes:
-    """A bit for each token up to the greatest, the lowest first. Cached by identity, in effect."""
+    """Returns one bit per token up to the greatest, lowest first. In effect cached by identity."""
     bits = np.zeros(max(token_ids, default=-1) + 1, bool)
     bits[list(token_ids)] = True
     return np.packbits(bits, bitorder="little").tobytes()

@@ -1,8 +1,8 @@
-"""Sampler: the next token of a row, in three steps: adjustments, filters, draw.
+"""Sampler: chooses the next token of a row in three steps: adjustments, filters, draw.
 
-The device returns the row's best K logits. Greedy and top-k sampling with k <= K need no more. What depends
-on the whole distribution (sampling without top-k, log-probabilities, some adjustments) needs the row's
-logits, unless the device can draw from them.
+The device returns the row's best K logits. Greedy and top-k sampling with k <= K need no more. Everything
+that depends on the full distribution (sampling without top-k, log-probabilities, some adjustments) needs the
+row's logits, unless the device can draw from them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ NO_TOKEN_LEFT = "no token is left that the request's `bad_words` and other bans 
 
 
 class Sampler:
-    """Stateless. `num_candidates` is the K of the VMFB's top-k, 0 if it returns logits only.
+    """A stateless sampler. `num_candidates` is the K of the VMFB's top-k, 0 if it returns only logits.
 
-    With `draws_rows`, the device can draw tokens from whole rows; with `adjusts_rows`, it can also adjust
-    them before.
+    `draws_rows` means that the device can draw tokens from full rows; `adjusts_rows`, that it can also adjust
+    the rows first.
     """
 
     def __init__(
@@ -57,8 +57,7 @@ class Sampler:
         self._adjusts_rows = draws_rows and adjusts_rows
 
     def check(self, params: SamplingParams) -> None:
-        """Raises InvalidRequestError for bans that leave no token, and for what needs logits of a VMFB that
-        returns none."""
+        """Raises InvalidRequestError if all tokens may be banned, or logits are needed but not returned."""
         self._check_bans(params)
         if self._returns_logits:
             return
@@ -75,7 +74,7 @@ class Sampler:
             )
 
     def _check_bans(self, params: SamplingParams) -> None:
-        """One of the allowed tokens must never be banned, or there might be no token to go on with."""
+        """Requires an allowed token that can never be banned, so that there always is a next token."""
         if params.allowed_token_ids is None:
             return
         banned = {word[-1] for word in params.bad_words}
@@ -87,18 +86,17 @@ class Sampler:
             )
 
     def needs_logits(self, request: Request, num_ahead: int = 0) -> bool:
-        """Whether the host needs the row's logits for the next token, unless the candidates `decided` it.
+        """Returns True if the host needs the row's logits for the next token, unless `decided` returns one.
 
-        False where the VMFB has none. `num_ahead` tokens, which are only proposed, stand before that token.
+        False if the VMFB returns no logits. `num_ahead` proposed tokens come before that token.
         """
         is_short = self._num_needed(request, num_ahead) > self._num_candidates
         return self._returns_logits and is_short and not self.is_drawn_from_row(request, num_ahead)
 
     def decided(self, row: Candidates, request: Request, ahead: Sequence[int] = ()) -> Drawn | None:
-        """The next token, if the candidates of a row without logits decide it, for which `needs_logits`.
+        """Returns the next token if candidates decide it for a row that `needs_logits` and has none.
 
-        It is the one that `sample` would choose from the whole row, behind tokens `ahead`, which are only
-        proposed.
+        It is the token that `sample` would choose from the full row, after the proposed tokens `ahead`.
         """
         params = request.call.params
         if params.logprobs is not None or not row.is_finite:
@@ -106,21 +104,21 @@ class Sampler:
         index = request.num_generated + len(ahead)
         try:
             left = deciding_candidates(row, request, self._active(params, index), ahead)
-        except ConstraintError:  # `sample` raises it again, to this request alone
+        except ConstraintError:  # `sample` raises it again, for this request only
             return None
         return None if left is None else Drawn(_chosen(left, request, index))
 
     def is_drawn_from_row(self, request: Request, num_ahead: int = 0) -> bool:
-        """Whether the device draws that token, from the whole row that an entry has left there."""
+        """Returns True if the device draws that token, from the full row that an entry has left there."""
         params = request.call.params
         if not self._draws_rows or params.logprobs is not None or not self._is_plain(request, num_ahead):
             return False
         return not params.greedy and not params.top_k
 
     def prepare(self, request: Request) -> RowEdits | None:
-        """Has the request's grammar compute what it allows next, and keep that, before a row is there.
+        """Computes and caches what the request's grammar allows next, before its row has arrived.
 
-        Returns the row's edits, as `row_edits` does, if no candidates can decide the token.
+        Returns the row's edits, as `row_edits` does, if candidates cannot decide the token.
         """
         params = request.call.params
         if params.output_grammar is not None:
@@ -132,10 +130,10 @@ class Sampler:
         return edits
 
     def row_edits(self, request: Request, num_ahead: int = 0) -> RowEdits | None:
-        """The adjustments of that token's row, if the device is to apply them and to draw the token, which is
-        then the one that `sample` would choose.
+        """Returns the adjustments of that token's row if the device is to apply them and draw the token.
 
-        None where the host chooses the token, and where no adjustment is asked for.
+        The token is then the one that `sample` would choose. Returns None if the host chooses the token, or
+        there are no adjustments.
         """
         params = request.call.params
         is_known = params.logprobs is None and params.typical_p == 1 and params.top_k <= self._num_candidates
@@ -144,13 +142,13 @@ class Sampler:
         edits, active = RowEdits(), self._active(params, request.num_generated)
         try:
             return edits if active and all(each.edit(edits, request) for each in active) else None
-        except ConstraintError:  # `sample` raises it again, to this request alone
+        except ConstraintError:  # `sample` raises it again, for this request only
             return None
 
     def suits_device(self, request: Request) -> bool:
-        """Whether the device can choose this and every later token by filters and a draw alone.
+        """Returns True if the device can choose this and every later token with filters and a draw alone.
 
-        A decode loop then samples the tokens that `sample` would; it returns no logits.
+        A decode loop then samples the same tokens as `sample`; it returns no logits.
         """
         params = request.call.params
         if params.logprobs is not None or params.chosen_logits or not self._num_candidates:
@@ -158,15 +156,15 @@ class Sampler:
         return self._is_plain(request) and not self.needs_logits(request)
 
     def device_fields(self, request: Request) -> list[int]:
-        """How the device samples the request: a column of the `sampling` argument."""
+        """Returns the request's sampling parameters as a column of the `sampling` argument."""
         return sampling_fields(request, self._num_candidates, draws_rows=self._draws_rows)
 
     def sample(self, row: Candidates | Drawn, request: Request) -> int:
-        """The next token id.
+        """Returns the next token id.
 
         Raises:
             InvocationError: The logits are not finite.
-            ConstraintError: The request's grammar, bans and other constraints leave no token.
+            ConstraintError: The request's grammar, bans and other constraints allow no token.
         """
         if isinstance(row, Drawn):
             return row.token_id
@@ -181,12 +179,12 @@ class Sampler:
         return [each for each in self._adjustments if each.num_lost(params, num_generated)]
 
     def _is_plain(self, request: Request, num_ahead: int = 0) -> bool:
-        """Whether the next token takes no more than the filters and the draw that devices know."""
+        """Returns True if the next token needs only the filters and the draw that devices implement."""
         params, num_generated = request.call.params, request.num_generated + num_ahead
         return params.typical_p == 1 and not any(a.num_lost(params, num_generated) for a in self._adjustments)
 
     def _num_needed(self, request: Request, num_ahead: int) -> float:
-        """How many of the row's best logits decide the next token."""
+        """Returns how many of the row's best logits decide the next token."""
         params, num_generated = request.call.params, request.num_generated + num_ahead
         if params.logprobs is not None:
             return WHOLE_ROW
@@ -195,7 +193,7 @@ class Sampler:
 
 
 def _chosen(row: Candidates, request: Request, index: int) -> int:
-    """The token `index` of the output, from a row after its adjustments, which is finite."""
+    """Chooses output token `index` from a finite row after its adjustments."""
     params = request.call.params
     if params.greedy or (row.logits is None and len(row.token_ids) == 1):
         return row.best_token_id
@@ -206,11 +204,11 @@ def _chosen(row: Candidates, request: Request, index: int) -> int:
 
 
 def drafted_token(row: Candidates, request: Request, num_ahead: int) -> int:
-    """What `sample` would choose, `num_ahead` tokens from now, if the model's row were this one.
+    """Returns the token that `sample` would choose `num_ahead` tokens from now if the model's row were `row`.
 
-    The random number is that of the token's place. So a draft model whose rows are like the model's drafts
-    what the model will draw, not what is likeliest. Adjustments are left out, and tokens that are no
-    candidates; of a row with `logits`, it is the best.
+    The random number depends on the token's index, so a draft model with rows like the model's drafts the
+    token that the model will draw, not the likeliest one. Adjustments and non-candidates are ignored; for a
+    row with `logits`, the best token is returned.
     """
     params, index = request.call.params, request.num_generated + num_ahead
     if params.greedy or row.logits is not None:
@@ -223,7 +221,7 @@ def drafted_token(row: Candidates, request: Request, num_ahead: int) -> int:
 
 
 def logprobs_of(logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
-    """Log-probabilities under the model's own distribution, before the steps above. `logits` is `[V]`."""
+    """Returns log-probabilities under the model's own distribution, before sampling. `logits` is `[V]`."""
     wide = logits.astype(np.float64)
     shifted = wide - wide.max()
     logprobs = shifted - np.log(np.exp(shifted).sum())

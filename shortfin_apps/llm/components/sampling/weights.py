@@ -1,6 +1,6 @@
-"""Weights: probabilities as integers, and the thresholds of the filters in the same units.
+"""Weights: probabilities as integers, and the filters' thresholds in the same units.
 
-The arithmetic is that of `sampling_rule.py`, by which a device that samples gets the same tokens.
+The arithmetic follows `sampling_rule.py`, so that a device that samples gets the same tokens.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def weights_of(logits: Floats, best: float, scale: np.float32) -> Ints:
-    """The i64 weights of `logits`, of which `best` is the greatest; all but NaN have one."""
-    with np.errstate(over="ignore"):  # to minus infinity, whose weight is 0, as it is in the limit
+    """Returns the i64 weights of `logits`; `best` is the greatest logit. NaN has no defined weight."""
+    with np.errstate(over="ignore"):  # minus infinity gives weight 0, the correct limit
         scaled = (logits.astype(np.float32) - np.float32(best)) * scale
     exponents = np.maximum(scaled, np.float32(LOWEST_EXPONENT)).astype(np.int32)
     fractions = (exponents & ((1 << FRACTION_BITS) - 1)).astype(np.int64)
@@ -39,20 +39,20 @@ def weights_of(logits: Floats, best: float, scale: np.float32) -> Ints:
 
 
 def scale_of(temperature: float) -> np.float32:
-    """The factor of logits in the exponent of a weight; the greatest f32 where it would overflow."""
+    """Returns the factor from logits to the exponents of weights; the greatest f32 instead of overflow."""
     return np.float32(min(math.log2(math.e) * (1 << FRACTION_BITS) / temperature, _LARGEST))
 
 
 def share_of(top_p: float) -> int:
-    """`top_p` in units of 2**-SHARE_BITS."""
+    """Returns `top_p` in units of 2**-SHARE_BITS."""
     return int(top_p * (1 << SHARE_BITS))
 
 
 def mass_within(share: int, mass: int) -> int:
-    """That share of the mass: tokens with as much mass before them do not pass top-p."""
+    """Returns that share of the mass: a token with at least that much mass before it fails top-p."""
     return mass * share >> SHARE_BITS
 
 
 def least_weight(min_p: float) -> int:
-    """The least weight that passes min-p."""
+    """Returns the smallest weight that passes min-p."""
     return math.ceil(min_p * (1 << WEIGHT_BITS))

@@ -1,6 +1,7 @@
-"""Sampling from a whole row of logits, without `top_k`: filters and draw in one, by `sampling_rule.py`.
+"""Sampling from a full row of logits, without `top_k`: filters and draw combined, by `sampling_rule.py`.
 
-Without typical_p nothing is sorted, as a device that searches the parts of a row at once could not sort it.
+Without typical_p nothing is sorted, because a device that searches parts of a row in parallel could not sort
+it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from shortfin_apps.llm.components.sampling.weights import (
     weights_of,
 )
 
-PART = 1 << 14  # logits whose weights are computed at once: what that takes stays in a core's cache
-FEW = 1 / 16  # of all tokens: of so many, and fewer, the weights are computed alone
+PART = 1 << 14  # logits per weight computation: its temporaries fit a core's cache
+FEW = 1 / 16  # of all tokens: if fewer are not banned, only their weights are computed
 
 
 def draw_from_row(logits: Floats, best: float, params: SamplingParams, seed: int, index: int) -> int:
-    """The token id drawn from `logits` [V], of which `best` is the greatest and finite; token `index` of the
-    output of a request with that seed."""
+    """Draws output token `index` of a request with that seed from `logits` [V].
+
+    `best` is the greatest logit and finite.
+    """
     scale = scale_of(params.temperature)
     if (some := _few_left(logits)) is not None:
         return int(some[_drawn(weights_of(logits[some], best, scale), params, seed, index)])
@@ -40,13 +43,13 @@ def draw_from_row(logits: Floats, best: float, params: SamplingParams, seed: int
 
 
 def _few_left(logits: Floats) -> Ints | None:
-    """The tokens that are not banned; None if these are too many to be worth drawing from alone."""
+    """Returns the tokens that are not banned, or None if there are too many to draw from them separately."""
     is_left = logits > -np.inf
     return np.flatnonzero(is_left) if np.count_nonzero(is_left) < FEW * len(logits) else None
 
 
 def _drawn(weights: Ints, params: SamplingParams, seed: int, index: int) -> int:
-    """A position in `weights`, some of which are not 0. It is the same token without those that are 0."""
+    """Draws a position in `weights`, not all 0. Removing zero weights does not change the token."""
     within = max(1, mass_within(share_of(params.top_p), int(weights.sum())))
     if params.typical_p < 1:
         likely = _likeliest(weights, within, least_weight(params.min_p))
@@ -61,7 +64,7 @@ def _drawn(weights: Ints, params: SamplingParams, seed: int, index: int) -> int:
 
 
 def _likeliest(weights: Ints, within: int, least: int) -> Ints:
-    """The weights with those set to 0 that are below `least`, or have as much as `within` in heavier ones."""
+    """Zeroes weights below `least`, and weights with a heavier mass of at least `within`."""
     heaviest = np.sort(weights)[::-1]
     heavier = np.cumsum(heaviest) - heaviest
     lightest = int(heaviest[np.count_nonzero(heavier < within) - 1])

@@ -1,4 +1,4 @@
-"""The token sequences of words that an output must not have."""
+"""Token sequences of words that an output must not contain."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 
 @lru_cache(maxsize=64)
 def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """The sequences of each word: as it begins a text, and as it follows a space.
+    """Returns each word's sequences: at the start of a text, and after a space.
 
-    As vLLM does, the second is left out where the space is a token of its own, since banning the word's
-    last token after it would ban the same token elsewhere. Cached, as all prompts of a batch may share words.
+    As in vLLM, the second is omitted if the space is a separate token, because banning the word's last token
+    after it would ban the same token elsewhere. Cached, because all prompts of a batch may share words.
     """
     return tuple(dict.fromkeys(ids for word in words for ids in _sequences(tokenizer, word) if ids))
 

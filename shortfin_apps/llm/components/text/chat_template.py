@@ -1,7 +1,7 @@
 """Chat templates: jinja2 programs that come with a model and render messages in the format of its training.
 
-They run in jinja2's sandbox, which denies access to the interpreter, but limits neither time nor memory. So a
-server renders them in a process that can be ended (`rendering.py`).
+They run in jinja2's sandbox, which denies access to the interpreter, but limits neither time nor memory.
+Therefore a server renders them in a process that can be killed (`rendering.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
 MAX_CHARS = 1 << 24  # of the rendered text
-MAX_REASON_CHARS = 1_000  # of an error, in which a template may write whole messages
+MAX_REASON_CHARS = 1_000  # of an error; a template may put full messages in it
 
 
 class ChatTemplate:
-    """A compiled template. Immutable and thread-safe. Compiling computes constants, which may take any time.
+    """A compiled template. Immutable and thread-safe. Compiling folds constants, which may take any time.
 
     Raises ArtifactError for a source that does not compile.
     """
@@ -49,7 +49,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        """The rendered text. May take any time. Raises InvalidRequestError if the template fails."""
+        """Returns the rendered text. May take any time. Raises InvalidRequestError if the template fails."""
         context = {**variables, "messages": list(messages), "add_generation_prompt": add_generation_prompt}
         try:
             return self._join(context)
@@ -71,7 +71,7 @@ class ChatTemplate:
 
 
 def pick_template(template: object, name: str = "default") -> str | None:
-    """The template in `chat_template` of a `tokenizer_config.json`, of a list `name`, `default` or any."""
+    """Picks a template from `tokenizer_config.json`; in a list, the one called `name`, `default`, or any."""
     if not isinstance(template, list):
         return template if isinstance(template, str) else None
     named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
@@ -83,7 +83,7 @@ def check_syntax(source: str) -> None:
     """Raises ArtifactError for a source that cannot be parsed, without compiling it."""
     try:
         _environment().parse(source)
-    except Exception as error:  # as above
+    except Exception as error:  # deep nesting, for example, raises Python's own errors
         raise _does_not_compile(error) from error
 
 
@@ -104,7 +104,7 @@ def _reason(error: Exception) -> str:
 class _GenerationTag(jinja2.ext.Extension):
     """Supports `{% generation %}`, which marks assistant text for training, by rendering its body."""
 
-    tags: set[str] = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+    tags: set[str] = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 
     def parse(self, parser: jinja2.parser.Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -118,7 +118,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The arguments have the order of transformers' filter, not of jinja2's."""
+    """The arguments have the order of transformers' filter, not jinja2's."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,9 +1,9 @@
 """Escapes the names of special tokens in the contents of messages, so that they are tokenised as plain text.
 
-A chat template renders special tokens and contents into one text, in which a tokenizer cannot tell them
-apart. So before the template runs, the first character of such a name in a content is replaced by a
+A chat template renders special tokens and contents into one text, in which a tokenizer cannot distinguish
+them. Therefore, before the template runs, the first character of such a name in a content is replaced by a
 placeholder. A modified tokenizer encodes the result: it finds special tokens first, then restores the
-characters, and tokenises the rest as usual.
+characters, and tokenises the remainder as usual.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from shortfin_apps.llm.errors import ArtifactError
 
 logger = logging.getLogger(__name__)
 
-REPLACEMENT = "\ufffd"  # for placeholders that are in the content itself
+REPLACEMENT = "\ufffd"  # replaces placeholders in the content itself
 PLACEHOLDERS = [chr(point) for point in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters, for internal use
 
-MAX_NAME_CHARS = 256  # of a special token; the work grows with the square of it
+MAX_NAME_CHARS = 256  # of a special token; the work grows with its square
 
 
 class ContentEscape:
     """Escapes the special tokens of `backend`.
 
-    Raises ArtifactError if there are too few placeholders, or for a name that is too long.
+    Raises ArtifactError if there are too few placeholders, or a name is too long.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -55,8 +55,8 @@ class ContentEscape:
     def escape(self, value: Any) -> Any:
         """Escapes a text, or all texts in a JSON value. Placeholders in the input become U+FFFD.
 
-        Names of fields may be a client's own, too, as those of a tool's arguments. What follows one does not
-        complete the beginning of a special token's name at its end.
+        Field names are escaped too, because they may come from the client, e.g. in a tool's arguments. If one
+        ends with the beginning of a special token's name, the text after it does not complete the name.
         """
         if isinstance(value, str):
             return self._escape_text(value)
@@ -67,10 +67,10 @@ class ContentEscape:
         return value
 
     def unescaping_backend(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """A copy of `backend` that restores the characters behind the placeholders.
+        """Returns a copy of `backend` that restores the characters from their placeholders.
 
         Logs a warning with the special tokens that cannot be escaped because their name is also an ordinary
-        piece of the vocabulary.
+        entry of the vocabulary.
         """
         state = json.loads(backend.to_str())
         for token in state["added_tokens"]:
@@ -103,7 +103,7 @@ class ContentEscape:
         return self._name.sub(lambda match: self._placeholders[match[0]], text)
 
     def _escape_end(self, text: str) -> str:
-        """Escapes the beginning of a name at the end, which the text after the content could complete."""
+        """Escapes the beginning of a name at the end, which text after the content could complete."""
         end = len(text.rstrip())
         for start in range(max(end - self._longest, 0), end):
             if text[start:end] in self._beginnings:
@@ -112,10 +112,10 @@ class ContentEscape:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """A pattern that matches any of the names, as a prefix tree."""
+    """Returns a pattern that matches any of the names, as a prefix tree."""
     rests: dict[str, list[str]] = {}
     for name in names:
         if not name:
-            return ""  # the shortest name is enough
+            return ""  # matching the shortest name is enough
         rests.setdefault(name[0], []).append(name[1:])
     return "(?:" + "|".join(re.escape(char) + _any_of(rest) for char, rest in rests.items()) + ")"

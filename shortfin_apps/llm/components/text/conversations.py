@@ -1,8 +1,8 @@
-"""The token ids of finished answers by the text of their conversation.
+"""Token ids of finished answers, by the text of their conversation.
 
-A model often generates other tokens for a text than the tokenizer makes of it. A client that sends its
-conversation back as text, with one more message, would then differ from what the KV cache holds from the
-middle of the last answer on.
+A model often generates a text with other tokens than the tokenizer would. When a client sends its
+conversation back as text with one more message, the tokenised text would then differ from the KV cache from
+the middle of the last answer on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Key = tuple[str | None, bytes]
 
 
 class Recalled(NamedTuple):
-    """The beginning of a text that is known: its length in characters, and the token ids."""
+    """A remembered prefix of a text: its length in characters, and its token ids."""
 
     num_chars: int
     token_ids: tuple[int, ...]
@@ -31,11 +31,11 @@ NOTHING = Recalled(0, ())
 
 
 class Conversations:
-    """Remembers up to `max_tokens` token ids, those of the conversations that were used last.
+    """Remembers up to `max_tokens` token ids, of the most recently used conversations.
 
-    A text is recalled where one of `names` follows, the names of tokens at which a tokenizer splits a text
-    before all else: so the rest can be tokenised by itself. Callers of another salt do not see it.
-    Safe on any thread.
+    A prefix is recalled only before one of `names`: token names at which a tokenizer splits a text first, so
+    that the remainder can be tokenised separately. Entries are visible only to callers with the same salt.
+    Thread-safe.
     """
 
     def __init__(self, names: Collection[str], max_tokens: int) -> None:
@@ -44,10 +44,10 @@ class Conversations:
         self._max_tokens = max_tokens
         self._known: OrderedDict[Key, array[int]] = OrderedDict()
         self._num_tokens = 0
-        self._lock = threading.Lock()  # of the two above
+        self._lock = threading.Lock()  # for the two above
 
     def remember(self, text: str, token_ids: Sequence[int], salt: str | None) -> None:
-        """`token_ids` are those of `text`, a conversation up to the end of an answer."""
+        """Stores the `token_ids` of `text`, a conversation up to the end of an answer."""
         key = (salt, _hash(text).digest())
         with self._lock:
             self._num_tokens += len(token_ids) - len(self._known.pop(key, ()))
@@ -57,7 +57,7 @@ class Conversations:
                 self._num_tokens -= len(oldest)
 
     def recall(self, text: str, salt: str | None) -> Recalled:
-        """The longest beginning of `text` that is remembered; takes long for a text with many names."""
+        """Returns the longest remembered prefix of `text`; slow for a text with many names."""
         if not self._known:
             return NOTHING
         hashed, done, beginnings = _hash(""), 0, []

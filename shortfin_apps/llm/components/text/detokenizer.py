@@ -1,4 +1,4 @@
-"""Incremental detokenising: token ids to text, without partial characters or partial stop strings."""
+"""Incremental detokenising: token ids to text, without incomplete characters or partial stop strings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from shortfin_apps.llm.components.text.tokenizer import REPLACEMENT, Tokenizer
 
-MAX_WINDOW = 16  # most tokens decoded at once; only reached in a run of invalid UTF-8
-MAX_PROMPT_WINDOW = MAX_WINDOW // 2  # most of them from the prompt
-UTF8_TOKENS = 4  # enough tokens for an incomplete character (up to three bytes) and one before it
+MAX_WINDOW = 16  # maximum number of tokens decoded at once; only reached in a run of invalid UTF-8
+MAX_PROMPT_WINDOW = MAX_WINDOW // 2  # maximum number of them from the prompt
+UTF8_TOKENS = 4  # enough for an incomplete character (up to three bytes) and one token before it
 
 
 class Detokenizer:
     """Decodes the tokens after a prompt, each with only a few tokens before it.
 
-    A decoder needs context (SentencePiece drops a leading space at the start of a text; a character may
-    span tokens), so the last settled tokens, at first those of the prompt, are decoded again together
-    with the new ones:
+    A decoder needs context (SentencePiece drops a leading space at the start of a text; a character may span
+    tokens). Therefore the last settled tokens, initially from the prompt, are decoded again together with the
+    new ones:
 
         window:  | settled, decoded for context | new, not settled |
         text:    | ............ sent .......... |  next piece ...  | U+FFFD: maybe a partial character |
@@ -33,19 +33,19 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         shown_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`shown_ids` are special tokens that are not skipped."""
+        """`shown_ids` are special tokens to decode even with `skip_special_tokens`."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset[int]()
         settled, unfinished = self._end_of(prompt_token_ids)
         self._window = settled + unfinished
-        self._context_len = len(settled)  # tokens of the window that are settled
+        self._context_len = len(settled)  # number of settled tokens in the window
         self._sent = len(self._decode(settled))  # characters of the decoded window already returned
         self._prompt_replacements = (
             len(self._decode(self._window)) - self._sent
         )  # U+FFFD of an incomplete character in the prompt
 
     def push(self, token_id: int) -> str:
-        """The text completed by this token; often one word, sometimes empty."""
+        """Returns the text completed by this token; often one word, sometimes empty."""
         if not self._has_text(token_id):
             return ""
         self._window.append(token_id)
@@ -65,14 +65,14 @@ class Detokenizer:
         return self._without_prompt_replacements(piece)
 
     def finish(self) -> str:
-        """The text held back; an incomplete character is U+FFFD."""
+        """Returns the held-back text; an incomplete character becomes U+FFFD."""
         piece = self._without_prompt_replacements(self._decode(self._window)[self._sent :])
         self._window.clear()
         self._context_len = self._sent = self._prompt_replacements = 0
         return piece
 
     def _end_of(self, prompt_token_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The last few tokens that end with a complete character, and those after them."""
+        """Returns the last few tokens that end with a complete character, and the tokens after them."""
         with_text = filter(self._has_text, reversed(prompt_token_ids))
         last = list(itertools.islice(with_text, MAX_PROMPT_WINDOW + UTF8_TOKENS - 1))[::-1]
         for end in range(len(last), max(len(last) - UTF8_TOKENS, -1), -1):
@@ -107,8 +107,8 @@ class Detokenizer:
 class StopMatcher:
     """Finds stop strings in a text; holds text back while it may be the beginning of one.
 
-    The match that ends first wins, and the longest of those that end together, so the result does not
-    depend on how the text is split into pieces.
+    The match that ends first wins, and of matches that end together, the longest. Therefore the result does
+    not depend on how the text is split into pieces.
     """
 
     def __init__(self, stops: Sequence[str], *, include_match: bool = False) -> None:
@@ -121,7 +121,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, piece: str) -> str:
-        """The text known to be before a stop string, or up to its match; "" after a match."""
+        """Returns the text that is certainly before a stop string, or up to its match; "" after a match."""
         if not self._stops:
             return piece
         if self.matched is not None:
@@ -136,7 +136,7 @@ class StopMatcher:
         return text[:split]
 
     def finish(self) -> str:
-        """The text held back, which was not a stop string."""
+        """Returns the held-back text, which was not a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -148,7 +148,7 @@ class StopMatcher:
         return min(matches)[::-1] if matches else None
 
     def _undecided(self, text: str) -> int:
-        """Length of the longest suffix of `text` that is a prefix of a stop string."""
+        """Returns the length of the longest suffix of `text` that is a prefix of a stop string."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stops):

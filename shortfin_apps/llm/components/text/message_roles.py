@@ -1,20 +1,20 @@
-"""Adapts the roles of messages to a chat template, which may drop roles that it does not know, or raise.
+"""Adapts message roles to a chat template, which may drop roles that it does not know, or raise.
 
-Clients send `developer` messages, several system messages, and system messages late in a conversation. What a
-template does with these is found out by rendering short trial messages, once for each question:
+Clients send `developer` messages, several system messages, and system messages late in a conversation. How a
+template handles them is determined by rendering short trial messages, once per question:
 
-- `developer` becomes `system`, unless the template has a form of its own for it.
-- Several or late system messages stay as they are if the template renders them all at their places.
-- Otherwise those at the beginning become one, and a late one becomes a part of the user message next to it:
-  the text before it stays the same, and with it the cached pages. If the template raises, all become one.
-- Without a system role, a system message is a part of the user message next to it, too.
-- So is one of a conversation without user messages, or that ends with the result of a call, unless the
-  template renders it there.
+- `developer` becomes `system`, unless the template renders it specially.
+- Several or late system messages are kept if the template renders them all in place.
+- Otherwise the leading ones are joined, and a late one is joined with the user message next to it: the text
+  before it stays the same, and so do the cached pages. If the template raises, all are joined into one.
+- Without a system role, a system message is joined with the user message next to it, too.
+- So is a system message in a conversation without user messages, or one that ends with the result of a call,
+  unless the template renders it there.
 - A message of another role that the template drops is refused; dropped calls and results of tools are logged.
-- Several calls in a message become several messages, unless the template shows all of them.
-- If the template raises, messages are brought into the form that strict ones take (`strict_turns.py`).
+- Several calls in a message are split into several messages, unless the template shows all of them.
+- If the template raises, messages are converted to the form that strict templates accept (`strict_turns.py`).
 
-The log says once which of these were done.
+Each of these adaptations is logged once.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from shortfin_apps.llm.errors import InvalidRequestError
 logger = logging.getLogger(__name__)
 
 SYSTEM, DEVELOPER = "system", "developer"
-UNKNOWN = "unknownrole"  # which no template knows
+UNKNOWN = "unknownrole"  # a role that no template knows
 KNOWN = frozenset({SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL})
-MAX_OTHER_ROLES = 16  # of one conversation, each of which takes a trial
+MAX_OTHER_ROLES = 16  # per conversation; each needs a trial
 _MARKS = ("trialone", "trialtwo", "trialthree", "trialfour")
 _FILL = "hi"
 
 
 class MessageRoles:
-    """The roles of one template. `render` returns a template's text, and raises InvalidRequestError."""
+    """Role handling of one template. `render` returns its text, and raises InvalidRequestError."""
 
     def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
         self._render = render
@@ -60,7 +60,7 @@ class MessageRoles:
         self._shows_before_result = cache(self._try_before_result)
 
     def adapted(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-        """The messages as the template knows them, and then what to render if it raises for these.
+        """Yields the messages adapted to the template, then alternatives to render if it raises for these.
 
         Raises InvalidRequestError for messages that it drops.
         """
@@ -86,7 +86,7 @@ class MessageRoles:
                 yield within if self._fit(within) else self._in_place(within)
 
     def _in_turns(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-        """The messages, and what strict templates take instead."""
+        """Yields the messages, then alternatives for strict templates."""
         yield messages
         for turns in turns_joined(messages):
             if turns != list(messages):
@@ -116,7 +116,7 @@ class MessageRoles:
                 self._log(f"drops {dropped}: the model does not see them")
 
     def _fit(self, messages: Sequence[Message]) -> bool:
-        """Whether the template renders each system message at its place, as far as trials can say."""
+        """Returns True if trials show that the template renders each system message in place."""
         found = [(place, message["role"]) for place, message in enumerate(messages) if _is_system(message)]
         if not found or not self._shows(USER):
             return True
@@ -126,7 +126,7 @@ class MessageRoles:
         return all(self._shows_system(role, messages) for role in roles)
 
     def _in_place(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Those at the beginning as one, others as parts of user messages."""
+        """Joins leading system messages into one, and the others with user messages."""
         first = list(takewhile(_is_system, messages))
         others = _as_users(messages[len(first) :])
         if not first or not self._shows_system(first[0]["role"], others):
@@ -136,21 +136,21 @@ class MessageRoles:
         return [joined(first), *others]
 
     def _gathered(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """All as one at the beginning."""
+        """Joins all system messages into one at the beginning."""
         self._log("refused messages with late system messages: these become one at the beginning")
         system = joined([message for message in messages if _is_system(message)])
         gathered = [system, *(message for message in messages if not _is_system(message))]
         return gathered if self._shows_system(system["role"], gathered) else _as_users(gathered)
 
     def _shows_system(self, role: str, messages: Sequence[Message]) -> bool:
-        """Whether the template renders a first message of this role: some do in the first or last user's."""
+        """Returns True if the template renders a first message of this role, maybe inside a user message."""
         if not any(message.get("role") == USER for message in messages):
             return self._shows_alone(role)
         return self._shows(role) and (messages[-1].get("role") != TOOL or self._shows_before_result(role))
 
     @cached_property
     def _knows_developer(self) -> bool:
-        """Whether the template has a form of its own for the role, and not that of any role."""
+        """True if the template treats this role differently from an unknown one."""
         text, other = (self._tried(_first(role)) for role in (DEVELOPER, UNKNOWN))
         if text is None or _MARKS[0] not in text:
             return False
@@ -158,7 +158,7 @@ class MessageRoles:
 
     @cached_property
     def _dropped_of_calls(self) -> list[str]:
-        """What the template shows nothing of, if it renders calls and their results at all."""
+        """The parts of calls and results that the template drops; empty if it raises for them."""
         name, result = _MARKS[:2]
         if (text := self._tried([_message(USER), *_called((name, result))])) is None:
             return []
@@ -167,7 +167,7 @@ class MessageRoles:
 
     @cached_property
     def _shows_several_calls(self) -> bool:
-        """Also true if the template renders no calls, or raises for one, too."""
+        """True if the template shows several calls of a message, or supports no calls at all."""
         one, other, *_ = _MARKS
         text = self._tried([_message(USER), *_called((one, _FILL), (other, _FILL))])
         if text is None:
@@ -175,7 +175,7 @@ class MessageRoles:
         return one not in text or other in text
 
     def _drops(self, role: str) -> bool:
-        """Whether the template neither renders such messages nor raises."""
+        """Returns True if the template neither renders such messages nor raises."""
         if self._shows(UNKNOWN):
             return False
         return all(self._is_lost(m) for m in (_first(role), [_message(USER), _message(role, _MARKS[0])]))
@@ -185,7 +185,7 @@ class MessageRoles:
         return text is not None and _MARKS[0] not in text
 
     def _try_first(self, role: str) -> bool:
-        """Whether the template renders a first message of this role."""
+        """Returns True if the template renders a first message of this role."""
         text = self._tried([_message(USER, _MARKS[0])] if role == USER else _first(role))
         return text is not None and _MARKS[0] in text
 
@@ -194,7 +194,7 @@ class MessageRoles:
         return text is not None and _MARKS[0] in text
 
     def _try_before_result(self, role: str) -> bool:
-        """Also true if the template renders no calls."""
+        """Returns True also if the template raises for calls."""
         text = self._tried([*_first(role), *_called((_FILL, _FILL))])
         return text is None or _MARKS[0] in text
 
@@ -208,7 +208,7 @@ class MessageRoles:
     def _tried(self, messages: Sequence[Message]) -> str | None:
         try:
             return self._render(messages)
-        except TemplateLimitError:  # not to be remembered: the machine may have been busy or suspended
+        except TemplateLimitError:  # not a result to cache: the machine may have been busy or suspended
             raise
         except InvalidRequestError:
             return None
@@ -224,7 +224,7 @@ def _is_system(message: Message) -> bool:
 
 
 def _as_users(messages: Iterable[Message]) -> list[Message]:
-    """System messages joined with the user messages next to them."""
+    """Joins system messages with the user messages next to them."""
     result: list[Message] = []
     for _, group in groupby(messages, lambda message: _is_system(message) or message.get("role") == USER):
         run = list(group)
@@ -241,7 +241,7 @@ def _first(role: str) -> list[Message]:
 
 
 def _called(*named: tuple[str, str]) -> list[Message]:
-    """Calls of functions of these names, and their results."""
+    """Returns calls of functions with these names, and their results."""
     calls = [
         {"id": f"abcdefgh{place}", "type": "function", "function": {"name": name, "arguments": {}}}
         for place, (name, _) in enumerate(named)

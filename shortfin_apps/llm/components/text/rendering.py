@@ -1,4 +1,4 @@
-"""Renders chat templates in another process, where they can be ended; see template_process.py."""
+"""Renders chat templates in another process, where they can be killed; see template_process.py."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _lock = threading.Lock()  # for `_processes`
 
 
 class TemplateLimitError(InvalidRequestError):
-    """A rendering hit a limit, which says nothing of what the template would have written."""
+    """A rendering reached a limit; the template may be able to render these messages."""
 
 
 class BoundedTemplate:
-    """A template whose renderings cannot outlast `limits`. Thread-safe: each thread has a worker of its own.
+    """A template with renderings that are killed at `limits`. Thread-safe: each thread has its own worker.
 
     The process starts when it is first needed, serves all templates with the same limits, and ends with the
     last of them. Raises ArtifactError for a source that cannot be parsed.
@@ -41,7 +41,7 @@ class BoundedTemplate:
         self.close = self._workers.close
 
     def prepare(self) -> None:
-        """Starts a worker, so that the first rendering need not wait. Raises ArtifactError."""
+        """Starts a worker, so that the first rendering does not wait for it. Raises ArtifactError."""
         try:
             self._text(self._workers.ask(NOTHING, self._begin))
         except InvalidRequestError as error:
@@ -54,15 +54,15 @@ class BoundedTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        """The rendered text. Raises InvalidRequestError if the template fails or hits a limit.
+        """Returns the rendered text. Raises InvalidRequestError if the template fails or reaches a limit.
 
-        Raises OverloadedError where the process is out of reach.
+        Raises OverloadedError if the process cannot be reached.
         """
         work = _line([list(messages), add_generation_prompt, dict(variables)])
         return self._text(self._workers.ask(work, self._begin))
 
     def _begin(self) -> socket.socket:
-        """A connection to a worker that has compiled the template. Raises OSError, and as `render` does."""
+        """Connects to a worker that has compiled the template. Raises OSError and the errors of `render`."""
         self._process = _process(self._limits)
         worker = self._process.new_worker()
         try:
@@ -85,7 +85,7 @@ class BoundedTemplate:
 
 
 def _process(limits: Limits) -> LimitedProcess:
-    """The process with these limits; another one where it has ended. Raises OSError."""
+    """Returns the process with these limits, restarted if it has ended. Raises OSError."""
     with _lock:
         process = _processes.get(limits)
         if process is None or process.is_over:

@@ -1,9 +1,9 @@
-"""Messages as strict chat templates take them: users and assistants alternate, one call to a message.
+"""Converts messages for strict chat templates: users and assistants alternate, one call per message.
 
-Clients send several messages of a user or of the assistant in a row, or a user's right after the result of
-a call, and send an answer with several calls, or with a thought, text and a call, back. Templates of Mistral
-and Gemma raise for the first two; those of Llama 3 and gpt-oss raise for several calls, or show the first
-alone; gpt-oss's raises for text beside a thought and a call.
+Clients send consecutive messages of the user or of the assistant, or a user message right after the result
+of a call, and send back answers with several calls, or with a thought, text and a call. Templates of Mistral
+and Gemma raise for the first two; Llama 3 and gpt-oss templates raise for several calls, or show only the
+first; gpt-oss's raises for text together with a thought and a call.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Message = Mapping[str, Any]
 USER, ASSISTANT, TOOL = "user", "assistant", "tool"
 CALLS = "tool_calls"
 SEPARATOR = "\n\n"
-THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # in chat templates; the last is gpt-oss's
+THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # used by chat templates; the last by gpt-oss
 
 
 def joined(messages: Sequence[Message], **changed: object) -> Message:
-    """One message with the contents of all, and the other fields of the first."""
+    """Returns one message with the contents of all, and the other fields of the first."""
     return {**messages[0], **changed, "content": _texts(messages, "content")}
 
 
 def with_one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """With messages of several calls as several messages, each with its result, if there is one."""
+    """Splits messages with several calls into several messages, each with its result if there is one."""
     groups: list[list[Message]] = []
     for message in messages:
         if groups and message.get("role") == TOOL:
@@ -44,9 +44,10 @@ def has_several_calls(message: Message) -> bool:
 
 
 def turns_joined(messages: Sequence[Message]) -> list[list[Message]]:
-    """With messages of a user in a row as one, and those of the assistant: before one with calls, or with it.
+    """Joins consecutive messages of the user, and of the assistant.
 
-    The second only if it differs: templates of Mistral show no text beside calls.
+    Returns the messages with the assistant's text left separate from a message with calls, and, if that
+    differs, joined with it: Mistral's templates drop the text of a message with calls.
     """
     before, with_calls = (_joined(_turns(messages, up_to_calls)) for up_to_calls in (False, True))
     return [before] if before == with_calls else [before, with_calls]
@@ -73,13 +74,13 @@ def _go_on(before: Message, after: Message) -> bool:
 
 
 def _as_one(turn: Sequence[Message]) -> Message:
-    """Also with the thoughts of all; calls are in the last, if there are any."""
+    """Joins contents and thoughts; only the last message may have calls."""
     thoughts = {name: text for name in THOUGHT_NAMES if (text := _texts(turn, name))}
     return joined(turn, **({CALLS: turn[-1][CALLS]} if turn[-1].get(CALLS) else {}), **thoughts)
 
 
 def with_text_in_thoughts(messages: Sequence[Message]) -> list[Message]:
-    """With the text of a message that has a thought and calls, too, as a part of the thought."""
+    """Moves the text of messages that also have a thought and calls into the thought."""
     return [_all_thought(message) for message in messages]
 
 
@@ -94,7 +95,7 @@ def _all_thought(message: Message) -> Message:
 
 
 def in_results(messages: Sequence[Message]) -> list[Message]:
-    """With a user's message right after the result of a call as a part of that result."""
+    """Joins a user message right after the result of a call with that result."""
     result: list[Message] = []
     for message in messages:
         follows = bool(result) and result[-1].get("role") == TOOL and message.get("role") == USER
@@ -103,11 +104,11 @@ def in_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def _apart(message: Message, results: Sequence[Message]) -> Iterator[Message]:
-    """A message for each call, before its results; text is with the first, other results are last.
+    """Yields a message per call, before its results; text stays in the first, other results come last.
 
-    Calls without ids, or with the same, have a result each, in their order, and the last of them the rest.
+    Calls without ids, or with equal ids, get one result each, in order; the last one gets the remaining ones.
     """
-    by_id: dict[str, deque[Message]] = {}  # a client may have made anything of an id: each as a text
+    by_id: dict[str, deque[Message]] = {}  # as text, because a client may send any type of id
     for each in results:
         by_id.setdefault(str(each.get("tool_call_id")), deque()).append(each)
     rest: Message = {"role": ASSISTANT, "content": ""}

@@ -1,11 +1,11 @@
-"""A process that renders chat templates, each in a worker that cannot outlast its limits.
+"""A process that renders chat templates, each in a worker that is killed at its limits.
 
     python -m shortfin_apps.llm.components.text.template_process FD LIMITS
 
-Anybody may have written a model's template, and jinja2 cannot be interrupted. So this process imports jinja2
-once and forks workers; see `limited_process.py`. A worker's first piece of work is a template's source, which
-it compiles, the others what it renders: messages, whether the answer is to begin, and variables; or null. The
-result is a pair of which one is null: the text (empty for a source and for null), and what is wrong.
+A model's template is untrusted, and jinja2 cannot be interrupted. Therefore this process imports jinja2 once
+and forks workers; see `limited_process.py`. A worker's first work item is a template's source, which it
+compiles. The others are renderings: messages, whether to begin the answer, and variables; or null. The result
+is a pair of the text (empty for a source and for null) and the error, one of which is null.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shortfin_apps.llm.components.text.chat_template import ChatTemplate
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 from shortfin_apps.llm.limited_process import Limits, serve
 
-NOTHING = b"null\n"  # to render
+NOTHING = b"null\n"  # renders nothing
 TEMPLATE_LIMITS = Limits(cpu_s=1.0, wall_s=10.0)  # typically 1 ms
 
 
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 class _Worker:
-    """Has one template."""
+    """A worker with one template."""
 
     def __init__(self) -> None:
         self._template: ChatTemplate | None = None

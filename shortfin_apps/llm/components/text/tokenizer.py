@@ -21,11 +21,11 @@ from shortfin_apps.llm.lone_surrogates import encodable
 
 LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
 REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
-NOT_GIVEN = {"tools": None, "documents": None}  # what transformers gives to templates
-# Of `tokenizer_config.json` and `special_tokens_map.json`; templates are given them, as by transformers.
+NOT_GIVEN = {"tools": None, "documents": None}  # transformers' defaults for templates
+# From `tokenizer_config.json` and `special_tokens_map.json`; passed to templates, as in transformers.
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-# With which the template for tools is tried.
+# Used for trials of the template for tools.
 TRIAL_TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
@@ -38,8 +38,8 @@ class Tokenizer:
     """A `tokenizers` backend with its special tokens and chat template.
 
     `settings` is the content of a Hugging Face `tokenizer_config.json`, `generation` that of a
-    `generation_config.json` (only its `eos_token_id` is used). Without `special_in_content`, the names of
-    special tokens are plain text in messages. Immutable and thread-safe.
+    `generation_config.json` (only its `eos_token_id` is used). Without `special_in_content`, names of special
+    tokens in messages are plain text. Immutable and thread-safe.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class Tokenizer:
     ) -> Tokenizer:
         """Reads the files of a Hugging Face tokenizer.
 
-        `tokenizer_config_json` defaults to `<stem>_config.json` next to the tokenizer, if it exists;
-        `generation_config.json`, `chat_template.jinja`, `additional_chat_templates/` and the tokens of
-        `special_tokens_map.json` that it lacks are read next to it, too. Raises ArtifactError.
+        `tokenizer_config_json` defaults to `<stem>_config.json` next to the tokenizer, if it exists. Also
+        reads `generation_config.json`, `chat_template.jinja`, `additional_chat_templates/`, and missing
+        tokens from `special_tokens_map.json`, all next to it. Raises ArtifactError.
         """
         path = tokenizer_config_json or tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
         if tokenizer_config_json is not None and not path.exists():
@@ -117,13 +117,13 @@ class Tokenizer:
         return frozenset(self._backend.get_vocab(with_added_tokens=True).values())
 
     def has_the_tokens_of(self, other: Tokenizer) -> bool:
-        """Whether every token id means the same in both."""
+        """Returns True if every token id has the same meaning in both."""
         vocabularies = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
         return next(vocabularies) == next(vocabularies)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of special tokens, which `skip_special_tokens` leaves out."""
+        """Ids of special tokens, which `skip_special_tokens` omits."""
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
@@ -135,12 +135,12 @@ class Tokenizer:
 
     @cached_property
     def split_names(self) -> frozenset[str]:
-        """The names of tokens at which every text is split before it is tokenised."""
+        """Names of the tokens at which every text is split before it is tokenised."""
         return frozenset(token.content for token in self._backend.get_added_tokens_decoder().values())
 
     @cached_property
     def template_words(self) -> frozenset[str]:
-        """The words of the chat template for tools, the names of the fields that it reads among them."""
+        """The words of the chat template for tools, including the names of the fields that it reads."""
         return frozenset(re.findall(r"\w+", self.tool_template_source or ""))
 
     @property
@@ -148,12 +148,12 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True, rendered: bool = False) -> list[int]:
-        """Token ids of `text`; lone surrogates become U+FFFD. `rendered`: `apply_chat_template` made it.
+        """Returns the token ids of `text`. Set `rendered` for a text from `apply_chat_template`.
 
-        The special token that `add_special_tokens` puts first is not put before a text that begins with it.
-        The library releases the GIL only for batches, so a long text is encoded as a batch of one. Short
-        texts are not, as a batch goes through the library's thread pool.
-        Raises InvalidRequestError when the library fails, as with a regular expression that takes too long.
+        Lone surrogates become U+FFFD. `add_special_tokens` does not repeat the first special token if the
+        text already begins with it. The library releases the GIL only for batches, so a long text is encoded
+        as a batch of one; short texts are not, because a batch goes through the library's thread pool. Raises
+        InvalidRequestError when the library fails, e.g. on a regular expression that takes too long.
         """
         text = encodable(text)
         backend = self._rendered_backend if rendered else self._backend
@@ -168,13 +168,13 @@ class Tokenizer:
 
     @cached_property
     def _added_first(self) -> int | None:
-        """The token that begins every text, usually BOS; None if texts begin with their own."""
+        """The token that is added at the start of every text, usually BOS, or None."""
         plain = _encode(self._backend, "a", add_special_tokens=False)
         framed = _encode(self._backend, "a", add_special_tokens=True)
         return framed[0] if framed[:1] != plain[:1] else None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids` without unknown ones. Long lists are decoded as a batch, as in `encode`.
+        """Returns the text of `token_ids`, ignoring unknown ones. Long lists are a batch, as in `encode`.
 
         Raises ArtifactError when the library fails.
         """
@@ -186,18 +186,18 @@ class Tokenizer:
             raise
 
     def to_json(self) -> str:
-        """The text of its `tokenizer.json`."""
+        """Returns the tokenizer as the text of a `tokenizer.json`."""
         text: str = self._backend.to_str()
         return text
 
     def fewest_tokens(self, text: str) -> int:
-        """A lower bound of the number of tokens of `text`, without tokenising it."""
+        """Returns a lower bound of the number of tokens of `text`, without tokenising it."""
         return self._token_length.fewest_tokens(text)
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token, also a special one, inside a text (with the leading space of SentencePiece).
+        """Returns the text of one token, even a special one, inside a text (with SentencePiece's space).
 
-        U+FFFD for a part of a character. Cached, as log-probabilities need many.
+        U+FFFD for a part of a character. Cached, because log-probabilities need many.
         """
         text = self._token_texts.get(token_id)
         if text is None:
@@ -205,7 +205,7 @@ class Tokenizer:
         return text
 
     def lone_text(self, token_id: int) -> str:
-        """Text of one token that is a whole text. Cached, as a detokenizer needs that of each token."""
+        """Returns the text of one token as a complete text. Cached, because detokenizers use it often."""
         text = self._lone_texts.get(token_id)
         if text is None:
             text = self._lone_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
@@ -224,15 +224,15 @@ class Tokenizer:
         return self.encode("a", add_special_tokens=False)[-1:]
 
     def names(self, token_ids: Sequence[int]) -> list[str | None]:
-        """The names of tokens in the vocabulary; see `id_to_token`."""
+        """Returns the tokens' names in the vocabulary; see `id_to_token`."""
         return [self.id_to_token(token_id) for token_id in token_ids]
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token's name in the vocabulary, None when there is no such token."""
+        """Returns the token's name in the vocabulary, or None for an unknown id."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
     def prepare_templates(self) -> None:
-        """Starts what renders chat templates. Raises ArtifactError for one that does not compile."""
+        """Starts the workers for chat templates. Raises ArtifactError for one that does not compile."""
         for template in dict.fromkeys((self._template, self._tool_template)):
             if template is not None:
                 template.prepare()
@@ -245,12 +245,12 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Renders messages (`role`, `content`, ...) with the model's chat template, or its one for `tools`.
+        """Renders messages (`role`, `content`, ...) with the model's chat template, or the one for `tools`.
 
-        Roles that the template does not know are adapted to it (`components/text/message_roles.py`).
-        Encode the result as `rendered`, with `add_special_tokens=False`: the template adds them itself.
-        Waits for another process, a second with a bad template. Raises InvalidRequestError when the model has
-        no template or its template fails, and OverloadedError when the process cannot be reached.
+        Roles that the template does not know are adapted to it (`components/text/message_roles.py`). Encode
+        the result as `rendered`, with `add_special_tokens=False`: the template adds them itself. Waits for
+        another process, a second with a bad template. Raises InvalidRequestError if the model has no template
+        or its template fails, and OverloadedError if the process cannot be reached.
         """
         template, roles = (self._tool_template, self._tool_roles) if tools else (self._template, self._roles)
         if template is None:
@@ -262,7 +262,7 @@ class Tokenizer:
         for adapted in roles.adapted(messages):
             try:
                 return self._rendered(template, adapted, add_generation_prompt, variables)
-            except TemplateLimitError:  # which other messages would hit, too
+            except TemplateLimitError:  # other forms of the messages would reach the limit, too
                 raise
             except InvalidRequestError as error:
                 refusal = error
@@ -270,7 +270,7 @@ class Tokenizer:
         raise refusal
 
     def _told(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """With what a function does not say as empty, if the template raises for one that says nothing."""
+        """Adds empty values for missing fields of functions, if the template raises for missing ones."""
         functions = [tool.get("function") or {} for tool in tools]
         if all(function.keys() >= NOTHING_SAID.keys() for function in functions) or self._takes_bare_tools:
             return list(tools)
@@ -305,7 +305,7 @@ class Tokenizer:
     def _trial(
         self, template: BoundedTemplate | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> Callable[[Sequence[Mapping[str, Any]]], str]:
-        """Renders messages by which a template is tried. transformers passes None if there are no tools."""
+        """Returns a function that renders trial messages. As in transformers, no tools are None."""
 
         def render(messages: Sequence[Mapping[str, Any]]) -> str:
             assert template is not None, "`apply_chat_template` checks it"
@@ -316,7 +316,7 @@ class Tokenizer:
 
     def _find_eos(self, generation_eos: object) -> frozenset[int]:
         token_ids = generation_eos if isinstance(generation_eos, list) else [generation_eos]
-        # Some configs say -1 for none, with which the grammars' library refuses every grammar.
+        # Some configs have -1 for none, with which the grammar library refuses every grammar.
         found = {i for i in token_ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
         if self.eos_token is not None:
             token_id = self._backend.token_to_id(self.eos_token)
@@ -327,7 +327,7 @@ class Tokenizer:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, empty if the file does not exist. Raises ArtifactError."""
+    """Returns the JSON object in `path`, empty if the file does not exist. Raises ArtifactError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -340,7 +340,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _with_templates_of(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` with the named templates in `additional_chat_templates/`. Raises ArtifactError."""
+    """Adds the named templates in `additional_chat_templates/` to `settings`. Raises ArtifactError."""
     files = sorted((directory / "additional_chat_templates").glob("*.jinja"))
     if not files:
         return settings
@@ -366,7 +366,7 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _read_template(path: Path) -> str | None:
-    """The text of a `chat_template.jinja`, None if there is none. Raises ArtifactError."""
+    """Returns the text of a `chat_template.jinja`, or None if there is none. Raises ArtifactError."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -391,13 +391,13 @@ def _decode(backend: tokenizers.Tokenizer, token_ids: Sequence[int], skip_specia
 
 
 def _token_text(token: object) -> str | None:
-    """The text of a special token in `tokenizer_config.json`: a string, or an object with `content`."""
+    """Returns a special token's text in `tokenizer_config.json`: a string, or an object with `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 
 
 def first_out_of_range(token_ids: Sequence[int], vocab_size: int) -> int | None:
-    """The first of `token_ids` that is not in [0, vocab_size), or None."""
-    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):  # much faster than the search
+    """Returns the first of `token_ids` that is not in [0, vocab_size), or None."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):  # much faster than searching
         return None
     return next((i for i in token_ids if not 0 <= i < vocab_size), None)

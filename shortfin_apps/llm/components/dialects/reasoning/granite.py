@@ -1,4 +1,4 @@
-"""Granite 3.2's thoughts, which are between two sentences."""
+"""Granite 3.2's thoughts, delimited by two sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Magistral's thoughts, which are between two special tokens."""
+"""Magistral's thoughts, delimited by two special tokens."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from shortfin_apps.llm.components.dialects.pieces import Content, Parse
 
 @dataclass(frozen=True, slots=True)
 class TaggedReasoning:
-    """Implements ReasoningDialect. A thought is at the beginning of an answer, or the prompt opened it."""
+    """Implements ReasoningDialect. A thought begins the answer, or the prompt has opened it."""
 
     begin: str
     end: str
@@ -36,7 +36,7 @@ class TaggedReasoning:
             yield Content(space)
 
     def thought(self, lark: Lark, prompt: str) -> str:
-        if prompt.rstrip().endswith(self.end):  # an empty thought of a template that is told not to think
+        if prompt.rstrip().endswith(self.end):  # the template wrote an empty thought to disable thinking
             return ""
         rest = f"{lark.through(self.end)} {SPACE}"
         return rest if self.is_open(prompt) else f"({lark.literal(self.begin)} {rest})?"

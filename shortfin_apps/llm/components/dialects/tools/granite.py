@@ -1,4 +1,4 @@
-"""Granite 3: `<|tool_call|>[{"name": "f", "arguments": {}}]`. Granite 4 writes as Hermes does."""
+"""Granite 3: `<|tool_call|>[{"name": "f", "arguments": {}}]`. Granite 4 uses the Hermes format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shortfin_apps.llm.components.dialects.lark import Lark, repeated
 from shortfin_apps.llm.components.dialects.pieces import CallParse, Parse
 
 BEGIN = "<|tool_call|>"
-OTHER_BEGIN = "<tool_call>"  # which Granite 3.1 writes at times
+OTHER_BEGIN = "<tool_call>"  # Granite 3.1 sometimes writes this
 
 
 class Granite:
@@ -35,6 +35,6 @@ class Granite:
 
 
 def _rest(lark: Lark, functions: Sequence[Function], most: int) -> str:
-    """Calls behind their begin."""
+    """Returns an expression of calls after their begin mark."""
     calls = repeated(call_of(lark, functions), lark.literal(", "), most)
     return f"{lark.literal('[')} {calls} {lark.literal(']')}"

@@ -1,10 +1,10 @@
-"""gpt-oss: messages in channels. Thoughts are in `analysis`, and calls are messages to a function.
+"""gpt-oss: messages in channels. Thoughts are in `analysis`; calls are messages to a function.
 
     <|channel|>analysis<|message|>text<|end|><|start|>assistant<|channel|>commentary to=functions.f
     <|constrain|>json<|message|>{"a": 1}<|call|>
 
-Prompts end with `<|start|>assistant`, so an answer begins with a header of which the role is missing. A
-recipient may be in the role or in the channel.
+Prompts end with `<|start|>assistant`, so an answer begins with a header without its role. The recipient may
+be in the role or in the channel.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CHANNEL = re.compile(r"<\|channel\|>(\w+)")
 
 
 class Harmony:
-    """Implements ToolDialect and ReasoningDialect: one parser reads all channels, calls included."""
+    """Implements ToolDialect and ReasoningDialect: one parser reads all channels, including calls."""
 
     marks = frozenset({CHANNEL, "<|constrain|>", MESSAGE, *ENDS})
     begins: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Harmony:
         raise AssertionError("there are no begins")
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        """A message ends with its call, and so does the answer: one call."""
+        """Allows one call only: a call ends its message and the answer."""
         calls = [
             lark.literal(f"<|channel|>commentary to=functions.{function.name} <|constrain|>json{MESSAGE}")
             + " "
@@ -79,7 +79,7 @@ class Harmony:
         return lark.rule(one_of(calls))
 
     def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        """A message to the user or a call, behind a message on what comes or without."""
+        """A message to the user or a call, optionally after a preamble message."""
         before = f"({lark.literal(PREAMBLE)} {lark.through(THOUGHT_END)} {lark.literal(NEXT)})?"
         final = f"{lark.literal(self.content_begin)} {ANY_TEXT}"
         return f"{before} {one_of([final, self.calls(lark, functions, most)])}"
@@ -88,7 +88,7 @@ class Harmony:
         return False
 
     def parse_thought(self, feed: Feed, is_open: bool, calls: Calls) -> Parse:
-        """All channels: nothing is left unread."""
+        """Reads all channels: no text is left unread."""
         yield from self.parse(feed, calls.functions)
 
     def thought(self, lark: Lark, prompt: str) -> str:
@@ -96,7 +96,7 @@ class Harmony:
 
 
 def _message(feed: Feed, header: str, kinds: set[Kind]) -> Generator[Piece | None, None, str | None]:
-    """A message behind its header; returns the mark that ends it. `kinds` are those of messages before it."""
+    """Yields a message after its header; returns its end mark. `kinds` collects the kinds of all messages."""
     while (yield from feed.accept(MESSAGE)):
         pass
     if (recipient := _RECIPIENT.search(header)) is not None:
@@ -112,7 +112,7 @@ def _message(feed: Feed, header: str, kinds: set[Kind]) -> Generator[Piece | Non
 
 
 def _call(feed: Feed, name: str) -> Generator[Piece | None, None, str | None]:
-    """A call of `name`, behind its header; content, with the header, if its arguments are no object."""
+    """Yields a call of `name` after its header, or content, header included, if it has no valid arguments."""
     yield from feed.space()
     if (yield from feed.peek()) == "{" and (form := (yield from object_form(feed))) is not None:
         feed.recorded()

@@ -40,5 +40,5 @@ class Hermes:
 
 
 def _rest(lark: Lark, functions: Sequence[Function]) -> str:
-    """A call behind its begin."""
+    """Returns an expression of a call after its begin tag."""
     return f"{lark.literal(NEW_LINE)} {call_of(lark, functions)} {lark.literal(NEW_LINE + END)}"

@@ -1,4 +1,4 @@
-"""Llama 3: `{"name": "f", "parameters": {}}`, maybe behind `<|python_tag|>`, and several with `;` between."""
+"""Llama 3: `{"name": "f", "parameters": {}}`, optionally after `<|python_tag|>`; `;` separates calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHITE = r"/[ \n]*/"
 
 
 class Llama3:
-    """Implements ToolDialect. JSON that is no call of a known function, or follows text, is content."""
+    """Implements ToolDialect. JSON that does not call a known function, or follows text, is content."""
 
     marks = frozenset({PYTHON_TAG})
     begins: tuple[str, ...] = (PYTHON_TAG,)
@@ -33,7 +33,7 @@ class Llama3:
         yield from self.parse_call(feed, functions, begin)
 
     def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
-        """Unlike other models', also without a begin, at the beginning of an answer."""
+        """Unlike other dialects, also parses calls without a begin mark, at the start of an answer."""
         names = {function.name for function in functions}
         before = begin + ((yield from more_of(feed, begin)) if begin else "")
         has_calls = False
@@ -48,7 +48,7 @@ class Llama3:
         return repeated(call_of(lark, functions, "parameters"), lark.literal("; "), most)
 
     def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        """A call is JSON, as content may be: what begins as models write one is held to it, at the start."""
+        """Calls and content may both be JSON: an answer that starts like a model's call must be a call."""
         rest = call_rest(lark, functions, "parameters")
         call = lark.rule(f"{lark.literal(CALL_BEGIN)} {rest}")
         more = f"({lark.literal('; ')} {call})*"
@@ -58,7 +58,7 @@ class Llama3:
 
 
 def _separator(feed: Feed) -> Wait[str]:
-    """The white space around a semicolon, which is left out."""
+    """Reads a semicolon, which is dropped, and returns the white space around it."""
     before = yield from feed.space()
     yield from feed.accept(";")
     return before + (yield from feed.space())

@@ -1,4 +1,4 @@
-"""Mistral: `[TOOL_CALLS][{"name": "f", "arguments": {}}]`, or `[TOOL_CALLS]f[ARGS]{}` of newer tokenizers."""
+"""Mistral: `[TOOL_CALLS][{"name": "f", "arguments": {}}]`, or `[TOOL_CALLS]f[ARGS]{}` in newer tokenizers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Mistral:
 
     marks = frozenset({BEGIN, ID, ARGUMENTS})
     begins: tuple[str, ...] = (BEGIN,)
-    id_chars = 9  # templates refuse others
+    id_chars = 9  # templates refuse other lengths
 
     def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
         yield from parse_marked(self, feed, functions)
@@ -49,7 +49,7 @@ class Mistral:
 
 
 def _rest(lark: Lark, functions: Sequence[Function], most: int) -> str:
-    """A call behind its begin, or a list of calls."""
+    """Returns an expression of a call, or a list of calls, after its begin mark."""
     if lark.is_special(ARGUMENTS):
         calls = [
             f"{lark.literal(function.name + ARGUMENTS)} {arguments_of(lark, function)}"
@@ -69,7 +69,7 @@ def _named_call(feed: Feed, before: str) -> CallParse:
         yield from more_of(feed, ARGUMENTS)
     elif mark is not None:
         feed.unread(mark)
-    if _NAME.fullmatch(name) and mark in (ARGUMENTS, "{"):  # templates of today leave the mark out
+    if _NAME.fullmatch(name) and mark in (ARGUMENTS, "{"):  # current templates omit the mark
         if mark == ARGUMENTS and (yield from _ends(feed)):
             feed.recorded()
             yield CallStart(name.strip())
@@ -86,7 +86,7 @@ def _named_call(feed: Feed, before: str) -> CallParse:
 
 
 def _ends(feed: Feed) -> Wait[bool]:
-    """Whether there are no arguments."""
+    """Returns True if there are no arguments."""
     if (yield from feed.accept(BEGIN)):
         feed.unread(BEGIN)
         return True

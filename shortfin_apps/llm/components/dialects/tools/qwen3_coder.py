@@ -1,4 +1,4 @@
-"""Qwen3-Coder and Qwen3.5: calls in tags, with each parameter's text between tags of its own.
+"""Qwen3-Coder and Qwen3.5: calls in tags, with each parameter's text in its own tags.
 
 <tool_call>
 <function=f>
@@ -45,18 +45,18 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 BEGINS = (BEGIN, FUNCTION)
 ENDS = (FUNCTION_END, END, *BEGINS)  # of arguments
 VALUE_ENDS = tuple(space + tag for tag in (PARAMETER_END, PARAMETER, *ENDS) for space in ("\n", ""))
-EXACT_VALUE_ENDS = (f"\n{PARAMETER_END}\n",)  # where a grammar writes calls: values may have other tags
+EXACT_VALUE_ENDS = (f"\n{PARAMETER_END}\n",)  # for calls written by a grammar: values may contain other tags
 _UNKEPT = frozenset(  # keywords of arguments as a whole
     {
         *("anyOf", "oneOf", "not", "if", "then", "else", "minProperties", "maxProperties"),
         *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
     }
 )
-_TRIVIAL: tuple[object, ...] = ({}, [], {"type": "string"})  # values of them that forbid nothing
+_TRIVIAL: tuple[object, ...] = ({}, [], {"type": "string"})  # values of these keywords that forbid nothing
 
 
 class Qwen3Coder:
-    """Implements ToolDialect. The types of parameters in their schema tell numbers from texts."""
+    """Implements ToolDialect. The parameters' types in the schema distinguish numbers from texts."""
 
     marks = frozenset({BEGIN, END})
     begins = BEGINS
@@ -101,9 +101,9 @@ class Qwen3Coder:
 
 
 def _begin_of_call(feed: Feed) -> Wait[tuple[str | None, str | None]]:
-    """The text between a name and the tag that shows that it is called, and the tag.
+    """Returns the text between a name and the tag that confirms the call, and the tag.
 
-    Else None, and the tag that begins another call.
+    Otherwise returns None, and the tag that begins another call.
     """
     text, mark = yield from feed.text_before(PARAMETER, *ENDS)
     if mark == PARAMETER:
@@ -114,7 +114,7 @@ def _begin_of_call(feed: Feed) -> Wait[tuple[str | None, str | None]]:
 
 
 class _Arguments:
-    """Reads a call behind its name and `stray` text.
+    """Reads a call after its name and `stray` text.
 
     Tags may be missing or doubled; text between them becomes content.
     """
@@ -131,7 +131,7 @@ class _Arguments:
         self._stray = [stray]
 
     def parse(self, mark: str | None) -> Parse:
-        """`mark` has been read."""
+        """Yields the pieces of the call; `mark` has been read."""
         yield Arguments("{")
         while mark in (PARAMETER, PARAMETER_END):
             if mark == PARAMETER:
@@ -149,12 +149,12 @@ class _Arguments:
             yield from _doubled_ends(self._feed)
 
     def _parameter(self) -> Generator[Piece | None, None, str | None]:
-        """A parameter behind its tag's begin; returns the tag that ends it, which is read."""
+        """Reads a parameter after its begin tag; reads and returns the tag that ends it."""
         key, end = yield from self._feed.text_before(">", "\n", "<")
         if end == "<":
             self._feed.unread(end)
         yield from self._feed.accept("\n")
-        if end in ("<", None) or (yield from self._feed.accept(PARAMETER)):  # without a value, or doubled
+        if end in ("<", None) or (yield from self._feed.accept(PARAMETER)):  # no value, or a doubled tag
             if end in (">", "\n"):
                 self._feed.unread(PARAMETER)
             text, mark = yield from self._feed.text_before(PARAMETER, PARAMETER_END, *ENDS)
@@ -166,7 +166,7 @@ class _Arguments:
         return None if mark is None else mark.strip()
 
     def _value(self, schema: object) -> Generator[Piece | None, None, str | None]:
-        """JSON of the text up to the next tag, of a type that the schema allows."""
+        """Yields the text up to the next tag as JSON of a type that the schema allows."""
         types = self._types.of(schema)
         if types != {"string"}:
             text, mark = yield from self._feed.text_before(*self._value_ends)
@@ -181,7 +181,7 @@ class _Arguments:
 
 
 def _doubled_ends(feed: Feed) -> Parse:
-    """Leaves out the tags that close a call; the white space behind them is content."""
+    """Drops the tags that close a call; white space after them is content."""
     space = yield from feed.space()
     while (yield from feed.accept(FUNCTION_END, END, PARAMETER_END)):
         space = yield from feed.space()
@@ -193,7 +193,7 @@ def _inside_string(text: str) -> Arguments:
 
 
 def _typed(text: str, types: Set[str]) -> str:
-    """The text as JSON of one of the types, else as a JSON string."""
+    """Returns the text as JSON of one of the types, otherwise as a JSON string."""
     stripped = text.strip()
     written = mended(stripped) if stripped[:1] in ("{", "[") else scalar(stripped)
     if written is None or not types & types_of_value(json.loads(written)):
@@ -202,7 +202,7 @@ def _typed(text: str, types: Set[str]) -> str:
 
 
 def _rest(lark: Lark, functions: Sequence[Function]) -> str:
-    """A call behind TAGS."""
+    """Returns an expression of a call after TAGS."""
     return lark.rule(one_of([_call_expression(lark, function) for function in functions]))
 
 
@@ -224,9 +224,9 @@ def _call_expression(lark: Lark, function: Function) -> str:
 
 
 def _that_tags_hold(properties: Mapping[str, object], *, strict: bool) -> dict[str, object]:
-    """The properties with names that the parser reads as they were written.
+    """Returns the properties with names that the parser reads back unchanged.
 
-    If strict, raises InvalidRequestError for another name.
+    If strict, raises InvalidRequestError for other names.
     """
     kept = {
         name: each
@@ -239,7 +239,7 @@ def _that_tags_hold(properties: Mapping[str, object], *, strict: bool) -> dict[s
 
 
 def _check_kept(parameters: Mapping[str, Any]) -> None:
-    """Raises InvalidRequestError for what arguments in tags cannot be held to."""
+    """Raises InvalidRequestError for constraints that arguments in tags cannot satisfy."""
     listed, required = properties_of(parameters).keys(), required_of(parameters)
     for part in parts_of(parameters):
         for keyword in sorted(_UNKEPT & part.keys()):

@@ -1,4 +1,4 @@
-"""SmolLM2: `<tool_call>[{"name": "f", "arguments": {}}]</tool_call>`. SmolLM3 writes as Hermes does."""
+"""SmolLM2: `<tool_call>[{"name": "f", "arguments": {}}]</tool_call>`. SmolLM3 uses the Hermes format."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ class SmolLM(Hermes):
 
 
 def _rest(lark: Lark, functions: Sequence[Function], most: int) -> str:
-    """Calls behind their begin."""
+    """Returns an expression of calls after their begin tag."""
     calls = repeated(call_of(lark, functions), lark.literal(", "), most)
     return f"{lark.literal('[')} {calls} {lark.literal(']' + END)}"
