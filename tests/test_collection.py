@@ -9,7 +9,7 @@ TESTS = Path(__file__).parent
 
 
 def test_every_folder_is_collected(pytestconfig: pytest.Config) -> None:
-    """pytest silently skips folders with certain names."""
+    """Pytest silently skips folders with certain names."""
     patterns = pytestconfig.getini("norecursedirs")
     folders = {part for file in TESTS.rglob("test_*.py") for part in file.relative_to(TESTS).parts[:-1]}
     assert "builder" in folders

@@ -1,5 +1,6 @@
-r"""Sets up other engines on this machine, and compares their servers with this one: llama.cpp, vLLM's CPU
-build, OpenVINO GenAI and onnxruntime-genai.
+r"""Sets up other engines on this machine, and compares their servers with this one.
+
+The engines are llama.cpp, vLLM's CPU build, OpenVINO GenAI and onnxruntime-genai.
 
     python -m bench.peers                          # set up what is missing, then W1 to W5, all in turns
     python -m bench.peers --set-up-only

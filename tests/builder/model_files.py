@@ -41,7 +41,8 @@ def write_gguf(
 ) -> Path:
     """Writes a GGUF file. `keys` (`llama.` keys without prefix), `file_keys` (others) and `tensors` add to or
     replace its content; matrices are `quantised`, but those named in `otherwise`, unless they are bytes
-    already. `whole` are the tensors of another model, as the file is to have them."""
+    already. `whole` are the tensors of another model, as the file is to have them.
+    """
     writer = GGUFWriter(path, architecture)
     values: dict[str, int | float | str] = {
         "block_count": SPEC.num_hidden_layers,

@@ -61,7 +61,8 @@ class Check(StrEnum):
     """HASH: `serve --verify hash` refuses the files. LOAD: it does so with `--verify none`, too. START,
     HOURLY: the self-test of a server that starts so, and of one that was sound at its start. ANSWER: a
     request fails. DIR: receipts of those that do not are replayed alone on the artefact as it was built;
-    SAME: on the same server. DUMP: the flight recorder's dump is replayed on the artefact as it was built."""
+    SAME: on the same server. DUMP: the flight recorder's dump is replayed on the artefact as it was built.
+    """
 
     HASH = "hash"
     LOAD = "load"
@@ -112,7 +113,8 @@ class Server:
 @dataclass(frozen=True, kw_only=True)
 class Damage:
     """`to_files` is done to the artefact's folder, with manifest and all if the damage `is_built`; `before`
-    to the device; `running` to a server that answered a prompt of SHARED. `undo` makes the device sound."""
+    to the device; `running` to a server that answered a prompt of SHARED. `undo` makes the device sound.
+    """
 
     to_files: Callable[[Path], None] | None = None
     before: Callable[[], None] | None = None
@@ -146,7 +148,8 @@ class Observed:
 @dataclass(frozen=True, slots=True)
 class Bench:
     """Where damages are tried: a `sound` artefact, an empty `folder`, the device that runs it, the server's
-    batch mode, and how many tokens each request asks for."""
+    batch mode, and how many tokens each request asks for.
+    """
 
     sound: Path
     folder: Path
@@ -200,7 +203,8 @@ class Bench:
 
     async def _damaged_later(self, to_files: Callable[[Path], None], observed: Observed) -> None:
         """The files are changed in their places while a sound server runs on them, and what it has in memory
-        of the parameters with them."""
+        of the parameters with them.
+        """
         directory = Path(shutil.copytree(self.sound, self.folder / "later"))
         with kept_parameters() as memory:
             async with self._serving(directory, "hourly") as server:

@@ -94,7 +94,8 @@ def flip_code(directory: Path) -> None:
 
 def turn_back(*, is_far: bool) -> Callable[[Path], None]:
     """Changes the sign of a cosine among the program's constants, and the checksum with it: of position 5 and
-    all that are 5 more than a multiple of 64, or of the positions from 64 to 127."""
+    all that are 5 more than a multiple of 64, or of the positions from 64 to 127.
+    """
 
     def turn(directory: Path) -> None:
         built = _built(directory)
@@ -174,7 +175,8 @@ def swap_tokens(directory: Path) -> None:
 
 def change_shared_page(change_rows: Callable[[Array, int], None]) -> Callable[[Server], None]:
     """Changes the slab [pages, elements] on the engine's thread: the second page of the cached prompt SHARED,
-    whose id is given, before the first batch with a task that found it in the cache."""
+    whose id is given, before the first batch with a task that found it in the cache.
+    """
 
     def plant(server: Server) -> None:
         runner = server.runner

@@ -103,7 +103,8 @@ class FaultyDevice:
 @dataclass
 class Served:
     """A model on an open device, and a catalogue of requests with the answers of an engine that runs nothing
-    else."""
+    else.
+    """
 
     device: Device
     program: Program

@@ -28,7 +28,8 @@ ELSEWHERE = {Check.DIR, Check.DUMP}
 
 def test_a_lane_is_noticed_by_receipts_and_self_tests(build_tiny: BuildTiny, tmp_path: Path) -> None:
     """The same server notices where it packs tokens of several requests: those of one then have other lanes.
-    At a start, an error within the tolerance passes; later, other bits than at the start do not."""
+    At a start, an error within the tolerance passes; later, other bits than at the start do not.
+    """
     directory = build_tiny(OPTIONS).vmfb.parent
     command = [sys.executable, "-m", "tests.integration.broken_lane", str(directory), str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -89,7 +89,8 @@ def test_mixed_invocations_agree_with_transformers(
     smollm2: Artifact, weights: WeightType, token_budget: int | None, apart: int
 ) -> None:
     """All at once with the default budget; and each starting a few steps after the other, in chunks of one
-    or two pages beside the decodes of those before."""
+    or two pages beside the decodes of those before.
+    """
     arrivals = [apart * index for index in range(len(PROMPTS))][::-1]
     options = EngineOptions(mode=ExtendAttentionOptions(token_budget=token_budget), pages=256)
     with open_engine(smollm2, options) as engine:

@@ -158,7 +158,8 @@ def write_irpa(path: Path, **tensors: np.ndarray[tuple[int, ...], np.dtype[np.fl
 @pytest.fixture(scope="session")
 def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with fenced.vmfb and owned.vmfb (module `m`), unfenced.vmfb (module `plain`) and
-    model.irpa."""
+    model.irpa.
+    """
     directory = tmp_path_factory.mktemp("vmfb")
     # Not a power of two, at which the elements of a column share the few places that a cache has for them.
     compile_vmfb(FENCED.replace("SIDE", "800"), directory / "fenced.vmfb", ASYNC)

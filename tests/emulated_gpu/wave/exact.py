@@ -76,7 +76,7 @@ NAN = -1  # stands for every NaN in expected bits
 
 
 def fma(format_: Format, a: int, b: int, c: int) -> int:
-    """a * b + c rounded once, on bits; NAN for any NaN."""
+    """A * b + c rounded once, on bits; NAN for any NaN."""
     if all(map(format_.is_finite, (a, b, c))):
         product, addend = format_.decode(a) * format_.decode(b), format_.decode(c)
         product_is_negative = bool((a ^ b) & format_.sign)

@@ -44,7 +44,7 @@ EDGES_16 = (0, 1, 15, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF)
 
 
 def isa(chip: Chip) -> ModuleType:
-    """tinygrad's instruction classes for a chip."""
+    """Tinygrad's instruction classes for a chip."""
     return importlib.import_module(f"tinygrad.runtime.autogen.amd.{_FOLDERS[chip.name]}.ins")
 
 

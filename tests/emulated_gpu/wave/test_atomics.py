@@ -112,7 +112,7 @@ def bf16_as_exact(bits: int) -> float:
 
 
 def chosen(kind: str, sign: int) -> Update:
-    """minNum and maxNum of IEEE 754-2008, with -0 below +0; of two NaN the operand's, quieted."""
+    """MinNum and maxNum of IEEE 754-2008, with -0 below +0; of two NaN the operand's, quieted."""
     quiet = {"f32": 1 << 22, "f64": 1 << 51}[kind]
 
     def choose(memory: int, data: int, _: int) -> int:

@@ -94,7 +94,7 @@ class Rows:
 
 
 def reference(spec: ModelSpec, rows: Rows, given: dict[str, Array]) -> F32:
-    """out [tokens, heads * head_dim] of `arguments`; zeros for padding."""
+    """Out [tokens, heads * head_dim] of `arguments`; zeros for padding."""
     q = given["q"].reshape(rows.tokens, -1, spec.head_dim)
     cache = given["cache"].reshape(
         len(given["cache"]), spec.num_hidden_layers, 2, rows.stride, -1, spec.head_dim

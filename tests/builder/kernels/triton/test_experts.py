@@ -181,7 +181,7 @@ class FeedForward:
         return self.values[name][expert] if self._has_biases else 0.0
 
     def _read(self, x: F32) -> F32:
-        """x as matmuls take it."""
+        """X as matmuls take it."""
         narrow = rounded(x, self.act)
         return narrow if self._fp8 is None else rounded_to_fp8(narrow, self._fp8)
 

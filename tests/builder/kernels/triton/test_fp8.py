@@ -46,7 +46,7 @@ def fp8_type(chip: str) -> Fp8Type:
 
 
 def quantised(x: F32, kind: Fp8Type) -> tuple[npt.NDArray[Any], F32]:
-    """x [rows, features] in 8 bits, and the powers of two [rows, groups] that groups of it share."""
+    """X [rows, features] in 8 bits, and the powers of two [rows, groups] that groups of it share."""
     dtype, top = FP8_DTYPES[kind], 6 if kind.endswith("FNUZ") else 7
     quants, scales = [], []
     for first in range(0, x.shape[1], FP8_GROUP):
@@ -60,7 +60,7 @@ def quantised(x: F32, kind: Fp8Type) -> tuple[npt.NDArray[Any], F32]:
 
 
 def rounded_to_fp8(x: F32, kind: Fp8Type) -> F32:
-    """x [rows, features] as matmuls take it."""
+    """X [rows, features] as matmuls take it."""
     quants, scales = quantised(x, kind)
     result: F32 = quants.astype(np.float32) * np.repeat(scales, FP8_GROUP, axis=1)[:, : x.shape[1]]
     return result

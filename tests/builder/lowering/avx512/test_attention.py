@@ -131,7 +131,7 @@ def entry(
     kernels: dict[str, str],
     decodes: int | None = None,
 ) -> str:
-    """qkv [tokens, features], i64 geometry, the cache's bits -> attention f32, the cache's new bits.
+    """Qkv [tokens, features], i64 geometry, the cache's bits -> attention f32, the cache's new bits.
 
     With as many rows as it `decodes`, if it does.
     """

@@ -127,7 +127,7 @@ def random_inputs(rows: int) -> dict[str, F32]:
 
 
 def rounded(x: F32) -> F32:
-    """x quantised to bytes with one scale for each row, and dequantised."""
+    """X quantised to bytes with one scale for each row, and dequantised."""
     largest = np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(1e-30))
     kept: F32 = np.rint(x * (np.float32(127) / largest)) * (largest / np.float32(127))
     return kept

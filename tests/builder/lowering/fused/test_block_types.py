@@ -1,5 +1,6 @@
 """Matmuls of weights in blocks of every type within a fused layer: against numpy, and the same bits on every
-kind of CPU."""
+kind of CPU.
+"""
 
 from __future__ import annotations
 

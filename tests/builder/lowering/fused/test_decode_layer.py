@@ -54,8 +54,9 @@ class Layers:
 
 
 def entry(name: str, number: int, spec: ModelSpec, options: BuildOptions, lowering: Lowering) -> str:
-    """x and q, k, v [rows, features], the decode's batch, the cache's bits -> x past the layer, the next
-    one's q, k and v if there is one, the cache's new bits."""
+    """X and q, k, v [rows, features], the decode's batch, the cache's bits -> x past the layer, the next
+    one's q, k and v if there is one, the cache's new bits.
+    """
     types = {
         "x": f"tensor<?x{spec.hidden_size}xf32>",
         "qkv": f"tensor<?x{spec.qkv_features}xf32>",
