@@ -18,12 +18,12 @@ of every step. A debt over its limit doubles, and takes at least 2 * MAX_DEBT_S 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from shortfin_apps.llm.components.engine.work_time import work_time
 from shortfin_apps.llm.components.request.grammar import Grammar, GrammarMatcher
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.errors import ConstraintError
@@ -88,7 +88,7 @@ class _Account:
 class MaskCosts:
     """Measures one engine's grammars. `clock` is the CPU time of the thread that runs its steps."""
 
-    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, clock: Callable[[], float] = work_time) -> None:
         self._clock = clock
         self._accounts: WeakValueDictionary[tuple[str, Grammar], _Account] = WeakValueDictionary()
         self._of_step: set[_Account] = set()
