@@ -1,6 +1,6 @@
 """Checks the set-up's requirements on this machine before the first long step.
 
-Each check returns sentences that name what is missing and how to install it.
+Each check returns sentences that name the missing program and how to install it.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ async def _generates(service: Service, probe: TextRequest) -> bool:
 
 @router.get("/get_model_info", responses={200: {"model": answers.ModelInfo}})
 async def get_model_info(request: Request) -> Response:
-    """SGLang's description of a model; paths are the name by which the model is served."""
+    """SGLang's description of a model; paths are the served model name."""
     service = service_of(request)
     return JsonResponse(
         {

@@ -38,7 +38,7 @@ class MatrixFormat(Protocol):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Suffixes, at least one of which every matrix in this format has."""
+        """Suffixes; every matrix in this format has at least one."""
         ...
 
     @property

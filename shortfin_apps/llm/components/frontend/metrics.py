@@ -108,7 +108,7 @@ class ServerMetrics:
         return [sample.value for family in self._counted_families() for sample in family.samples]
 
     def exposition(self, counts: Sequence[float] | None = None) -> bytes:
-        """Returns the registry in Prometheus's text format, with `counts` instead of its own if given."""
+        """Returns the registry in Prometheus's text format. `counts` replace the current ones if given."""
         return generate_latest(self.registry if counts is None else _WithCounts(self, counts))
 
     def replaced(self, counts: Sequence[float]) -> Iterator[Metric]:

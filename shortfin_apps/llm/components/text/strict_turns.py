@@ -126,5 +126,5 @@ def _apart(message: Message, results: Sequence[Message]) -> Iterator[Message]:
 
 
 def _texts(messages: Sequence[Message], name: str) -> str:
-    """Of a field that a client may have made anything of: each as a text."""
+    """Joins a field of the messages, each value as text, because a client may send any type."""
     return SEPARATOR.join(str(message[name]) for message in messages if message.get(name))

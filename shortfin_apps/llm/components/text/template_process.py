@@ -5,7 +5,7 @@
 A model's template is untrusted, and jinja2 cannot be interrupted. Therefore this process imports jinja2 once
 and forks workers; see `limited_process.py`. A worker's first work item is a template's source, which it
 compiles. The others are renderings: messages, whether to begin the answer, and variables; or null. The result
-is a pair of the text (empty for a source and for null) and the error, one of which is null.
+is a pair of the text (empty for a source and for null) and the error; one of the two is null.
 """
 
 from __future__ import annotations
