@@ -58,7 +58,7 @@ amd-smollm2: $(VENV)/dev.stamp ## run SmolLM2-135M for gfx942 on an emulated GPU
 
 # What touches a runtime, and the whole server from the outside.
 BORDER_TESTS := tests/components/runtime tests/compat tests/test_cli.py tests/test_packaging.py \
-  tests/api/test_ops.py tests/integration/test_modes.py tests/integration/test_same_tokens.py \
+  tests/serving/api/test_ops.py tests/integration/test_modes.py tests/integration/test_same_tokens.py \
   tests/integration/test_service.py
 
 # In .aarch64, an aarch64 Python with IREE's runtime.
@@ -75,7 +75,7 @@ border: ## test the runtime border in an environment without shortfin
 	@$(WITHOUT_SHORTFIN)/bin/python -m pytest -m "not emulated" $(IN_TWO) $(BORDER_TESTS)
 
 # What compiles programs, and what runs them; other targets run the same, and more CPUs, with IREE 3.9.
-NEWEST_TESTS := tests/test_iree_release.py tests/builder/program tests/components/runtime \
+NEWEST_TESTS := tests/contract/test_iree_release.py tests/builder/program tests/components/runtime \
   tests/integration/test_same_tokens.py tests/integration/test_service.py
 NEWEST_GPU_TESTS := tests/components/runtime tests/integration/test_hip_tokens.py
 

@@ -25,12 +25,12 @@ from running_server import running_server
 from structured_output import CLIENTS, OUTPUT_TOKENS, streams, with_range
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.bench.target import http_client
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.tools.bench.target import http_client
 
 Fields = Mapping[str, Any]
 PROMPT_TOKENS = 128

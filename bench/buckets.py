@@ -14,8 +14,8 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shortfin_apps.llm.bench.workload import PRESETS, Workload
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts
+from shortfin_apps.llm.tools.bench.workload import PRESETS, Workload
 from tests.components.simulation import CostModel, Simulation, smollm2_config
 
 # SmolLM2-135M in bf16 on 2 cores of an AMD EPYC with AVX-512-BF16: prefills of 128 and 512 tokens in 37 and

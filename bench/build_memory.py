@@ -23,8 +23,8 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
 from bench.gpu.models import MODELS
-from shortfin_apps.llm.builder.model.family import tensor_shapes
-from shortfin_apps.llm.builder.model.spec import ModelSpec
+from shortfin_apps.llm.model.family import tensor_shapes
+from shortfin_apps.llm.model.spec import ModelSpec
 
 # The file does not contain the rotary scaling factors.
 SPEC = replace(MODELS["llama-3.1-8b"].spec, name="8b", max_position_embeddings=8192, rope_scaling=None)

@@ -39,8 +39,8 @@ from pathlib import Path
 
 import httpx
 
-from shortfin_apps.llm.bench.load import BenchRequest, run_pass
-from shortfin_apps.llm.bench.prose import sentence
+from shortfin_apps.llm.tools.bench.load import BenchRequest, run_pass
+from shortfin_apps.llm.tools.bench.prose import sentence
 
 WORKERS = 3
 PATIENCE_S = 120.0

@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
 
 PROMPT_TOKENS = 128
 KINDS: Mapping[str, Mapping[str, Any]] = {

@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from shortfin_apps.llm.abi import EntryFamily, SamplingField
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
 from shortfin_apps.llm.components.kvcache.base import Lease
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.contract.abi import EntryFamily, SamplingField
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
 
 CALLS = ("run", "fetched", "loop", "step", "draw", "clear", "ended", "turn")
 PROMPT_TOKENS = 128

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import httpx
 from structured_output import Pass, streams, with_range
 
-from shortfin_apps.llm.bench.target import http_client
+from shortfin_apps.llm.tools.bench.target import http_client
 
 PATIENCE_S = 60.0
 BRANCHES = 10_000

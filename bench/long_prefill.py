@@ -22,9 +22,9 @@ from pathlib import Path
 
 from mode_servers import counted_since, counters, mode_servers
 
-from shortfin_apps.llm.bench.stats import percentile
 from shortfin_apps.llm.client import LlmClient
 from shortfin_apps.llm.components.batching.modes.extend_attention import DEFAULT_EXTEND_BUDGET
+from shortfin_apps.llm.tools.bench.stats import percentile
 
 WARM_TOKENS = 40
 QUIET_S = 2

@@ -30,9 +30,9 @@ import httpx
 from mode_servers import counted_since, counters
 from running_server import running_server
 
-from shortfin_apps.llm.bench.load import BenchRequest, measure
-from shortfin_apps.llm.bench.prose import text
-from shortfin_apps.llm.bench.stats import RequestRecord, percentile
+from shortfin_apps.llm.tools.bench.load import BenchRequest, measure
+from shortfin_apps.llm.tools.bench.prose import text
+from shortfin_apps.llm.tools.bench.stats import RequestRecord, percentile
 
 PATIENCE_S = 600.0
 

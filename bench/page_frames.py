@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from shortfin_apps.llm.api.page.assets import ASSETS, INDEX, PREFIX
+from shortfin_apps.llm.serving.api.page.assets import ASSETS, INDEX, PREFIX
 
 PORT = 8399
 INTERVAL_S = 0.25

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.bench.prose import text
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.components.text.tokenizer import Tokenizer
-from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
+from shortfin_apps.llm.tools.bench.prose import text
 
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 Tokens = npt.NDArray[np.int64]

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.bench.prose import text
 from shortfin_apps.llm.components.batching import MODE_CHOICES
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.components.speculative_loading import DraftFiles
-from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.speculative_loading import DraftFiles
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
+from shortfin_apps.llm.tools.bench.prose import text
 
 PLAIN = "off"  # the baseline setting
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}

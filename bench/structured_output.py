@@ -24,9 +24,9 @@ from typing import Any
 import httpx
 from running_server import running_server
 
-from shortfin_apps.llm.bench.load import BenchRequest, run_pass
-from shortfin_apps.llm.bench.prose import text
-from shortfin_apps.llm.bench.target import http_client
+from shortfin_apps.llm.tools.bench.load import BenchRequest, run_pass
+from shortfin_apps.llm.tools.bench.prose import text
+from shortfin_apps.llm.tools.bench.target import http_client
 
 CLIENTS, PROMPT_WORDS, OUTPUT_TOKENS = 8, 100, 128
 RECORD = {

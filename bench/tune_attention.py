@@ -25,8 +25,8 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kern
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.lowering.triton.attention_kernels import AttentionKernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import AttentionTile, TileTable, tiles_of
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.model.spec import BuildOptions
 
 MODELS = {short: GPU_MODELS[name].spec for short, name in (("8b", "llama-3.1-8b"), ("135m", "smollm2-135m"))}
 # (rows, new tokens of each, cached tokens of each)

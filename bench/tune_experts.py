@@ -19,15 +19,15 @@ from typing import Any
 from bench.gpu.models import MODELS
 from bench.kernel_folder import fill
 from bench.tune_matmul import tile_label, tile_of
-from shortfin_apps.llm.builder.blocks import MXFP4
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
 from shortfin_apps.llm.builder.lowering.triton.expert_kernels import ExpertKernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.weight_blocks import MXFP4
 
 SPEC = MODELS["gpt-oss-20b"].spec
 MATMULS = ("gated", "multiply")

@@ -21,14 +21,14 @@ from bench.gpu.models import MODELS as GPU_MODELS
 from bench.kernel_folder import fill
 from bench.matmul_candidates import CANDIDATES
 from bench.whole_slab import whole_slab
-from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, block_constants
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
 
 # One layer each, so that the cache is as small as possible.
 MODELS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.batch import Slab
 from shortfin_apps.llm.builder.graph.emitter import Tensor
-from shortfin_apps.llm.builder.model.config import page_elements
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.config import page_elements
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 def whole_slab(spec: ModelSpec, options: BuildOptions) -> Slab:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from shortfin_apps.llm.gpu_code.formats import INSTRUCTION_SETS, InstructionSet
+from shortfin_apps.llm.contract.gpu_code.formats import INSTRUCTION_SETS, InstructionSet
 
 
 @dataclass(frozen=True)

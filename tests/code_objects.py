@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.gpu_code.code_object import code_objects_in
-from shortfin_apps.llm.gpu_code.reading import read_code_object
+from shortfin_apps.llm.contract.gpu_code.code_object import code_objects_in
+from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.conftest import BuildTiny
 
 CHIPS = ("gfx942", "gfx950", "gfx1100", "gfx1201")

@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.cache import user_cache
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests import hip, kernel_families
 from tests.hip import EmulatedGpus
 

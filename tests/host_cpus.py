@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.host_cpu import HostCpu
+from shortfin_apps.llm.contract.host_cpu import HostCpu
 
 V2_FEATURES = frozenset({"fpu", "pni", "ssse3", "sse4_1", "sse4_2", "popcnt"})
 V3_FEATURES = V2_FEATURES | {"avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"}

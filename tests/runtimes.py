@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shortfin_apps.llm.components.runtime.open import has_shortfin
-from shortfin_apps.llm.iree_release import OF_SHORTFIN, compiler_release
+from shortfin_apps.llm.contract.iree_release import OF_SHORTFIN, compiler_release
 
 needs_shortfin = pytest.mark.skipif(not has_shortfin(), reason="shortfin is not installed")
 SHORTFIN = pytest.param("shortfin", marks=needs_shortfin)

@@ -61,7 +61,7 @@ def test_too_little_space_for_the_libraries_is_one_sentence(megabytes: int) -> N
 def test_too_little_space_for_the_model_is_one_sentence(tiny_artifact: Artifact) -> None:
     after_imports = (
         "import resource, sys; from shortfin_apps.llm import address_space;"
-        "from shortfin_apps.llm.server import command, serve;"
+        "from shortfin_apps.llm.serving.server import command, serve;"
         "limit = address_space._taken_bytes() + 16_000_000;"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit));"
         "sys.exit(command.main(sys.argv[1:]))"

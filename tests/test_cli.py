@@ -13,7 +13,7 @@ import pytest
 
 from shortfin_apps.llm import __version__, cli
 from shortfin_apps.llm.cli import COMMANDS, main
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 # Modules that a subcommand must not import if it only talks to a server.
 HEAVY = ("iree", "shortfin", "numpy", "fastapi", "gguf", "tokenizers", "shortfin_apps.llm.builder")

@@ -14,8 +14,8 @@ import pytest
 
 from shortfin_apps.llm import cli
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.server import flags as server_flags
-from tests.api.loopback import loopback
+from shortfin_apps.llm.serving.server import flags as server_flags
+from tests.serving.api.loopback import loopback
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [

@@ -16,9 +16,10 @@ from shortfin_apps.llm.extras import EXTRA_OF, missing_extra
 ROOT = Path(__file__).parents[1]
 WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({sorted(EXTRA_OF)!r}))\n"
 SERVING = [
-    *("server.command", "server.http_server", "server.engine_process", "server.api_process", "offline.llm"),
-    *("components.loading", "components.runtime.vmfb", "client", "terminal.generate", "inspection.report"),
-    "bench.roofline.run",  # of a program for CPUs, without --profile
+    *("serving.server.command", "serving.server.http_server", "serving.server.engine_process"),
+    *("serving.server.api_process", "offline.llm", "serving.loading", "components.runtime.vmfb", "client"),
+    *("terminal.generate", "tools.inspection.report"),
+    "tools.bench.roofline.run",  # of a program for CPUs, without --profile
 ]
 
 

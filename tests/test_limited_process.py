@@ -32,14 +32,14 @@ def test_a_process_that_ends_at_once_has_no_workers() -> None:
 
 
 def test_closing_ends_the_process() -> None:
-    process = LimitedProcess("shortfin_apps.llm.components.text.template_process", [1.0, 1.0])
+    process = LimitedProcess("shortfin_apps.llm.serving.text.template_process", [1.0, 1.0])
     process.close()
     assert process.is_over
 
 
 def test_data_that_arrives_during_the_work_does_not_end_it() -> None:
     """The kernel signals data after it has handed it out: a busy machine has a worker begin before that."""
-    process = LimitedProcess("shortfin_apps.llm.components.text.template_process", [10.0, 20.0])
+    process = LimitedProcess("shortfin_apps.llm.serving.text.template_process", [10.0, 20.0])
     with process.new_worker() as worker, worker.makefile("rb") as answers:
         worker.sendall(b'"{% for i in range(300) %}{% for j in range(1000) %}{% endfor %}{% endfor %}x"\n')
         assert [answers.readline() for _ in range(2)] == [b"null\n", b'["", null]\n']
@@ -52,7 +52,7 @@ def test_data_that_arrives_during_the_work_does_not_end_it() -> None:
 
 @pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "working"])
 def test_a_worker_ends_when_its_connection_is_closed(is_idle: bool) -> None:
-    process = LimitedProcess("shortfin_apps.llm.components.text.template_process", [60.0, 60.0])
+    process = LimitedProcess("shortfin_apps.llm.serving.text.template_process", [60.0, 60.0])
     worker = process.new_worker()
     answers = worker.makefile("rb")
     worker.sendall(b'"{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"\n')

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.lone_surrogates import encodable, json_of, without_lone_surrogates
-from tests.api.harness import CHAT, MESSAGES, Harness
+from tests.serving.api.harness import CHAT, MESSAGES, Harness
 
 PIECES = st.sampled_from(["\ud83d", "\ude00", "\udbff", "\udc00", "\\", "u", "ud83d", "d83d", '"', "a", "é"])
 

@@ -194,9 +194,9 @@ def make_environment(path: Path, installer: str) -> Environment:
 
 
 def assert_edits_are_seen(environment: Environment, source: Path) -> None:
-    with (source / "shortfin_apps/llm/errors.py").open("a") as errors:
+    with (source / "shortfin_apps/llm/contract/errors.py").open("a") as errors:
         errors.write("\nEDITED = 'just now'\n")
-    edited = "from shortfin_apps.llm.errors import EDITED; print(EDITED)"
+    edited = "from shortfin_apps.llm.contract.errors import EDITED; print(EDITED)"
     assert run(environment.python, "-I", "-c", edited) == "just now\n"
 
 

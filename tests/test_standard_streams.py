@@ -9,7 +9,7 @@ import pytest
 
 ALL = "<&- >&- 2>&-"
 CLI = "from shortfin_apps.llm.cli import main; arguments = ['completion', 'bash']"
-SERVER = "from shortfin_apps.llm.server.command import main; arguments = ['/nowhere']"
+SERVER = "from shortfin_apps.llm.serving.server.command import main; arguments = ['/nowhere']"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,14 @@ def run(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["server.command", "server.serve", "components.loading", "inspection.cli", "builder.cache_list"]
+    "module",
+    [
+        "serving.server.command",
+        "serving.server.serve",
+        "serving.loading",
+        "tools.inspection.cli",
+        "builder.cache_list",
+    ],
 )
 def test_what_needs_no_compiler_imports_none(module: str, tmp_path: Path) -> None:
     done = run(f"import shortfin_apps.llm.{module}", tmp_path)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from bench.gpu.models import Model
-from shortfin_apps.llm.builder.model.config import model_config
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_count import BALANCED_SHARE
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.model.config import model_config
 
 SEED = 7
 MEASURED_TOKENS = 64  # per request

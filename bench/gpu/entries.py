@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.gpu.models import Model
-from shortfin_apps.llm.abi import EntryFamily
-from shortfin_apps.llm.bench.roofline.cases import Plan, make_batch
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending, Program
+from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.tools.bench.roofline.cases import Plan, make_batch
 
 MIN_CALLS = 5
 MIN_QUEUES = 2  # of DEPTH calls each

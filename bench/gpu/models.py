@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bench.gpu.tiny_models import tiny_models
-from shortfin_apps.llm.builder.blocks import MXFP4, BlockType
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.family import weight_shapes
-from shortfin_apps.llm.builder.model.rope import Llama3Scaling, YarnScaling, yarn_attention_factor
-from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec, WeightType
+from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.family import weight_shapes
+from shortfin_apps.llm.model.rope import Llama3Scaling, YarnScaling, yarn_attention_factor
+from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec, WeightType
+from shortfin_apps.llm.model.weight_blocks import MXFP4, BlockType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,15 +33,15 @@ from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import FORMAT_VERSION, Artifact, Manifest, SourceRecord
 from shortfin_apps.llm.artifact.program_record import TargetRecord
-from shortfin_apps.llm.builder.model.config import model_config
-from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import stored_types, weight_layout
 from shortfin_apps.llm.builder.weights.write import write_weights
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.model.config import model_config
+from shortfin_apps.llm.model.family import weight_shapes
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTION = "shortfin-llm"

@@ -20,7 +20,7 @@ from bench.gpu.models import MODELS as KNOWN
 from bench.gpu.models import Model
 from bench.gpu.report import write_report
 from bench.gpu.weights import complete
-from shortfin_apps.llm.iree_release import runtime_release
+from shortfin_apps.llm.contract.iree_release import runtime_release
 
 PARTS = ("tokens", "entries", "engine", "http", "transformers")
 RESULTS = "results.jsonl"

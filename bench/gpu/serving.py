@@ -12,10 +12,10 @@ from bench.gpu.models import Model
 from bench.running_server import running_server
 from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.artifact.file_names import MANIFEST
-from shortfin_apps.llm.bench.campaign import run_workload
-from shortfin_apps.llm.bench.target import TargetOptions, open_target
-from shortfin_apps.llm.bench.workload import Workload
 from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.tools.bench.campaign import run_workload
+from shortfin_apps.llm.tools.bench.target import TargetOptions, open_target
+from shortfin_apps.llm.tools.bench.workload import Workload
 
 CLIENTS = 64
 MIXED_TOKENS = (16, 512)  # shortest and longest prompt of the mixed workload

@@ -31,7 +31,7 @@ from shortfin_apps.llm.builder.sources.random_tiny import (
     RandomTinySource,
 )
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
-from shortfin_apps.llm.irpa import ArchiveEntry, write_archive
+from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
 
 LIST = "parameters.json"
 SEED = 20261122

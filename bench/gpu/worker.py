@@ -33,12 +33,12 @@ from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_table import make_runner
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.components.speculative_loading import DraftFiles
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.contract.errors import LlmError
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.speculative_loading import DraftFiles
 
 Emit = Callable[[dict[str, Any]], None]
 DecodeAhead = Literal["auto", "on", "off"]

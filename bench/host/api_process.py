@@ -1,4 +1,4 @@
-"""An API process of server.py's server; `shortfin_apps/llm/server/api_process.py` describes its start."""
+"""An API process of the server in server.py, started as `serving/server/api_process.py` says."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 
 from bench.host.server import served, trained
-from shortfin_apps.llm.api.service import Service
-from shortfin_apps.llm.components.text.tokenizer import Tokenizer
-from shortfin_apps.llm.server.api_process import run
-from shortfin_apps.llm.server.config import ServerConfig
-from shortfin_apps.llm.server.front_end import connected
-from shortfin_apps.llm.server.model_loading import Loaded
+from shortfin_apps.llm.serving.api.service import Service
+from shortfin_apps.llm.serving.server.api_process import run
+from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.front_end import connected
+from shortfin_apps.llm.serving.server.model_loading import Loaded
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 
 
 def load(config: ServerConfig, service: Service, link: socket.socket, on_lost: Callable[[], None]) -> Loaded:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature, TensorType
-from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
+from shortfin_apps.llm.contract.abi import Entry, EntryFamily
+from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 STRIDE, MAX_SEQ_LEN, TOP_K = 32, 2048, 8

@@ -9,9 +9,9 @@ from pathlib import Path
 from bench.gpu.engine import PROMPTS_FIRST
 from bench.host.device import IdleDevice, model_config
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
 
 PROMPT_TOKENS, OUTPUT_TOKENS, UNMEASURED_STEPS = 128, 512, 8
 VOCAB_SIZE = 4096

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.running_server import running_server
-from shortfin_apps.llm.bench.campaign import make_requests
-from shortfin_apps.llm.bench.load import run_pass
-from shortfin_apps.llm.bench.stats import summarise
-from shortfin_apps.llm.bench.target import TargetOptions, open_target
-from shortfin_apps.llm.bench.workload import Workload
+from shortfin_apps.llm.tools.bench.campaign import make_requests
+from shortfin_apps.llm.tools.bench.load import run_pass
+from shortfin_apps.llm.tools.bench.stats import summarise
+from shortfin_apps.llm.tools.bench.target import TargetOptions, open_target
+from shortfin_apps.llm.tools.bench.workload import Workload
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 256
 

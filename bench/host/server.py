@@ -16,21 +16,21 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bench.host.device import MAX_SEQ_LEN, TOP_K
 from bench.host.engine import idle_engine
-from shortfin_apps.llm.api.sampling import SamplingDefaults
-from shortfin_apps.llm.api.service import ServedModel, Service
-from shortfin_apps.llm.bench.prose import word_prompt
-from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
-from shortfin_apps.llm.components.frontend.engine_client import EngineClient
-from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
-from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
-from shortfin_apps.llm.components.text.tokenizer import Tokenizer
-from shortfin_apps.llm.server import logs
-from shortfin_apps.llm.server.config import ServerConfig
-from shortfin_apps.llm.server.config_sources import load as load_config
-from shortfin_apps.llm.server.engine_process import EngineProcess
-from shortfin_apps.llm.server.http_server import Server, bind
-from shortfin_apps.llm.server.model_loading import Loaded, LoadedEngine
+from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
+from shortfin_apps.llm.serving.api.service import ServedModel, Service
+from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.serving.frontend.engine_client import EngineClient
+from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.serving.server import logs
+from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.config_sources import load as load_config
+from shortfin_apps.llm.serving.server.engine_process import EngineProcess
+from shortfin_apps.llm.serving.server.http_server import Server, bind
+from shortfin_apps.llm.serving.server.model_loading import Loaded, LoadedEngine
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
+from shortfin_apps.llm.tools.bench.prose import word_prompt
 
 _TRAINING_WORDS = 20_000
 _NAME = "idle"

@@ -34,9 +34,9 @@ from bench.peers.contenders import DEFAULT_SERVERS, SERVERS, chosen_contenders
 from bench.peers.kinds import KINDS
 from bench.peers.requirements import Needs, check
 from bench.peers.subject import SMOLLM2
-from shortfin_apps.llm.bench.console import positive, progress_bar, table_console, write_json
-from shortfin_apps.llm.bench.workload import Workload, chosen_presets
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.contract.errors import LlmError
+from shortfin_apps.llm.tools.bench.console import positive, progress_bar, table_console, write_json
+from shortfin_apps.llm.tools.bench.workload import Workload, chosen_presets
 
 DEFAULT_CACHE = user_cache_path("shortfin-llm-peers")
 

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from bench.peers.kinds import WeightKind
 from bench.peers.requirements import Needs
 from bench.peers.server import Launch, Server, free_port
-from shortfin_apps.llm.bench.campaign import PassResult, run_workload
-from shortfin_apps.llm.bench.report import document
-from shortfin_apps.llm.bench.stats import RequestRecord
-from shortfin_apps.llm.bench.target import Target, TargetOptions, open_target
-from shortfin_apps.llm.bench.workload import Workload
+from shortfin_apps.llm.tools.bench.campaign import PassResult, run_workload
+from shortfin_apps.llm.tools.bench.report import document
+from shortfin_apps.llm.tools.bench.stats import RequestRecord
+from shortfin_apps.llm.tools.bench.target import Target, TargetOptions, open_target
+from shortfin_apps.llm.tools.bench.workload import Workload
 
 IDLE_S = 2.0  # default time over which an idle server's CPU use is measured
 

@@ -29,8 +29,8 @@ from bench.peers.subject import Subject
 from bench.perplexity import allocate_slabs, content, decode
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.components.text.tokenizer import Tokenizer
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.contract.errors import LlmError
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 
 LENGTH = 256
 MAGIC = b"_logits_"

@@ -12,10 +12,10 @@ from safetensors.numpy import save_file
 
 from bench.peers.cache import Cache
 from bench.peers.subject import Subject
-from shortfin_apps.llm.builder.model.family import tensor_shapes
-from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import GGUF_NAMES
+from shortfin_apps.llm.model.family import tensor_shapes
+from shortfin_apps.llm.model.spec import ModelSpec
 
 _HUGGING_FACE_NAMES = {gguf: name for name, gguf in GGUF_NAMES.items()}
 

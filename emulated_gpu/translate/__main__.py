@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from emulated_gpu.translate.kernel import translate
 from emulated_gpu.translate.program import KernelProgram, pack
-from shortfin_apps.llm.gpu_code.reading import read_code_object
+from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
 
 
 def inventory(kernels: list[KernelProgram]) -> Counter[str]:

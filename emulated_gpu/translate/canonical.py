@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from emulated_gpu.translate.operands import EXEC, VCC, Machine, lane_mask, scalar, source
 from emulated_gpu.translate.program import Encoding, Record
-from shortfin_apps.llm.gpu_code.decode import Shape
-from shortfin_apps.llm.gpu_code.formats import OperandType
+from shortfin_apps.llm.contract.gpu_code.decode import Shape
+from shortfin_apps.llm.contract.gpu_code.formats import OperandType
 
 # Operations that accumulate into their destination, and equivalents with an explicit third source.
 _ACCUMULATING = {

@@ -6,8 +6,8 @@ from emulated_gpu.translate.canonical import accumulate, place_literal, reverse
 from emulated_gpu.translate.names import canonical_name
 from emulated_gpu.translate.operands import VCC, Machine, lane_mask, source, vgpr
 from emulated_gpu.translate.program import FIRST_TEMPORARY, Class, Operand, OperandKind, Record
-from shortfin_apps.llm.gpu_code.decode import Shape
-from shortfin_apps.llm.gpu_code.formats import OperandType, dual_operations
+from shortfin_apps.llm.contract.gpu_code.decode import Shape
+from shortfin_apps.llm.contract.gpu_code.formats import OperandType, dual_operations
 
 _F32 = OperandType(32, "F32", "SRC")
 

@@ -11,8 +11,8 @@ from emulated_gpu.translate.operands import Machine
 from emulated_gpu.translate.program import NO_TARGET, Class, KernelProgram, Record, pack
 from emulated_gpu.translate.scalar import scalar_instruction
 from emulated_gpu.translate.vector import scaled_matrix, vector
-from shortfin_apps.llm.gpu_code.code_object import CodeObject, Descriptor, Kernel
-from shortfin_apps.llm.gpu_code.decode import Instruction, decode
+from shortfin_apps.llm.contract.gpu_code.code_object import CodeObject, Descriptor, Kernel
+from shortfin_apps.llm.contract.gpu_code.decode import Instruction, decode
 
 _SCALAR = ("SOP1", "SOP2", "SOPC", "SOPK", "SOPP")
 _MEMORY = ("SMEM", "DS", "MUBUF", "VBUFFER", "FLAT", "GLOBAL", "SCRATCH", "VFLAT", "VGLOBAL", "VSCRATCH")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from emulated_gpu.translate.operands import Machine, source
 from emulated_gpu.translate.program import Encoding, Record
-from shortfin_apps.llm.gpu_code.decode import Shape
+from shortfin_apps.llm.contract.gpu_code.decode import Shape
 
 _DPP8_FETCHES_INACTIVE = 234
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from emulated_gpu.translate.accesses import Access, Atomic, access_of, atomic_of, lds_access_of, lds_atomic_of
 from emulated_gpu.translate.operands import Machine, dwords_of, scalar, source, vgpr
 from emulated_gpu.translate.program import NOTHING, Class, MemoryFlag, Operand, Record
-from shortfin_apps.llm.gpu_code.decode import Shape
+from shortfin_apps.llm.contract.gpu_code.decode import Shape
 
 _CACHES = (
     *(

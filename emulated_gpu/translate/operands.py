@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from emulated_gpu.translate.program import FIRST_ACCUMULATION_REGISTER, NOTHING, Operand, OperandKind
-from shortfin_apps.llm.gpu_code.formats import InstructionSet, OperandType
+from shortfin_apps.llm.contract.gpu_code.formats import InstructionSet, OperandType
 
 VCC = 106
 M0 = 124  # on every chip; RDNA encodes it as 125 and a null register as 124

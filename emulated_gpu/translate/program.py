@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from shortfin_apps.llm.gpu_code.code_object import Kernel
+from shortfin_apps.llm.contract.gpu_code.code_object import Kernel
 
 MAGIC = b"WAVEPRG1"
 RECORD_BYTES = 128

@@ -6,8 +6,8 @@ from emulated_gpu.translate.names import canonical_name
 from emulated_gpu.translate.operands import Machine, constant, dwords_of, scalar, source
 from emulated_gpu.translate.program import NOTHING, Class, Operand, Record
 from emulated_gpu.translate.waits import wait
-from shortfin_apps.llm.gpu_code.decode import Instruction, Shape
-from shortfin_apps.llm.gpu_code.formats import OperandType
+from shortfin_apps.llm.contract.gpu_code.decode import Instruction, Shape
+from shortfin_apps.llm.contract.gpu_code.formats import OperandType
 
 # No effect visible to a program: waits, and hints to caches and the scheduler.
 _NOTHING = (

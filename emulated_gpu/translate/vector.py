@@ -18,8 +18,8 @@ from emulated_gpu.translate.operands import (
     vgpr,
 )
 from emulated_gpu.translate.program import Class, Operand, OperandKind, Record
-from shortfin_apps.llm.gpu_code.decode import Shape
-from shortfin_apps.llm.gpu_code.formats import OperandType
+from shortfin_apps.llm.contract.gpu_code.decode import Shape
+from shortfin_apps.llm.contract.gpu_code.formats import OperandType
 
 _SHORT = ("VOP1", "VOP2", "VOPC", "VOP1_SDST")
 _SOURCES = ("src0", "src1", "vsrc1", "src2")

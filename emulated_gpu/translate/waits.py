@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from emulated_gpu.translate.operands import Machine
 from emulated_gpu.translate.program import Class, Record
-from shortfin_apps.llm.gpu_code.decode import Shape
+from shortfin_apps.llm.contract.gpu_code.decode import Shape
 
 _ANY = -1
 

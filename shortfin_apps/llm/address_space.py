@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.contract.errors import LlmError
 
 # Measured for importing the server's libraries, rounded up.
 MIN_SERVER_BYTES = 256_000_000

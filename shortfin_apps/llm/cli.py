@@ -17,7 +17,7 @@ from typing import Protocol, cast
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.address_space import MIN_SERVER_BYTES, check_total
-from shortfin_apps.llm.errors import LlmError, file_problem
+from shortfin_apps.llm.contract.errors import LlmError, file_problem
 from shortfin_apps.llm.extras import missing_extra
 from shortfin_apps.llm.standard_streams import open_closed_streams
 from shortfin_apps.llm.visible import visible
@@ -85,15 +85,15 @@ class Entry:
 
 COMMANDS = {
     "build": Entry("shortfin_apps.llm.builder.cli", "compile a model for a device"),
-    "serve": Entry("shortfin_apps.llm.server.command", "serve a model over HTTP", MIN_SERVER_BYTES),
+    "serve": Entry("shortfin_apps.llm.serving.server.command", "serve a model over HTTP", MIN_SERVER_BYTES),
     "cluster": Entry(
-        "shortfin_apps.llm.cluster.command", "serve a model with several workers behind a router"
+        "shortfin_apps.llm.tools.cluster.command", "serve a model with several workers behind a router"
     ),
     "inspect": Entry(
-        "shortfin_apps.llm.inspection.cli", "show what a compiled model holds, and its GPU kernels"
+        "shortfin_apps.llm.tools.inspection.cli", "show what a compiled model holds, and its GPU kernels"
     ),
     "verify": Entry(
-        "shortfin_apps.llm.verify.cli",
+        "shortfin_apps.llm.tools.verify.cli",
         "compare an artefact's files and results with what was built",
         MIN_SERVER_BYTES,
     ),
@@ -107,12 +107,12 @@ COMMANDS = {
     "generate": Entry("shortfin_apps.llm.terminal.generate", "continue a text, streaming"),
     "chat": Entry("shortfin_apps.llm.terminal.chat", "talk to a served model"),
     "top": Entry("shortfin_apps.llm.terminal.top.command", "watch a running server"),
-    "bench": Entry("shortfin_apps.llm.bench.cli", "measure any OpenAI-compatible server"),
+    "bench": Entry("shortfin_apps.llm.tools.bench.cli", "measure any OpenAI-compatible server"),
     "replay": Entry(
-        "shortfin_apps.llm.replay.cli", "compute an answer again from its receipt, and compare the bits"
+        "shortfin_apps.llm.tools.replay.cli", "compute an answer again from its receipt, and compare the bits"
     ),
     "replay-dump": Entry(
-        "shortfin_apps.llm.dump_replay.cli", "run a server's last minute again, from a dump"
+        "shortfin_apps.llm.tools.dump_replay.cli", "run a server's last minute again, from a dump"
     ),
     "completion": Entry("shortfin_apps.llm.terminal.completion", "print a script that completes in a shell"),
 }

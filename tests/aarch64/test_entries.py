@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
 from tests.aarch64.emulated_cpu import ROOT, EmulatedCpu, EmulatedFunctions
 from tests.builder.agreement import Tokens, expect, expect_extend, pages_for, prefill_row
 from tests.builder.compiled_kernels import NO_TILES, Load, cpu_or_skip

@@ -9,7 +9,7 @@ import pytest
 from shortfin_apps.llm import cli
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError
 from tests.builder.model_files import write_gguf, write_hf
 
 

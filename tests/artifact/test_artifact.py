@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 
 @pytest.fixture

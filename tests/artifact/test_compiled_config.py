@@ -11,8 +11,8 @@ import pytest
 
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 Fields = dict[str, Any]
 OPENERS: list[Callable[[Path], Artifact]] = [

@@ -13,7 +13,7 @@ from shortfin_apps.llm.artifact.program_record import (
     choose_program,
     reasons_against,
 )
-from shortfin_apps.llm.host_cpu import HostCpu
+from shortfin_apps.llm.contract.host_cpu import HostCpu
 
 FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512bw", "gfni", "sahf", "cx16")
 IGNORED = {"sahf", "cx16"}

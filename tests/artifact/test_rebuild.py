@@ -8,8 +8,8 @@ import pytest
 
 from shortfin_apps.llm.artifact.rebuild import rebuild_command
 from shortfin_apps.llm.builder import cli
-from shortfin_apps.llm.builder.blocks import Q8_0
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.weight_blocks import Q8_0
 
 EVERYTHING = BuildOptions(
     device="hip:gfx942",

@@ -14,9 +14,9 @@ from shortfin_apps.llm.artifact import artifact as artifact_module
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
 from shortfin_apps.llm.artifact.verification import verifying
-from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.host_cpu import HostCpu
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.host_cpu import HostCpu
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.conftest import BuildTiny
 from tests.host_cpus import ARM, V2, V3, V3_FEATURES, V4
 

@@ -11,7 +11,7 @@ from shortfin_apps.llm.artifact import file_names, verification
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.file_record import BLOCK_BYTES
 from shortfin_apps.llm.artifact.verification import Verify, verifying
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 from gguf import GGMLQuantizationType
 
 from bench.build_memory import SPEC, type_of, write_model
-from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
+from shortfin_apps.llm.model.family import tensor_shapes
 
 SMALL = replace(
     SPEC,

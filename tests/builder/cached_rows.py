@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import Entry
-from shortfin_apps.llm.builder.model.config import row_elements
-from shortfin_apps.llm.builder.reference.attention import dequantised_heads, quantised_heads
-from shortfin_apps.llm.builder.reference.forward import forward
-from shortfin_apps.llm.builder.reference.pointwise import F32
+from shortfin_apps.llm.contract.abi import Entry
+from shortfin_apps.llm.model.config import row_elements
+from shortfin_apps.llm.model.reference.attention import dequantised_heads, quantised_heads
+from shortfin_apps.llm.model.reference.forward import forward
+from shortfin_apps.llm.model.reference.pointwise import F32
 from tests.builder.compiled_model import DTYPES, CompiledModel, Result, block_table
 
 NUM_PADDING_TOKENS = 5  # behind the tokens of an extend

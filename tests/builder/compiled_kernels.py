@@ -18,7 +18,7 @@ from shortfin_apps.llm.builder.quantise import quantise_rows
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import Fp8Rows, Int8Panels, WeightLayout, stored_types
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.host_cpu import missing_features, permit_amx
+from shortfin_apps.llm.contract.host_cpu import missing_features, permit_amx
 from tests.builder.compiled_model import DTYPES, HOST
 from tests.builder.random_blocks import random_blocks
 from tests.compiled_programs import compile_program

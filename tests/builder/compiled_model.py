@@ -12,12 +12,6 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.model.config import slab_elements
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.family import weight_shapes
-from shortfin_apps.llm.builder.model.rope import LinearScaling, YarnScaling
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.quantise import quantise_rows
 from shortfin_apps.llm.builder.target import Target, resolve_target
@@ -31,6 +25,12 @@ from shortfin_apps.llm.builder.weights.layout import (
 )
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
+from shortfin_apps.llm.model.config import slab_elements
+from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.family import weight_shapes
+from shortfin_apps.llm.model.rope import LinearScaling, YarnScaling
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.random_blocks import random_blocks
 from tests.compiled_programs import compile_program
 from tests.kernel_families import note_executed

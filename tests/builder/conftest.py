@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.iree_local import open_local_task
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 from tests.builder.compiled_model import HOST, OTHERS, ROUTED, TINY, CompiledModel
 
 Recipe = tuple[ModelSpec, BuildOptions, Target]

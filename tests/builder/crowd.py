@@ -15,7 +15,7 @@ PROGRAM = """\
 import sys
 import iree.runtime as iree
 import numpy as np
-from shortfin_apps.llm.host_cpu import permit_amx
+from shortfin_apps.llm.contract.host_cpu import permit_amx
 vmfb, file, function, calls = sys.argv[1:]
 permit_amx()
 iree.flags.parse_flags("--task_topology_group_count=16")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
-from shortfin_apps.llm.builder.model.config import page_elements
-from shortfin_apps.llm.builder.model.rope import Rotation
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.config import page_elements
+from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 def decode_batch(

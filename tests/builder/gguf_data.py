@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from shortfin_apps.llm.builder.model.family import tensor_shapes
+from shortfin_apps.llm.model.family import tensor_shapes
 from tests.builder.model_files import SPEC, write_gguf
 
 # The f16 numbers of a block, by their bytes; others have one at the beginning.

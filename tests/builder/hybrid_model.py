@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.builder.reference.forward import forward
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.reference.forward import forward
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import HYBRID, NAN_BYTE, PAGES, Array, CompiledModel
 
 STRIDE = 4

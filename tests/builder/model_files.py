@@ -13,9 +13,9 @@ from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
+from shortfin_apps.llm.model.family import tensor_shapes
 
 Array = npt.NDArray[Any]
 

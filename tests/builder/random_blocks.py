@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.blocks import E2M1, MXFP4, Q4_1, Q8_0, Blocks, BlockType, Terms
 from shortfin_apps.llm.builder.quantise import quantise
+from shortfin_apps.llm.model.weight_blocks import E2M1, MXFP4, Q4_1, Q8_0, Blocks, BlockType, Terms
 
 # Besides Q8_0 and Q4_1: those of GGUF's types, and of tensors of several types that are stacked.
 GROUPED = (

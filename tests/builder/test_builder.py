@@ -19,14 +19,14 @@ from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.builder import build
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import PlainProgress, QuietProgress
 from shortfin_apps.llm.builder.self_test.make import make_self_test
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.errors import ArtifactError, BuildError
-from shortfin_apps.llm.self_test_file import SelfTestFile
+from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
+from shortfin_apps.llm.contract.self_test_file import SelfTestFile
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 from tests.builder.model_files import write_gguf, write_hf
 
 OPTIONS = BuildOptions()

@@ -12,7 +12,7 @@ from shortfin_apps.llm import cli
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.cache import BUILD, DOWNLOADS, SERVED, BuildCache, Use
 from shortfin_apps.llm.builder.cache_contents import DAY_S, Held, contents, remove, to_remove
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
 
 
 def held(size: int, last_use: float) -> Held:

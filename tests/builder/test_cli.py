@@ -9,8 +9,8 @@ import pytest
 
 from shortfin_apps.llm.artifact.program_record import ProgramRecord, TargetRecord
 from shortfin_apps.llm.builder import builder, cli
-from shortfin_apps.llm.builder.blocks import Q4_1
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.weight_blocks import Q4_1
 
 
 def parse(*arguments: str) -> argparse.Namespace:

@@ -12,8 +12,8 @@ from shortfin_apps.llm.builder.cpu_list import (
     resolve_targets,
 )
 from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.errors import BuildError
-from shortfin_apps.llm.host_cpu import decisive_features
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.host_cpu import decisive_features
 
 X86 = ("avx", "avx2", "fma", "avx512f", "avx512vnni", "amx-tile", "amx-bf16", "avx512bf16", "sahf")
 

@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
-from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
-from shortfin_apps.llm.components.text.tokenizer import Tokenizer
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import LlmError
+from shortfin_apps.llm.model.family import tensor_shapes
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.builder.model_files import write_gguf, write_hf
 
 MOST_MEMORY_KIB = 512 * 1024  # for files of some hundred kilobytes

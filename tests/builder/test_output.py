@@ -19,12 +19,12 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.file_record import wrong_files
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.builder import build
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.output import exclusive, resolve_output
 from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 LONGEST_WAIT_S = 60
 
@@ -167,7 +167,7 @@ from pathlib import Path
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.progress import PlainProgress
 from shortfin_apps.llm.builder.cpu_list import resolve_targets
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.test_output import fake_compile
 def compile(*args):
     print("compiling", flush=True)
@@ -251,7 +251,7 @@ from pathlib import Path
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.cpu_list import resolve_targets
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.test_output import fake_compile
 root = Path({root!r})
 builder.compile_model = fake_compile

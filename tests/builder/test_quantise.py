@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shortfin_apps.llm.builder.blocks import BLOCK, Bits, stack
 from shortfin_apps.llm.builder.quantise import quantise, quantise_fp8, quantise_rows
+from shortfin_apps.llm.model.weight_blocks import BLOCK, Bits, stack
 
 F32 = npt.NDArray[np.float32]
 MATRICES = arrays(np.float32, (3, 2 * BLOCK), elements=st.floats(-100, 100, width=32))

@@ -15,11 +15,11 @@ from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.cache_contents import contents
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import PlainProgress, QuietProgress
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 SEVERAL = "cpu:x86-64-v3,x86-64-v4,znver4"
 TEXTS = {*file_names.TEXTS, file_names.SELF_TEST}

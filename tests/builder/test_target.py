@@ -12,15 +12,15 @@ import pytest
 
 from shortfin_apps.llm.builder import kernels
 from shortfin_apps.llm.builder import target as target_module
-from shortfin_apps.llm.builder.blocks import MXFP4
 from shortfin_apps.llm.builder.lowering import lowering
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec, WeightType
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.errors import BuildError
-from shortfin_apps.llm.host_cpu import HostCpu, decisive_features
-from shortfin_apps.llm.iree_release import OF_SHORTFIN, Release
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.host_cpu import HostCpu, decisive_features
+from shortfin_apps.llm.contract.iree_release import OF_SHORTFIN, Release
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec, WeightType
+from shortfin_apps.llm.model.weight_blocks import MXFP4
 from tests.builder.compiled_model import HYBRID, TINY
 from tests.compiled_programs import compile_program
 from tests.conftest import BuildTiny

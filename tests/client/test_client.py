@@ -19,7 +19,7 @@ from shortfin_apps.llm.client import (
     ServerError,
     Usage,
 )
-from shortfin_apps.llm.errors import InvalidRequestError, LlmError, OverloadedError, UnavailableError
+from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, OverloadedError, UnavailableError
 from tests.scripted_server import (
     DONE,
     TIMEOUT_S,

@@ -7,7 +7,7 @@ import pytest
 
 from shortfin_apps.llm.client import AuthenticationError, ServerError
 from shortfin_apps.llm.client.errors import error_from_response, streamed_error
-from shortfin_apps.llm.errors import (
+from shortfin_apps.llm.contract.errors import (
     InvalidRequestError,
     LlmError,
     OverloadedError,

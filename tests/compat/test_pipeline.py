@@ -14,10 +14,10 @@ from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptio
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_count import page_table_bytes
 from shortfin_apps.llm.components.kvcache import PrefixCache
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
 from tests.compat.test_toy_llama import LEAST_TOKENS, NEAR_TIE
 from tests.compat.toy_llama import CASES, PIPELINE, stages_of, write_toy_llama
 from tests.integration.generation import assert_same, generate

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
-from shortfin_apps.llm.server.flags import add_arguments, from_arguments
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.serving.server.flags import add_arguments, from_arguments
 
 EXPORTED: dict[str, Any] = {  # as upstream's exporter writes it for a toy Llama
     "module_name": "module",

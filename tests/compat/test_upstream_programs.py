@@ -12,13 +12,13 @@ import pytest
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.kvcache import PrefixCache
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
 from tests.compat.upstream_abi import CONTEXT, STRIDE, VOCABULARY, Variant, compile_to, continuation
 from tests.runtimes import RUNTIMES
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.contract.config import ModelConfig
 
 STRIDE = 4  # tokens in a page
 PAGE = 2 * STRIDE  # elements: tokens in the place of K, nothing in that of V

@@ -28,7 +28,7 @@ from shortfin_apps.llm.components.request.messages import (
 )
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
-from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.contract.config import ModelConfig
 from tests.components.fake_device import VOCAB, FakeBuffer, FakeDevice, FakeProgram, Faults, fake_config
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]

@@ -24,7 +24,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import (
+from shortfin_apps.llm.components.runtime.device import (
+    Array,
+    DeviceBuffer,
+    EntrySignature,
+    TensorType,
+)
+from shortfin_apps.llm.components.sampling.draw import draw
+from shortfin_apps.llm.components.sampling.weights import mass_within, weights_of
+from shortfin_apps.llm.contract.abi import (
     NO_TOP_K,
     NOT_SEEN,
     EditField,
@@ -34,15 +42,7 @@ from shortfin_apps.llm.abi import (
     SamplingField,
     argument_names,
 )
-from shortfin_apps.llm.components.runtime.device import (
-    Array,
-    DeviceBuffer,
-    EntrySignature,
-    TensorType,
-)
-from shortfin_apps.llm.components.sampling.draw import draw
-from shortfin_apps.llm.components.sampling.weights import mass_within, weights_of
-from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
+from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
 from tests.components.sampling.rule import drawn_by_the_rule
 
 VOCAB = 32

@@ -17,17 +17,17 @@ from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.row_reader import Rows
-from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES, AsyncEngine
 from shortfin_apps.llm.components.kvcache.base import Lease
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
-from shortfin_apps.llm.errors import (
+from shortfin_apps.llm.contract.errors import (
     InvalidRequestError,
     InvocationError,
     OverloadedError,
     UnavailableError,
 )
+from shortfin_apps.llm.serving.frontend.async_engine import MAX_CONSECUTIVE_FAILURES, AsyncEngine
 from tests.components.engine_fixture import FakeDraft, Rig, call, make_draft, make_rig
 from tests.components.fake_device import fake_config
 from tests.components.forcing_grammar import Keys

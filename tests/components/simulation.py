@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
@@ -22,7 +21,8 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.messages import Delta
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
-from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
+from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.components.engine_fixture import call
 from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, array_of
 

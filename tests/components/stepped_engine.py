@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.request.messages import Delta
+from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 
 
 class SteppedClock:

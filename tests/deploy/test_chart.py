@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.server.settings import parse
+from tests.serving.server.settings import parse
 
 CHART = Path(__file__).parents[2] / "deploy/helm/shortfin-llm"
 HELM = shutil.which("helm")

@@ -25,7 +25,7 @@ from prometheus_client.samples import Sample
 from promql_parser import MatchOp
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.config import ServerConfig
 from tests.deploy.monitoring import (
     ALERT_TESTS,
     ALERTS,

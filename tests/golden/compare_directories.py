@@ -29,9 +29,9 @@ from safetensors.numpy import load_file, save_file
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from shortfin_apps.llm.builder.reference.forward import forward
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.reference.forward import forward
 from tests.builder.golden_families import stored_weights
 from tests.builder.sources.test_hf_matrices import save
 from tests.builder.sources.test_hf_quantised import AWQ_ORDER, packed

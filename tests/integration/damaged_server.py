@@ -24,8 +24,6 @@ from shortfin_apps.llm.artifact.file_names import PARAMETERS
 from shortfin_apps.llm.artifact.verification import verifying
 from shortfin_apps.llm.client import LlmClient
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
-from shortfin_apps.llm.components.frontend.engine_thread import Abort
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.recorder.dump_file import read_dump
 from shortfin_apps.llm.components.runtime import parameters as parameters_module
@@ -33,15 +31,17 @@ from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
 from shortfin_apps.llm.components.self_test import watch as watch_module
 from shortfin_apps.llm.components.self_test.self_test import Outcome
 from shortfin_apps.llm.components.self_test.watch import SelfTestWatch
-from shortfin_apps.llm.dump_replay.session import Where
-from shortfin_apps.llm.dump_replay.session import replay as replay_dump
-from shortfin_apps.llm.errors import ArtifactError, SelfTestError
-from shortfin_apps.llm.receipts.errors import ReceiptError
-from shortfin_apps.llm.receipts.receipt import Receipt
-from shortfin_apps.llm.replay.in_process import opened
-from shortfin_apps.llm.replay.in_process import replay as replay_receipts
-from shortfin_apps.llm.replay.over_http import replay_on
-from shortfin_apps.llm.replay.schedules import EXTEND, SCHEDULES
+from shortfin_apps.llm.contract.errors import ArtifactError, SelfTestError
+from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.serving.frontend.engine_thread import Abort
+from shortfin_apps.llm.serving.receipts.errors import ReceiptError
+from shortfin_apps.llm.serving.receipts.receipt import Receipt
+from shortfin_apps.llm.tools.dump_replay.session import Where
+from shortfin_apps.llm.tools.dump_replay.session import replay as replay_dump
+from shortfin_apps.llm.tools.replay.in_process import opened
+from shortfin_apps.llm.tools.replay.in_process import replay as replay_receipts
+from shortfin_apps.llm.tools.replay.over_http import replay_on
+from shortfin_apps.llm.tools.replay.schedules import EXTEND, SCHEDULES
 from tests.integration.served_tiny import serving
 from tests.integration.server_process import PATIENCE_S
 

@@ -27,7 +27,7 @@ from shortfin_apps.llm.components.invocation.batch_runner import Array, BatchRes
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables, PageList
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
-from shortfin_apps.llm.self_test_file import SelfTestFile
+from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from tests.compiled_programs import compile_program
 from tests.components.self_test.compiled import Built, module_text
 from tests.integration.damaged_server import RARE, SHARED, Server

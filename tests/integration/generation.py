@@ -9,10 +9,10 @@ from itertools import count
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
-from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.kvcache import PrefixCache
-from shortfin_apps.llm.components.loading import EngineOptions, load_engine
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.errors import DeviceLostError, LlmError, UnavailableError
+from shortfin_apps.llm.contract.errors import DeviceLostError, LlmError, UnavailableError
+from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.serving.loading import EngineOptions, load_engine
 from tests.hip import CHIPS, describe
 from tests.integration.generation import Continuation, assert_same
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.progress import QuietProgress
-from shortfin_apps.llm.components.loading import EngineOptions
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.hip import EmulatedGpus
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 

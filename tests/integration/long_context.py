@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.cached_rows import CachedRows
 from tests.builder.compiled_model import TINY, CompiledModel
 

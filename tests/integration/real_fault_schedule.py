@@ -27,7 +27,7 @@ from shortfin_apps.llm.components.runtime.device import (
     Program,
 )
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
-from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.contract.config import ModelConfig
 from tests.components.engine_fixture import Rig, call
 from tests.components.fake_device import FakePending, Faults
 from tests.components.fault_schedule import (

@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 
-from shortfin_apps.llm.api.app import create_app
-from shortfin_apps.llm.api.responses.store import ResponseStore
-from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
-from shortfin_apps.llm.server import config_sources
-from shortfin_apps.llm.server.model_loading import load_model
-from shortfin_apps.llm.server.service import receipt_settings
+from shortfin_apps.llm.serving.api.app import create_app
+from shortfin_apps.llm.serving.api.responses.store import ResponseStore
+from shortfin_apps.llm.serving.api.service import Service
+from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.serving.server import config_sources
+from shortfin_apps.llm.serving.server.model_loading import load_model
+from shortfin_apps.llm.serving.server.service import receipt_settings
 
 MODEL = "m"
 

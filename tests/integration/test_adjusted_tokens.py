@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.reference.forward import forward
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from shortfin_apps.llm.components.batching import BATCH_MODES
-from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.request.messages import GenerateCall, TokenLogprobs
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.model.reference.forward import forward
+from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.components.sampling.reference import F32, adjusted
 from tests.conftest import BuildTiny
 from tests.integration.generation import open_engine

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.server.http_server import STOPPING
+from shortfin_apps.llm.serving.server.http_server import STOPPING
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -12,27 +12,27 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.api.app import create_app
-from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.builder.reference.forward import forward
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
-from shortfin_apps.llm.components.frontend.beam_search import BeamSearch, Hypothesis
-from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.kvcache import PrefixCache
-from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.server import config_sources
-from shortfin_apps.llm.server.config import ServerConfigError
-from shortfin_apps.llm.server.model_loading import load_model
-from tests.components.frontend.beam_reference import Logits, reference_search
+from shortfin_apps.llm.model.reference.forward import forward
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.api.app import create_app
+from shortfin_apps.llm.serving.api.service import Service
+from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.serving.frontend.beam_search import BeamSearch, Hypothesis
+from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.serving.loading import EngineOptions
+from shortfin_apps.llm.serving.server import config_sources
+from shortfin_apps.llm.serving.server.config import ServerConfigError
+from shortfin_apps.llm.serving.server.model_loading import load_model
 from tests.conftest import BuildTiny
 from tests.integration.generation import open_engine
+from tests.serving.frontend.beam_reference import Logits, reference_search
 
 pytestmark = pytest.mark.slow
 

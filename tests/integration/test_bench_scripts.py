@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.conftest import BuildTiny
 
 pytestmark = pytest.mark.slow

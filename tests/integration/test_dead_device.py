@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES, AsyncEngine
-from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
-from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
-from shortfin_apps.llm.errors import DeviceLostError
-from shortfin_apps.llm.server.model_loading import Loaded
-from tests.api.harness import TOKENIZER
-from tests.api.loopback import Loopback, loopback
+from shortfin_apps.llm.contract.errors import DeviceLostError
+from shortfin_apps.llm.serving.frontend.async_engine import MAX_CONSECUTIVE_FAILURES, AsyncEngine
+from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.serving.server.model_loading import Loaded
 from tests.components.device_gate import Gate
 from tests.components.engine_fixture import Rig, make_rig
 from tests.components.fake_device import fake_config
 from tests.components.stepped_engine import SteppedClock
+from tests.serving.api.harness import TOKENIZER
+from tests.serving.api.loopback import Loopback, loopback
 
 pytestmark = pytest.mark.slow
 

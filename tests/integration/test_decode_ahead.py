@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import Runtime
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.generation import open_engine

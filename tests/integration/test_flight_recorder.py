@@ -18,14 +18,14 @@ import httpx
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.recorder.dump_file import read_dump
 from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.dump_replay.replay import Verdict
-from shortfin_apps.llm.dump_replay.session import Where, replay
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.tools.dump_replay.replay import Verdict
+from shortfin_apps.llm.tools.dump_replay.session import Where, replay
 from tests.conftest import BuildTiny
 from tests.hip import EmulatedGpus
 from tests.integration.generation import generate

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from emulated_gpu.chips import CHIPS as ALL_CHIPS
-from shortfin_apps.llm.abi import Entry, EntryFamily
-from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, WeightType
 from shortfin_apps.llm.builder.program.entry import entries_of
-from shortfin_apps.llm.builder.reference.pointwise import F32
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, cast_floats, weight_layout
 from shortfin_apps.llm.builder.weights.write import plan_weights
+from shortfin_apps.llm.contract.abi import Entry, EntryFamily
+from shortfin_apps.llm.model.reference.pointwise import F32
+from shortfin_apps.llm.model.spec import BuildOptions, KVType, WeightType
 from tests.builder.cached_rows import CachedRows
 from tests.builder.compiled_model import OTHERS, ROUTED, CompiledModel
 from tests.conftest import BuildTiny

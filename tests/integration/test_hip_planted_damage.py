@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS
 from tests.integration.damaged_server import Check

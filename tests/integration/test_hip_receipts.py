@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.page_table import make_runner
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.receipts.receipt import Receipt
-from shortfin_apps.llm.replay.in_process import opened, replay
-from shortfin_apps.llm.replay.outcomes import Outcome
-from shortfin_apps.llm.replay.schedules import EXTEND, SCHEDULES
+from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.receipts.receipt import Receipt
+from shortfin_apps.llm.tools.replay.in_process import opened, replay
+from shortfin_apps.llm.tools.replay.outcomes import Outcome
+from shortfin_apps.llm.tools.replay.schedules import EXTEND, SCHEDULES
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.served_tiny import serving

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.components.self_test.compiled import Miscomputing, build_model, opened
 from tests.hip import CHIPS, EmulatedGpus
 

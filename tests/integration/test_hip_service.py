@@ -19,8 +19,8 @@ import pytest
 from emulated_gpu.control import Report, read_report
 from emulated_gpu.library import EmulatedGpu
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.client import LlmClient
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, describe
 from tests.integration.generation import Continuation, assert_same

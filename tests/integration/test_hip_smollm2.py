@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.builder.builder import build
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.progress import QuietProgress
-from shortfin_apps.llm.components.loading import EngineOptions
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.hip import EmulatedGpus
 from tests.integration.generation import generate, open_engine
 from tests.integration.test_smollm2 import CASES

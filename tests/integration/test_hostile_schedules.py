@@ -18,11 +18,11 @@ from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
-from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Array
 from shortfin_apps.llm.components.runtime.iree_local import LocalBuffer
+from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.components.stepped_engine import SteppedClock
 from tests.integration.generation import Continuation, generate, open_engine
 

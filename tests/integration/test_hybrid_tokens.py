@@ -9,13 +9,13 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
-from shortfin_apps.llm.components.loading import EngineOptions, UseDecodeLoops
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.loading import EngineOptions, UseDecodeLoops
 from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 

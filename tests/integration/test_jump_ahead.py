@@ -14,11 +14,11 @@ from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar, compiled
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.integration.test_speculation import ARRIVALS, MODES, Answer, answers
 
 pytestmark = pytest.mark.slow

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.artifact.artifact import Artifact
-from tests.api.harness import CHAT, MESSAGES_ROUTE, RESPONSES
-from tests.api.official_clients import anthropic_client, openai_client
+from shortfin_apps.llm.serving.api.app import create_app
 from tests.integration.served_tiny import MODEL, serving
 from tests.integration.server_process import PATIENCE_S, start, stop
 from tests.integration.test_tools import MESSAGES, WEATHER
+from tests.serving.api.harness import CHAT, MESSAGES_ROUTE, RESPONSES
+from tests.serving.api.official_clients import anthropic_client, openai_client
 
 pytestmark = pytest.mark.slow
 

@@ -17,11 +17,11 @@ from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.write import write_weights
 from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.contract.errors import InvocationError
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
 from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.runtimes import needs_shortfin
 

@@ -16,8 +16,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from tests.api.harness import Harness
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
+from tests.serving.api.harness import Harness
 
 pytestmark = pytest.mark.slow
 

@@ -19,10 +19,10 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, ViewportSize, expect, sync_playwright
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from tests.api.harness import TOKENIZER
-from tests.api.loopback import Loopback, ready_server
-from tests.api.scripted_engine import forever
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
+from tests.serving.api.harness import TOKENIZER
+from tests.serving.api.loopback import Loopback, ready_server
+from tests.serving.api.scripted_engine import forever
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")

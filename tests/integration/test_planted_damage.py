@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.conftest import BuildTiny
 from tests.integration import damages
 from tests.integration.damaged_server import Bench, Check, Damage

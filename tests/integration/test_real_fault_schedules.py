@@ -15,10 +15,10 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.real_fault_schedule import RealSchedule, Served

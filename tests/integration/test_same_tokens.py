@@ -15,8 +15,8 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
-from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
+from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.integration.generation import Continuation, assert_all_same, assert_same, generate, open_engine
 from tests.matrices import slow_but

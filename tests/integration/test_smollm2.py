@@ -17,15 +17,15 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
-from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
-from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.serving.loading import EngineOptions
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.builder.compiled_model import HOST
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
 from tests.integration.server_process import start, stop

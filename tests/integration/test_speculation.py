@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_table import make_runner
-from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
-from shortfin_apps.llm.components.speculative_loading import DraftFiles
+from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.loading import EngineOptions
+from shortfin_apps.llm.serving.speculative_loading import DraftFiles
 from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.hip import EmulatedGpus
 from tests.integration.generation import open_engine

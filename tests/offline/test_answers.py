@@ -7,7 +7,7 @@ import pytest
 
 from shortfin_apps.llm.client.answers import Usage
 from shortfin_apps.llm.client.errors import ServerError
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.offline.answers import TokenLogprob, failed, parse_answer
 
 

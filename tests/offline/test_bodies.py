@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.client.answers import ChatOptions, Sampling
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.offline.bodies import chat_body, check_names, completion_body, is_one_prompt, streamed
 
 

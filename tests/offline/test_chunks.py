@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.api.streamed_body import KEEP_ALIVE
 from shortfin_apps.llm.client.answers import Chunk
-from shortfin_apps.llm.errors import UnavailableError
+from shortfin_apps.llm.contract.errors import UnavailableError
 from shortfin_apps.llm.offline.chunks import chunks_of
+from shortfin_apps.llm.serving.api.streamed_body import KEEP_ALIVE
 from tests.scripted_server import DONE, completion_event, event
 
 

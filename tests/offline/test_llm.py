@@ -18,9 +18,9 @@ import shortfin_apps.llm
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.client.errors import ServerError
 from shortfin_apps.llm.components.engine.stats import EngineStats
-from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError, UnavailableError
+from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError, UnavailableError
 from shortfin_apps.llm.offline.llm import LLM
-from shortfin_apps.llm.server.config import ServerConfigError
+from shortfin_apps.llm.serving.server.config import ServerConfigError
 from tests.integration.served_tiny import serving
 
 PROMPTS: list[Any] = ["One, two,", [1, 2, 3], "Red, green,", "é" * 40]

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Send
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.offline.local_model import COMPLETIONS, MAX_ALONE, Answered, LocalModel
 from shortfin_apps.llm.offline.settings import local_config
-from shortfin_apps.llm.server.model_loading import Loaded
+from shortfin_apps.llm.serving.server.model_loading import Loaded
 
 
 @asynccontextmanager

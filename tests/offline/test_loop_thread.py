@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from shortfin_apps.llm.errors import UnavailableError
+from shortfin_apps.llm.contract.errors import UnavailableError
 from shortfin_apps.llm.offline.loop_thread import LoopThread
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.offline import settings as settings_module
 from shortfin_apps.llm.offline.settings import local_config, with_model
-from shortfin_apps.llm.server.building import BuildFailed
-from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.serving.server.building import BuildFailed
+from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
 
 
 def unnoted(note: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.terminal.conversation import Conversation
 
 QUESTION = {"role": "user", "content": "Hello"}

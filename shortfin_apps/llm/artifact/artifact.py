@@ -29,11 +29,11 @@ from shortfin_apps.llm.artifact.program_record import (
     reasons_against,
 )
 from shortfin_apps.llm.artifact.rebuild import rebuild_command
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.host_cpu import HostCpu, this_host
-from shortfin_apps.llm.iree_release import runtime_release
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.host_cpu import HostCpu, this_host
+from shortfin_apps.llm.contract.iree_release import runtime_release
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 logger = logging.getLogger(__name__)
 

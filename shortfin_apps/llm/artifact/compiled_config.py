@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.artifact.file_record import FileRecord
-from shortfin_apps.llm.builder.model.config import model_config
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import ArtifactError, BuildError
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
+from shortfin_apps.llm.model.config import model_config
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 PAGE_COUNT = "device_block_count"  # chosen at deployment
 CONTEXT = "max_seq_len"  # may be lowered at deployment

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from shortfin_apps.llm.artifact.file_names import PROGRAM_FILE
-from shortfin_apps.llm.host_cpu import HostCpu
+from shortfin_apps.llm.contract.host_cpu import HostCpu
 
 FileName = Annotated[str, Field(pattern=f"^{PROGRAM_FILE}$")]
 

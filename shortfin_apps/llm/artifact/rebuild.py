@@ -6,7 +6,7 @@ import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 
-from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions
+from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions
 
 _FLAGS = {"device_block_count": "--pages"}  # other flags have the name of their option
 _WEIGHTS = ("weights", "block_types")

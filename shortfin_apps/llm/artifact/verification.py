@@ -24,7 +24,7 @@ from shortfin_apps.llm.artifact.file_names import (
     TOKENIZER_CONFIG,
 )
 from shortfin_apps.llm.artifact.file_record import FileRecord, total_bytes, wrong_files
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 logger = logging.getLogger(__name__)
 

@@ -37,8 +37,6 @@ from shortfin_apps.llm.builder.cache import (
     user_cache,
 )
 from shortfin_apps.llm.builder.cpu_list import cpu_name, listed_device, resolve_targets
-from shortfin_apps.llm.builder.model.config import model_config
-from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions, WeightType
 from shortfin_apps.llm.builder.output import exclusive, replace_output, resolve_output, staging
 from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.progress import BuildProgress, default_progress
@@ -49,22 +47,24 @@ from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.own_types import with_own_types
 from shortfin_apps.llm.builder.weights.parameters import weight_layouts
 from shortfin_apps.llm.builder.weights.write import stored_bytes, write_weights
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import ArtifactError, BuildError
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
+from shortfin_apps.llm.model.config import model_config
+from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions, WeightType
 
 COMPILE_RECORD = "compile.json"
 LIBRARIES = ("iree-base-compiler", "gguf", "safetensors", "tokenizers", "numpy", "ml_dtypes")
 
-_CODE = Path(__file__).parent
+_BUILDER = Path(__file__).parent
+_PACKAGE = _BUILDER.parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
-# Files of the package outside this folder.
-_SHARED_CODE = ("abi.py", "irpa.py", "sampling_rule.py", "self_test_file.py")
+# Files of contract/ that build results depend on.
+_CONTRACT = ("abi.py", "irpa.py", "sampling_rule.py", "self_test_file.py")
 # Code that the parameters, the programs and the self-tests depend on. NEITHER lists all other code.
-WEIGHTS_CODE = ("blocks.py", "irpa.py", "model", "quantise.py", "sources", "weights")
+WEIGHTS_CODE = ("irpa.py", "model", "quantise.py", "sources", "weights")
 PROGRAM_CODE = (
     *(
         "abi.py",
-        "blocks.py",
         "graph",
         "kernels",
         "lowering",
@@ -75,7 +75,7 @@ PROGRAM_CODE = (
     ),
     "weights",
 )
-SELF_TEST_CODE = (*WEIGHTS_CODE, "reference", "self_test", "self_test_file.py")
+SELF_TEST_CODE = (*WEIGHTS_CODE, "self_test", "self_test_file.py")
 NEITHER = (
     "__init__.py",
     "builder.py",
@@ -440,15 +440,19 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _code_hashes() -> dict[str, str]:
-    """Hash every file that build results depend on, by its path under this folder."""
-    files = sorted(path for path in _CODE.rglob("*") if path.suffix in _CODE_SUFFIXES)
-    named = {path.relative_to(_CODE).as_posix(): path for path in files}
-    named |= {name: _CODE.parent / name for name in _SHARED_CODE}
+    """Hash every file that build results depend on, by its path under builder/, contract/ or the package."""
+    named = {path.relative_to(_BUILDER).as_posix(): path for path in _code_files(_BUILDER)}
+    named |= {path.relative_to(_PACKAGE).as_posix(): path for path in _code_files(_PACKAGE / "model")}
+    named |= {name: _PACKAGE / "contract" / name for name in _CONTRACT}
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
 
 
+def _code_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES)
+
+
 def _folder(name: str) -> str:
-    """Return the first component of a path under this folder."""
+    """Return the first component of a path of `_code_hashes`."""
     return name.partition("/")[0]
 
 

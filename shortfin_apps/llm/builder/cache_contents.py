@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.artifact.file_names import MANIFEST
 from shortfin_apps.llm.builder.cache import BUILD, DOWNLOADS, ENTRY, SERVED, USE
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 UNKNOWN = "?"
 DAY_S = 24 * 3600

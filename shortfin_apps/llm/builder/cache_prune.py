@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shortfin_apps.llm.builder.cache import user_cache
 from shortfin_apps.llm.builder.cache_contents import contents, remove, to_remove
 from shortfin_apps.llm.builder.cache_list import megabytes, table
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.visible import visible
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from shortfin_apps.llm.builder.cache import SERVED, content_key, user_cache
-from shortfin_apps.llm.builder.model.family import SUPPORTED
-from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions, KVType, WeightType
 from shortfin_apps.llm.builder.sources.catalogue import KINDS, first_look, source_name
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.family import SUPPORTED
+from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions, KVType, WeightType
 from shortfin_apps.llm.visible import visible
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if artifact.manifest and artifact.manifest.options.quantises_activations:
         print(f"note: {_ROUNDED_ACTIVATIONS}", file=sys.stderr)
     if options.device.startswith("hip"):
-        from shortfin_apps.llm.inspection.summary import summary  # reads the kernels' machine code
+        from shortfin_apps.llm.tools.inspection.summary import summary  # reads the kernels' machine code
 
         print(visible("\n".join(summary(out))), file=sys.stderr)
     print(out)

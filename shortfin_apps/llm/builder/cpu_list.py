@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.errors import BuildError
-from shortfin_apps.llm.host_cpu import decisive_features
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.host_cpu import decisive_features
 
 HOST = "host"
 

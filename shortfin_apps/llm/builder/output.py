@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.artifact.file_names import FILES, MANIFEST
-from shortfin_apps.llm.errors import ArtifactError, BuildError
+from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 
 _WORKING_NAME = re.compile(r"\..+\.(lock|partial|previous)")
 

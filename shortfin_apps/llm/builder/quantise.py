@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.blocks import BLOCK, Q4_1, Q8_0, Bits, Blocks, Terms
+from shortfin_apps.llm.model.weight_blocks import BLOCK, Q4_1, Q8_0, Bits, Blocks, Terms
 
 
 def quantise(values: npt.NDArray[np.floating], bits: Bits) -> Blocks:

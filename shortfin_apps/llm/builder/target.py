@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from shortfin_apps.llm.errors import BuildError
-from shortfin_apps.llm.host_cpu import permit_amx
-from shortfin_apps.llm.iree_release import HOW_TO_INSTALL_NEWEST, OF_SHORTFIN, compiler_release
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.host_cpu import permit_amx
+from shortfin_apps.llm.contract.iree_release import HOW_TO_INSTALL_NEWEST, OF_SHORTFIN, compiler_release
 
 _AARCH64 = (
     "aarch64"  # any CPU of this architecture, on any host; LLVM has such a name (`x86-64`) only for x86-64

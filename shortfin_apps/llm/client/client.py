@@ -32,7 +32,7 @@ from shortfin_apps.llm.client.errors import (
     streamed_error,
 )
 from shortfin_apps.llm.client.retry import RetryPolicy, parse_retry_after
-from shortfin_apps.llm.errors import InvalidRequestError, LlmError, UnavailableError
+from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, UnavailableError
 from shortfin_apps.llm.lone_surrogates import json_of
 
 DEFAULT_URL = "http://127.0.0.1:8000"

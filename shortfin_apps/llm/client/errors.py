@@ -14,7 +14,7 @@ from http import HTTPStatus
 
 import orjson
 
-from shortfin_apps.llm.errors import (
+from shortfin_apps.llm.contract.errors import (
     InvalidRequestError,
     LlmError,
     OverloadedError,

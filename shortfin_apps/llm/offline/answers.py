@@ -10,7 +10,7 @@ import orjson
 
 from shortfin_apps.llm.client.answers import ToolCall, Usage, parse_generation
 from shortfin_apps.llm.client.errors import ServerError
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.contract.errors import LlmError
 
 
 @dataclass(frozen=True, slots=True)

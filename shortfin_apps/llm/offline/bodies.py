@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from shortfin_apps.llm.client.answers import ChatOptions, Sampling
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.lone_surrogates import json_of
 
 OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY

@@ -16,7 +16,7 @@ from typing import Any, Self, Unpack
 
 from shortfin_apps.llm.client.answers import ChatOptions, Chunk, Message, Prompt, Sampling
 from shortfin_apps.llm.client.errors import error_from_response
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.offline.answers import Answer, failed, parse_answer
 from shortfin_apps.llm.offline.bodies import chat_body, check_names, completion_body, is_one_prompt, streamed
 from shortfin_apps.llm.offline.chunks import stream_chunks

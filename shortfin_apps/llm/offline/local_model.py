@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from shortfin_apps.llm.api.app import create_app
-from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.offline.app_call import App, AppAnswer, calling
 from shortfin_apps.llm.offline.places import Places
 from shortfin_apps.llm.offline.settings import with_model
-from shortfin_apps.llm.server.config import ServerConfig
-from shortfin_apps.llm.server.model_loading import (
+from shortfin_apps.llm.serving.api.app import create_app
+from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.model_loading import (
     Loaded,
     RunningEngine,
     check_address_space,
@@ -25,7 +25,7 @@ from shortfin_apps.llm.server.model_loading import (
     open_artifact,
     open_draft,
 )
-from shortfin_apps.llm.server.service import make_service
+from shortfin_apps.llm.serving.server.service import make_service
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 OK, FULL = 200, 429

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, TypeVar
 
-from shortfin_apps.llm.errors import UnavailableError
+from shortfin_apps.llm.contract.errors import UnavailableError
 
 T = TypeVar("T")
 

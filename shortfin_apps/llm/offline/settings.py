@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shortfin_apps.llm.errors import BuildError
-from shortfin_apps.llm.server.building import BuildFailed, built
-from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
-from shortfin_apps.llm.server.config_sources import load
-from shortfin_apps.llm.server.other_names import Note
-from shortfin_apps.llm.server.settings.http import HttpSettings
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.serving.server.building import BuildFailed, built
+from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.serving.server.config_sources import load
+from shortfin_apps.llm.serving.server.other_names import Note
+from shortfin_apps.llm.serving.server.settings.http import HttpSettings
 
 # No effect without a server: connections, tenants, and the beams of a route that is not used.
 OF_SERVERS = (*HttpSettings.model_fields, "tenant_weights", "num_beams")

@@ -12,7 +12,7 @@ from typing import cast
 
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client import LlmClient, Message, Sampling
-from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError
 from shortfin_apps.llm.lone_surrogates import encodable
 from shortfin_apps.llm.plain_console import PlainConsole
 from shortfin_apps.llm.terminal.commands import COMMAND_HELP, Commands, is_command, without_escape

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shortfin_apps.llm.client import Sampling
-from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError
 from shortfin_apps.llm.terminal.conversation import Conversation
 from shortfin_apps.llm.terminal.parameters import changed, shown
 

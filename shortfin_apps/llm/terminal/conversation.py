@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.client import Message
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.lone_surrogates import encodable
 
 MARKDOWN_SUFFIXES = (".md", ".markdown")

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from shortfin_apps.llm.cli import Subparsers
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.lone_surrogates import encodable
 from shortfin_apps.llm.terminal.options import (
     add_sampling_options,

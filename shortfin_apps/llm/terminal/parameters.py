@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, cast, get_type_hints
 
 from shortfin_apps.llm.client import Sampling
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 _TYPES: Mapping[str, Any] = get_type_hints(Sampling)
 

@@ -9,7 +9,7 @@ import pytest
 from bench.gpu.entries import Case, RecordedProgram, cases, pages
 from bench.gpu.loops import loop_sizes
 from bench.gpu.models import MODELS, Model
-from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.contract.abi import EntryFamily
 
 
 class Program:

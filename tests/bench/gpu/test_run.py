@@ -11,7 +11,7 @@ from bench.gpu import run as run_module
 from bench.gpu.environment import FACTS, PackError, make_environment
 from bench.gpu.models import MODELS, Model
 from bench.gpu.run import Choice, Job, jobs, run
-from shortfin_apps.llm.builder.model.config import context_length
+from shortfin_apps.llm.model.config import context_length
 
 TINY, TIMED = "random-tiny", "smollm2-135m"
 CHOICE = Choice(

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from bench.gpu.weights import Parameter, write_noise, write_tokenizer
 from shortfin_apps.llm.components.runtime.parameters import parameter_bytes
-from shortfin_apps.llm.irpa import check_archive
+from shortfin_apps.llm.contract.irpa import check_archive
 
 MATRIX = Parameter("blk.0.ffn_up.weight", (64, 256), "f32", 256)
 NORM = Parameter("blk.0.attn_norm.weight", (1024,), "f32", 1024)

@@ -7,7 +7,7 @@ from bench.peers.campaign import Stage, run_peers
 from bench.peers.ours import Ours
 from bench.peers.subject import Subject
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.bench.workload import Workload
+from shortfin_apps.llm.tools.bench.workload import Workload
 
 WORKLOAD = Workload(
     name="tiny", about="2 clients, twice", prompt_tokens=(8,) * 4, output_tokens=3, concurrency=2

@@ -19,13 +19,13 @@ from shortfin_apps.llm.builder.lowering.choose import (
     make_lowering,
 )
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.family import operations
-from shortfin_apps.llm.builder.model.operations import Linear, Norm, TopK
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.family import operations
+from shortfin_apps.llm.model.operations import Linear, Norm, TopK
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 from tests.builder.compiled_kernels import ConstantWeights, function, load
 from tests.builder.compiled_model import GENERIC, HOST, HYBRID, ROUTED, TINY
 

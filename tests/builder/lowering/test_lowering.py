@@ -10,8 +10,8 @@ import pytest
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering import lowering
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
-from shortfin_apps.llm.builder.model.family import operations
-from shortfin_apps.llm.builder.model.operations import (
+from shortfin_apps.llm.model.family import operations
+from shortfin_apps.llm.model.operations import (
     Attend,
     Embed,
     GatedLinear,
@@ -20,7 +20,7 @@ from shortfin_apps.llm.builder.model.operations import (
     Norm,
     Operation,
 )
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import TINY
 from tests.builder.decode_batch import decode_batch
 

@@ -9,12 +9,12 @@ import pytest
 from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.compiler import compile_model, compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.components.runtime.vmfb import read_exports
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.compiled_model import GENERIC, HOST, TINY, WINDOWED
 
 ONE_LAYER = replace(TINY, num_hidden_layers=1)

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.abi import NOT_FINITE
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.sampler import Sampler
+from shortfin_apps.llm.contract.abi import NOT_FINITE
 from tests.builder.compiled_model import NAN_BYTE, CompiledModel, block_table
 from tests.components.engine_fixture import call
 

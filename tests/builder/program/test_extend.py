@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.builder.reference.forward import forward
+from shortfin_apps.llm.model.reference.forward import forward
 from tests.builder.compiled_model import NAN_BYTE, OTHERS, TINY, CompiledModel, Result, block_table
 
 pytestmark = pytest.mark.slow

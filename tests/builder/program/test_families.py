@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.agreement import Tokens
 from tests.builder.compiled_model import GENERIC, HOST, OTHERS, CompiledModel, Result, block_table
 from tests.builder.golden_families import F32, POSITIONS, PROMPT, GoldenFamily, stored_weights

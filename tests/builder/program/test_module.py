@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.builder.blocks import Q8_0, BlockType
-from shortfin_apps.llm.builder.model.rope import Llama3Scaling
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.model.rope import Llama3Scaling
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.model.weight_blocks import Q8_0, BlockType
 from tests.builder.agreement import STRIDE, Tokens, expect, expect_extend, pages_for, prefill_row
 from tests.builder.compiled_model import GENERIC, NAN_BYTE, OTHERS, TINY, CompiledModel, block_table
 from tests.compiled_programs import compile_program

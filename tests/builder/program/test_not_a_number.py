@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.model.config import row_elements
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.iree_local import LocalBuffer
+from shortfin_apps.llm.model.config import row_elements
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import (
     ALL_DTYPES,
     GENERIC,

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.builder.reference.forward import forward
 from shortfin_apps.llm.builder.self_test.make import make_self_test
 from shortfin_apps.llm.builder.self_test.stored_weights import StoredWeights
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.errors import BuildError
-from shortfin_apps.llm.self_test_file import SelfTestFile, TestLayout
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.self_test_file import SelfTestFile, TestLayout
+from shortfin_apps.llm.model.reference.forward import forward
+from shortfin_apps.llm.model.spec import BuildOptions
 
 OPTIONS = BuildOptions(context_length=128)
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.self_test import stored_weights
 from shortfin_apps.llm.builder.self_test.stored_weights import StoredWeights
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.builder.weights.write import plan_weights
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 
 # How far a weight may be from the source's, in parts of the largest of its row.
 ROUNDING: dict[WeightType, float] = {
@@ -61,7 +61,7 @@ def test_weights_in_blocks_are_those_that_are_written() -> None:
 
 
 def test_experts_are_stacked() -> None:
-    from shortfin_apps.llm.builder.model.experts import RoutedExperts
+    from shortfin_apps.llm.model.experts import RoutedExperts
 
     spec = replace(SPEC, experts=RoutedExperts(count=3, per_token=2, features=32))
     stored = StoredWeights(RandomTinySource(spec), BuildOptions(), resolve_target("cpu"))

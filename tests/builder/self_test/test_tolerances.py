@@ -5,10 +5,10 @@ from typing import get_args
 
 import pytest
 
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, WeightType
 from shortfin_apps.llm.builder.self_test.tolerances import LARGEST, tolerance_of
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.spec import BuildOptions, KVType, WeightType
 
 ROUTED = replace(SPEC, experts=RoutedExperts(count=4, per_token=2, features=32))
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.sources.base import check_tensors
 from shortfin_apps.llm.builder.sources.random_tiny import RANDOM_SPECS
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.experts import RoutedExperts
 
 
 def test_experts_of_all_layers_are_counted_before_their_tensors_are_named(

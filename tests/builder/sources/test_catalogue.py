@@ -7,7 +7,7 @@ import pytest
 
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.sources.catalogue import open_source, source_name
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 from tests.builder.model_files import SPEC, tiny_tensors, write_gguf, write_hf
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.sources.delta_rows import delta_row_order
+from shortfin_apps.llm.model.delta_net import DeltaNet
 
 NET = DeltaNet(layers=(0,), key_heads=2, value_heads=4, key_dim=1, value_dim=1)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import ModelSpec
-from shortfin_apps.llm.builder.reference.forward import forward
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.reference.forward import forward
+from shortfin_apps.llm.model.spec import ModelSpec
 from tests.builder.golden_families import MODELS, POSITIONS, PROMPT, GoldenFamily, stored_weights
 
 # What GGUF files of a family cannot say, and what its converter makes another family.

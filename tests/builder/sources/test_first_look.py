@@ -7,7 +7,7 @@ import pytest
 from gguf import GGUFWriter
 
 from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 from tests.builder.model_files import write_gguf, write_hf
 
 

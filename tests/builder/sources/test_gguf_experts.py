@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, ReaderTensor, dequantize, quants
 
-from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.sources.gguf_blocks import read_blocks
 from shortfin_apps.llm.builder.sources.gguf_experts import each_matrix
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
@@ -21,7 +19,9 @@ from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.builder.weights.own_types import with_own_types
 from shortfin_apps.llm.builder.weights.write import plan_weights
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
 from tests.builder.golden_families import GoldenFamily
 
 EXPERTS, ROWS, COLUMNS = 3, 5, 64

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.builder.model.family import tensor_shapes
-from shortfin_apps.llm.builder.model.rope import Llama3Scaling
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource, model_name
 from shortfin_apps.llm.builder.sources.gguf_rope import rope_factors
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.family import tensor_shapes
+from shortfin_apps.llm.model.rope import Llama3Scaling
 from tests.builder.model_files import SPEC, TINY, tiny_tensors, write_gguf
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.sources.gguf_header import read_scalars
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 from tests.builder.model_files import write_gguf
 
 

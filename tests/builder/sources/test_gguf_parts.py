@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
-from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.sources.catalogue import first_look, source_name
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.gguf_parts import parts_of, whole_stem
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.family import tensor_shapes
 from tests.builder.model_files import write_gguf
 
 

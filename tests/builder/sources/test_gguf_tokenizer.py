@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.sources.base import TokenizerFiles
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, TokenType, rebuild_tokenizer
 from shortfin_apps.llm.builder.sources.random_tiny import byte_tokenizer
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 from tests.golden.tokenizer_vocabularies import hashes
 from tests.golden.unigram import GOLDEN, NORMALISATIONS, own_unigram_ids, plain_texts
 from tests.matrices import slow_but

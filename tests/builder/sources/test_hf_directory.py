@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from shortfin_apps.llm.builder.model.rope import Llama3Scaling, YarnScaling
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.rope import Llama3Scaling, YarnScaling
 from tests.builder.golden_families import GoldenFamily
 from tests.builder.model_files import SPEC, TINY, tiny_tensors, write_hf
 

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from shortfin_apps.llm.builder.blocks import E2M1, MXFP4
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.sources.hf_experts import StackedExperts
 from shortfin_apps.llm.builder.weights.own_types import with_own_types
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.weight_blocks import E2M1, MXFP4
 from tests.builder.golden_families import GoldenFamily, stored_weights
 
 Tensors = dict[str, npt.NDArray[Any]]

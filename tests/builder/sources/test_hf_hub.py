@@ -10,7 +10,7 @@ from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.sources.hf_hub import fetch_model
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 from tests.builder.model_files import write_hf
 from tests.builder.sources.test_first_look import write_header
 from tests.builder.sources.test_gguf_parts import write_parts

@@ -12,14 +12,14 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
 
-from shortfin_apps.llm.builder.blocks import BlockType
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.builder.weights.own_types import with_own_types
 from shortfin_apps.llm.builder.weights.write import plan_weights
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.weight_blocks import BlockType
 from tests.builder.model_files import write_hf
 from tests.builder.sources.test_hf_quantised import AWQ_ORDER, packed
 

@@ -6,7 +6,7 @@ import pytest
 
 from shortfin_apps.llm.builder.sources.hf_quantisation import matrix_format
 from shortfin_apps.llm.builder.sources.hf_quantised import Awq, Fp8, Gptq, MatrixFormat, PackedInt4
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 
 def compressed(form: str, **weights: object) -> dict[str, Any]:

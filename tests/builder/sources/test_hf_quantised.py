@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.sources.hf_quantised import Awq, Fp8, Gptq, MatrixFormat, PackedInt4
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 Array = npt.NDArray[Any]
 OUT, IN, GROUP = 16, 128, 32

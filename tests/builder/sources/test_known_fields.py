@@ -22,7 +22,7 @@ from shortfin_apps.llm.builder.sources.known_fields import (
     HF_ROPE,
     KnownFields,
 )
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 TABLES = (HF_CONFIG, HF_ROPE, GGUF_MODEL, GGUF_FILE, GGUF_TOKENIZER)
 

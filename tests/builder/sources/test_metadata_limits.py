@@ -9,7 +9,7 @@ import pytest
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.gguf_header import read_scalars
 from shortfin_apps.llm.builder.sources.metadata_limits import check_at_most
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 STRING, ARRAY, UINT8 = 8, 9, 0
 

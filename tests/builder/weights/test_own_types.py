@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from shortfin_apps.llm.builder.blocks import Q4_1, BlockType
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.builder.weights.own_types import with_own_types
 from shortfin_apps.llm.builder.weights.write import plan_weights
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.weight_blocks import Q4_1, BlockType
 from tests.builder.gguf_data import write_random_gguf
 from tests.builder.model_files import write_gguf
 

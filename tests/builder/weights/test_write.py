@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
@@ -17,9 +16,10 @@ from shortfin_apps.llm.builder.weights.layout import BlockRows, stored_types, we
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.builder.weights.write import plan_weights, stored_bytes, write_weights
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.golden_families import GoldenFamily
 from tests.builder.model_files import write_gguf
-from tests.test_irpa import read_archive
+from tests.contract.test_irpa import read_archive
 
 TINY = RandomTinySource()
 

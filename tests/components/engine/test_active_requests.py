@@ -4,7 +4,7 @@ import pytest
 
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, State
-from shortfin_apps.llm.errors import DeadlineExceededError, InvocationError
+from shortfin_apps.llm.contract.errors import DeadlineExceededError, InvocationError
 from tests.components.engine_fixture import PROMPT, call, make_rig
 from tests.components.fake_device import greedy_continuation
 from tests.components.stepped_engine import SteppedClock

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
-from shortfin_apps.llm.errors import ConstraintError
+from shortfin_apps.llm.contract.errors import ConstraintError
 from tests.components.engine.test_row_draws import invoked, outputs, record_downloads, rig
 from tests.components.engine_fixture import PROMPT, Rig, call
 from tests.components.fake_device import VOCAB

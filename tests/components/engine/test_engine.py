@@ -11,7 +11,7 @@ from shortfin_apps.llm.components.engine import engine
 from shortfin_apps.llm.components.invocation.entry_counts import PlanCounts
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
-from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
+from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError
 from tests.components.engine_fixture import PROMPT, call, make_rig
 from tests.components.fake_device import fake_config, fake_logits, greedy_continuation
 from tests.components.stepped_engine import SteppedClock

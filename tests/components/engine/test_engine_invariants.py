@@ -12,7 +12,7 @@ from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
-from shortfin_apps.llm.errors import DeadlineExceededError
+from shortfin_apps.llm.contract.errors import DeadlineExceededError
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation
 from tests.components.stepped_engine import SteppedClock

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.engine.engine_watch import LOOK_S, MAX_INVOCATIONS, EngineWatch
+from shortfin_apps.llm.contract.abi import EntryFamily
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import fake_config
 

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from shortfin_apps.llm.components.batching.batch import Batch
-from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
-from shortfin_apps.llm.errors import OverloadedError
+from shortfin_apps.llm.contract.errors import OverloadedError
+from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from tests.components.fault_schedule import Client, Schedule, random_arrival, random_rig
 from tests.matrices import slow_but
 

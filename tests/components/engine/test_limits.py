@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 from tests.components.engine_fixture import call, make_rig
 from tests.components.fake_device import fake_config
 

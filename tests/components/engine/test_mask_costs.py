@@ -19,7 +19,7 @@ from shortfin_apps.llm.components.engine.mask_costs import (
 )
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.components.request.request import Request
-from shortfin_apps.llm.errors import ConstraintError
+from shortfin_apps.llm.contract.errors import ConstraintError
 from tests.components.engine_fixture import PROMPT, call, make_rig
 from tests.components.fake_device import VOCAB
 

@@ -13,7 +13,7 @@ import pytest
 
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import FinishReason
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.contract.errors import InvocationError
 from tests.components.engine_fixture import PROMPT as LONG_PROMPT
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.contract.errors import InvocationError
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import VOCAB, fake_config
 

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.grammar import Grammar
-from tests.components.text.tiny_tokenizers import byte_level_backend
+from tests.serving.text.tiny_tokenizers import byte_level_backend
 
 BACKEND = byte_level_backend()
 END = BACKEND.get_vocab_size() - 1

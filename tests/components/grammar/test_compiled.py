@@ -11,8 +11,8 @@ from llguidance.gbnf_to_lark import is_lark_syntax
 
 from shortfin_apps.llm.components.grammar.compiled import _IS_LARK, CompiledGrammar, _lark_of
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
-from shortfin_apps.llm.errors import ConstraintError
-from tests.components.text.tiny_tokenizers import byte_level_backend
+from shortfin_apps.llm.contract.errors import ConstraintError
+from tests.serving.text.tiny_tokenizers import byte_level_backend
 
 BACKEND = byte_level_backend()
 END = BACKEND.get_vocab_size() - 1

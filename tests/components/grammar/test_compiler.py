@@ -18,9 +18,9 @@ from shortfin_apps.llm.components.grammar.source import (
 )
 from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
 from shortfin_apps.llm.components.grammar.trials import MAX_AT_ONCE, Trials
-from shortfin_apps.llm.errors import InvalidRequestError, OverloadedError
+from shortfin_apps.llm.contract.errors import InvalidRequestError, OverloadedError
 from tests.components.grammar.hostile import NEVER_COMPILED, UNLIMITED
-from tests.components.text.tiny_tokenizers import byte_level_backend
+from tests.serving.text.tiny_tokenizers import byte_level_backend
 
 BACKEND = byte_level_backend()
 END = BACKEND.get_vocab_size() - 1

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from llguidance import LLTokenizer
 
-from shortfin_apps.llm.components.dialects.lark import Lark
 from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar, UnusableGrammar, compiled
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.serving.dialects.lark import Lark
 from tests.components.grammar.random_schemas import BACKEND, END, schemas, walked
 from tests.components.grammar.test_compiler import accepts
 

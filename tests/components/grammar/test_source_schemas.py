@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from shortfin_apps.llm.components.dialects.lark import Lark
 from shortfin_apps.llm.components.grammar.json_schema import Check, Schema
 from shortfin_apps.llm.components.grammar.source import (
     GrammarKind,
@@ -13,6 +12,7 @@ from shortfin_apps.llm.components.grammar.source import (
     schema_source,
 )
 from shortfin_apps.llm.components.grammar.source_schemas import with_equivalent_schemas, with_usable_schemas
+from shortfin_apps.llm.serving.dialects.lark import Lark
 
 PLAIN = {"type": "string", "uniqueItems": False}
 

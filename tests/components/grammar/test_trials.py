@@ -18,9 +18,9 @@ from shortfin_apps.llm.components.grammar.compiled import UnusableGrammar
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource, choice_source
 from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
 from shortfin_apps.llm.components.grammar.trials import Trials
-from shortfin_apps.llm.errors import OverloadedError
+from shortfin_apps.llm.contract.errors import OverloadedError
 from tests.components.grammar.hostile import NEVER_COMPILED, UNLIMITED
-from tests.components.text.tiny_tokenizers import byte_level_backend
+from tests.serving.text.tiny_tokenizers import byte_level_backend
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
-from shortfin_apps.llm.errors import ArtifactError, DeviceLostError, InvocationError
+from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
 from tests.components.engine_fixture import call
 from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, array_of, fake_config
 from tests.components.simulation import AMX, Simulation

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.abi import EntryFamily, Layout
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import EntrySignature, TensorType
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.abi import EntryFamily, Layout
+from shortfin_apps.llm.contract.errors import ArtifactError
 from tests.components.engine_fixture import call
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.errors import InvocationError
 from tests.components.engine_fixture import call
 from tests.components.fake_device import FakeDevice, FakeProgram, fake_config, greedy_continuation
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from shortfin_apps.llm.abi import NOT_SEEN, EditField, PenaltyField
 from shortfin_apps.llm.components.invocation.row_draws import (
     LEAST_EDITS,
     RowDraw,
@@ -11,6 +10,7 @@ from shortfin_apps.llm.components.invocation.row_draws import (
 )
 from shortfin_apps.llm.components.request.token_counts import TokenCounts
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
+from shortfin_apps.llm.contract.abi import NOT_SEEN, EditField, PenaltyField
 
 
 def test_padding_is_of_row_0_at_position_minus_1() -> None:

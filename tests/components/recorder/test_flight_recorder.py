@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.recorder.records import Pages, Run, Turn
 from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.contract.abi import EntryFamily
 from tests.components.engine_fixture import call, make_rig
 from tests.components.fake_device import fake_config
 from tests.components.fault_schedule import random_arrival

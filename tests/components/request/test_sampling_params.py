@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 
 def test_below_the_normal_numbers_of_f32_a_temperature_is_greedy() -> None:

@@ -9,10 +9,10 @@ import pytest
 from iree.compiler.tools.binaries import find_tool
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components.runtime.bytecode import Call, read_calls
-from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.iree_release import OF_SHORTFIN, compiler_release
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.iree_release import OF_SHORTFIN, compiler_release
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.conftest import BuildTiny
 from tests.runtimes import of_shortfins_release
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.runtime.check import check_program, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending, TensorType
-from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 I64 = np.dtype(np.int64)
 F16 = np.dtype(np.float16)

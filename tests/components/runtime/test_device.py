@@ -20,7 +20,7 @@ from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Array, Device, DeviceBuffer, Program, TensorType
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.contract.errors import InvocationError
 from tests.runtimes import RUNTIMES
 
 from .conftest import WEIGHT

@@ -8,7 +8,7 @@ import pytest
 
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable
 from shortfin_apps.llm.components.runtime.names import GpuDriver
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 GPUS = ["GPU-aa", "GPU-bb", "GPU-cc"]
 

@@ -17,7 +17,7 @@ from emulated_gpu.control import Control
 from emulated_gpu.library import EmulatedGpu
 from shortfin_apps.llm.components.runtime.device import Device, Pending, Program
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
-from shortfin_apps.llm.errors import ArtifactError, InvocationError
+from shortfin_apps.llm.contract.errors import ArtifactError, InvocationError
 from tests.runtimes import RUNTIMES, SHORTFIN, needs_shortfin
 
 from .conftest import ASYNC, FENCED, compile_for_hip
@@ -63,7 +63,7 @@ from pathlib import Path
 import numpy as np
 from emulated_gpu.control import Control
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.contract.errors import InvocationError
 
 folder, runtime, fault, close = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "close"
 control = Control()

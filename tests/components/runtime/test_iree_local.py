@@ -13,7 +13,7 @@ import pytest
 
 from shortfin_apps.llm.components.runtime.iree_device import IreeProgram
 from shortfin_apps.llm.components.runtime.iree_local import LocalDevice, open_local_task
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.contract.errors import InvocationError
 
 pytestmark = pytest.mark.timeout(60)
 

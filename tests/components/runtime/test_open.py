@@ -11,8 +11,8 @@ import pytest
 from shortfin_apps.llm.components.runtime import iree_gpu
 from shortfin_apps.llm.components.runtime import open as open_module
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
-from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.iree_release import Release
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.iree_release import Release
 from tests.runtimes import RUNTIMES, SHORTFIN, needs_shortfin
 
 LEAVE = """
@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.contract.errors import InvocationError
 
 directory, runtime, close = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "close"
 device = open_device("cpu", runtime)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows, parameter_bytes, read_parameters
-from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.irpa import ArchiveEntry, write_archive
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
 
 
 def test_sizes_are_those_of_all_files(tmp_path: Path) -> None:

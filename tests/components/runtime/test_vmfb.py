@@ -20,8 +20,8 @@ from safetensors.numpy import save_file
 
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.vmfb import load_error, read_exports
-from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.iree_release import OF_SHORTFIN, runtime_release
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.iree_release import OF_SHORTFIN, runtime_release
 
 from .conftest import UNFENCED, WEIGHT, compile_vmfb, write_irpa
 

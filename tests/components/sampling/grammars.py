@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shortfin_apps.llm.errors import ConstraintError
+from shortfin_apps.llm.contract.errors import ConstraintError
 
 
 class Allowing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shortfin_apps.llm.components.sampling.draw import random_word
-from shortfin_apps.llm.sampling_rule import SHARE_BITS
+from shortfin_apps.llm.contract.sampling_rule import SHARE_BITS
 
 
 def drawn_by_the_rule(weights: Sequence[int], share: int, least_weight: int, seed: int, index: int) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, MinTokens, OutputGrammar
 from shortfin_apps.llm.components.sampling.sampler import Sampler
-from shortfin_apps.llm.errors import ConstraintError, InvalidRequestError, InvocationError
+from shortfin_apps.llm.contract.errors import ConstraintError, InvalidRequestError, InvocationError
 from tests.components.engine_fixture import call
 from tests.components.sampling.grammars import Allowing
 from tests.components.sampling.reference import adjusted

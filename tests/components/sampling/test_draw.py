@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.draw import BLOCK, place_in, sums_before_blocks
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.contract.errors import InvocationError
 from tests.components.engine_fixture import call
 from tests.components.sampling.rows import LOGITS, SAMPLER, draws, row, softmax
 

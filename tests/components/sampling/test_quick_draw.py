@@ -21,7 +21,7 @@ from shortfin_apps.llm.components.sampling.quick_draw import (
     draw_quickly,
 )
 from shortfin_apps.llm.components.sampling.weights import scale_of, share_of, weights_of
-from shortfin_apps.llm.sampling_rule import FRACTION_BITS, LOWEST_EXPONENT, WEIGHT_BITS
+from shortfin_apps.llm.contract.sampling_rule import FRACTION_BITS, LOWEST_EXPONENT, WEIGHT_BITS
 from tests.components.sampling.rule import drawn_by_the_rule
 
 Floats = npt.NDArray[np.float32]

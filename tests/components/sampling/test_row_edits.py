@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.abi import EditField, PenaltyField
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.token_counts import TokenCounts
 from shortfin_apps.llm.components.sampling.adjustments import adjustments, whole_row
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.sampler import Sampler
+from shortfin_apps.llm.contract.abi import EditField, PenaltyField
 from tests.components.engine_fixture import call
 from tests.components.fake_device import edited
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.abi import NO_TOP_K, SamplingField
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.sampler import Sampler, drafted_token, logprobs_of
-from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
+from shortfin_apps.llm.contract.abi import NO_TOP_K, SamplingField
+from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError
 from tests.components.engine_fixture import call
 from tests.components.sampling.rows import LOGITS, SAMPLER, row, softmax
 

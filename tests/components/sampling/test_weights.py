@@ -15,7 +15,7 @@ from shortfin_apps.llm.components.sampling.weights import (
     share_of,
     weights_of,
 )
-from shortfin_apps.llm.sampling_rule import (
+from shortfin_apps.llm.contract.sampling_rule import (
     FRACTION_BITS,
     PHILOX_MULTIPLIERS,
     PHILOX_ROUNDS,

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from shortfin_apps.llm.builder.model.config import model_config
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.self_test.make import make_self_test
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
@@ -26,8 +24,10 @@ from shortfin_apps.llm.components.runtime.device import Array, Device, DeviceBuf
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.self_test.locate import Locator
 from shortfin_apps.llm.components.self_test.self_test import SelfTest
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.self_test_file import SelfTestFile
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.self_test_file import SelfTestFile
+from shortfin_apps.llm.model.config import model_config
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.compiled_programs import compile_program
 
 # An entry of each kind that CPUs have, some with more than one row.

@@ -10,7 +10,7 @@ from shortfin_apps.llm.components.self_test.computed import (
     compare_token,
     drawn_as_seen,
 )
-from shortfin_apps.llm.self_test_file import ExpectedLogits, SelfTestFile
+from shortfin_apps.llm.contract.self_test_file import ExpectedLogits, SelfTestFile
 
 LOGITS = np.array([0.5, -1.0, 3.0, 2.0, -0.25, 1.5, 0.0, 1.0], np.float32)
 ORDER = np.argsort(-LOGITS)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import KVType
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.self_test.locate import deviation
+from shortfin_apps.llm.model.spec import KVType
 from tests.compiled_programs import compile_program
 from tests.components.self_test.compiled import OPTIONS, build_model, module_text, opened, with_vmfb
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.components.self_test.pages import read_planes
-from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.contract.config import ModelConfig
 from tests.builder.cached_rows import rows_in_bytes
 from tests.components.fake_device import fake_config
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.rope import YarnScaling
-from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec, WeightType
 from shortfin_apps.llm.builder.program.entry import entries_of
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.components.self_test.computed import Computed
 from shortfin_apps.llm.components.self_test.self_test import Outcome
+from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.rope import YarnScaling
+from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec, WeightType
 from tests.components.self_test.compiled import OPTIONS, Built, Opened, build_model, opened
 from tests.matrices import slow_rows_but
 

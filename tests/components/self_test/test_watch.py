@@ -16,7 +16,7 @@ from shortfin_apps.llm.components.runtime import parameters
 from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
 from shortfin_apps.llm.components.self_test.report import Subject
 from shortfin_apps.llm.components.self_test.watch import IDLE_S, INTERVAL_S, SelfTestWatch
-from shortfin_apps.llm.errors import SelfTestError
+from shortfin_apps.llm.contract.errors import SelfTestError
 from tests.components.self_test.compiled import OPTIONS, Built, Miscomputing, Opened, build_model, opened
 
 SMALL = replace(OPTIONS, prefill_batch_sizes=(1,), decode_batch_sizes=(1, 2), chunk_sizes=(), extend_sizes=())

@@ -8,7 +8,7 @@ from emulated_gpu.chips import CHIPS
 from emulated_gpu.translate.kernel import translate_instruction
 from emulated_gpu.translate.operands import Machine
 from emulated_gpu.translate.program import Class, Operand, OperandKind, Record
-from shortfin_apps.llm.gpu_code.decode import decode
+from shortfin_apps.llm.contract.gpu_code.decode import decode
 
 # What is shown only when it is not the default, as NAME=VALUE.
 _DETAILS = (

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from emulated_gpu.translate.accesses import access_of, atomic_of, lds_access_of, lds_atomic_of
-from shortfin_apps.llm.gpu_code.formats import InstructionSet, formats_of
+from shortfin_apps.llm.contract.gpu_code.formats import InstructionSet, formats_of
 
 MEMORY = ("MUBUF", "VBUFFER", "FLAT", "GLOBAL", "SCRATCH", "VFLAT", "VGLOBAL", "VSCRATCH", "DS", "SMEM")
 # Typed buffers, transposing and block loads, ordered and global (GWS) operations, exchanges of lanes, caches,

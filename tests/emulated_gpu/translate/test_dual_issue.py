@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from emulated_gpu.translate.dual_issue import dual
 from emulated_gpu.translate.operands import Machine
 from emulated_gpu.translate.program import Operand, OperandKind, Record
-from shortfin_apps.llm.gpu_code.decode import decode
+from shortfin_apps.llm.contract.gpu_code.decode import decode
 
 MACHINE = Machine("gfx1100", "rdna3", 32)
 MASK = 0xFFFFFFFF

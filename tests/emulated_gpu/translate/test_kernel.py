@@ -15,9 +15,9 @@ from emulated_gpu.translate import translate_code
 from emulated_gpu.translate.kernel import translate, translate_instruction, translate_kernel
 from emulated_gpu.translate.operands import EXEC, M0, VCC, Machine
 from emulated_gpu.translate.program import FIRST_TEMPORARY, MAGIC, Class, OperandKind, Record
-from shortfin_apps.llm.gpu_code.code_object import Descriptor, Kernel
-from shortfin_apps.llm.gpu_code.decode import decode
-from shortfin_apps.llm.gpu_code.reading import read_code_object
+from shortfin_apps.llm.contract.gpu_code.code_object import Descriptor, Kernel
+from shortfin_apps.llm.contract.gpu_code.decode import decode
+from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
 from tests.code_objects import CHIPS as CHIP_NAMES
 from tests.code_objects import DISASSEMBLED, disassembled, tiny_code_objects
 from tests.conftest import BuildTiny

@@ -11,7 +11,7 @@ import pytest
 
 from emulated_gpu.translate import pack, translate
 from emulated_gpu.translate.__main__ import serve
-from shortfin_apps.llm.gpu_code.reading import read_code_object
+from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
 from tests.code_objects import largest_code_object
 from tests.conftest import BuildTiny
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from emulated_gpu.translate.names import canonical_name
-from shortfin_apps.llm.gpu_code.formats import InstructionSet, formats_of
+from shortfin_apps.llm.contract.gpu_code.formats import InstructionSet, formats_of
 
 SCALAR_AND_VECTOR = ("SOP", "VOP")
 

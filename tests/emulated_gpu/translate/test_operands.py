@@ -9,7 +9,7 @@ import pytest
 
 from emulated_gpu.translate.operands import M0, Machine, dwords_of, scalar, source
 from emulated_gpu.translate.program import NOTHING, OperandKind
-from shortfin_apps.llm.gpu_code.formats import OperandType
+from shortfin_apps.llm.contract.gpu_code.formats import OperandType
 
 CDNA = Machine("gfx942", "cdna", 64)
 RDNA = Machine("gfx1100", "rdna3", 32)

@@ -13,7 +13,7 @@ from emulated_gpu.translate.program import (
     Record,
     pack,
 )
-from shortfin_apps.llm.gpu_code.code_object import Argument, Descriptor, Kernel
+from shortfin_apps.llm.contract.gpu_code.code_object import Argument, Descriptor, Kernel
 
 DESCRIPTOR = Descriptor(
     lds_bytes=1,

@@ -6,7 +6,7 @@ import pytest
 
 from emulated_gpu.translate.operands import Machine
 from emulated_gpu.translate.waits import wait
-from shortfin_apps.llm.gpu_code.decode import Shape
+from shortfin_apps.llm.contract.gpu_code.decode import Shape
 
 CDNA = Machine("gfx942", "cdna", 64)
 RDNA3 = Machine("gfx1100", "rdna3", 32)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.client.errors import AuthenticationError
-from shortfin_apps.llm.errors import LlmError, OverloadedError, UnavailableError
+from shortfin_apps.llm.contract.errors import LlmError, OverloadedError, UnavailableError
 from shortfin_apps.llm.offline.batch.errors import BatchFileError
 from shortfin_apps.llm.offline.batch.output import BatchOutput
 from shortfin_apps.llm.offline.batch.requests import BatchRequest

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.client.errors import ConnectionFailedError
-from shortfin_apps.llm.errors import InvalidRequestError, UnavailableError
+from shortfin_apps.llm.contract.errors import InvalidRequestError, UnavailableError
 from shortfin_apps.llm.offline.batch.requests import BatchRequest
 from shortfin_apps.llm.offline.batch.senders import LocalSender, ServerSender
 from shortfin_apps.llm.offline.local_model import Answered

@@ -9,15 +9,15 @@ from typing import Any
 from starlette.responses import PlainTextResponse
 
 from shortfin_apps.llm.components.engine.stats import EngineStats
-from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.request.messages import FinishReason
-from shortfin_apps.llm.errors import OverloadedError
+from shortfin_apps.llm.contract.errors import OverloadedError
+from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.terminal.top.reading import Reading, parsed
-from tests.api.scripted_engine import ScriptedEngine
 from tests.components.stepped_engine import SteppedClock
 from tests.scripted_server import Answer
+from tests.serving.api.scripted_engine import ScriptedEngine
 
 INFO = {"version": "1.2", "served_model_name": "tiny", "server": {"device": "cpu", "batch_mode": "default"}}
 

@@ -4,7 +4,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from shortfin_apps.llm.client import LlmClient, ServerError
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.terminal.top.server import WatchedServer
 from tests.scripted_server import ScriptedServer, says
 from tests.terminal.top.metered import INFO, MeteredServer

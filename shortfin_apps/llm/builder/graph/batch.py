@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
-from shortfin_apps.llm.builder.model.rope import Rotation
+from shortfin_apps.llm.model.rope import Rotation
 
 
 @dataclass(slots=True, kw_only=True, repr=False)

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, dense, tensor_type
-from shortfin_apps.llm.builder.model.rope import Rotation
-from shortfin_apps.llm.builder.model.spec import ModelSpec
+from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.spec import ModelSpec
 
 STEP = 64
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.graph.rotary import Rotary
-from shortfin_apps.llm.builder.model.rope import Rotation
+from shortfin_apps.llm.model.rope import Rotation
 
 
 def lay_out(e: Emitter, batch: Batch, rotaries: Mapping[Rotation, Rotary]) -> None:

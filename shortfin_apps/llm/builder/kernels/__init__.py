@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 
 from shortfin_apps.llm.builder.kernels.interface import pipeline_layout
-from shortfin_apps.llm.iree_release import OF_SHORTFIN, compiler_release
+from shortfin_apps.llm.contract.iree_release import OF_SHORTFIN, compiler_release
 
 Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
 

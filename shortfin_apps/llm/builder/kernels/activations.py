@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shortfin_apps.llm.builder.blocks import BLOCK
+from shortfin_apps.llm.model.weight_blocks import BLOCK
 
 TILE_ROWS = 16
 TILE_ROW_BYTES = 64

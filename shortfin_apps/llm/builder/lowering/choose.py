@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from math import prod
 from typing import Any
 
-from shortfin_apps.llm.builder.blocks import BLOCK
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter
 from shortfin_apps.llm.builder.graph.token_layout import lay_out
@@ -30,8 +29,15 @@ from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
 from shortfin_apps.llm.builder.lowering.linalg.gates import LinalgGates
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, Prepare
-from shortfin_apps.llm.builder.model.family import operations
-from shortfin_apps.llm.builder.model.operations import (
+from shortfin_apps.llm.builder.weights.layout import (
+    LANES,
+    PANEL,
+    experts_fill_tiles,
+    fills_panels,
+)
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.family import operations
+from shortfin_apps.llm.model.operations import (
     AddBias,
     AddNormed,
     Attend,
@@ -55,14 +61,8 @@ from shortfin_apps.llm.builder.model.operations import (
     SumExperts,
     TopK,
 )
-from shortfin_apps.llm.builder.model.rope import Rotation
-from shortfin_apps.llm.builder.weights.layout import (
-    LANES,
-    PANEL,
-    experts_fill_tiles,
-    fills_panels,
-)
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.weight_blocks import BLOCK
 
 Kind = type[Operation]
 MOST_CANDIDATES = 256  # limit of a top-k that keeps its candidates in registers

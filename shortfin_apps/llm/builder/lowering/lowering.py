@@ -44,8 +44,10 @@ from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.graph.rotary import Rotary
 from shortfin_apps.llm.builder.kernels import render
-from shortfin_apps.llm.builder.model.config import context_length
-from shortfin_apps.llm.builder.model.operations import (
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.config import context_length
+from shortfin_apps.llm.model.operations import (
     AddBias,
     AddNormed,
     Attend,
@@ -69,10 +71,8 @@ from shortfin_apps.llm.builder.model.operations import (
     SumExperts,
     TopK,
 )
-from shortfin_apps.llm.builder.model.rope import Rotation
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 Prepare = Callable[[Emitter, Batch], None]
 

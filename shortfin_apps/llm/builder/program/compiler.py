@@ -14,11 +14,11 @@ from pathlib import Path
 from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 __all__ = ["CompileResult", "compile_model", "parameter_types"]
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from shortfin_apps.llm.abi import (
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
+from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tensor, tensor_type
+from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, LeftRows, Values
+from shortfin_apps.llm.contract.abi import (
     ARGUMENT_TYPES,
     ASYNC_SUFFIX,
     BLOCK_TABLES,
@@ -20,10 +23,7 @@ from shortfin_apps.llm.abi import (
     Layout,
     SamplingField,
 )
-from shortfin_apps.llm.builder.graph.batch import Batch, Slab
-from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tensor, tensor_type
-from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, LeftRows, Values
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
 
 # Row limit of an `extend_t{T}` entry with caller-owned results. Every row needs memory for its logits, which
 # is shared with the largest decode; that has as many rows.

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.choose import choose, has_static_workspace, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.builder.model.config import context_length, slab_elements, within
-from shortfin_apps.llm.builder.model.family import operations
-from shortfin_apps.llm.builder.model.operations import Sample, TopK
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.entry import (
     entries_of,
     write_adjusted_sample,
@@ -26,6 +21,11 @@ from shortfin_apps.llm.builder.program.entry import (
 )
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.contract.abi import Entry, EntryFamily
+from shortfin_apps.llm.model.config import context_length, slab_elements, within
+from shortfin_apps.llm.model.family import operations
+from shortfin_apps.llm.model.operations import Sample, TopK
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 RESULTS = ("values", "indices", "logits")
 LOOP_RESULTS = ("token_ids", "tokens", "positions")

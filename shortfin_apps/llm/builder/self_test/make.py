@@ -12,16 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from shortfin_apps.llm.builder.model.config import context_length, within
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.builder.reference.forward import KeysValues, embedded, normed, run_layer
-from shortfin_apps.llm.builder.reference.pointwise import capped
 from shortfin_apps.llm.builder.self_test.stored_weights import StoredWeights
 from shortfin_apps.llm.builder.self_test.tolerances import tolerance_of
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.errors import BuildError, is_library_error
-from shortfin_apps.llm.self_test_file import (
+from shortfin_apps.llm.contract.errors import BuildError, is_library_error
+from shortfin_apps.llm.contract.self_test_file import (
     FORMAT_VERSION,
     NUM_BEST,
     ExpectedLogits,
@@ -30,6 +26,10 @@ from shortfin_apps.llm.self_test_file import (
     TestLayout,
     TestPrompt,
 )
+from shortfin_apps.llm.model.config import context_length, within
+from shortfin_apps.llm.model.reference.forward import KeysValues, embedded, normed, run_layer
+from shortfin_apps.llm.model.reference.pointwise import capped
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 F32 = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]

@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.blocks import Blocks
-from shortfin_apps.llm.builder.model.family import weight_shapes
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.quantise import quantise_fp8, quantise_rows
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.target import Target
@@ -25,6 +22,9 @@ from shortfin_apps.llm.builder.weights.layout import (
     weight_layout,
 )
 from shortfin_apps.llm.builder.weights.write import Weight, plan_weights
+from shortfin_apps.llm.model.family import weight_shapes
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.weight_blocks import Blocks
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]

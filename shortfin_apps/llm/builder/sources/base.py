@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
-from shortfin_apps.llm.builder.blocks import Blocks, BlockType
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.family import FAMILIES, SUPPORTED, tensor_shapes
-from shortfin_apps.llm.builder.model.spec import ModelSpec, WeightType
 from shortfin_apps.llm.builder.sources.delta_rows import delta_row_order
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_LAYERS
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.family import FAMILIES, SUPPORTED, tensor_shapes
+from shortfin_apps.llm.model.spec import ModelSpec, WeightType
+from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
 
 Array = npt.NDArray[Any]
 Model = TypeVar("Model", bound=BaseModel)

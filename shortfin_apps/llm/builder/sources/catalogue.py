@@ -10,7 +10,7 @@ from pathlib import Path
 from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.sources.gguf_parts import whole_stem
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 KINDS = (
     "a GGUF file, a Hugging Face directory, hf:ORG/NAME, hf:ORG/NAME:Q4_K_M for a GGUF file of a repository, "

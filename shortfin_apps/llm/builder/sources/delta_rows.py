@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.delta_net import DeltaNet
 
 
 def delta_row_order(net: DeltaNet, name: str) -> npt.NDArray[np.intp] | None:

@@ -12,7 +12,7 @@ from shortfin_apps.llm.builder.sources.gguf_parts import parts_of
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import check_tokenizer
 from shortfin_apps.llm.builder.sources.hf_families import hf_family
 from shortfin_apps.llm.builder.sources.json_file import read_json
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 
 def look_at_gguf(path: Path) -> None:

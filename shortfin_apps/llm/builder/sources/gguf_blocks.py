@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
 
-from shortfin_apps.llm.builder.blocks import BLOCK, MXFP4, Q4_1, Q8_0, Blocks, BlockType, Terms
 from shortfin_apps.llm.builder.sources.base import Quantisation
 from shortfin_apps.llm.builder.sources.mxfp4 import mxfp4_blocks
+from shortfin_apps.llm.model.weight_blocks import BLOCK, MXFP4, Q4_1, Q8_0, Blocks, BlockType, Terms
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _FEW_BITS = re.compile(r"(I?Q|TQ|MXFP|NVFP)[1-4](_.*)?")

@@ -26,12 +26,6 @@ from pydantic import (
     PositiveInt,
 )
 
-from shortfin_apps.llm.builder.blocks import Blocks, BlockType
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.granite import Multipliers
-from shortfin_apps.llm.builder.model.rope import RopeScaling
-from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.sources.base import (
     Array,
     LayerCount,
@@ -67,7 +61,13 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
     MAX_TEXT_BYTES,
     check_at_most,
 )
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.granite import Multipliers
+from shortfin_apps.llm.model.rope import RopeScaling
+from shortfin_apps.llm.model.spec import ModelSpec
+from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
 
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 

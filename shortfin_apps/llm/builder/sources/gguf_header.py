@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
     MAX_TEXT_BYTES,
     check_at_most,
 )
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 # struct formats of value types, by type number (docs/gguf.md of llama.cpp).

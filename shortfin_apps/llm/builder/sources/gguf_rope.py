@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
-from shortfin_apps.llm.builder.model.rope import (
+from shortfin_apps.llm.builder.sources.base import Array, unsupported
+from shortfin_apps.llm.model.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -16,7 +17,6 @@ from shortfin_apps.llm.builder.model.rope import (
     YarnScaling,
     yarn_attention_factor,
 )
-from shortfin_apps.llm.builder.sources.base import Array, unsupported
 
 # [rotated / 2]: divisors of the rotary frequencies, by Llama 3's rule or LongRoPE's two sets
 ROPE_FACTORS = "rope_freqs.weight"

@@ -24,7 +24,7 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
     check_vocabulary,
 )
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
-from shortfin_apps.llm.errors import BuildError, is_library_error
+from shortfin_apps.llm.contract.errors import BuildError, is_library_error
 
 
 class TokenType(IntEnum):

@@ -12,11 +12,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat
 from safetensors import SafetensorError, safe_open
 
-from shortfin_apps.llm.builder.blocks import Blocks, BlockType
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.granite import Multipliers
-from shortfin_apps.llm.builder.model.spec import Activation, ModelSpec
 from shortfin_apps.llm.builder.sources.base import (
     Array,
     LayerCount,
@@ -47,7 +42,12 @@ from shortfin_apps.llm.builder.sources.hf_tokenizer import (
 from shortfin_apps.llm.builder.sources.json_file import read_json
 from shortfin_apps.llm.builder.sources.known_fields import HF_CONFIG, HF_ROPE
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_NAME_CHARS, check_at_most
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.granite import Multipliers
+from shortfin_apps.llm.model.spec import Activation, ModelSpec
+from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"

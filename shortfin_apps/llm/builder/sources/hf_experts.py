@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from shortfin_apps.llm.builder.blocks import BLOCK, MXFP4, Blocks, BlockType
 from shortfin_apps.llm.builder.sources.base import Array, Quantisation, as_float
 from shortfin_apps.llm.builder.sources.hf_matrices import Place
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_EXPERTS, check_at_most
 from shortfin_apps.llm.builder.sources.mxfp4 import mxfp4_blocks
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.weight_blocks import BLOCK, MXFP4, Blocks, BlockType
 
 _STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias|_blocks|_scales)?")
 # The outputs of a projection that a kind of tensor has.

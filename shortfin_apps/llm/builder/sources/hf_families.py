@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shortfin_apps.llm.builder.model.spec import Activation
 from shortfin_apps.llm.builder.sources.base import unsupported
+from shortfin_apps.llm.model.spec import Activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look
 from shortfin_apps.llm.builder.sources.hf_directory import WEIGHTS, WEIGHTS_INDEX
 from shortfin_apps.llm.builder.sources.hf_tokenizer import TOKENIZER_FILES
 from shortfin_apps.llm.builder.sources.json_file import read_json
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 _NAME = re.compile(
     r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<quantisation>[\w.-]+))?", re.ASCII

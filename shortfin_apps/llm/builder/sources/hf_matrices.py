@@ -8,11 +8,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from shortfin_apps.llm.builder.blocks import BLOCK, Blocks, BlockType
 from shortfin_apps.llm.builder.sources.base import Array, Quantisation
 from shortfin_apps.llm.builder.sources.hf_quantised import MatrixFormat
 from shortfin_apps.llm.builder.sources.safetensors_fp8 import FP8_TYPES, read_fp8
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.weight_blocks import BLOCK, Blocks, BlockType
 
 Place = tuple[Path, str]  # a file, and the name of a tensor in it
 

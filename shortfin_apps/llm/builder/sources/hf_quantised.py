@@ -15,9 +15,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.blocks import BLOCK, Blocks, BlockType, Terms
 from shortfin_apps.llm.builder.sources.base import Array, unsupported
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.weight_blocks import BLOCK, Blocks, BlockType, Terms
 
 Shape = tuple[int, ...]
 Quants = npt.NDArray[np.uint8]

@@ -6,7 +6,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
-from shortfin_apps.llm.builder.model.rope import (
+from shortfin_apps.llm.builder.sources.base import Size, unsupported
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -15,8 +17,6 @@ from shortfin_apps.llm.builder.model.rope import (
     longrope_attention_factor,
     yarn_attention_factor,
 )
-from shortfin_apps.llm.builder.sources.base import Size, unsupported
-from shortfin_apps.llm.errors import BuildError
 
 Turns = Annotated[float, Field(ge=1e-3, le=1e6)]  # published models have 1 to 32
 

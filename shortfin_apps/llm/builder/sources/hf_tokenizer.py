@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
     check_charsmap,
     check_vocabulary,
 )
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 # Names and patterns, in order of precedence.
 TOKENIZER_FILES = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_JSON_BYTES, check_at_most
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:

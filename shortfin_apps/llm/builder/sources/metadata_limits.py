@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 MAX_JSON_BYTES = 1 << 28  # tokenizer.json and the index of weights; Gemma's tokenizer has 33 MB
 MAX_KEYS = 1 << 16  # per GGUF file

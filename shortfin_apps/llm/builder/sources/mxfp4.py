@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.blocks import E2M1, MXFP4, Blocks, Terms
+from shortfin_apps.llm.model.weight_blocks import E2M1, MXFP4, Blocks, Terms
 
 _HALF_EXPONENT = 128  # e8m0's bias of 127, plus 1 to halve the scale, as E2M1 has doubled values
 

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.base import sha256_of
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.family import tensor_shapes
-from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.sources.base import Array, ModelSource, TokenizerFiles
+from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.family import tensor_shapes
+from shortfin_apps.llm.model.spec import ModelSpec
 
 SEED = 20240229
 NUM_BYTES = 256

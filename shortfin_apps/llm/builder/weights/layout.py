@@ -43,10 +43,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.blocks import PAIR, Q4_1, Q8_0, Blocks, BlockType, Terms
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec, WeightType
 from shortfin_apps.llm.builder.quantise import quantise, quantise_fp8, quantise_rows
 from shortfin_apps.llm.builder.target import Fp8Type, Target
+from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec, WeightType
+from shortfin_apps.llm.model.weight_blocks import PAIR, Q4_1, Q8_0, Blocks, BlockType, Terms
 
 LANES = 16  # output features of half a panel
 PANEL = 2 * LANES  # output features of a panel

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shortfin_apps.llm.builder.blocks import Q8_0, BlockType, common_type
-from shortfin_apps.llm.builder.model.family import weight_parts
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.weights.layout import KEPT, TAPS, made_blocks
+from shortfin_apps.llm.model.family import weight_parts
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.weight_blocks import Q8_0, BlockType, common_type
 
 
 def with_own_types(source: ModelSource, options: BuildOptions) -> BuildOptions:

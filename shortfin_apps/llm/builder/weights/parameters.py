@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
-from shortfin_apps.llm.builder.model.family import weight_shapes
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import (
     StoredTypes,
@@ -13,6 +10,9 @@ from shortfin_apps.llm.builder.weights.layout import (
     stored_types,
     weight_layout,
 )
+from shortfin_apps.llm.contract.abi import PARAMETER_SCOPE
+from shortfin_apps.llm.model.family import weight_shapes
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 def parameter_types(spec: ModelSpec, options: BuildOptions, target: Target) -> StoredTypes:

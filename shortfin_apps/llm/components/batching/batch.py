@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.contract.abi import EntryFamily
 
 
 class Paged(Protocol):

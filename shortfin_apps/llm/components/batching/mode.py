@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
-from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.contract.config import ModelConfig
 
 DEFAULT_CHUNK_TOKENS = 128
 # Budget while nothing decodes: longer chunks were not measurably faster on CPUs (bench/README.md).

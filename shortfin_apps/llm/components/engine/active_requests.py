@@ -8,7 +8,7 @@ from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.nan_containment import suspect_pages
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request
-from shortfin_apps.llm.errors import InvocationError, LlmError
+from shortfin_apps.llm.contract.errors import InvocationError, LlmError
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.speculation import Speculation
@@ -33,6 +32,7 @@ from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.components.sampling.candidates import Drawn
 from shortfin_apps.llm.components.sampling.sampler import Sampler
+from shortfin_apps.llm.contract.abi import EntryFamily
 
 
 class DecodeAhead:

@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.engine.nan_containment import clear_freed_pages
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
@@ -32,7 +31,8 @@ from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.sampler import drafted_token
 from shortfin_apps.llm.components.speculation.acceptance import Rate
-from shortfin_apps.llm.errors import DeviceLostError
+from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.errors import DeviceLostError
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
@@ -48,7 +47,8 @@ from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE
 from shortfin_apps.llm.components.sampling.sampler import Sampler, logprobs_of
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
-from shortfin_apps.llm.errors import (
+from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.errors import (
     ConstraintError,
     DeadlineExceededError,
     DeviceLostError,

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.snapshot import InvocationMix, Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts
+from shortfin_apps.llm.contract.abi import Entry, EntryFamily
 
 MAX_INVOCATIONS = 1024
 LOOK_S = 5.0  # invocations are recorded for this long after a snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shortfin_apps.llm.components.request.messages import GenerateCall
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 from shortfin_apps.llm.components.engine.work_time import work_time
 from shortfin_apps.llm.components.request.grammar import Grammar, GrammarMatcher
 from shortfin_apps.llm.components.request.request import Request
-from shortfin_apps.llm.errors import ConstraintError
+from shortfin_apps.llm.contract.errors import ConstraintError
 
 MAX_STEP_S = 0.025
 MAX_EXCESS_S = 0.25

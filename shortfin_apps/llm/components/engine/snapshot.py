@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.request import Request, State
+from shortfin_apps.llm.contract.abi import EntryFamily
 
 MAX_REQUESTS = 256  # each of running and waiting requests
 MAX_TENANTS = 64

@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.draft_model import DraftModel
@@ -34,6 +33,7 @@ from shortfin_apps.llm.components.speculation.acceptance import least_chance
 from shortfin_apps.llm.components.speculation.draft import Draft, Proposer, SpeculationOptions
 from shortfin_apps.llm.components.speculation.jump_ahead import JumpAhead
 from shortfin_apps.llm.components.speculation.prompt_lookup import PromptLookup
+from shortfin_apps.llm.contract.abi import EntryFamily
 
 
 @dataclass(slots=True)

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shortfin_apps.llm.abi import NOT_FINITE
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.stats import EngineCounters
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.messages import Delta
 from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.contract.abi import NOT_FINITE
 
 
 class SteadyDecode:

@@ -13,7 +13,7 @@ from shortfin_apps.llm.components.grammar.json_schema import Check, Schema
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource, schema_source
 from shortfin_apps.llm.components.grammar.source_schemas import with_equivalent_schemas, with_usable_schemas
 from shortfin_apps.llm.components.request.grammar import GrammarMatcher
-from shortfin_apps.llm.errors import ConstraintError
+from shortfin_apps.llm.contract.errors import ConstraintError
 
 PROBED_TOKENS = 4  # a grammar that is too expensive fails within its first tokens
 STACK_BYTES = (

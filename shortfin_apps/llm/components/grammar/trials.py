@@ -7,7 +7,7 @@ import time
 from shortfin_apps.llm.components.grammar.compiled import UnusableGrammar
 from shortfin_apps.llm.components.grammar.source import GrammarSource
 from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
-from shortfin_apps.llm.errors import OverloadedError
+from shortfin_apps.llm.contract.errors import OverloadedError
 from shortfin_apps.llm.limited_process import Clock, LimitedProcess, Workers, arguments_of
 
 MAX_AT_ONCE = 4  # trials share the processors with the model

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import BLOCK_TABLES, Entry, EntryFamily, Layout, argument_names, named_results
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Paged
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
@@ -36,8 +35,16 @@ from shortfin_apps.llm.components.runtime.device import (
     TensorType,
 )
 from shortfin_apps.llm.components.sampling.candidates import Candidates
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import ArtifactError, DeviceLostError, InvocationError
+from shortfin_apps.llm.contract.abi import (
+    BLOCK_TABLES,
+    Entry,
+    EntryFamily,
+    Layout,
+    argument_names,
+    named_results,
+)
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
 
 Array = npt.NDArray[Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shortfin_apps.llm.abi import MIN_BLOCKS, Entry, EntryFamily, Layout
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Paged
 from shortfin_apps.llm.components.runtime.device import EntrySignature
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.abi import MIN_BLOCKS, Entry, EntryFamily, Layout
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 
 @dataclass(frozen=True, slots=True)

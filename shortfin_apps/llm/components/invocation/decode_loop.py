@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import SamplingField
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
+from shortfin_apps.llm.contract.abi import SamplingField
 
 Array = npt.NDArray[Any]
 Step = Callable[[Sequence[Request], Mapping[str, DeviceBuffer]], Callable[[], Array]]

@@ -12,7 +12,6 @@ from math import prod
 
 import numpy as np
 
-from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.components.runtime.device import (
     Device,
     DeviceBuffer,
@@ -21,6 +20,7 @@ from shortfin_apps.llm.components.runtime.device import (
     Program,
     TensorType,
 )
+from shortfin_apps.llm.contract.abi import Entry, EntryFamily
 
 # Larger results, such as logits, stay on the device, as they are rarely read.
 _MOST_HOST_BYTES = 1 << 20

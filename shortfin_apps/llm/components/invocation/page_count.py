@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from shortfin_apps.llm.components.invocation.invoker import owned_bytes
 from shortfin_apps.llm.components.runtime.device import Device, Program
-from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.contract.config import ModelConfig
 
 # Requests of 1 / BALANCED_SHARE of the context length exhaust pages and window pages together.
 BALANCED_SHARE = 4

@@ -14,8 +14,8 @@ from shortfin_apps.llm.components.kvcache import KVCache, PrefixCache, WindowOpt
 from shortfin_apps.llm.components.kvcache.events import PageListener
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.runtime.device import Device, Program
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 logger = logging.getLogger(__name__)
 

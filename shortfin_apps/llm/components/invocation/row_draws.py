@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import EditField, PenaltyField, SamplingField
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, words_of
+from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
 
 Array = npt.NDArray[Any]
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.contract.errors import LlmError
 
 ENDPOINT = re.compile(r"tcp://\S+:(\d{1,5}|\*)|ipc://\S+")
 

@@ -26,7 +26,7 @@ from shortfin_apps.llm.components.recorder.records import (
     Step,
     Turn,
 )
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.contract.errors import LlmError
 
 # Above any recorder's size: a larger file is not a dump, or is meant to exhaust memory.
 MAX_LINE_BYTES = 64 << 20

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError
 
 MAX_PRIORITY = 100
 MAX_TENANT_LENGTH = 256

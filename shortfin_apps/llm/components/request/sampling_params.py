@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shortfin_apps.llm.components.request.grammar import Grammar
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 MAX_LOGPROBS = 20  # maximum alternatives reported per token
 MAX_PENALTY = 2.0  # OpenAI's bound on the magnitude of presence and frequency penalties
@@ -40,7 +40,7 @@ class SamplingParams:
     tokens with information content nearest to the entropy (locally typical sampling, arXiv:2202.00666).
 
     `forced_token_ids` are the output's first tokens, whatever their logits: the front end uses them to score
-    prompts (`components/frontend/prompt_scoring.py`). No route accepts it.
+    prompts (`serving/frontend/prompt_scoring.py`). No route accepts it.
     """
 
     max_tokens: int

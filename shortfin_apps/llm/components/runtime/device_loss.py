@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.errors import DeviceLostError
+from shortfin_apps.llm.contract.errors import DeviceLostError
 
 
 def lost_error(cause: Exception) -> DeviceLostError:

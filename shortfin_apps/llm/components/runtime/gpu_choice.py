@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shortfin_apps.llm.components.runtime.names import GpuDriver
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 
 class _Kind(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.gpu_code.code_object import chip_of, code_objects_in
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.gpu_code.code_object import chip_of, code_objects_in
 
 
 def wrong_chip_error(vmfb: Path) -> ArtifactError:

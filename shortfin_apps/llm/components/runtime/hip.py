@@ -14,7 +14,7 @@ import shortfin as sf
 from shortfin_apps.llm.components.runtime.free_memory import spare_hip_bytes
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
 from shortfin_apps.llm.components.runtime.shortfin_device import ShortfinDevice
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 
 def open_hip(device_ids: Sequence[str] = ()) -> ShortfinDevice:

@@ -22,12 +22,12 @@ import numpy as np
 from iree.runtime._binding import disable_leak_checker
 from iree.runtime.array_interop import map_dtype_to_element_type
 
-from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence, Timeline
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, mapped_module, read_exports
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.contract.abi import PARAMETER_SCOPE
+from shortfin_apps.llm.contract.errors import InvocationError
 
 ELEMENTS = {dtype: map_dtype_to_element_type(dtype) for dtype in MLIR_DTYPES.values()}
 _DTYPES = {int(element): dtype for dtype, element in ELEMENTS.items()}

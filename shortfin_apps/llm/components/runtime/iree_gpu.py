@@ -34,7 +34,7 @@ from shortfin_apps.llm.components.runtime.iree_staging import IreeStaging, IreeS
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence
 from shortfin_apps.llm.components.runtime.names import GpuDriver
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
-from shortfin_apps.llm.errors import ArtifactError, DeviceLostError, InvocationError
+from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
 
 T = TypeVar("T")
 

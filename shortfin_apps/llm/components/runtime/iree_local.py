@@ -21,7 +21,7 @@ from shortfin_apps.llm.components.runtime.free_memory import spare_host_bytes
 from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes, use_huge_pages
 from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffer, IreeDevice, never_release
 from shortfin_apps.llm.components.runtime.parameters import read_parameters
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 # How long an idle worker polls for work before it sleeps. Waking a worker takes longer than a small
 # dispatch.

@@ -9,9 +9,9 @@ from typing import Literal
 
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES, GpuDriver
-from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.host_cpu import permit_amx
-from shortfin_apps.llm.iree_release import runtime_release, shortfin_release
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.host_cpu import permit_amx
+from shortfin_apps.llm.contract.iree_release import runtime_release, shortfin_release
 
 logger = logging.getLogger(__name__)
 

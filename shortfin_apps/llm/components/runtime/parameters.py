@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
-from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.irpa import check_archive
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.irpa import check_archive
 
 EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")  # of GGUF and Hugging Face models
 

@@ -42,7 +42,6 @@ import numpy as np
 import shortfin as sf
 import shortfin.array as sfnp
 
-from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.device_loss import copy_of, lost_error
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
@@ -57,7 +56,8 @@ from shortfin_apps.llm.components.runtime.shortfin_errors import (
 )
 from shortfin_apps.llm.components.runtime.staging import Staging, StagingPool
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
-from shortfin_apps.llm.errors import DeviceLostError, InvocationError
+from shortfin_apps.llm.contract.abi import PARAMETER_SCOPE
+from shortfin_apps.llm.contract.errors import DeviceLostError, InvocationError
 
 logger = logging.getLogger(__name__)
 

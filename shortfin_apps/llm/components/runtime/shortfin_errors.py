@@ -6,7 +6,7 @@ from typing import Any
 
 import shortfin.array as sfnp
 
-from shortfin_apps.llm.errors import DeviceLostError, InvocationError
+from shortfin_apps.llm.contract.errors import DeviceLostError, InvocationError
 
 _ABORTED = "the semaphore was aborted"
 

@@ -15,18 +15,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from shortfin_apps.llm.abi import (
+from shortfin_apps.llm.components.runtime.declaration import parse_declaration
+from shortfin_apps.llm.components.runtime.device import EntrySignature
+from shortfin_apps.llm.components.runtime.gpu_target import wrong_chip_error
+from shortfin_apps.llm.contract.abi import (
     ASYNC_SUFFIX,
     CALLER_OWNED,
     ONLY_DISPATCHES,
     WORKSPACE_BYTES,
     WORKSPACE_QUERY_SUFFIX,
 )
-from shortfin_apps.llm.components.runtime.declaration import parse_declaration
-from shortfin_apps.llm.components.runtime.device import EntrySignature
-from shortfin_apps.llm.components.runtime.gpu_target import wrong_chip_error
-from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.iree_release import runtime_release
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.iree_release import runtime_release
 
 _ZIP_MAGIC = b"PK\x03\x04"
 _FLATBUFFER_IDENTIFIER = slice(8, 12)  # after the size prefix and the root offset

@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from shortfin_apps.llm.abi import PenaltyField
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, Ints, ranked
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, bitmask_of
-from shortfin_apps.llm.errors import ConstraintError
+from shortfin_apps.llm.contract.abi import PenaltyField
+from shortfin_apps.llm.contract.errors import ConstraintError
 
 WHOLE_ROW = math.inf
 

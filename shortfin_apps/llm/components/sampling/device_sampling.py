@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from shortfin_apps.llm.abi import NO_TOP_K, SamplingField
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.weights import least_weight, scale_of, share_of
+from shortfin_apps.llm.contract.abi import NO_TOP_K, SamplingField
 
 
 def sampling_fields(request: Request, num_candidates: int, *, draws_rows: bool = False) -> list[int]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shortfin_apps.llm.components.sampling.candidates import Floats
 from shortfin_apps.llm.components.sampling.draw import place_in, random_word, sums_before_blocks
 from shortfin_apps.llm.components.sampling.weights import share_of
-from shortfin_apps.llm.sampling_rule import FRACTION_BITS, SHARE_BITS, WEIGHT_BITS
+from shortfin_apps.llm.contract.sampling_rule import FRACTION_BITS, SHARE_BITS, WEIGHT_BITS
 
 # Maximum relative error of a weight, from the rule's polynomial and f64 rounding.
 RELATIVE_ERROR = 4e-9

@@ -9,8 +9,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import NOT_SEEN, EditField, PenaltyField
 from shortfin_apps.llm.components.request.token_counts import TokenCounts
+from shortfin_apps.llm.contract.abi import NOT_SEEN, EditField, PenaltyField
 
 Ints32 = npt.NDArray[np.int32]
 Octets = npt.NDArray[np.uint8]

@@ -28,7 +28,7 @@ from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
 from shortfin_apps.llm.components.sampling.filters import kept
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.whole_row import draw_from_row
-from shortfin_apps.llm.errors import ConstraintError, InvalidRequestError, InvocationError
+from shortfin_apps.llm.contract.errors import ConstraintError, InvalidRequestError, InvocationError
 
 NO_TOKEN_LEFT = "no token is left that the request's `bad_words` and other bans allow"
 

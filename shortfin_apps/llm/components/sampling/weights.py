@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from shortfin_apps.llm.components.sampling.candidates import Floats, Ints
-from shortfin_apps.llm.sampling_rule import (
+from shortfin_apps.llm.contract.sampling_rule import (
     FRACTION_BITS,
     LOWEST_EXPONENT,
     POLYNOMIAL,

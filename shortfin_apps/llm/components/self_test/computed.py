@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.self_test_file import ExpectedLogits, SelfTestFile
+from shortfin_apps.llm.contract.self_test_file import ExpectedLogits, SelfTestFile
 
 Array = npt.NDArray[Any]
 

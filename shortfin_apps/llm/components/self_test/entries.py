@@ -6,7 +6,6 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from shortfin_apps.llm.abi import MIN_BLOCKS, NO_TOP_K, Entry, EntryFamily, Layout, SamplingField
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Shape
@@ -22,7 +21,8 @@ from shortfin_apps.llm.components.self_test.computed import (
     drawn_as_seen,
 )
 from shortfin_apps.llm.components.self_test.rows import Row, TestPages
-from shortfin_apps.llm.self_test_file import DECODE_STEPS, SelfTestFile, TestLayout
+from shortfin_apps.llm.contract.abi import MIN_BLOCKS, NO_TOP_K, Entry, EntryFamily, Layout, SamplingField
+from shortfin_apps.llm.contract.self_test_file import DECODE_STEPS, SelfTestFile, TestLayout
 
 # Prefills run first: the others read the pages that they write.
 _ORDER = (

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import Layout
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
 from shortfin_apps.llm.components.runtime.device import Device, Program
@@ -23,8 +22,9 @@ from shortfin_apps.llm.components.self_test.entries import EntryRuns
 from shortfin_apps.llm.components.self_test.pages import Planes, read_planes
 from shortfin_apps.llm.components.self_test.rows import Row
 from shortfin_apps.llm.components.self_test.self_test import EntryFailure, Outcome
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.self_test_file import PageSums, SelfTestFile
+from shortfin_apps.llm.contract.abi import Layout
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.self_test_file import PageSums, SelfTestFile
 
 logger = logging.getLogger(__name__)
 Array = npt.NDArray[Any]

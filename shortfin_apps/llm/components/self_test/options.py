@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shortfin_apps.llm.self_test_file import SelfTestFile
+from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 
 When = Literal["off", "start", "hourly"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.config import SCALE_BYTES, ModelConfig, cache_row_elements
+from shortfin_apps.llm.contract.config import SCALE_BYTES, ModelConfig, cache_row_elements
 
 Array = npt.NDArray[Any]
 Planes = dict[int, tuple[Array, Array]]  # K and V of each layer, as f32 or in the stored type

@@ -15,7 +15,7 @@ from shortfin_apps.llm import __version__
 from shortfin_apps.llm.components.self_test.computed import Computed
 from shortfin_apps.llm.components.self_test.locate import Location
 from shortfin_apps.llm.components.self_test.self_test import EntryFailure, Outcome
-from shortfin_apps.llm.iree_release import installed_version
+from shortfin_apps.llm.contract.iree_release import installed_version
 
 _LIBRARIES = ("iree-base-runtime", "shortfin", "numpy")
 _CPUINFO = Path("/proc/cpuinfo")

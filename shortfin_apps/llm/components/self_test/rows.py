@@ -11,7 +11,7 @@ from shortfin_apps.llm.components.kvcache.base import KVCache, Lease
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.self_test_file import DECODE_STEPS, TestPrompt
+from shortfin_apps.llm.contract.self_test_file import DECODE_STEPS, TestPrompt
 
 SALT = "self-test"  # nothing is published, so no request finds these pages
 _GREEDY = SamplingParams(max_tokens=1, temperature=0, seed=0)

@@ -11,8 +11,8 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.self_test.computed import Computed
 from shortfin_apps.llm.components.self_test.entries import EntryRuns
-from shortfin_apps.llm.errors import InvocationError
-from shortfin_apps.llm.self_test_file import SelfTestFile
+from shortfin_apps.llm.contract.errors import InvocationError
+from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 
 Key = tuple[str, int, int, int]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from shortfin_apps.llm.components.self_test.locate import Locator
 from shortfin_apps.llm.components.self_test.report import Subject, document, sentence, write
 from shortfin_apps.llm.components.self_test.self_test import Key, Outcome, SelfTest
-from shortfin_apps.llm.errors import LlmError, SelfTestError
+from shortfin_apps.llm.contract.errors import LlmError, SelfTestError
 
 logger = logging.getLogger(__name__)
 

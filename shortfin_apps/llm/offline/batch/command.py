@@ -15,7 +15,7 @@ from typing import Any
 
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client.client import DEFAULT_URL
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.offline.batch.output import BatchOutput
 from shortfin_apps.llm.offline.batch.requests import BatchInput, local_url, server_url
 from shortfin_apps.llm.offline.batch.run import Sender, Tally, run_batch, tally_of
@@ -23,9 +23,9 @@ from shortfin_apps.llm.offline.batch.senders import LocalSender, ServerSender
 from shortfin_apps.llm.offline.local_model import CHAT, COMPLETIONS, LocalModel
 from shortfin_apps.llm.offline.progress import answer_progress
 from shortfin_apps.llm.offline.settings import SETTINGS, local_config
-from shortfin_apps.llm.server import logs
-from shortfin_apps.llm.server.config import flag
-from shortfin_apps.llm.server.flags import add_settings
+from shortfin_apps.llm.serving.server import logs
+from shortfin_apps.llm.serving.server.config import flag
+from shortfin_apps.llm.serving.server.flags import add_settings
 from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE, own_key
 from shortfin_apps.llm.visible import visible
 

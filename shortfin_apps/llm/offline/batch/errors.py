@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.contract.errors import LlmError
 
 
 class BatchFileError(LlmError):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from shortfin_apps.llm.api.streaming import json_line
 from shortfin_apps.llm.offline.local_model import OK, Answered
+from shortfin_apps.llm.serving.api.streaming import json_line
 
 
 class Finished(NamedTuple):

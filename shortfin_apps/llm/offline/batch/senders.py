@@ -13,7 +13,7 @@ import httpx
 from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY, bearer, checked_timeout, normalised_url
 from shortfin_apps.llm.client.errors import ConnectionFailedError
 from shortfin_apps.llm.client.retry import RetryPolicy, parse_retry_after
-from shortfin_apps.llm.errors import UnavailableError
+from shortfin_apps.llm.contract.errors import UnavailableError
 from shortfin_apps.llm.offline.batch.requests import BatchRequest
 from shortfin_apps.llm.offline.local_model import Answered, LocalModel
 

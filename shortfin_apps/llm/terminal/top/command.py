@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client import LlmClient
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.plain_console import PlainConsole
 from shortfin_apps.llm.terminal.options import add_address_options
 from shortfin_apps.llm.terminal.top.figures import Figures

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shortfin_apps.llm.client import LlmClient
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.terminal.top.figures import Figures, figures_of, is_same_process
 from shortfin_apps.llm.terminal.top.reading import Reading, parsed
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.llvm_ir import MAX_SHARED_BYTES, for_iree
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 IR = """\
 @global_smem = external local_unnamed_addr addrspace(3) global [0 x i8], align 16

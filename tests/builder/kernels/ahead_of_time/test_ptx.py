@@ -5,7 +5,7 @@ import pytest
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
 from shortfin_apps.llm.builder.kernels.ahead_of_time.ptx import for_iree
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 PTX = """\
 .version 8.4

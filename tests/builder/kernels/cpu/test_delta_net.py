@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.kernels.cpu.delta_net import DeltaNetGeometry
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.delta_net import DeltaNet
 
 SIZES = st.integers(1, 40)
 

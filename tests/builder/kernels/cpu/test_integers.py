@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.compiled_model import TINY
 from tests.kernel_families import note_compiled
 

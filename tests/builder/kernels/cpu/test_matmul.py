@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.kernels.cpu.matmul import MatmulGeometry
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.weights.layout import LANES, Panels, QuantisedPanels
+from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
 from tests.builder.random_blocks import BLOCK_TYPES
 
 PAIRS = MatmulGeometry(

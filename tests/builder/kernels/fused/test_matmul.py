@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.builder.blocks import BLOCK, Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulFloatTilesGeometry, MatmulInt8Geometry
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
 from shortfin_apps.llm.builder.kernels.fused.matmul import MatmulBlockInt8Geometry, MatmulGeometry
 from shortfin_apps.llm.builder.weights.layout import QuantisedPanels
+from shortfin_apps.llm.model.weight_blocks import BLOCK, Q4_1, Q8_0, BlockType
 from tests.builder.random_blocks import BLOCK_TYPES
 
 STACK_BYTES = 96 << 10  # of 128 KiB, which a worker of the runtime has

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
-from shortfin_apps.llm.builder.model.rope import Rotation
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.kernels.triton.launched import Body, Inputs, Launched, program_text
 from tests.hip import CHIPS, EmulatedGpus
 

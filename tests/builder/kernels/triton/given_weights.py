@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from shortfin_apps.llm.builder.blocks import BlockType
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.model.spec import FloatType
 from shortfin_apps.llm.builder.weights.layout import FP8_DTYPES, BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.spec import FloatType
+from shortfin_apps.llm.model.weight_blocks import BlockType
 
 
 class GivenWeights(WeightTypes):

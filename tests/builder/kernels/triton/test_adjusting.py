@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.abi import NOT_FINITE
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows
 from shortfin_apps.llm.components.invocation.row_draws import RowDraw, padded_draws, padded_edits
@@ -18,6 +17,7 @@ from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.sampler import Sampler
+from shortfin_apps.llm.contract.abi import NOT_FINITE
 from tests.builder.kernels.triton.conftest import Launch
 from tests.builder.kernels.triton.launched import Launched
 from tests.builder.kernels.triton.test_sampling import sampling_context

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.blocks import MXFP4, Q4_1, Q8_0, Blocks, BlockType
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
-from shortfin_apps.llm.builder.model.operations import Attend, Embed, GatedLinear, Linear, Norm, Operation
-from shortfin_apps.llm.builder.model.rope import Rotation
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.weights.layout import BlockRows
+from shortfin_apps.llm.model.operations import Attend, Embed, GatedLinear, Linear, Norm, Operation
+from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.weight_blocks import MXFP4, Q4_1, Q8_0, Blocks, BlockType
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights

@@ -12,10 +12,10 @@ import pytest
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
-from shortfin_apps.llm.builder.model.operations import DeltaRule
-from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.builder.reference.delta_net import delta_net
+from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.operations import DeltaRule
+from shortfin_apps.llm.model.reference.delta_net import delta_net
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import HYBRID
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.blocks import MXFP4, BlockType
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.operations import (
+from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
+from shortfin_apps.llm.builder.weights.layout import Fp8Rows, weight_layout
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.operations import (
     GatedExperts,
     Linear,
     Norm,
@@ -22,11 +23,10 @@ from shortfin_apps.llm.builder.model.operations import (
     Route,
     SumExperts,
 )
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
-from shortfin_apps.llm.builder.reference.experts import route
-from shortfin_apps.llm.builder.reference.pointwise import gated
-from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
-from shortfin_apps.llm.builder.weights.layout import Fp8Rows, weight_layout
+from shortfin_apps.llm.model.reference.experts import route
+from shortfin_apps.llm.model.reference.pointwise import gated
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.model.weight_blocks import MXFP4, BlockType
 from tests.builder.compiled_kernels import store_weight
 from tests.builder.compiled_model import ROUTED
 from tests.builder.kernels.triton.conftest import Launch, context_of

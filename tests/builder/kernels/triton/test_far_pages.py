@@ -10,9 +10,9 @@ import pytest
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
-from shortfin_apps.llm.builder.model.config import page_elements
-from shortfin_apps.llm.builder.model.operations import Attend, Linear
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.config import page_elements
+from shortfin_apps.llm.model.operations import Attend, Linear
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import FP8_DTYPES, Fp8Rows
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights

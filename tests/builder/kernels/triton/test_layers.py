@@ -12,7 +12,7 @@ import pytest
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, RenderedKernels, Values
-from shortfin_apps.llm.builder.model.operations import (
+from shortfin_apps.llm.model.operations import (
     AddBias,
     Attend,
     Embed,
@@ -22,8 +22,8 @@ from shortfin_apps.llm.builder.model.operations import (
     NormHeads,
     Operation,
 )
-from shortfin_apps.llm.builder.model.rope import Rotation
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType
+from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.spec import BuildOptions, FloatType
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.builder.blocks import E2M1
+from shortfin_apps.llm.model.weight_blocks import E2M1
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.kernels.triton import blocks

@@ -10,9 +10,9 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.builder.reference.experts import route
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.reference.experts import route
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import ROUTED
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.launched import Inputs, Launched

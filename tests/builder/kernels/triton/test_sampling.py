@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.abi import NOT_FINITE, SamplingField
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LeftRows, LoopState, LoweringContext
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.sampler import Sampler
+from shortfin_apps.llm.contract.abi import NOT_FINITE, SamplingField
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.launched import Launched

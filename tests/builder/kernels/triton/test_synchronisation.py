@@ -9,9 +9,9 @@ import pytest
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.gpu_code.decode import Shape, decode
-from shortfin_apps.llm.gpu_code.formats import INSTRUCTION_SETS
-from shortfin_apps.llm.gpu_code.reading import read_code_object
+from shortfin_apps.llm.contract.gpu_code.decode import Shape, decode
+from shortfin_apps.llm.contract.gpu_code.formats import INSTRUCTION_SETS
+from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
 from tests.code_objects import CHIPS
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -12,8 +12,8 @@ from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.graph.rotary import rotary_frequencies
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
-from shortfin_apps.llm.builder.model.operations import LastTokens, Linear, Norm, Operation
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType
+from shortfin_apps.llm.model.operations import LastTokens, Linear, Norm, Operation
+from shortfin_apps.llm.model.spec import BuildOptions, FloatType
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights

@@ -21,11 +21,11 @@ from shortfin_apps.llm.builder.graph.rotary import Rotary, rotary_frequencies
 from shortfin_apps.llm.builder.graph.token_layout import lay_out
 from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.lowering.avx512.attention import Bf16Attention
-from shortfin_apps.llm.builder.model.config import page_elements
-from shortfin_apps.llm.builder.model.rope import Rotation
-from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import RowMajor
+from shortfin_apps.llm.model.config import page_elements
+from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec
 from tests.builder.compiled_kernels import ConstantWeights, cpu_or_skip, load
 from tests.builder.compiled_model import PAGES, TINY, block_table
 from tests.matrices import slow_but

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.reference.forward import forward
 from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.model.reference.forward import forward
 from tests.builder.compiled_model import HYBRID, CompiledModel
 from tests.builder.hybrid_model import (
     BORDERS,

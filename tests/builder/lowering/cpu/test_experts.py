@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.blocks import MXFP4, BlockType
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.amx.experts import AmxExperts
 from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.family import weight_shapes
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
-from shortfin_apps.llm.builder.reference.experts import route
-from shortfin_apps.llm.builder.reference.pointwise import gated
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.family import weight_shapes
+from shortfin_apps.llm.model.reference.experts import route
+from shortfin_apps.llm.model.reference.pointwise import gated
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.model.weight_blocks import MXFP4, BlockType
 from tests.builder.compiled_kernels import (
     F32,
     NARROW,

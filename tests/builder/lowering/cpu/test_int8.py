@@ -15,9 +15,9 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_kernels import (
     CPUS,
     NO_TILES,

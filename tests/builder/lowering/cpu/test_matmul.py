@@ -9,13 +9,13 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.blocks import BlockType
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec, WeightType
+from shortfin_apps.llm.model.weight_blocks import BlockType
 from tests.builder.compiled_kernels import (
     F32,
     NAMES,

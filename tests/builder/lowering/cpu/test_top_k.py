@@ -10,7 +10,7 @@ import pytest
 from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k as linalg_top_k
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_kernels import function, load
 
 SHAPES = [(512, 1), (512, 64), (1000, 7), (96, 96), (49152, 64)]

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.blocks import BLOCK, Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.fused.layers import FusedLayers
 from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels, Values
-from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm, Operation
-from shortfin_apps.llm.builder.model.spec import Activation, BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.model.operations import Attend, GatedLinear, Linear, Norm, Operation
+from shortfin_apps.llm.model.spec import Activation, BuildOptions, ModelSpec
+from shortfin_apps.llm.model.weight_blocks import BLOCK, Q4_1, Q8_0, BlockType
 from tests.builder.agreement import expect, prefill_row
 from tests.builder.compiled_kernels import (
     F32,

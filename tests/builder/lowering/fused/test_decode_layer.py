@@ -16,10 +16,10 @@ from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
 from shortfin_apps.llm.builder.lowering.fused.layers import FusedLayers
 from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
-from shortfin_apps.llm.builder.model.config import kv_item_bytes, page_elements
-from shortfin_apps.llm.builder.model.family import operations
-from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm
-from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec, WeightType
+from shortfin_apps.llm.model.config import kv_item_bytes, page_elements
+from shortfin_apps.llm.model.family import operations
+from shortfin_apps.llm.model.operations import Attend, GatedLinear, Linear, Norm
+from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec, WeightType
 from tests.builder.compiled_kernels import cpu_or_skip, load
 from tests.builder.compiled_model import block_table
 from tests.builder.crowd import check_in_a_crowd

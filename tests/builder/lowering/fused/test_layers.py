@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.blocks import Q8_0, BlockType
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.choose import FUSED_LAYER, choose, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.builder.model.family import operations, weight_shapes
-from shortfin_apps.llm.builder.model.operations import Attend, Operation
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.model.family import operations, weight_shapes
+from shortfin_apps.llm.model.operations import Attend, Operation
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.model.weight_blocks import Q8_0, BlockType
 from tests.builder.compiled_kernels import (
     F32,
     ROWS,

@@ -9,10 +9,10 @@ import pytest
 from shortfin_apps.llm.builder.graph.emitter import Tensor
 from shortfin_apps.llm.builder.lowering.fused.stages import MatmulStage, StageList, inputs_of
 from shortfin_apps.llm.builder.lowering.lowering import Values
-from shortfin_apps.llm.builder.model.family import operations
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.family import operations
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.compiled_model import TINY
 
 SPEC = replace(TINY, head_dim=32)

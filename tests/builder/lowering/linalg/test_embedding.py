@@ -9,12 +9,12 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.blocks import BlockType
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.model.weight_blocks import BlockType
 from tests.builder.compiled_kernels import (
     NAMES,
     NARROW,

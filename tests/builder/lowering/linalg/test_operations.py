@@ -10,8 +10,8 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_kernels import ConstantWeights, function, load
 from tests.builder.compiled_model import HOST, TINY
 

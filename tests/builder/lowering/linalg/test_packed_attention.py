@@ -12,9 +12,9 @@ import pytest
 from iree.compiler import ir
 from iree.compiler.tools.binaries import find_tool
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.compiled_model import GENERIC, TINY
 from tests.runtimes import of_shortfins_release
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.abi import NOT_FINITE, SamplingField
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.sampling import sample
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.sampler import Sampler
+from shortfin_apps.llm.contract.abi import NOT_FINITE, SamplingField
 from tests.builder.compiled_kernels import load
 from tests.components.engine_fixture import call
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.builder.blocks import MXFP4, Q4_1, BlockType
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, RowMajor
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.weight_blocks import MXFP4, Q4_1, BlockType
 from tests.builder.compiled_model import TINY
 from tests.builder.lowering.triton.test_matmul import expect_no_spills
 from tests.hip import CHIPS

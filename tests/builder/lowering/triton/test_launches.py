@@ -12,9 +12,9 @@ import pytest
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.lowering.triton import launch
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.compiled_model import HYBRID, OTHERS, ROUTED, TINY
 
 pytest.importorskip("triton", reason="Triton is not installed")

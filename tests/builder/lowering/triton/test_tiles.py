@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.builder.blocks import Q4_1
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.lowering.triton.tiles import AttentionTile, TileTable, fitted, tiles_of
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
+from shortfin_apps.llm.model.weight_blocks import Q4_1
 
 AMD = Target("hip:gfx942", (), "amdgpu", "gfx942", frozenset())
 HOPPER = Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset())

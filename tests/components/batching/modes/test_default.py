@@ -5,13 +5,13 @@ from itertools import count
 
 import pytest
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.mode import BatchMode
 from shortfin_apps.llm.components.batching.modes.default import DefaultMode, DefaultModeOptions
 from shortfin_apps.llm.components.batching.prefill_chunks import PrefillChunks
 from shortfin_apps.llm.components.request.request import Request
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.errors import ArtifactError
 from tests.components.batching.modes.mode_inputs import ALL_ENTRIES, Entries, running
 from tests.components.fake_device import fake_config
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.modes.extend_attention import (
     ExtendAttentionMode,
@@ -15,7 +14,8 @@ from shortfin_apps.llm.components.batching.modes.extend_attention import (
 )
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.errors import ArtifactError
 from tests.components.batching.modes.mode_inputs import ALL_ENTRIES, STRIDE, Entries, running
 from tests.components.fake_device import fake_config
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.contract.errors import BuildError
 
 _ENTRY = re.compile(r"\.entry (?P<name>[\w$]+)\((?P<parameters>[^)]*)\)")
 

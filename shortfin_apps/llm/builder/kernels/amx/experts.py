@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulFloatTilesGeometry
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.builder.model.spec import FloatType
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL
+from shortfin_apps.llm.model.spec import FloatType
 
 _COLUMN_GROUPS = 8  # approximate number of workgroups per expert
 

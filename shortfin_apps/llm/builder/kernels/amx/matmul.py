@@ -19,8 +19,8 @@ from shortfin_apps.llm.builder.kernels.fused.matmul import (
     MatmulGeometry,
 )
 from shortfin_apps.llm.builder.kernels.fused.regions import Regions
-from shortfin_apps.llm.builder.model.spec import FloatType
 from shortfin_apps.llm.builder.weights.layout import PANEL
+from shortfin_apps.llm.model.spec import FloatType
 
 
 @dataclass(frozen=True, kw_only=True)

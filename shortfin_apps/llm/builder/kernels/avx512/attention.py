@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS
 from shortfin_apps.llm.builder.kernels.fused.regions import Regions
-from shortfin_apps.llm.config import SCALE_BYTES
+from shortfin_apps.llm.contract.config import SCALE_BYTES
 
 _POINTER_BYTES = 8
 _LOG2_E = 1.4426950408889634

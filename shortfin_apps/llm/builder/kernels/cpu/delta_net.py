@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.weights.layout import LANES
+from shortfin_apps.llm.model.delta_net import DeltaNet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.kernels.interface import Buffer, buffer
-from shortfin_apps.llm.config import SCALE_BYTES
+from shortfin_apps.llm.contract.config import SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shortfin_apps.llm.builder.blocks import E2M1, BlockType
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import MatmulGrid
 from shortfin_apps.llm.builder.kernels.epilogue import CLAMPED_LIMIT, CLAMPED_SLOPE, Epilogue, is_gated
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES, group_bytes, num_panels, panel_terms
+from shortfin_apps.llm.model.weight_blocks import E2M1, BlockType
 
 _MEMORY_PAGE_BYTES = 4096
 _COLUMN_GROUPS = 32  # approximate number of workgroups along N

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, FloatTiles, Int8Blocks
 from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation
-from shortfin_apps.llm.builder.model.spec import FloatType
+from shortfin_apps.llm.model.spec import FloatType
 
 ROW_BLOCK = 4  # rows per work item, if rows are few
 

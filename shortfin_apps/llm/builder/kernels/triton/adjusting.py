@@ -6,7 +6,6 @@ No product may be fused with a sum here, as the host rounds both.
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.abi import EditField, PenaltyField
 from shortfin_apps.llm.builder.kernels.triton.row_sampling import draw_from_row
 from shortfin_apps.llm.builder.kernels.triton.sampling import draw_from_candidates
 from shortfin_apps.llm.builder.kernels.triton.sampling_arithmetic import (
@@ -16,6 +15,7 @@ from shortfin_apps.llm.builder.kernels.triton.sampling_arithmetic import (
     WHOLE_ROW,
     is_finite,
 )
+from shortfin_apps.llm.contract.abi import EditField, PenaltyField
 
 ROW, TOKEN_ID, BIAS, COUNT = (tl.constexpr(int(each)) for each in EditField)
 REPETITION, FREQUENCY, PRESENCE = (tl.constexpr(int(each)) for each in PenaltyField)

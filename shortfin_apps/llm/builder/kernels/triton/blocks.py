@@ -2,7 +2,7 @@
 
 A weight is quant * scale, or quant * scale + minimum, in f32. BLOCKS holds the bits of a quant (8 or 4), the
 weights per block, the weights per group or 0, and whether 4 bits encode twice a float's value (E2M1 in
-builder/blocks.py) instead of an integer. `scales` and `minima` have a row per row of w: an f16 for each
+model/weight_blocks.py) instead of an integer. `scales` and `minima` have a row per row of w: an f16 for each
 block; or, with groups, an f16 for each group followed by an i8 for each block, to be multiplied.
 """
 
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
-from shortfin_apps.llm.builder import blocks as block_types
+from shortfin_apps.llm.model import weight_blocks as block_types
 
 PAIR = tl.constexpr(block_types.PAIR)
 PTX_OFFSET, PTX_FLOAT_OFFSET = tl.constexpr(128.0), tl.constexpr(192.0)

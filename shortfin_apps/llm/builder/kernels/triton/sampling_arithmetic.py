@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm import sampling_rule
-from shortfin_apps.llm.abi import NO_TOP_K, NOT_FINITE, SamplingField
+from shortfin_apps.llm.contract import sampling_rule
+from shortfin_apps.llm.contract.abi import NO_TOP_K, NOT_FINITE, SamplingField
 
 FRACTION_BITS = tl.constexpr(sampling_rule.FRACTION_BITS)
 LOWEST_EXPONENT = tl.constexpr(float(sampling_rule.LOWEST_EXPONENT))

@@ -14,9 +14,9 @@ from shortfin_apps.llm.builder.kernels.avx512.attention import (
     widened_slots,
 )
 from shortfin_apps.llm.builder.lowering.cpu.attention import attention_shape, token_geometry, token_grid
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 _LANES = 16  # rows and columns of one accumulator tile
 _MOST_QUERIES = 64  # limit of a tile of tokens: the queries' state must fit the first-level cache

@@ -16,9 +16,9 @@ from shortfin_apps.llm.builder.kernels.cpu.kv_pages import KvPages
 from shortfin_apps.llm.builder.kernels.cpu.paged_attention import PagedAttentionGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rope_store import RopeStoreGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 class VectorAttention:

@@ -7,10 +7,10 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.delta_net import DeltaNetGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.model.delta_net import DeltaNet
-from shortfin_apps.llm.builder.model.operations import DeltaRule
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.operations import DeltaRule
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 class VectorDeltaNet:

@@ -14,10 +14,10 @@ from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS, MatmulIn
 from shortfin_apps.llm.builder.kernels.cpu.quantise_rows import QuantiseRowsGeometry
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import LANES
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

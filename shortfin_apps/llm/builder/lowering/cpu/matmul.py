@@ -8,9 +8,9 @@ from shortfin_apps.llm.builder.kernels.cpu.matmul import ExpertGeometry, MatmulG
 from shortfin_apps.llm.builder.kernels.cpu.rms_norm import RmsNormGeometry
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 class VectorOperations:

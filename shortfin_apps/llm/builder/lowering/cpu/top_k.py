@@ -6,7 +6,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.top_k import TopKGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions
 
 
 class VectorTopK:

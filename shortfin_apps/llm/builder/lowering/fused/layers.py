@@ -30,9 +30,9 @@ from shortfin_apps.llm.builder.lowering.fused.stages import (
     operands_of,
 )
 from shortfin_apps.llm.builder.lowering.lowering import Values
-from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm, Operation
-from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.operations import Attend, GatedLinear, Linear, Norm, Operation
+from shortfin_apps.llm.model.spec import ModelSpec
 
 
 @dataclass(slots=True)

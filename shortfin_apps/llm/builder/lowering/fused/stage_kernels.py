@@ -21,7 +21,6 @@ from shortfin_apps.llm.builder.lowering.fused.stages import (
     QuantiseStage,
     Stage,
 )
-from shortfin_apps.llm.builder.model.spec import FloatType, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import (
     FLOAT_DTYPES,
@@ -30,6 +29,7 @@ from shortfin_apps.llm.builder.weights.layout import (
     fills_tiles,
 )
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.spec import FloatType, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from shortfin_apps.llm.builder.kernels.activations import Int8Blocks, Int8Tiles
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.kernels.fused.layer import AttentionGeometry
 from shortfin_apps.llm.builder.lowering.lowering import Values
-from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Narrow, Norm, Operation
-from shortfin_apps.llm.builder.model.spec import Activation, ModelSpec
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.operations import Attend, GatedLinear, Linear, Narrow, Norm, Operation
+from shortfin_apps.llm.model.spec import Activation, ModelSpec
 
 # Operands of matmuls: floats, blocks of 8-bit integers, or 8-bit integers with a scale per row.
 Operands = Literal["floats", "block_int8", "int8"]

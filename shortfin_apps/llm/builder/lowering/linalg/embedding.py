@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.builder.blocks import BlockType
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.weights.layout import (
     LANES,
     PANEL,
@@ -14,6 +12,8 @@ from shortfin_apps.llm.builder.weights.layout import (
     WeightLayout,
 )
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.spec import ModelSpec
+from shortfin_apps.llm.model.weight_blocks import BlockType
 
 
 def embedding(e: Emitter, spec: ModelSpec, weights: WeightTypes, tokens: Tensor, weight: str) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 class LinalgGates:

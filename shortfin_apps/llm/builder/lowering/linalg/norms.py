@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
-from shortfin_apps.llm.builder.model.spec import ModelSpec
+from shortfin_apps.llm.model.spec import ModelSpec
 
 
 def rms_norm(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor, dtype: str) -> Tensor:

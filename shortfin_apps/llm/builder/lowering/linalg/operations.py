@@ -29,10 +29,10 @@ from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import dequantise,
 from shortfin_apps.llm.builder.lowering.linalg.sampling import advance, sample
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
 from shortfin_apps.llm.builder.lowering.lowering import LoopState
-from shortfin_apps.llm.builder.model.config import row_elements
-from shortfin_apps.llm.builder.model.spec import Activation, BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.config import SCALE_BYTES
+from shortfin_apps.llm.contract.config import SCALE_BYTES
+from shortfin_apps.llm.model.config import row_elements
+from shortfin_apps.llm.model.spec import Activation, BuildOptions, ModelSpec
 
 
 class LinalgOperations:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, sees
 from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import dequantise
-from shortfin_apps.llm.config import SCALE_BYTES
+from shortfin_apps.llm.contract.config import SCALE_BYTES
 
 LOWEST = "-1.0e30"
 HIDDEN = -1  # replaces a cache row if the slot is past the query's position

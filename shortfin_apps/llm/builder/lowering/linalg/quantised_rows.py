@@ -8,7 +8,7 @@ NaN gets a scale of NaN and reads as all NaN. The remainder of a row is padding.
 from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.config import SCALE_BYTES
+from shortfin_apps.llm.contract.config import SCALE_BYTES
 
 _LARGER_MAGNITUDE = """\
   %no_sign = arith.constant 0x7FFFFFFF : i32

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.abi import NOT_FINITE, SamplingField
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
-from shortfin_apps.llm.sampling_rule import (
+from shortfin_apps.llm.contract.abi import NOT_FINITE, SamplingField
+from shortfin_apps.llm.contract.sampling_rule import (
     FRACTION_BITS,
     LOWEST_EXPONENT,
     PHILOX_MULTIPLIERS,

@@ -16,8 +16,8 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import (
     fitted,
     power_of_two,
 )
-from shortfin_apps.llm.builder.model.config import context_length, kv_item_bytes, row_elements
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.config import context_length, kv_item_bytes, row_elements
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 class AttentionKernels:

@@ -19,9 +19,9 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
     matrix,
 )
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.weights.layout import WeightLayout
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 _COMPARED = 8192  # token-expert pairs times experts that a workgroup compares at once
 

@@ -13,9 +13,9 @@ from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.matmul import load_matrix
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
-from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.family import weight_shapes
 
 _LIKELY_TOKENS = 512  # assumed for batches with an unknown number of tokens
 

@@ -30,7 +30,7 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two, tiles_of
 from shortfin_apps.llm.builder.lowering.triton.tokens import TritonTokens
-from shortfin_apps.llm.builder.model.operations import (
+from shortfin_apps.llm.model.operations import (
     AddBias,
     AddNormed,
     Attend,

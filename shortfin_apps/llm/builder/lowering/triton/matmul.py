@@ -14,10 +14,10 @@ from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
 from shortfin_apps.llm.builder.lowering.triton.attention_kernels import pages_of
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two
-from shortfin_apps.llm.builder.model.config import row_elements
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
 from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.config import row_elements
+from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec
 
 Shape = tuple[int, ...]  # of a weight: output features, input features
 MATRIX = ("w", "scales", "minima")  # operands that hold a weight; a float weight has only the first

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shortfin_apps.llm.abi import EditField, PenaltyField, SamplingField
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
@@ -15,6 +14,7 @@ from shortfin_apps.llm.builder.kernels.triton.sampling import sample
 from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, LeftRows, LoopState, LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher, Operands
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
+from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
 
 EDITS = 128  # edits per workgroup
 PART = 1024  # logits of a row per workgroup; AMD GPUs lack scalar registers to search more at once

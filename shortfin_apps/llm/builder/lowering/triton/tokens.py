@@ -14,7 +14,7 @@ from shortfin_apps.llm.builder.kernels.triton.tokens import last_tokens, prepare
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
-from shortfin_apps.llm.builder.model.rope import Rotation
+from shortfin_apps.llm.model.rope import Rotation
 
 
 class TritonTokens:

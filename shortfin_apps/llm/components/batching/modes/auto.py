@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from shortfin_apps.llm.components.batching.mode import BatchMode, CompiledEntries, ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
-from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.contract.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

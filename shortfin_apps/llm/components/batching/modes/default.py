@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import BatchMode, CompiledEntries, ModeOptions
 from shortfin_apps.llm.components.batching.prefill_chunks import PrefillChunks
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 # On a CPU. According to tests/components/batching/test_policy.py, with full batches of default chunks,
 # decodes would wait 50 % longer when there are many prompts, and fewer steps would not raise throughput.

@@ -22,13 +22,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import BatchMode, CompiledEntries, ModeOptions, whole_pages
 from shortfin_apps.llm.components.batching.token_budget import InvocationBudget, TokenBudget
 from shortfin_apps.llm.components.request.request import Request
-from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError
 
 # On a CPU. According to tests/components/batching/test_policy.py, with full batches of the default chunks,
 # decodes would wait twice as long when there are many prompts. 192 cost W3 a tenth of its throughput when

@@ -1,0 +1,222 @@
+"""The artefact's `config.json`: the sizes that a VMFB was compiled for.
+
+The fields and their meaning are upstream shortfin's (`module_abi_version` 1). Upstream refuses unknown
+top-level keys, so this file holds only known ones; everything else about a model is in `manifest.json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from shortfin_apps.llm.contract.errors import ArtifactError
+
+KV_DTYPES: dict[str, np.dtype[Any]] = {
+    "int8": np.dtype(np.int8),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
+}
+SCALE_BYTES = 4  # f32; an int8 cache has one scale per head of a row
+_QUANTISED_ROW_BYTES = 16  # an int8 row is padded to a multiple of this, so that GPU loads are aligned
+LOGITS_NORMALIZATIONS = ("none", "softmax", "log_softmax")
+
+
+def cache_row_elements(kv_heads: int, head_dim: int, dtype: np.dtype[Any]) -> int:
+    """Returns the slab elements of one cache row: K, or V, of a token in one layer.
+
+    int8 rows include the heads' scales, and padding.
+    """
+    if dtype != np.int8:
+        return kv_heads * head_dim
+    needed = kv_heads * (head_dim + SCALE_BYTES)
+    return -(-needed // _QUANTISED_ROW_BYTES) * _QUANTISED_ROW_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedKVCacheConfig:
+    """Geometry of the page table.
+
+    One page holds `block_seq_stride` tokens of every transformer block. A pipeline stage owns one slab
+    `[device_block_count, elements]` of `kv_cache_dtype`; `paged_kv_block_size_elements_per_device` gives the
+    elements of a page in each slab. `device_block_count` may be changed at deploy time.
+
+    With `window_tokens`, the last slab has the transformer blocks that see only that many tokens, and its own
+    number of pages; it is the only slab if all blocks do. For `state_block_count` transformer blocks, that
+    slab has states instead, each as of the last token of a page, as if the window were two tokens; the first
+    slab has no keys and values of these blocks. Upstream has neither field, and config.json has them only if
+    needed.
+    """
+
+    attention_head_count_kv: int
+    block_seq_stride: int
+    device_block_count: int
+    kv_cache_dtype: str
+    paged_kv_block_size_elements_per_device: tuple[int, ...] | None = None
+    window_tokens: int | None = None
+    state_block_count: int | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return KV_DTYPES[self.kv_cache_dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The sizes of a compiled model. The module's docstring names their source."""
+
+    max_seq_len: int
+    transformer_block_count: int
+    attn_head_dim: int
+    prefill_batch_sizes: tuple[int, ...]
+    decode_batch_sizes: tuple[int, ...]
+    paged_kv_cache: PagedKVCacheConfig
+    has_prefill_position: bool = False
+    module_name: str = "module"
+    module_abi_version: int = 1
+    logits_normalization: str = "none"
+    attn_dtype: str = "float16"
+    top_k: int | None = None
+
+    @property
+    def stride(self) -> int:
+        """Tokens per page."""
+        return self.paged_kv_cache.block_seq_stride
+
+    @property
+    def window_tokens(self) -> int | None:
+        """Number of tokens that blocks of the last slab see, or None for all."""
+        return self.paged_kv_cache.window_tokens
+
+    @property
+    def has_window_table(self) -> bool:
+        """True if window pages have a block table in addition to that of other pages."""
+        return self.window_tokens is not None and len(self.page_elements) > 1
+
+    @property
+    def page_elements(self) -> tuple[int, ...]:
+        """Elements of one page in each pipeline stage's slab."""
+        cache = self.paged_kv_cache
+        if cache.paged_kv_block_size_elements_per_device is not None:
+            return cache.paged_kv_block_size_elements_per_device
+        return (self.token_elements * cache.block_seq_stride,)
+
+    @property
+    def token_elements(self) -> int:
+        """Elements of K and V of one token, in all slabs."""
+        cache = self.paged_kv_cache
+        row = cache_row_elements(cache.attention_head_count_kv, self.attn_head_dim, cache.dtype)
+        return (self.transformer_block_count - (cache.state_block_count or 0)) * 2 * row
+
+    @classmethod
+    def load(cls, path: Path) -> ModelConfig:
+        """Reads a `config.json`. Raises ArtifactError with the file and the field at fault."""
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ArtifactError(f"{path}: no such file; `shortfin-llm build` makes one") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ArtifactError(f"{path}: not readable as JSON ({error})") from error
+        try:
+            return cls.from_dict(raw)
+        except ArtifactError as error:
+            raise ArtifactError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, raw: object) -> ModelConfig:
+        """Builds a config from parsed JSON. Refuses unknown top-level keys, like upstream."""
+        if not isinstance(raw, dict):
+            raise ArtifactError("the model config must be a JSON object")
+        fields = {k: v for k, v in raw.items() if v is not None}
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(fields.keys() - known):
+            raise ArtifactError(f"unknown model config field {unknown[0]!r}")
+        cache = fields.pop("paged_kv_cache", None)
+        if not isinstance(cache, dict):
+            raise ArtifactError("`paged_kv_cache` is missing; the server only runs paged models")
+        cache_known = {f.name for f in dataclasses.fields(PagedKVCacheConfig)}
+        cache = {k: v for k, v in cache.items() if k in cache_known and v is not None}
+        _require_fields(PagedKVCacheConfig, cache, "paged_kv_cache.")
+        paged = PagedKVCacheConfig(**{k: _tuples(v) for k, v in cache.items()})
+        _require_fields(cls, {**fields, "paged_kv_cache": paged})
+        config = cls(paged_kv_cache=paged, **{k: _tuples(v) for k, v in fields.items()})
+        config._check()
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form, which upstream can load too."""
+        fields = dataclasses.asdict(self)
+        for name in ("window_tokens", "state_block_count"):
+            if fields["paged_kv_cache"][name] is None:
+                del fields["paged_kv_cache"][name]
+        return fields
+
+    def _check(self) -> None:
+        cache = self.paged_kv_cache
+        for name in ("max_seq_len", "transformer_block_count", "attn_head_dim"):
+            _require_positive(name, getattr(self, name))
+        for name in ("attention_head_count_kv", "block_seq_stride", "device_block_count"):
+            _require_positive(f"paged_kv_cache.{name}", getattr(cache, name))
+        for name in ("prefill_batch_sizes", "decode_batch_sizes"):
+            sizes = getattr(self, name)
+            if not isinstance(sizes, tuple) or not sizes:
+                raise ArtifactError(f"`{name}` must list at least one batch size")
+            for size in sizes:
+                _require_positive(name, size)
+        if not isinstance(self.page_elements, tuple) or not self.page_elements:
+            raise ArtifactError("`paged_kv_block_size_elements_per_device` must list each slab's page size")
+        for elements in self.page_elements:
+            _require_positive("paged_kv_block_size_elements_per_device", elements)
+        if self.top_k is not None:
+            _require_positive("top_k", self.top_k)
+        if cache.window_tokens is not None:
+            _require_positive("paged_kv_cache.window_tokens", cache.window_tokens)
+            if len(self.page_elements) > 2:
+                raise ArtifactError(
+                    "`paged_kv_cache.window_tokens` takes two slabs at most, the last for windows"
+                )
+        if cache.state_block_count is not None:
+            _require_positive("paged_kv_cache.state_block_count", cache.state_block_count)
+            if not self.has_window_table or cache.state_block_count >= self.transformer_block_count:
+                raise ArtifactError(
+                    "`paged_kv_cache.state_block_count` takes `window_tokens`, two slabs, and blocks without "
+                    "a state"
+                )
+        if not isinstance(self.has_prefill_position, bool):
+            raise ArtifactError(
+                f"`has_prefill_position` must be true or false, not {self.has_prefill_position!r}"
+            )
+        if not isinstance(self.module_name, str):
+            raise ArtifactError(f"`module_name` must be a string, not {self.module_name!r}")
+        if self.module_abi_version != 1:
+            raise ArtifactError(f"`module_abi_version` {self.module_abi_version} is not supported")
+        if cache.kv_cache_dtype not in tuple(KV_DTYPES):  # a tuple, because the value may not be hashable
+            names = ", ".join(KV_DTYPES)
+            raise ArtifactError(f"`kv_cache_dtype` {cache.kv_cache_dtype!r} is none of {names}")
+        if self.logits_normalization not in LOGITS_NORMALIZATIONS:
+            names = ", ".join(LOGITS_NORMALIZATIONS)
+            raise ArtifactError(f"`logits_normalization` {self.logits_normalization!r} is none of {names}")
+
+
+def _tuples(value: object) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _require_fields(cls: type[Any], given: Mapping[str, object], prefix: str = "") -> None:
+    for field in dataclasses.fields(cls):
+        if field.default is dataclasses.MISSING and field.name not in given:
+            raise ArtifactError(f"`{prefix}{field.name}` is missing")
+
+
+def _require_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ArtifactError(f"`{name}` must be a positive integer, not {value!r}")

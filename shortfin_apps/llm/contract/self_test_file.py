@@ -1,0 +1,149 @@
+"""The artefact's `self_test.json`: the reference's results for a few prompts.
+
+The builder writes it (`builder/self_test/`), and the self-test compares a program's results with it
+(`components/self_test/`). All positions count from 0; values at a position refer to the model after the
+tokens up to and including it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from shortfin_apps.llm.contract.errors import ArtifactError
+
+FORMAT_VERSION = 1
+NUM_BEST = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedLogits:
+    """The logits of one position: of the file's `sample_ids`, and the best ones, best first."""
+
+    position: int
+    sampled: tuple[float, ...]
+    best_ids: tuple[int, ...]
+    best: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageSums:
+    """Sums over K, and over V, of the positions `start .. stop - 1` of one layer, and of their squares.
+
+    K is rotated. Sums do not depend on the order of a page's elements.
+    """
+
+    layer: int
+    start: int
+    stop: int
+    keys: tuple[float, float]
+    values: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestPrompt:
+    """A prompt and its expected results."""
+
+    token_ids: tuple[int, ...]
+    logits: tuple[ExpectedLogits, ...]
+    pages: tuple[PageSums, ...]
+
+    __test__ = False  # not a pytest class
+
+    def at(self, position: int) -> ExpectedLogits | None:
+        """Returns the logits of that position, if it is checked."""
+        return next((each for each in self.logits if each.position == position), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTestFile:
+    """The content of the file.
+
+    An error is the root mean square of a row's differences at `sample_ids`, in standard deviations of the
+    expected values; `tolerance` is the maximum allowed. `stride` is the number of tokens per page. `slabs`
+    lists the layers with keys and values, or states, in each slab of the page table.
+    """
+
+    format_version: int
+    stride: int
+    slabs: tuple[tuple[int, ...], ...]
+    tolerance: float
+    sample_ids: tuple[int, ...]
+    prompts: tuple[TestPrompt, ...]
+
+    @classmethod
+    def load(cls, path: Path) -> SelfTestFile:
+        """Reads a file. Raises ArtifactError."""
+        try:
+            return cls.from_json(path.read_bytes())
+        except OSError as error:
+            raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from error
+        except ArtifactError as error:
+            raise ArtifactError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_json(cls, text: bytes) -> SelfTestFile:
+        """Parses a file's content. Raises ArtifactError."""
+        try:
+            version = _FORMAT.validate_json(text).get("format_version")
+            if version != FORMAT_VERSION:
+                raise ArtifactError(
+                    f"self-tests of format {version} are not read by this version of shortfin-llm "
+                    f"({FORMAT_VERSION}); rebuild the artefact, or use `--self-test off`"
+                )
+            return _FILE.validate_json(text)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            name = ".".join(str(part) for part in problem["loc"]) or "the whole"
+            raise ArtifactError(
+                f"`{name}`: {problem['msg']}; rebuild with `shortfin-llm build`, or use `--self-test off`"
+            ) from None
+
+    def to_json(self) -> bytes:
+        return _FILE.dump_json(self) + b"\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestLayout:
+    """The positions of a test prompt that entries compute, in a model with pages of `stride` tokens.
+
+    A prompt has two full pages and three more tokens, limited to the context. A decode starts at the end of a
+    full page (`bases` are such positions), so that its rows share all pages except the last; it then decodes
+    DECODE_STEPS tokens.
+    """
+
+    stride: int
+    length: int
+
+    __test__ = False
+
+    @classmethod
+    def of(cls, stride: int, context_length: int) -> TestLayout:
+        return cls(stride=stride, length=min(2 * stride + 3, context_length))
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """Positions where decodes start: after one page and after two, if the prompt is long enough."""
+        ends = (self.stride, 2 * self.stride)
+        return tuple(end for end in ends if end + DECODE_STEPS <= self.length) or (0,)
+
+    @property
+    def checked(self) -> tuple[int, ...]:
+        """Positions for which some entry returns logits."""
+        ends = [self.stride, 2 * self.stride, self.length]
+        last = {min(end, self.length) - 1 for end in ends}
+        return tuple(sorted(last | {base + step for base in self.bases for step in range(DECODE_STEPS)}))
+
+    @property
+    def summed(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of positions with sums: the first page, and the first token of each decode."""
+        first = (0, min(self.stride, self.length))
+        return tuple(dict.fromkeys([first, *((base, base + 1) for base in self.bases)]))
+
+
+DECODE_STEPS = 2
+
+_FORMAT = TypeAdapter(dict[str, object])
+_FILE = TypeAdapter(SelfTestFile)

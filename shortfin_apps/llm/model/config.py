@@ -1,0 +1,161 @@
+"""The artefact's `config.json`, from the model and the build's options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shortfin_apps.llm.contract.config import (
+    KV_DTYPES,
+    SCALE_BYTES,
+    ModelConfig,
+    PagedKVCacheConfig,
+    cache_row_elements,
+)
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec
+
+KV_DTYPE_NAMES: dict[KVType, str] = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "q8_0": "int8",
+}
+
+DEFAULT_CONTEXT_LENGTH = 8192
+DEFAULT_CONTEXTS = 8  # full contexts that the pages hold
+DEFAULT_SLAB_BYTES = 1 << 30
+
+
+def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
+    """Create the config. Raises BuildError, naming the flag, if the options do not fit the model."""
+    _check_sizes(options)
+    if options.kv == "q8_0" and spec.head_dim % SCALE_BYTES:
+        raise BuildError(f"--kv: q8_0 needs heads in multiples of {SCALE_BYTES}, not of {spec.head_dim}")
+    _check_batch_invariant(spec, options)
+    max_seq_len = context_length(spec, options)
+    if too_long := [size for size in options.chunk_sizes if size > max_seq_len]:
+        raise BuildError(f"--chunk-sizes: {too_long[0]} exceeds the context length of {max_seq_len} tokens")
+    if options.top_k > spec.vocab_size:
+        raise BuildError(f"--top-k: {options.top_k} exceeds the vocabulary of {spec.vocab_size} tokens")
+    spec = within(spec, max_seq_len)
+    # States have a separate number of pages, which the server chooses.
+    elements = page_elements(spec, options, spec.num_hidden_layers - spec.num_states)
+    return ModelConfig(
+        max_seq_len=max_seq_len,
+        transformer_block_count=spec.num_hidden_layers,
+        attn_head_dim=spec.head_dim,
+        prefill_batch_sizes=options.prefill_batch_sizes,
+        decode_batch_sizes=options.decode_batch_sizes,
+        has_prefill_position=True,
+        attn_dtype=KV_DTYPE_NAMES[options.query_dtype],
+        top_k=options.top_k,
+        paged_kv_cache=PagedKVCacheConfig(
+            attention_head_count_kv=spec.num_key_value_heads,
+            block_seq_stride=options.block_seq_stride,
+            device_block_count=_page_count(options, max_seq_len, elements),
+            kv_cache_dtype=KV_DTYPE_NAMES[options.kv],
+            paged_kv_block_size_elements_per_device=slab_elements(spec, options),
+            window_tokens=spec.last_window,
+            state_block_count=spec.num_states or None,
+        ),
+    )
+
+
+def _check_batch_invariant(spec: ModelSpec, options: BuildOptions) -> None:
+    if not options.batch_invariant:
+        return
+    if not options.device.startswith("hip"):
+        why = (
+            "CPUs give the same bits without it"
+            if options.device.startswith("cpu")
+            else "see docs/determinism.md"
+        )
+        raise BuildError(f"--batch-invariant: is for AMD GPUs, as in --device hip:gfx942; {why}")
+    if spec.num_states:
+        raise BuildError(
+            "--batch-invariant: layers with a state compute a prompt in another order than a decode"
+        )
+
+
+def _check_sizes(options: BuildOptions) -> None:
+    stride = options.block_seq_stride
+    _require_positive("--block-seq-stride", (stride,))
+    _require_positive("--top-k", (options.top_k,))
+    _require_positive("--prefill-batch-sizes", options.prefill_batch_sizes)
+    _require_positive("--decode-batch-sizes", options.decode_batch_sizes)
+    if not options.prefill_batch_sizes or not options.decode_batch_sizes:
+        raise BuildError("at least one prefill and one decode batch size are needed")
+    _require_positive("--chunk-sizes", options.chunk_sizes)
+    _require_positive("--extend-sizes", options.extend_sizes)
+    _require_positive("--decode-loop-sizes", options.loop_sizes)
+    if odd := [size for size in options.chunk_sizes if size % stride]:
+        raise BuildError(f"--chunk-sizes: {odd[0]} is not a multiple of the page of {stride} tokens")
+    if options.device_block_count is not None and options.device_block_count < 2:
+        raise BuildError("--pages: must be at least 2, as the first page is scratch")
+
+
+def _require_positive(flag: str, values: tuple[int, ...]) -> None:
+    if any(value < 1 for value in values):
+        raise BuildError(f"{flag}: must be positive, not {min(values)}")
+    if len(set(values)) != len(values):
+        raise BuildError(f"{flag}: each size once, please")
+
+
+def context_length(spec: ModelSpec, options: BuildOptions) -> int:
+    """Return the maximum tokens of a sequence.
+
+    Raises BuildError, naming the flag, if the model supports fewer.
+    """
+    own, asked, stride = spec.max_position_embeddings, options.context_length, options.block_seq_stride
+    if asked is not None and asked > own:
+        raise BuildError(f"--context-length: {asked} exceeds the {own} tokens that {spec.name} was made for")
+    length = min(own, DEFAULT_CONTEXT_LENGTH) if asked is None else asked
+    if length < stride:
+        raise BuildError(f"--context-length: {length} is less than a page of {stride} tokens")
+    return length
+
+
+def within(spec: ModelSpec, context: int) -> ModelSpec:
+    """Drop the window from the spec if sequences of `context` tokens fit in it."""
+    return replace(spec, window=None) if spec.window and spec.window >= context else spec
+
+
+def page_elements(spec: ModelSpec, options: BuildOptions, num_layers: int | None = None) -> int:
+    """Return the elements of a page: K and V of `block_seq_stride` tokens in `num_layers`, or all, layers."""
+    layers = num_layers or spec.num_hidden_layers
+    return layers * 2 * row_elements(spec, options) * options.block_seq_stride
+
+
+def slab_elements(spec: ModelSpec, options: BuildOptions) -> tuple[int, ...]:
+    """Return the elements of a page of each slab (`ModelSpec.slabs`); f32 states count in KV elements."""
+    if spec.delta_net is None:
+        return tuple(page_elements(spec, options, len(layers)) for layers in spec.slabs)
+    attention, states = spec.slabs
+    state = 4 // kv_item_bytes(options.kv) * spec.delta_net.state_elements
+    return page_elements(spec, options, len(attention)), len(states) * state
+
+
+def row_elements(spec: ModelSpec, options: BuildOptions) -> int:
+    """Return the cache elements for K, or for V, of one token in one layer."""
+    return cache_row_elements(spec.num_key_value_heads, spec.head_dim, _dtype(options.kv))
+
+
+def kv_item_bytes(kv: KVType) -> int:
+    """Return the bytes of an element of the cache."""
+    return _dtype(kv).itemsize
+
+
+def _dtype(kv: KVType) -> np.dtype[Any]:
+    return KV_DTYPES[KV_DTYPE_NAMES[kv]]
+
+
+def _page_count(options: BuildOptions, max_seq_len: int, elements: int) -> int:
+    """Return the number of pages, including scratch: 8 contexts within 1 GiB, but at least one context."""
+    if options.device_block_count is not None:
+        return options.device_block_count
+    context_pages = -(-max_seq_len // options.block_seq_stride)
+    most = DEFAULT_SLAB_BYTES // (elements * kv_item_bytes(options.kv))
+    return max(context_pages + 1, min(DEFAULT_CONTEXTS * context_pages + 1, most))

@@ -1,0 +1,281 @@
+"""The vocabulary for describing a model family: its tensors, and a layer as a list of operations.
+
+Values are named by strings and may be overwritten: a read gets the last written value. Activations are
+`[tokens, features]`; weights are named as in model/family.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.model.rope import Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """A source's tensor: its GGUF name and shape, and the stored weight that stacks its rows.
+
+    It is stored times `scale`, which is 1 unless the weight is a vector. The weight of a layer's experts is
+    [experts, out, in]; `expert` is the number of a tensor's expert.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    weight: str
+    scale: float = 1.0
+    expert: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation that reads the value `x` and writes the value `out`."""
+
+    x: str
+    out: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.out,)
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(Operation):
+    """Token ids [tokens] i64 -> rows of `weight` times the spec's `embedding_scale`, [tokens, hidden] f32."""
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class Norm(Operation):
+    """RMS norm: [tokens, hidden] f32 -> the same shape, in the matmuls' activation type."""
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddNormed(Operation):
+    """RMS norm of `x` plus the value `residual`: [tokens, hidden] f32 -> the same shape, f32."""
+
+    weight: str
+    residual: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.residual)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow(Operation):
+    """[tokens, hidden] f32 -> the same shape, in the matmuls' activation type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Operation):
+    """[tokens, in] -> [tokens, out] f32: `x` times the transpose of `weight`, plus the value `residual`."""
+
+    weight: str
+    residual: str | None = None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x,) if self.residual is None else (self.x, self.residual)
+
+
+@dataclass(frozen=True, slots=True)
+class AddBias(Operation):
+    """[tokens, features] f32 -> the same shape: `weight` [features] added to every row."""
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class NormHeads(Operation):
+    """q, k and v [tokens, qkv features] f32 -> the same shape: RMS norm of each head of q and of k.
+
+    `weight` [2 * head_dim] holds the weights of q's heads, then of k's.
+    """
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class NormWhole(Operation):
+    """NormHeads, but over all heads of q together, and over all heads of k.
+
+    `weight` [(heads + kv_heads) * head_dim] holds q's weights, then k's.
+    """
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatedLinear(Operation):
+    """[tokens, in] -> [tokens, out / 2], in the matmuls' activation type: the activation of gate, times up.
+
+    `weight` holds gate and up; the spec defines the `activation`.
+    """
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Operation):
+    """Router logits [tokens, experts] f32 -> each token's experts and their weights (see RoutedExperts).
+
+    The result is an input of the two operations below, in a form private to their kernels. Padding has no
+    experts.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class GatedExperts(Operation):
+    """[tokens, in] -> [tokens * experts per token, out / 2]: GatedLinear of each of a token's experts.
+
+    Results are in the matmuls' activation type, most likely expert first. `weight` is [experts, out, in];
+    `bias` [experts, out] f32 is added before the activation; `routing` is Route's value. Weights of experts
+    that no token uses are not read. Results for padding are undefined.
+    """
+
+    weight: str
+    routing: str
+    bias: str | None = None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.routing)
+
+
+@dataclass(frozen=True, slots=True)
+class SumExperts(Operation):
+    """[tokens * experts per token, in] -> [tokens, out] f32: the `residual` plus the experts' Linear results.
+
+    Each is multiplied by the expert's weight, most likely expert first. `weight` is [experts, out, in];
+    `bias` [experts, out] f32 is part of the Linear. Padding gets only the residual.
+    """
+
+    weight: str
+    routing: str
+    residual: str
+    bias: str | None = None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.routing, self.residual)
+
+
+@dataclass(frozen=True, slots=True)
+class Attend(Operation):
+    """q, k and v [tokens, qkv features] f32 -> [tokens, heads * head_dim], in the matmuls' activation type.
+
+    Rotates q and k by the layer's `rotation`, writes k and v to its part of the KV cache, and attends over
+    it, within the layer's window (the spec's `window_of`), with its sinks (`sinks_of`).
+    """
+
+    layer: int
+    rotation: Rotation = Rotation.GLOBAL
+
+
+@dataclass(frozen=True, slots=True)
+class DropGates(Operation):
+    """[tokens, q features + qkv features] f32 -> [tokens, qkv features]: q, k and v without the gates.
+
+    The gates of attention's result are between q and k.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Gate(Operation):
+    """[tokens, heads * head_dim] -> the same shape and type: `x` times the sigmoid of its gates.
+
+    `gates` names the value that DropGates reads.
+    """
+
+    gates: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.gates)
+
+
+@dataclass(frozen=True, slots=True)
+class GateTokens(Operation):
+    """[tokens, features] -> the same shape and type: `x` times the sigmoid of `gates` [tokens, 1] f32."""
+
+    gates: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.gates)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule(Operation):
+    """Inputs of a gated delta net (DeltaNet) -> [tokens, value features], in the matmuls' activation type.
+
+    `x` [tokens, channels + value features] f32 holds the convolution's inputs and the result's gates. `rates`
+    [tokens, 2 * value_heads] f32 holds b before its sigmoid, and the inputs of the decay: g is the second
+    half of `steps` times the softplus of the input plus the first half. q and k are divided by their lengths,
+    q also by sqrt(key_dim). The result of each head is an RMS norm of o by `norm`, times the SiLU of its
+    gates. Padding yields zeros.
+
+    A layer's state is in its pages of the cache's second slab. The page of the preceding token's block is
+    read; the page of each block with tokens receives the state after the last of them.
+    """
+
+    rates: str
+    layer: int
+    conv: str  # [channels, taps]
+    steps: str  # [2 * value_heads]
+    norm: str  # [value_dim]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.rates)
+
+
+@dataclass(frozen=True, slots=True)
+class LastTokens(Operation):
+    """[tokens, hidden] -> [rows, hidden]: each row's last token that is not padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapLogits(Operation):
+    """[rows, vocab] f32 -> the same shape: cap * tanh(x / cap), with the spec's `logit_cap`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopK(Operation):
+    """[rows, vocab] f32 -> `out` [rows, k] f32 and `indices` [rows, k] i64, in descending order."""
+
+    indices: str
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.out, self.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Operation):
+    """TopK's candidates -> `out` [rows] i64, the token that a decode loop draws for each row.
+
+    `logits` [rows, vocab] f32 are the full rows of the candidates. Reads the loop's `sampling` [fields, rows]
+    i64, and advances its `tokens` and `positions` [rows] i64.
+    """
+
+    indices: str
+    logits: str
+    sampling: str = "sampling"
+    tokens: str = "tokens"
+    positions: str = "positions"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.indices, self.logits, self.sampling, self.tokens, self.positions)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.out, self.tokens, self.positions)

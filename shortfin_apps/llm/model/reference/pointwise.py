@@ -1,0 +1,40 @@
+"""Norms, caps and the feed-forward's activation, in f32."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.model.spec import ModelSpec
+
+F32 = npt.NDArray[np.float32]
+
+
+def activated(spec: ModelSpec, gate: F32) -> F32:
+    active: F32 = gate / (1 + np.exp(-gate))
+    if spec.activation == "gelu":
+        active = 0.5 * gate * (1 + np.tanh(np.sqrt(np.float32(2 / np.pi)) * (gate + 0.044715 * gate**3)))
+    return active
+
+
+def gated(spec: ModelSpec, both: F32) -> F32:
+    """Combine gate and up: [.., 2 * features] -> [.., features]."""
+    gate, up = np.split(both, 2, axis=-1)
+    if spec.activation != "clamped":
+        return activated(spec, gate) * up
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    made: F32 = gate / (1 + np.exp(np.float32(-1.702) * gate)) * (up + 1)
+    return made
+
+
+def capped(x: F32, cap: float | None) -> F32:
+    capped: F32 = x if cap is None else np.float32(cap) * np.tanh(x / np.float32(cap))
+    return capped
+
+
+def rms_norm(spec: ModelSpec, x: F32, weight: F32 | None) -> F32:
+    if weight is None:
+        return x
+    mean = np.mean(x * x, axis=-1, keepdims=True)
+    normal: F32 = x / np.sqrt(mean + np.float32(spec.rms_norm_eps)) * weight
+    return normal

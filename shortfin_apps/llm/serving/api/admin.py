@@ -1,0 +1,94 @@
+"""Routes that affect all callers; they need an admin key."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from shortfin_apps.llm.contract.errors import UnavailableError
+from shortfin_apps.llm.serving.api import answers
+from shortfin_apps.llm.serving.api.auth import require_admin
+from shortfin_apps.llm.serving.api.commands import carry_out_everywhere, count_everywhere
+from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.serving.api.schema import Body
+from shortfin_apps.llm.serving.api.service import service_of
+from shortfin_apps.llm.serving.engine_link.commands import AbortAll, SetLogLevel
+
+PIECE_BYTES = 1 << 18
+GZIP = "application/gzip"
+DUMP = {GZIP: {"schema": {"type": "string", "format": "binary"}}}  # with `download`
+
+logger = logging.getLogger(__name__)
+router = APIRouter(
+    route_class=JsonRoute, tags=["admin"], dependencies=[Depends(require_admin)], responses=answers.errors()
+)
+
+
+class LogLevelBody(Body):
+    """`POST /log_level`."""
+
+    level: Literal["debug", "info", "warning", "error"]
+
+
+@router.post("/flush_cache", responses={200: {"model": answers.State}})
+async def flush_cache(request: Request) -> Response:
+    """Empties the prefix cache, except for pages of running requests; later requests find no prefix."""
+    service_of(request).model.generator.engine.flush_cache()
+    return JsonResponse({"status": "flushed"})
+
+
+@router.post("/abort_all", responses={200: {"model": answers.AbortedAnswer}})
+async def abort_all(request: Request) -> Response:
+    """Aborts all requests of all callers; returns the number of sequences."""
+    count = await count_everywhere(AbortAll(), service_of(request))
+    logger.warning("an admin aborted all %d sequences", count)
+    return JsonResponse({"aborted": count})
+
+
+@router.post("/debug/dump", responses={200: {"model": answers.DumpAnswer, "content": DUMP}})
+async def debug_dump(request: Request, download: bool = False) -> Response:
+    """Writes a dump of the flight recorder to a file on the server; with `download`, answers with the file.
+
+    It holds token ids of all callers' requests.
+    """
+    written = await service_of(request).model.generator.engine.dump("POST /debug/dump")
+    if download:
+        return _sent(written.path)
+    return JsonResponse({"file": str(written.path), "bytes": written.num_bytes})
+
+
+def _sent(path: Path) -> StreamingResponse:
+    """Answer with the file. It is opened first, as newer dumps may replace it at any time."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UnavailableError(f"the dump {path} is gone ({error.strerror}); ask again") from error
+    return StreamingResponse(
+        _pieces(file),
+        media_type=GZIP,
+        headers={
+            "content-length": str(os.fstat(file.fileno()).st_size),
+            "content-disposition": f'attachment; filename="{path.name}"',
+        },
+    )
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
+
+
+@router.post("/log_level", responses={200: {"model": answers.LogLevelAnswer}})
+async def log_level(body: LogLevelBody, request: Request) -> Response:
+    """Sets the server's log level; at `debug`, the log may include prompts."""
+    check_fields(body, request)
+    await carry_out_everywhere(SetLogLevel(body.level.upper()), service_of(request))
+    return JsonResponse({"level": body.level})

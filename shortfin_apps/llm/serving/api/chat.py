@@ -1,0 +1,163 @@
+"""Chat turns: the code shared by `/v1/chat/completions`, `/v1/responses` and `/v1/messages`.
+
+A route converts its body to a ChatBody. `chat_turn` makes requests of it; `submitted` and `answer_of`
+submit them. Errors name the fields of ChatBody; routes with other field names rename them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.contract.errors import InvalidRequestError, RequestAbortedError
+from shortfin_apps.llm.serving.api.access_log import access_of
+from shortfin_apps.llm.serving.api.auth import caller_of
+from shortfin_apps.llm.serving.api.conversation import conversation_text
+from shortfin_apps.llm.serving.api.json_body import note_unread
+from shortfin_apps.llm.serving.api.schema import ChatBody, SamplingFields, ServingFields
+from shortfin_apps.llm.serving.api.service import service_of
+from shortfin_apps.llm.serving.api.streaming import unless_disconnected
+from shortfin_apps.llm.serving.api.structured_output import compiler_for
+from shortfin_apps.llm.serving.api.terms import terms_of
+from shortfin_apps.llm.serving.api.text_requests import text_requests
+from shortfin_apps.llm.serving.api.tools import (
+    AnswerForm,
+    ToolUse,
+    answer_form,
+    answer_grammar,
+    shown_ids,
+    template_variables,
+    tool_use,
+)
+from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest, TextStream, gather
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation rendered and tokenised for the model."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    use: ToolUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTurn:
+    """A conversation to answer: one request per choice, and how to parse the answers.
+
+    `fills_context`: `max_tokens` was reduced to the free context.
+    """
+
+    requests: Sequence[TextRequest]
+    form: AnswerForm
+    fills_context: bool = False
+
+
+async def chat_prompt(body: ChatBody, request: Request, *, messages_field: str = "messages") -> ChatPrompt:
+    """Render and tokenise. Raises InvalidRequestError if the chat template refuses it or it is too long."""
+    service = service_of(request)
+    note_unread(body.messages, body.chat_template_kwargs, request, messages_field)
+    model = service.model
+    use = tool_use(body, model.dialect)
+    text = await conversation_text(
+        service,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        variables=template_variables(body, model),
+        tools=use.shown,
+    )
+    salt = caller_of(request).cache_salt(body.cache_salt)
+    token_ids = await model.generator.encode_conversation(text, salt, "messages")
+    return ChatPrompt(text=text, token_ids=token_ids, use=use)
+
+
+async def chat_turn(
+    body: ChatBody, request: Request, *, cuts_to_fit: bool = False, messages_field: str = "messages"
+) -> ChatTurn:
+    """Prepare the requests of a body that passed `check_limits`.
+
+    Raises InvalidRequestError, also if `max_tokens` exceeds the free context, unless `cuts_to_fit`.
+    """
+    service = service_of(request)
+    model = service.model
+    logprobs = _logprobs(body)
+    service.limits.check_logprobs(logprobs, "top_logprobs")
+    model.generator.check_count(body.n or 1, "n")
+    prompt = await chat_prompt(body, request, messages_field=messages_field)
+    tenant = terms_of(body, request).tenant
+    compile_source = compiler_for(request, model.generator, tenant)
+    grammar = await answer_grammar(body, prompt.use, model, prompt.text, compile_source)
+    form = answer_form(body, prompt.use, model, prompt.text)
+    room = max(model.generator.max_seq_len - len(prompt.token_ids), 1)
+    fills_context = cuts_to_fit and body.max_tokens is not None and body.max_tokens > room
+    if fills_context:
+        body = body.model_copy(update={"max_tokens": room})
+    requests = text_requests(
+        body,
+        request,
+        prompt.token_ids,
+        prompt_field="messages",
+        max_tokens=_max_tokens(body),
+        default_max_tokens=None,
+        logprobs=logprobs,
+        conversation=prompt.text,
+        grammar=grammar,
+        shown_ids=shown_ids(form, model),
+    )
+    return ChatTurn(requests=requests, form=form, fills_context=fills_context)
+
+
+async def submitted(turn: ChatTurn, request: Request) -> list[TextStream]:
+    """Submit the turn and return its streams. Raises the engine's error if it does not admit all."""
+    access = access_of(request)
+    access.requests = turn.requests
+    access.pending = streams = await service_of(request).model.generator.submit(turn.requests)
+    return streams
+
+
+async def answer_of(turn: ChatTurn, request: Request) -> TextDelta:
+    """Return the complete answer of a one-request turn. Raises RequestAbortedError on disconnect."""
+    (answer,) = await unless_disconnected(request, gather(await submitted(turn, request)))
+    return answer
+
+
+def _max_tokens(body: ChatBody) -> tuple[str, int | None]:
+    """`max_completion_tokens`, or its older name `max_tokens`."""
+    if body.max_completion_tokens is None:
+        return "max_tokens", body.max_tokens
+    if body.max_tokens not in (None, body.max_completion_tokens):
+        raise InvalidRequestError("`max_tokens` and `max_completion_tokens` disagree", "max_tokens")
+    return "max_completion_tokens", body.max_completion_tokens
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequestError("`top_logprobs` needs `logprobs` to be true", "top_logprobs")
+    return None
+
+
+def chat_body(body: SamplingFields, **fields: Any) -> ChatBody:
+    """Create a chat from the sampling and serving fields of `body`, and `fields`.
+
+    Raises InvalidRequestError for `n` above 1, as the calling routes return one answer.
+    """
+    if body.n not in (None, 1):
+        raise InvalidRequestError("`n` must be 1, as this route gives one answer", "n")
+    shared = (*SamplingFields.model_fields, *ServingFields.model_fields)
+    return ChatBody(**{name: getattr(body, name) for name in shared} | fields)
+
+
+def end_of(answer: TextDelta) -> FinishReason | None:
+    """Return the finish reason. Raises RequestAbortedError, or its cause, for an aborted answer.
+
+    For routes whose format can express a cut answer only if `max_tokens` was reached.
+    """
+    if answer.finish_reason is FinishReason.ABORT:
+        raise answer.error or RequestAbortedError("the request was aborted")
+    return answer.finish_reason

@@ -1,0 +1,113 @@
+"""Converts an answer's text to an assistant message in OpenAI's format, complete or as deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import uuid4
+
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.serving.api.tools import PLAIN, AnswerForm
+from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT
+from shortfin_apps.llm.serving.dialects.pieces import Arguments, CallStart, Content, Piece, Reasoning
+
+REASONING_NAMES = ("reasoning_content", "reasoning")  # the second is vLLM's and OpenRouter's
+
+
+class AnswerReader:
+    """Splits the text of one answer, streamed or complete, into pieces."""
+
+    def __init__(self, form: AnswerForm = PLAIN) -> None:
+        self._form = form
+        # Text without a dialect needs no parser, which would hold back trailing white space.
+        self._parser = None if form.dialect == NO_DIALECT else form.parser()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the text is the answer's content unchanged."""
+        return self._parser is None
+
+    def pieces(self, text: str, *, is_last: bool, is_cut: bool = False) -> Sequence[Piece]:
+        """Return the pieces that the next `text` completes, without thoughts if they are not requested.
+
+        Calls are complete, unless the answer `is_cut`, that is, ended before the model finished it.
+        """
+        if self._parser is None:
+            return [Content(text)]
+        pieces: Sequence[Piece] = self._parser.push(text)
+        if is_last:
+            pieces = [*pieces, *self._parser.finish(is_cut=is_cut)]
+        if self._form.with_reasoning:
+            return pieces
+        return [piece for piece in pieces if not isinstance(piece, Reasoning)]
+
+    def new_call_id(self) -> str:
+        """Return an id for a call, with the length that the model's template requires."""
+        code, length = uuid4().hex, self._form.id_chars
+        return f"call_{code}" if length is None else code[:length]
+
+
+class MessageReader:
+    """Converts the text of one answer, streamed or complete, to a message."""
+
+    def __init__(self, form: AnswerForm = PLAIN) -> None:
+        self._reader = AnswerReader(form)
+        self._num_calls = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the text is the message's content unchanged."""
+        return self._reader.is_plain
+
+    def message(self, text: str, *, is_cut: bool = False) -> dict[str, Any]:
+        """Return the complete message."""
+        pieces = self._reader.pieces(text, is_last=True, is_cut=is_cut)
+        content = _text_of(pieces, Content)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning := _text_of(pieces, Reasoning):
+            message |= dict.fromkeys(REASONING_NAMES, reasoning)
+        if calls := self._calls(pieces):
+            message["content"] = content or None
+            message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
+        return message
+
+    def delta(self, text: str, *, is_last: bool, is_cut: bool = False) -> dict[str, Any]:
+        """Return what the next `text` adds to the message; empty while text is held back."""
+        pieces = self._reader.pieces(text, is_last=is_last, is_cut=is_cut)
+        delta: dict[str, Any] = {}
+        if reasoning := _text_of(pieces, Reasoning):
+            delta |= dict.fromkeys(REASONING_NAMES, reasoning)
+        if content := _text_of(pieces, Content):
+            delta["content"] = content
+        if calls := self._calls(pieces):
+            delta["tool_calls"] = calls
+        return delta
+
+    def finish_reason(self, reason: FinishReason | None) -> str | None:
+        """Return OpenAI's finish reason; call this after the message or its last delta."""
+        return "tool_calls" if self._num_calls and reason is FinishReason.STOP else reason
+
+    def _calls(self, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+        """Return calls that start or continue; a continued call has neither id nor name."""
+        calls: list[dict[str, Any]] = []
+        for piece in pieces:
+            if isinstance(piece, CallStart):
+                calls.append(self._begin_call(piece.name))
+            elif isinstance(piece, Arguments):
+                if not calls:
+                    calls.append({"index": self._num_calls - 1, "function": {"arguments": ""}})
+                calls[-1]["function"]["arguments"] += piece.text
+        return calls
+
+    def _begin_call(self, name: str) -> dict[str, Any]:
+        self._num_calls += 1
+        return {
+            "index": self._num_calls - 1,
+            "id": self._reader.new_call_id(),
+            "type": "function",
+            "function": {"name": name, "arguments": ""},
+        }
+
+
+def _text_of(pieces: Iterable[Piece], kind: type[Content | Reasoning]) -> str:
+    return "".join(piece.text for piece in pieces if isinstance(piece, kind))

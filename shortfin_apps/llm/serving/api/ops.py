@@ -1,0 +1,119 @@
+"""Routes for operators, load balancers and tools: health, metrics, versions and the tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from shortfin_apps.llm import __version__
+from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.contract.iree_release import installed_version
+from shortfin_apps.llm.serving.api import answers
+from shortfin_apps.llm.serving.api.commands import carry_out_everywhere
+from shortfin_apps.llm.serving.api.conversation import conversation_text
+from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields, note_unread
+from shortfin_apps.llm.serving.api.model_name import check_model
+from shortfin_apps.llm.serving.api.schema import DetokenizeBody, TokenizeBody
+from shortfin_apps.llm.serving.api.service import service_of
+from shortfin_apps.llm.serving.engine_link.commands import ReadMetrics
+from shortfin_apps.llm.serving.text.tokenizer import first_out_of_range
+
+router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors())
+
+
+@router.get("/health", responses=answers.health(ok="the engine works", not_ok="it is stuck or stopped"))
+async def health(request: Request) -> Response:
+    """200 while the engine makes progress or has no work, 503 otherwise."""
+    return _state("healthy", service_of(request).healthy)
+
+
+@router.get("/ready", responses=answers.health(ok="requests are accepted", not_ok="loading or draining"))
+async def ready(request: Request) -> Response:
+    """200 when requests are accepted, 503 while the model loads or the server drains."""
+    return _state("ready", service_of(request).ready)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    service = service_of(request)
+    counts = await carry_out_everywhere(ReadMetrics(), service)
+    return Response(service.metrics.exposition(counts), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+@router.get("/version")
+async def versions() -> Response:
+    libraries = ("shortfin", "iree-base-runtime", "tokenizers")
+    return JsonResponse({"version": __version__, **{name: installed_version(name) for name in libraries}})
+
+
+@router.get("/server_info", responses={200: {"model": answers.ServerInfo}})
+async def server_info(request: Request) -> Response:
+    """The effective configuration of the server and of the model."""
+    service = service_of(request)
+    return JsonResponse(
+        {
+            "version": __version__,
+            "served_model_name": service.name,
+            "server": service.config,
+            "model": service.model_info,
+        }
+    )
+
+
+@router.post("/tokenize", responses={200: {"model": answers.TokenizeAnswer}})
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    """Token ids of a text, or of a conversation rendered by the chat template."""
+    check_fields(body, request)
+    service = service_of(request)
+    check_model(service, body.model)
+    generator = service.model.generator
+    special = body.add_special_tokens is not False
+    text = body.prompt or ""
+    service.limits.check_chars(len(text), "prompt")
+    if body.messages is not None:
+        note_unread(body.messages, body.chat_template_kwargs, request)
+        text = await conversation_text(
+            service,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            variables=body.chat_template_kwargs,
+            tools=[tool.for_template() for tool in body.tools or ()],
+        )
+        special = body.add_special_tokens is True
+    rendered = body.messages is not None
+    token_ids = await generator.encode(text, add_special_tokens=special, rendered=rendered)
+    answer: dict[str, Any] = {
+        "count": len(token_ids),
+        "max_model_len": generator.max_seq_len,
+        "tokens": token_ids,
+    }
+    names = None
+    if body.return_token_strs:
+        names = await generator.workers.run(len(token_ids), generator.tokenizer.names, token_ids)
+    return JsonResponse({**answer, "token_strs": names})
+
+
+@router.post("/detokenize", responses={200: {"model": answers.DetokenizeAnswer}})
+async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+    """Text of token ids, special tokens included."""
+    check_fields(body, request)
+    service = service_of(request)
+    check_model(service, body.model)
+    tokenizer = service.model.generator.tokenizer
+    service.limits.check_chars(len(body.tokens), "tokens")  # a token has at least one character
+    if (bad_id := first_out_of_range(body.tokens, tokenizer.vocab_size)) is not None:
+        raise InvalidRequestError(
+            f"`tokens`: token id {bad_id} is not in [0, {tokenizer.vocab_size})", "tokens"
+        )
+    text = await service.model.generator.workers.run(
+        len(body.tokens), tokenizer.decode, body.tokens, skip_special_tokens=False
+    )
+    return JsonResponse({"prompt": text})
+
+
+def _state(word: str, ok: bool) -> Response:
+    return JsonResponse({"status": word if ok else f"not {word}"}, status_code=200 if ok else 503)

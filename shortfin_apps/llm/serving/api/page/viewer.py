@@ -1,0 +1,113 @@
+"""Restricts a snapshot to what one caller may see and formats it for the page."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from shortfin_apps.llm.components.engine.snapshot import (
+    OWNED,
+    UNLISTED,
+    InvocationMix,
+    PageMap,
+    RequestSnapshot,
+    Snapshot,
+)
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.serving.api.access_log import claimed_tenant
+from shortfin_apps.llm.serving.api.auth import Caller
+
+COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "steps", "device_s")
+
+
+class Viewer(NamedTuple):
+    """The viewer of a page. Only requests of `tenant` are shown, or all if it is None.
+
+    An admin sees all requests. So does everyone if the server needs no keys, as then everyone may abort any
+    request; tenant names made up by clients are then shown as the hashes that appear in the log.
+    """
+
+    tenant: str | None
+    is_admin: bool
+
+    @classmethod
+    def of(cls, caller: Caller) -> Viewer:
+        return cls(None if caller.is_admin else caller.tenant or None, caller.is_admin)
+
+    def view(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Return the snapshot as a JSON object."""
+        shown = [index for index, request in enumerate(snapshot.requests) if self._sees(request.tenant)]
+        cells = {OWNED + index: OWNED + place for place, index in enumerate(shown)}
+        window = snapshot.window_map
+        return {
+            "at": round(snapshot.at_s, 3),
+            **_totals(snapshot.stats),
+            "requests": [self._request(snapshot.requests[index]) for index in shown],
+            "tenants": [
+                (self._name(tenant), running, waiting)
+                for tenant, running, waiting in snapshot.tenants
+                if self._sees(tenant)
+            ],
+            "map": _map(snapshot.page_map, cells),
+            "window_map": None if window is None else _map(window, cells),
+            "steps": [_step(mix) for mix in snapshot.invocations],
+        }
+
+    def _sees(self, tenant: str) -> bool:
+        return self.tenant is None or tenant == self.tenant
+
+    def _name(self, tenant: str) -> str:
+        is_claimed = tenant and self.tenant is None and not self.is_admin
+        return claimed_tenant(tenant) if is_claimed else tenant
+
+    def _request(self, request: RequestSnapshot) -> dict[str, Any]:
+        return {
+            "id": request.request_id,
+            "rid": client_id(request.request_id),
+            "tenant": self._name(request.tenant),
+            "state": request.state.value,
+            "prompt": request.prompt_tokens,
+            "cached": request.cached_tokens,
+            "computed": request.computed_tokens,
+            "output": request.output_tokens,
+            "max": request.max_tokens,
+            "pages": request.pages,
+            "age": round(request.age_s, 2),
+        }
+
+
+def client_id(request_id: str) -> str:
+    """Convert the engine's request id to the client's, which `/abort` accepts; see TextGenerator."""
+    return request_id.rpartition(".")[0]
+
+
+def _totals(stats: EngineStats) -> dict[str, Any]:
+    """Return the counters over all callers."""
+    window = stats.window_pages
+    return {
+        "running": stats.num_running,
+        "waiting": stats.num_waiting,
+        "pages": stats.pages._asdict(),
+        "window_pages": None if window is None else window._asdict(),
+        "counters": {name: getattr(stats, name) for name in COUNTERS},
+    }
+
+
+def _map(pages: PageMap, cells: dict[int, int]) -> dict[str, Any]:
+    """Return the page map; pages of hidden requests are marked as unlisted."""
+    values = pages.runs[::2]
+    shown = [value if value < OWNED else cells.get(value, UNLISTED) for value in values]
+    runs = [number for pair in zip(shown, pages.runs[1::2], strict=True) for number in pair]
+    return {"step": pages.step, "runs": runs}
+
+
+def _step(mix: InvocationMix) -> tuple[Any, ...]:
+    return (
+        mix.serial,
+        round(mix.at_s, 4),
+        round(mix.duration_s, 4),
+        mix.entry,
+        mix.family.value,
+        mix.prefill_tokens,
+        mix.decode_tokens,
+        mix.padded_tokens,
+    )

@@ -1,0 +1,221 @@
+"""Server-sent events, and cancellation when a client disconnects before its answer is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from shortfin_apps.llm.contract.errors import LlmError, RequestAbortedError
+from shortfin_apps.llm.lone_surrogates import json_of
+from shortfin_apps.llm.serving.api.access_log import access_of
+from shortfin_apps.llm.serving.api.errors import answer_to
+from shortfin_apps.llm.serving.api.logprobs_work import work_of
+from shortfin_apps.llm.serving.api.service import service_of
+from shortfin_apps.llm.serving.api.stream_turns import MAX_WORK
+from shortfin_apps.llm.serving.api.streamed_body import KeepAlive, StreamedBody
+from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextStream, close_all
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+# Unicode line ends that JSON does not escape; some clients split streams at them.
+LINE_ENDS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029")
+
+
+def json_line(value: object) -> bytes:
+    """Return the JSON of a value with Unicode line ends escaped."""
+    data = json_of(value)
+    if not data.isascii():
+        for line_end, escape in LINE_ENDS:
+            data = data.replace(line_end, escape)
+    return data
+
+
+def event(data: object) -> bytes:
+    """Encode a server-sent event with a JSON payload."""
+    return b"data: " + json_line(data) + b"\n\n"
+
+
+def named_event(data: Mapping[str, object]) -> bytes:
+    """Encode a server-sent event, named after its payload's `type`."""
+    return f"event: {data['type']}\n".encode() + event(data)
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; if the client disconnects, cancel it and raise RequestAbortedError.
+
+    The request's body must have been read. Starlette itself cancels only streaming responses.
+    """
+    return await race(request.receive, work)
+
+
+class Events(Protocol):
+    """Encoder of a stream's server-sent events.
+
+    `done` marks the end of a stream, including one that ended with an error.
+    """
+
+    done: bytes
+
+    def first(self) -> bytes:
+        """Return what depends on no token; sent with the first event."""
+        ...
+
+    def of(self, index: int, delta: TextDelta) -> bytes:
+        """Encode a delta of the `index`-th request; empty if there is nothing to send yet."""
+        ...
+
+    def last(self) -> bytes:
+        """Return what follows all deltas."""
+        ...
+
+    def failed(self, error: Exception) -> bytes:
+        """Encode an error that occurred after the status was sent."""
+        ...
+
+
+class EventStream(Response):
+    """Sends `events` for the output of `streams` as it is generated; closes `streams` at the end.
+
+    The status is sent with the first event. An earlier error is raised, so it is answered with its own status
+    and a router may retry on another server; a later error becomes the last event. If nothing was sent for
+    `Service.stream_keep_alive_s`, a comment is sent, after the status if necessary, so that no proxy closes
+    the connection.
+
+    New output is sent in a turn of StreamTurns, shared by all streams. The request's own task only sends
+    pieces held up by a full buffer, and the end.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, request: Request, events: Events, streams: Sequence[TextStream]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._request = request
+        self._events = events
+        self._streams = streams
+        self._num_open = len(streams)
+        self._turns = service_of(request).stream_turns
+        self._first = b""  # sent with the first event
+        self._told: list[int] = []  # streams with new output
+        self._unsent: list[bytes] = []
+        self._error: Exception | None = None  # the reason why the stream ends early
+        self._wakes = asyncio.Event()  # set when the task has something to do
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._body = StreamedBody(self._start(), send, on_held_up=self._wakes.set)
+        keep_alive_s = service_of(self._request).stream_keep_alive_s
+        ticker = KeepAlive(self._body, keep_alive_s) if keep_alive_s else None
+        try:
+            await race(receive, self._serve())
+        except (RequestAbortedError, OSError):
+            if not self._body.has_begun:
+                raise
+            # the client has disconnected
+        finally:
+            close_all(self._streams)
+            self._body.close()
+            if ticker is not None:
+                ticker.stop()
+
+    def _start(self) -> Message:
+        return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+
+    async def _serve(self) -> None:
+        self._first = self._events.first()
+        for index, stream in enumerate(self._streams):
+            stream.listen(partial(self._tell, index))
+            self._tell(index)
+        while self._num_open > 0 and self._error is None:
+            await self._wakes.wait()
+            self._wakes.clear()
+            await self._body.held_up()
+            if self._told and self._body.is_free:
+                self._turns.add(self)
+        await self._body.held_up()
+        await self._body.end(self._last())
+
+    def _tell(self, index: int) -> None:
+        """Join the next turn, as a stream has new output, unless the body is held up."""
+        if not self._told and self._body.is_free:
+            self._turns.add(self)
+        self._told.append(index)
+
+    def convert(self) -> int:
+        """Serialise the streams' new output, up to MAX_WORK."""
+        work = 0
+        if self._error is not None or not self._body.is_free:
+            return work
+        told, self._told = self._told, []
+        try:
+            for place, index in enumerate(told):
+                if work >= MAX_WORK:
+                    self._told = told[place:]
+                    break
+                if (delta := self._streams[index].take()) is not None:
+                    if data := self._events.of(index, delta):
+                        self._unsent.append(data)
+                    self._num_open -= delta.finish_reason is not None
+                    work += len(delta.token_ids) + work_of(delta)
+        except Exception as error:
+            self._error = error
+        return work
+
+    def send(self) -> None:
+        """Send the serialised events; wake the task if deltas are left, or at the end."""
+        if self._unsent and self._error is None and self._num_open > 0 and self._body.is_free:
+            try:
+                self._body.write(self._take_unsent())
+            except Exception as error:
+                self._error = error
+        if self._told or self._num_open == 0 or self._error is not None:
+            self._wakes.set()
+
+    def _last(self) -> bytes:
+        """Return the end of the stream. Raises its error if a status can still be sent."""
+        error = self._error
+        if error is None:
+            return self._take_unsent() + self._events.last() + self._events.done
+        if not self._body.has_begun or isinstance(error, OSError):
+            raise error
+        if not isinstance(error, LlmError):
+            logger.error("a stream failed", exc_info=error)
+        access_of(self._request).error = answer_to(error).code
+        return self._take_unsent() + self._events.failed(error) + self._events.done
+
+    def _take_unsent(self) -> bytes:
+        data = self._first + b"".join(self._unsent)
+        self._first = b""
+        self._unsent.clear()
+        return data
+
+
+async def race(receive: Receive, work: Awaitable[T]) -> T:
+    """See `unless_disconnected`; `receive` is of ASGI."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise RequestAbortedError("the client closed the connection")
+    finally:
+        for unfinished in (task, watcher):
+            unfinished.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,283 @@
+"""Derives the grammar and the parser of answers from a chat request's tools and thoughts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shortfin_apps.llm.components.grammar.json_schema import without_annotations
+from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.request.grammar import Grammar
+from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.serving.api.schema import AllowedToolChoice, ChatBody, NamedTool, Tool
+from shortfin_apps.llm.serving.api.service import ServedModel
+from shortfin_apps.llm.serving.api.structured_output import CompileSource, Named, named_source
+from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect, Function
+from shortfin_apps.llm.serving.dialects.lark import Lark, one_of
+from shortfin_apps.llm.serving.dialects.output_parser import OutputParser
+
+MAX_CALLS = 16  # per answer with a grammar, so that a weak model does not repeat calls until its limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The tools shown to the model, and the functions that it may (or must) call."""
+
+    shown: tuple[dict[str, Any], ...] = ()
+    functions: tuple[Function, ...] = ()
+    is_required: bool = False
+    parallel: bool = True
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether calls must match a schema, required or not."""
+        return any(function.strict for function in self.functions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """How to parse the answers to a request. `is_open`: the prompt opened a thought.
+
+    `calls_end_thoughts`: a call ends a thought; false if a grammar makes the model end it first.
+    """
+
+    dialect: Dialect = NO_DIALECT
+    functions: tuple[Function, ...] = ()
+    is_open: bool = False
+    parallel: bool = True
+    calls_end_thoughts: bool = True
+    with_reasoning: bool = True
+    id_chars: int | None = None  # length of a call's id
+
+    def parser(self) -> OutputParser:
+        return OutputParser(
+            self.dialect,
+            self.functions,
+            is_open=self.is_open,
+            parallel=self.parallel,
+            calls_end_thoughts=self.calls_end_thoughts,
+        )
+
+
+PLAIN = AnswerForm()
+
+
+def tool_use(body: ChatBody, dialect: Dialect) -> ToolUse:
+    """Read the tools. Raises InvalidRequestError for invalid tools, or if the model does not support them."""
+    choice = body.tool_choice or "auto"
+    if not body.tools:
+        if choice not in ("none", "auto"):
+            raise InvalidRequestError("`tool_choice` needs `tools` to choose from", "tool_choice")
+        return ToolUse()
+    _check_names(body.tools)
+    if choice == "none":  # hide the tools, so that the model does not call them
+        return ToolUse()
+    if dialect.tools is None:
+        raise InvalidRequestError(
+            "this model's chat template has no form of tool calls that is known here; serve it with"
+            " `--tool-parser` and the form that it was trained on, or leave `tools` out",
+            "tools",
+        )
+    shown, callable_names, is_required = _chosen(choice, body.tools)
+    return ToolUse(
+        shown=tuple(tool.for_template() for tool in shown),
+        functions=tuple(_function(tool) for tool in shown if tool.function.name in callable_names),
+        is_required=is_required,
+        parallel=body.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
+    )
+
+
+def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] | None:
+    """Return `chat_template_kwargs`, with `reasoning_effort` if it is given.
+
+    Raises InvalidRequestError if the template does not support `reasoning_effort`.
+    """
+    if body.reasoning_effort is None:
+        return body.chat_template_kwargs
+    if "reasoning_effort" not in (model.generator.tokenizer.tool_template_source or ""):
+        raise InvalidRequestError(
+            "`reasoning_effort` is not known to this model's chat template; leave it out", "reasoning_effort"
+        )
+    return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
+
+
+async def answer_grammar(
+    body: ChatBody, use: ToolUse, model: ServedModel, prompt: str, compile_source: CompileSource
+) -> Grammar | None:
+    """Compile the grammar of the answers to `prompt`, if one is needed: a thought, then a call or JSON.
+
+    If calls are optional, text with valid calls is enforced only if a function is strict.
+
+    Raises InvalidRequestError for a grammar other than JSON combined with tools, and for an unsupported one.
+    """
+    named = named_source(body)
+    if use.is_required:
+        return await _compiled(use, lambda use: _lark(use, model, prompt, None), compile_source, "tools")
+    if named is None:
+        if not use.is_strict:
+            return None
+        return await _compiled(use, lambda use: _lark_of_text(use, model, prompt), compile_source, "tools")
+    param, source = named
+    if is_bare(named, use, model):
+        return await compile_source(source, param)
+    if (schema := _schema_of(source)) is None:
+        raise InvalidRequestError(
+            f"`{param}` must be a JSON schema beside `tools`; leave one of them out, or set `tool_choice` to"
+            " `none`",
+            param,
+        )
+    return await _compiled(use, lambda use: _lark(use, model, prompt, schema), compile_source, param)
+
+
+def is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
+    """Whether an answer matches the grammar from its first token, without a thought or a call."""
+    if named is None or use.functions:
+        return False
+    return model.dialect.reasoning is None or _schema_of(named[1]) is None
+
+
+def answer_form(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -> AnswerForm:
+    """Return how to parse the answers to `prompt`."""
+    if is_bare(named_source(body), use, model):
+        return PLAIN
+    dialect = model.dialect
+    if body.separate_reasoning is False:
+        dialect = replace(dialect, reasoning=None)
+    if not use.functions:
+        dialect = replace(dialect, tools=None)
+    is_open = dialect.reasoning is not None and dialect.reasoning.is_open(prompt)
+    return AnswerForm(
+        dialect=dialect,
+        functions=use.functions,
+        is_open=is_open,
+        parallel=use.parallel,
+        calls_end_thoughts=not (use.is_required or (use.is_strict and is_open)),
+        with_reasoning=body.include_reasoning is not False,
+        id_chars=None if dialect.tools is None else dialect.tools.id_chars,
+    )
+
+
+def shown_ids(form: AnswerForm, model: ServedModel) -> frozenset[int]:
+    """Return the special tokens that the parser needs to see."""
+    special = model.generator.tokenizer.special_tokens
+    return frozenset(special[mark] for mark in form.dialect.marks if mark in special)
+
+
+def _lark(use: ToolUse, model: ServedModel, prompt: str, schema: Mapping[str, Any] | None) -> str:
+    """Return a grammar of a thought, followed by calls or by JSON that matches `schema`."""
+    tools, reasoning = model.dialect.tools, model.dialect.reasoning
+    lark = Lark(model.generator.tokenizer.special_tokens)
+    begin = "" if reasoning is None else lark.literal(reasoning.content_begin)
+    answers = [] if schema is None else [f"{begin} {lark.json(schema, strict=True)}"]
+    if use.functions:
+        assert tools is not None, "`tool_use` checks it"
+        answers.append(tools.calls(lark, use.functions, _most_calls(use)))
+    thought = "" if reasoning is None else reasoning.thought(lark, prompt)
+    return lark.source(f"{thought} {one_of(answers)}")
+
+
+def _lark_of_text(use: ToolUse, model: ServedModel, prompt: str) -> str:
+    """Return a grammar of a thought, followed by text with valid calls."""
+    tools, reasoning = model.dialect.tools, model.dialect.reasoning
+    assert tools is not None, "`tool_use` checks it"
+    lark = Lark(model.generator.tokenizer.special_tokens)
+    thought = "" if reasoning is None else reasoning.thought(lark, prompt)
+    return lark.source(f"{thought} {tools.answer(lark, use.functions, _most_calls(use))}")
+
+
+def _most_calls(use: ToolUse) -> int:
+    return MAX_CALLS if use.parallel else 1
+
+
+async def _compiled(
+    use: ToolUse, lark_of: Callable[[ToolUse], str], compile_source: CompileSource, param: str
+) -> Grammar:
+    """Compile `lark_of(use)`. If it is refused, retry with looser arguments for non-strict functions.
+
+    Raises InvalidRequestError if strict functions or a schema are refused even then.
+    """
+    functions = tuple(
+        replace(each, parameters=without_annotations(each.parameters)) for each in use.functions
+    )
+    candidates = [functions]
+    for loosen in (_types_only, _any_arguments):
+        loose = tuple(each if each.strict else loosen(each) for each in functions)
+        if loose != candidates[-1]:
+            candidates.append(loose)
+    *others, last = (replace(use, functions=functions) for functions in candidates)
+    for looser in others:
+        with suppress(InvalidRequestError):
+            return await _compiled_lark(lark_of(looser), compile_source, param)
+        await asyncio.sleep(0)  # lets other requests run: writing one for many arguments takes long
+    return await _compiled_lark(lark_of(last), compile_source, param)
+
+
+async def _compiled_lark(lark: str, compile_source: CompileSource, param: str) -> Grammar:
+    return await compile_source(GrammarSource(GrammarKind.LARK, lark), param)
+
+
+def _types_only(function: Function) -> Function:
+    """Return the function with its arguments' schemas reduced to their names and types."""
+    properties = function.parameters.get("properties")
+    if not isinstance(properties, dict):
+        return _any_arguments(function)
+    kinds = {
+        name: {"type": each["type"]} if isinstance(each, dict) and isinstance(each.get("type"), str) else {}
+        for name, each in properties.items()
+    }
+    return replace(function, parameters={"type": "object", "properties": kinds})
+
+
+def _any_arguments(function: Function) -> Function:
+    return replace(function, parameters={"type": "object"})
+
+
+def _schema_of(source: GrammarSource) -> Mapping[str, Any] | None:
+    """Return the JSON schema of a source; None for another kind or an invalid schema."""
+    if source.kind is not GrammarKind.JSON_SCHEMA:
+        return None
+    try:
+        schema = json.loads(source.text)
+    except (ValueError, RecursionError):
+        return None
+    return schema if isinstance(schema, dict) else None
+
+
+def _check_names(tools: Iterable[Tool]) -> None:
+    names: set[str] = set()
+    for tool in tools:
+        if tool.function.name in names:
+            raise InvalidRequestError(f"`tools` has several functions `{tool.function.name}`", "tools")
+        names.add(tool.function.name)
+
+
+def _chosen(choice: object, tools: list[Tool]) -> tuple[list[Tool], set[str], bool]:
+    """Return the tools to show, the names that may be called, and whether a call is required."""
+    if isinstance(choice, NamedTool):
+        return tools, _known([choice], tools), True
+    if isinstance(choice, AllowedToolChoice):
+        names = _known(choice.allowed_tools.tools, tools)
+        allowed = [tool for tool in tools if tool.function.name in names]
+        return allowed, names, choice.allowed_tools.mode == "required"
+    return tools, {tool.function.name for tool in tools}, choice == "required"
+
+
+def _known(named: Iterable[NamedTool], tools: Iterable[Tool]) -> set[str]:
+    names = {each.function.name for each in named}
+    if unknown := names - {tool.function.name for tool in tools}:
+        raise InvalidRequestError(f"`tool_choice`: no function in `tools` is `{min(unknown)}`", "tool_choice")
+    return names
+
+
+def _function(tool: Tool) -> Function:
+    """Convert a tool. Raises InvalidRequestError for a strict one with arguments that are not an object."""
+    spec = tool.function
+    function = Function(spec.name, spec.parameters or {}, strict=bool(spec.strict))
+    kinds = function.parameters.get("type", "object")
+    if function.strict and "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        raise InvalidRequestError(f"{function.owner}: the `type` of its parameters must be `object`", "tools")
+    return function

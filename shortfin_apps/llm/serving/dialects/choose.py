@@ -1,0 +1,58 @@
+"""Chooses a model's dialect from its chat template, which shows the format the model was trained on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from shortfin_apps.llm.serving.dialects import REASONING_DIALECTS, TOOL_DIALECTS
+from shortfin_apps.llm.serving.dialects.dialect import Dialect
+
+# "auto": choose by the chat template; "none": leave answers unparsed.
+ToolParser = Literal[
+    "auto", "none", "hermes", "qwen3-coder", "llama3", "mistral", "granite", "smollm", "harmony"
+]
+ReasoningParser = Literal["auto", "none", "think", "mistral", "granite", "harmony"]
+Signs = tuple[tuple[str, tuple[str, ...]], ...]
+
+# The first row with all its texts in the template gives the dialect.
+_TOOL_SIGNS: Signs = (
+    ("harmony", ("<|channel|>", "<|message|>")),
+    ("mistral", ("[TOOL_CALLS]", "tools")),
+    ("qwen3-coder", ("<function=", "<parameter=", "tools")),
+    ("granite", ("<|tool_call|>", "tools")),
+    ("hermes", ("<tool_call>", "tools")),
+    ("llama3", ("<|start_header_id|>", '"parameters": ', "tools")),
+)
+_REASONING_SIGNS: Signs = (
+    ("harmony", ("<|channel|>", "<|message|>")),
+    ("mistral", ("[THINK]",)),
+    ("think", ("</think>",)),
+    ("granite", ("Here is my thought process:",)),
+)
+
+
+def choose_dialect(template: str, tools: ToolParser = "auto", reasoning: ReasoningParser = "auto") -> Dialect:
+    """Returns the dialect of a model with this chat template, or the named ones."""
+    tool_name = _name(tools, template, _TOOL_SIGNS)
+    reasoning_name = _name(reasoning, template, _REASONING_SIGNS)
+    return Dialect(
+        tools=None if tool_name is None else TOOL_DIALECTS[tool_name],
+        reasoning=None if reasoning_name is None else REASONING_DIALECTS[reasoning_name],
+    )
+
+
+def description(dialect: Dialect) -> str:
+    """Describes a dialect by the names of its parts."""
+    tools = next((name for name, each in TOOL_DIALECTS.items() if each is dialect.tools), "none")
+    reasoning = next((name for name, each in REASONING_DIALECTS.items() if each is dialect.reasoning), "none")
+    return f"parser of tool calls: {tools}; of reasoning: {reasoning}"
+
+
+def _name(given: str, template: str, signs: Signs) -> str | None:
+    match given:
+        case "none":
+            return None
+        case "auto":
+            return next((name for name, texts in signs if all(text in template for text in texts)), None)
+        case _:
+            return given

@@ -1,0 +1,269 @@
+"""Converts JSON as models write it, faults included, to valid JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum, auto
+
+from shortfin_apps.llm.serving.dialects.feed import WHITE_SPACE
+
+MAX_DEPTH = 100  # of nested arrays and objects; clients' parsers refuse more than about 200
+QUOTES = "\"'"
+_CLOSERS = {"{": "}", "[": "]"}
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_WORD = re.compile(r"[\w.+$-][\w.+$ -]*")
+_MORE_OF_WORD = re.compile(r"[\w.+$ -]+")
+_PLAIN = re.compile(r"[^\"'\\\x00-\x1f]+")
+_SURROGATE = re.compile(r"\\u[dD](?:(?P<high>[89abAB])|[c-fC-F])[0-9a-fA-F]{2}")
+REPLACEMENT = "\\ufffd"  # for half of a surrogate pair, which many parsers refuse
+_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
+
+
+class Next(Enum):
+    """The next expected element, ignoring white space and the end of the array or object."""
+
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    COMMA = auto()
+
+
+class MendedJson:
+    """Implements Form for an array or object, read from after its opening bracket.
+
+    Valid JSON is copied, white space included. In other text, raw line ends and wrong escapes in strings are
+    escaped; lone surrogates become U+FFFD; single quotes, Python's constants and bare words become JSON;
+    missing commas, colons and brackets are added; extra commas, and keys without values, are dropped. If that
+    does not help, the output ends, and all open brackets are closed.
+    """
+
+    def __init__(self, bracket: str, space: str = "") -> None:
+        """`space` is white space after the bracket that has been read."""
+        self._open = [_CLOSERS[bracket]]  # closing brackets that are still missing
+        self._next = Next.KEY if bracket == "{" else Next.VALUE
+        self._out = [bracket]
+        self._held = [space]  # written only if a value follows: white space, a comma, a key, a colon
+        self._num_before_key = 0  # of the texts held
+        self._quote = ""  # of the current string
+        self._escape = ""  # an incomplete escape in a string
+        self._high = ""  # first half of a surrogate pair, written together with the second
+        self._word: list[str] = []
+        self._at_line_end = False
+
+    def read(self, text: str, start: int) -> tuple[str, int | None]:
+        place = start
+        while place < len(text):
+            if self._stops_before(text[place]):
+                return self._written(), place
+            if (end := self._step(text, place)) is None:
+                return self._written() + self.close(), place
+            if not self._open:
+                return self._written(), end
+            place = end
+        return self._written(), None
+
+    @property
+    def at_line_end(self) -> bool:
+        return self._at_line_end
+
+    def close(self) -> str:
+        if self._quote:
+            self._end_string()
+        self._end_word()
+        self._held.clear()
+        self._out += reversed(self._open)
+        self._open.clear()
+        return self._written()
+
+    def _stops_before(self, char: str) -> bool:
+        """Stops once at a raw line end in a string, invalid in JSON: the string's quote may be missing."""
+        self._at_line_end = bool(self._quote) and char == "\n" and not self._at_line_end
+        return self._at_line_end
+
+    def _step(self, text: str, place: int) -> int | None:
+        """Reads one element; returns the position after it, or None if nothing valid comes next."""
+        if self._quote:
+            return self._in_escape(text, place) if self._escape else self._in_string(text, place)
+        if (word := (_MORE_OF_WORD if self._word else _WORD).match(text, place)) is not None:
+            if not self._word and not self._begins(Next.VALUE):
+                return None
+            self._word.append(word[0])
+            return word.end()
+        self._end_word()
+        return place + 1 if self._takes(text[place]) else None
+
+    def _takes(self, char: str) -> bool:
+        if char in WHITE_SPACE:
+            self._held.append(char)
+        elif char in QUOTES:
+            return self._begin_string(char)
+        elif char in _CLOSERS:
+            return self._begin_inner(char)
+        elif char in self._open:
+            self._end_inner(char)
+        elif char == ",":
+            self._comma()
+        elif char == ":":
+            return self._colon()
+        else:
+            return False
+        return True
+
+    def _begins(self, kind: Next) -> bool:
+        """Returns True if a key or (if `kind` is VALUE) value may begin here; adds what is missing before."""
+        in_object = self._open[-1] == "}"
+        if self._next is Next.COMMA:
+            if in_object and kind is Next.VALUE:
+                return False
+            self._held.append(",")
+            self._next = Next.KEY if in_object else Next.VALUE
+        elif self._next is Next.COLON:
+            self._held.append(":")
+            self._next = Next.VALUE
+        if self._next is Next.KEY:
+            self._num_before_key = len(self._held)
+        else:
+            self._out += self._held
+            self._held.clear()
+        return True
+
+    def _begin_string(self, quote: str) -> bool:
+        is_begun = self._begins(Next.KEY)
+        self._quote = quote
+        self._write('"')
+        return is_begun
+
+    def _begin_inner(self, bracket: str) -> bool:
+        if self._next is Next.KEY or len(self._open) >= MAX_DEPTH or not self._begins(Next.VALUE):
+            return False
+        self._write(bracket)
+        self._open.append(_CLOSERS[bracket])
+        self._next = Next.KEY if bracket == "{" else Next.VALUE
+        return True
+
+    def _end_inner(self, bracket: str) -> None:
+        self._drop_held()
+        while (innermost := self._open.pop()) != bracket:
+            self._out.append(innermost)
+        self._out.append(bracket)
+        self._next = Next.COMMA
+
+    def _comma(self) -> None:
+        in_object = self._open[-1] == "}"
+        if self._next is Next.COMMA:
+            self._held.append(",")
+            self._next = Next.KEY if in_object else Next.VALUE
+        elif in_object and self._next is not Next.KEY:
+            del self._held[self._num_before_key :]
+            self._next = Next.KEY
+
+    def _colon(self) -> bool:
+        if self._next is Next.COLON:
+            self._held.append(":")
+            self._next = Next.VALUE
+        return self._next is Next.VALUE and self._open[-1] == "}"
+
+    def _end_word(self) -> None:
+        if not self._word:
+            return
+        word = "".join(self._word)
+        text = word.rstrip(" ")
+        self._word.clear()
+        literal = None if self._next is Next.KEY else scalar(text)
+        self._write(json.dumps(text, ensure_ascii=False) if literal is None else literal)
+        self._next = Next.COLON if self._next is Next.KEY else Next.COMMA
+        self._held.append(word[len(text) :])
+
+    def _in_string(self, text: str, place: int) -> int:
+        if (plain := _PLAIN.match(text, place)) is not None:
+            self._write(plain[0])
+            return plain.end()
+        match text[place]:
+            case self._quote:
+                self._end_string()
+            case "\\":
+                self._escape = "\\"
+            case "'":
+                self._write("'")
+            case char:
+                self._write(json.dumps(char)[1:-1])
+        return place + 1
+
+    def _in_escape(self, text: str, place: int) -> int:
+        char, begun = text[place], self._escape
+        if (char == "u" and begun == "\\") or (char in _HEX_DIGITS and len(begun) > 1):
+            self._escape += char
+            is_whole, is_read = len(self._escape) == len("\\u0000"), True
+        else:
+            is_whole = is_read = begun == "\\" and char in "\"\\/bfnrt'"
+            self._escape = (begun if is_whole else "\\" + begun) + (char if is_read else "")
+            is_whole = True
+        if is_whole:
+            self._end_escape(self._escape)
+            self._escape = ""
+        return place + is_read
+
+    def _end_escape(self, escape: str) -> None:
+        if (half := _SURROGATE.fullmatch(escape)) is None:
+            self._write("'" if escape == "\\'" else escape)
+        elif half["high"]:
+            self._write("")
+            self._high = escape
+        else:
+            pair, self._high = self._high + escape, ""
+            self._write(pair if len(pair) > len(escape) else REPLACEMENT)
+
+    def _end_string(self) -> None:
+        self._write('"')
+        self._quote = self._escape = ""
+        self._next = Next.COLON if self._next is Next.KEY else Next.COMMA
+
+    def _write(self, text: str) -> None:
+        if self._high:
+            text, self._high = REPLACEMENT + text, ""
+        (self._held if self._next is Next.KEY else self._out).append(text)
+
+    def _drop_held(self) -> None:
+        """Keeps held white space, but drops other held text, as no value follows."""
+        held = "".join(self._held)
+        self._out += [held] if not held.strip(WHITE_SPACE) else []
+        self._held.clear()
+
+    def _written(self) -> str:
+        text = "".join(self._out)
+        self._out.clear()
+        return text
+
+
+def scalar(text: str) -> str | None:
+    """Returns a number, string or constant as JSON, or None for other text."""
+    text = _PYTHON.get(text, text)
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+def _refuse(constant: str) -> None:
+    """Raises ValueError for NaN and infinities, which Python reads but which are not JSON."""
+    raise ValueError(f"{constant} is not JSON")
+
+
+def mended(text: str) -> str | None:
+    """Returns an array or object as valid JSON, or None for other text."""
+    bracket = text[:1]
+    if bracket not in _CLOSERS:
+        return None
+    form, written = MendedJson(bracket), []
+    part, end = form.read(text, 1)
+    while form.at_line_end and end is not None:
+        written.append(part)
+        part, end = form.read(text, end)
+    return "".join([*written, part]) if end == len(text) else None
+
+
+def begins_member(char: str) -> bool:
+    """Returns True if a member of an object, or the object's end, may begin with `char`."""
+    return char in (*QUOTES, "}") or _WORD.match(char) is not None

@@ -1,0 +1,219 @@
+"""Grammars of texts that fit a JSON schema, written without quotes and escapes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.serving.dialects.json_types import MAX_DEPTH, SchemaTypes, list_of, resolved
+from shortfin_apps.llm.serving.dialects.lark import MAX_SOURCE_CHARS, Lark, one_of, too_long
+
+ANY = "/(?s:.*)/"
+MAX_PARTS = 200  # of a schema, each counted once per reference
+PART_CHARS = 8  # schema characters that take as long to read as a part
+NO_BOUND = 1 << 31  # no answer has this many characters
+_UNKEPT = ("if", "then", "else", "$dynamicRef", "$recursiveRef")
+_MONTH_AND_DAY = (
+    "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|[12][0-9]))"
+)
+_DATE = f"[0-9]{{4}}-{_MONTH_AND_DAY}"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:([0-5][0-9]|60)(\.[0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_HOST = rf"{_LABEL}(\.{_LABEL})*"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_GROUP = "[0-9a-fA-F]{1,4}"
+_CLOCK = "([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
+_DAYS = "([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)"
+_URI_CHAR = r"([a-zA-Z0-9._~:/?@!$&'()*+,;=\[\]-]|%[0-9a-fA-F]{2})"
+# RFC 3339, 5321 (without quoted names), 1123, 4291 (without embedded IPv4), 4122, 3986 (its characters only).
+# Other formats are annotations, as in JSON schema.
+FORMATS: Mapping[str, str] = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"({_DATE})[tT]({_TIME})",
+    "duration": f"P({_DAYS}(T{_CLOCK})?|T{_CLOCK}|[0-9]+W)",
+    "email": rf"[a-zA-Z0-9!#$%&'*+/=?^_`{{|}}~-]+(\.[a-zA-Z0-9!#$%&'*+/=?^_`{{|}}~-]+)*@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
+    "ipv6": "|".join(
+        [
+            f"({_GROUP}:){{7}}{_GROUP}",
+            f"({_GROUP}:){{1,7}}:",
+            f":(:{_GROUP}){{1,7}}",
+            "::",
+            *(f"({_GROUP}:){{1,{n}}}(:{_GROUP}){{1,{7 - n}}}" for n in range(1, 7)),
+        ]
+    ),
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "uri": rf"[a-zA-Z][a-zA-Z0-9+.-]*:{_URI_CHAR}*(#{_URI_CHAR}*)?",
+}
+
+
+def fitting_text(lark: Lark, schema: object, types: SchemaTypes, *, strict: bool) -> str | None:
+    """Returns a Lark expression of the texts that fit `schema`, a part of `types.root`; None if all texts do.
+
+    If strict, raises InvalidRequestError for an unenforceable keyword; otherwise `pattern`, `not` and similar
+    keywords are ignored. Also raises it for a schema that is too long.
+    """
+    return " & ".join(_Texts(lark, types, strict=strict).parts(schema, 0)) or None
+
+
+class _Texts:
+    """Writes expressions of texts that fit parts of a schema, the root of `types`."""
+
+    def __init__(self, lark: Lark, types: SchemaTypes, *, strict: bool) -> None:
+        self._lark = lark
+        self._strict = strict
+        self._types = types
+        self._num_left = MAX_PARTS
+        self._chars_left = MAX_SOURCE_CHARS
+
+    def parts(self, schema: object, depth: int) -> Iterator[str]:
+        """Yields expressions that must all match. Raises InvalidRequestError if their total is too long."""
+        for text in self._parts(schema, depth):
+            self._count(len(text))
+            yield text
+
+    def _count(self, num_chars: int) -> None:
+        self._chars_left -= num_chars
+        if self._chars_left < 0:
+            raise too_long()
+
+    def _parts(self, schema: object, depth: int) -> Iterator[str]:
+        self._lark.read(PART_CHARS)
+        if not isinstance(schema, Mapping):
+            return
+        self._num_left -= 1
+        if depth > MAX_DEPTH or self._num_left < 0:
+            if self._strict:
+                raise refused("$ref", "refers to itself, or to too many parts")
+            return
+        yield from self._values(schema)
+        yield from _lengths(schema, strict=self._strict)
+        if isinstance(form := schema.get("format"), str) and form in FORMATS:
+            yield f"/{_escaped_slashes(FORMATS[form])}/"
+        if "$ref" in schema:
+            yield from self.parts(self._target(schema["$ref"]), depth + 1)
+        for part in list_of(schema, "allOf"):
+            yield from self.parts(part, depth + 1)
+        if options := list_of(schema, "anyOf"):
+            yield one_of([self._all(option, depth) for option in options])
+        if options := list_of(schema, "oneOf"):
+            yield self._one_of([self._all(option, depth) for option in options])
+        if self._strict:
+            yield from self._strictly(schema, depth)
+
+    def _strictly(self, schema: Mapping[str, Any], depth: int) -> Iterator[str]:
+        if "pattern" in schema:
+            self._lark.read(len(str(schema["pattern"])))
+            yield searched(schema["pattern"])
+        if "not" in schema and "string" in self._types_or_all(schema["not"]):
+            yield f"({ANY} & ~{self._all(schema['not'], depth)})"
+        for keyword in _UNKEPT:
+            if keyword in schema:
+                raise refused(keyword, "cannot be kept in this model's form of calls")
+
+    def _all(self, schema: object, depth: int) -> str:
+        """Returns an expression of texts that fit."""
+        if schema is False or "string" not in self._types_or_all(schema):
+            return f"({ANY} & ~{ANY})"
+        return "(" + (" & ".join(self.parts(schema, depth + 1)) or ANY) + ")"
+
+    def _one_of(self, options: list[str]) -> str:
+        if not self._strict:
+            return one_of(options)
+        self._count(len(options) * sum(map(len, options)))
+        others = [options[:place] + options[place + 1 :] for place in range(len(options))]
+        alone = [
+            f"({option} & ~{one_of(rest)})" if rest else option
+            for option, rest in zip(options, others, strict=True)
+        ]
+        return one_of(alone)
+
+    def _types_or_all(self, schema: object) -> Set[str]:
+        return {"string"} if isinstance(schema, bool) else self._types.of(schema)
+
+    def _values(self, schema: Mapping[str, Any]) -> Iterator[str]:
+        if "const" in schema:
+            yield self._one_text([schema["const"]])
+        if isinstance(values := schema.get("enum"), list):
+            yield self._one_text(values)
+
+    def _one_text(self, values: Sequence[object]) -> str:
+        texts = [value for value in values if isinstance(value, str)]
+        self._lark.read(len(values) + sum(map(len, texts)))
+        return one_of([json.dumps(text, ensure_ascii=False) for text in texts] or [f"({ANY} & ~{ANY})"])
+
+    def _target(self, reference: object) -> object:
+        self._lark.read(len(str(reference)))
+        target = resolved(reference, self._types.root)
+        if target is None and self._strict:
+            raise refused("$ref", f"refers to {json.dumps(reference)}, which is not there")
+        return target
+
+
+def searched(pattern: object) -> str:
+    """Returns an expression of the texts that contain a match of a JSON schema's `pattern`."""
+    if not isinstance(pattern, str):
+        raise refused("pattern", "must be a string")
+    return "/" + "|".join(_anchored(_escaped_slashes(part)) for part in _alternatives(pattern)) + "/"
+
+
+def _anchored(pattern: str) -> str:
+    begin = "" if pattern.startswith("^") else "(?s:.*)"
+    pattern = pattern.removeprefix("^")
+    has_end = pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2 == 1
+    return f"{begin}({pattern[:-1]})" if has_end else f"{begin}({pattern})(?s:.*)"
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """Splits the pattern at each `|` outside of groups and classes."""
+    parts, begin, depth, in_class, is_escaped = [], 0, 0, False, False
+    for place, char in enumerate(pattern):
+        is_plain = not is_escaped and not in_class
+        if is_plain and char in "()":
+            depth += 1 if char == "(" else -1
+        elif not is_escaped and char in "[]":
+            in_class = char == "["
+        is_escaped = char == "\\" and not is_escaped
+        if is_plain and char == "|" and depth == 0:
+            parts.append(pattern[begin:place])
+            begin = place + 1
+    return [*parts, pattern[begin:]]
+
+
+def _escaped_slashes(pattern: str) -> str:
+    """Escapes the regular expression for use between slashes."""
+    result, is_escaped = [], False
+    for char in pattern:
+        result.append("\\/" if char == "/" and not is_escaped else "\\n" if char == "\n" else char)
+        is_escaped = char == "\\" and not is_escaped
+    return "".join(result)
+
+
+def _lengths(schema: Mapping[str, Any], *, strict: bool) -> Iterator[str]:
+    least = _length(schema, "minLength", strict=strict) or 0
+    most = _length(schema, "maxLength", strict=strict)
+    if most is not None and most < least:
+        if strict:
+            raise refused("minLength", "is more than its `maxLength`")
+    elif least or most not in (None, NO_BOUND):
+        yield f"/(?s:.{{{least},{'' if most in (None, NO_BOUND) else most}}})/"
+
+
+def _length(schema: Mapping[str, Any], keyword: str, *, strict: bool) -> int | None:
+    """Returns the keyword's value, at most NO_BOUND, or None if absent or invalid."""
+    value = schema.get(keyword)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return min(value, NO_BOUND)
+    if keyword in schema and strict:
+        raise refused(keyword, "must be a whole number")
+    return None
+
+
+def refused(keyword: str, fault: str) -> InvalidRequestError:
+    return InvalidRequestError(f"`tools`: `{keyword}` of a strict function {fault}; leave it out", "tools")

@@ -1,0 +1,267 @@
+"""Qwen3-Coder and Qwen3.5: calls in tags, with each parameter's text in its own tags.
+
+<tool_call>
+<function=f>
+<parameter=a>
+text
+</parameter>
+</function>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping, Sequence, Set
+from typing import Any
+
+from shortfin_apps.llm.serving.dialects.dialect import Function
+from shortfin_apps.llm.serving.dialects.feed import Feed, Wait
+from shortfin_apps.llm.serving.dialects.json_calls import more_of, parse_marked
+from shortfin_apps.llm.serving.dialects.json_types import (
+    SchemaTypes,
+    part_alone,
+    parts_of,
+    properties_of,
+    required_of,
+    types_of_value,
+)
+from shortfin_apps.llm.serving.dialects.lark import ANY_TEXT, Lark, one_of, repeated
+from shortfin_apps.llm.serving.dialects.mended_json import mended, scalar
+from shortfin_apps.llm.serving.dialects.pieces import (
+    Arguments,
+    CallParse,
+    CallStart,
+    Content,
+    Parse,
+    Piece,
+)
+from shortfin_apps.llm.serving.dialects.raw_text import fitting_text, refused
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+TAGS = f"{BEGIN}\n{FUNCTION}"  # before the name
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+BEGINS = (BEGIN, FUNCTION)
+ENDS = (FUNCTION_END, END, *BEGINS)  # of arguments
+VALUE_ENDS = tuple(space + tag for tag in (PARAMETER_END, PARAMETER, *ENDS) for space in ("\n", ""))
+EXACT_VALUE_ENDS = (f"\n{PARAMETER_END}\n",)  # for calls written by a grammar: values may contain other tags
+_UNKEPT = frozenset(  # keywords of arguments as a whole
+    {
+        *("anyOf", "oneOf", "not", "if", "then", "else", "minProperties", "maxProperties"),
+        *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+    }
+)
+_TRIVIAL: tuple[object, ...] = ({}, [], {"type": "string"})  # values of these keywords that forbid nothing
+
+
+class Qwen3Coder:
+    """Implements ToolDialect. The parameters' types in the schema distinguish numbers from texts."""
+
+    marks = frozenset({BEGIN, END})
+    begins = BEGINS
+    id_chars: int | None = None
+
+    def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
+        yield from parse_marked(self, feed, functions)
+
+    def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
+        feed.record(begin)
+        if begin == BEGIN:
+            yield from more_of(feed, BEGIN)
+            if not (yield from feed.accept(FUNCTION)):
+                yield Content(feed.recorded())
+                return False
+        name, end = yield from feed.text_before(">", "\n", "<")
+        if end == "<":
+            feed.unread(end)
+        is_named = end == ">" and bool(name.strip())
+        stray, mark = (yield from _begin_of_call(feed)) if is_named else (None, None)
+        text = feed.recorded()
+        if stray is None:
+            if mark is not None:
+                feed.unread(mark)
+            yield Content(text.removesuffix(mark or ""))
+            return False
+        parameters = next((each.parameters for each in functions if each.name == name.strip()), {})
+        ends = EXACT_VALUE_ENDS if any(function.strict for function in functions) else VALUE_ENDS
+        yield CallStart(name.strip())
+        yield from _Arguments(feed, parameters, ends, stray).parse(mark)
+        return True
+
+    def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        call = lark.rule(f"{lark.literal(TAGS)} {_rest(lark, functions)}")
+        return repeated(call, lark.literal("\n"), most)
+
+    def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        rest = _rest(lark, functions)
+        behind_tag = f"{lark.literal(TAGS.removeprefix(BEGIN))} {rest}"
+        begun = one_of([f"{lark.through(BEGIN)} {behind_tag}", f"{lark.through(FUNCTION)} {rest}"])
+        return f"{begun}* {ANY_TEXT}"
+
+
+def _begin_of_call(feed: Feed) -> Wait[tuple[str | None, str | None]]:
+    """Returns the text between a name and the tag that confirms the call, and the tag.
+
+    Otherwise returns None, and the tag that begins another call.
+    """
+    text, mark = yield from feed.text_before(PARAMETER, *ENDS)
+    if mark == PARAMETER:
+        return text, mark
+    if mark in (FUNCTION_END, END) or (mark is None and not feed.is_cut):
+        return (None, None) if text.strip() else (text, mark)
+    return None, mark
+
+
+class _Arguments:
+    """Reads a call after its name and `stray` text.
+
+    Tags may be missing or doubled; text between them becomes content.
+    """
+
+    def __init__(
+        self, feed: Feed, parameters: Mapping[str, Any], value_ends: tuple[str, ...], stray: str
+    ) -> None:
+        self._feed = feed
+        self._parameters = parameters
+        self._properties = properties_of(parameters)
+        self._types = SchemaTypes(parameters)
+        self._value_ends = value_ends
+        self._separator = ""
+        self._stray = [stray]
+
+    def parse(self, mark: str | None) -> Parse:
+        """Yields the pieces of the call; `mark` has been read."""
+        yield Arguments("{")
+        while mark in (PARAMETER, PARAMETER_END):
+            if mark == PARAMETER:
+                mark = yield from self._parameter()
+            else:
+                text, mark = yield from self._feed.text_before(PARAMETER, PARAMETER_END, *ENDS)
+                self._stray.append(text)
+        if mark is None and self._feed.is_cut:
+            return
+        yield Arguments("}")
+        yield Content("".join(self._stray).strip())
+        if mark in BEGINS:
+            self._feed.unread(mark)
+        elif mark is not None:
+            yield from _doubled_ends(self._feed)
+
+    def _parameter(self) -> Generator[Piece | None, None, str | None]:
+        """Reads a parameter after its begin tag; reads and returns the tag that ends it."""
+        key, end = yield from self._feed.text_before(">", "\n", "<")
+        if end == "<":
+            self._feed.unread(end)
+        yield from self._feed.accept("\n")
+        if end in ("<", None) or (yield from self._feed.accept(PARAMETER)):  # no value, or a doubled tag
+            if end in (">", "\n"):
+                self._feed.unread(PARAMETER)
+            text, mark = yield from self._feed.text_before(PARAMETER, PARAMETER_END, *ENDS)
+            self._stray.append(text)
+            return mark
+        yield Arguments(f"{self._separator}{json.dumps(key.strip(), ensure_ascii=False)}: ")
+        self._separator = ", "
+        mark = yield from self._value(self._properties.get(key.strip()))
+        return None if mark is None else mark.strip()
+
+    def _value(self, schema: object) -> Generator[Piece | None, None, str | None]:
+        """Yields the text up to the next tag as JSON of a type that the schema allows."""
+        types = self._types.of(schema)
+        if types != {"string"}:
+            text, mark = yield from self._feed.text_before(*self._value_ends)
+            if mark is not None or not self._feed.is_cut:
+                yield Arguments(_typed(text, types))
+            return mark
+        yield Arguments('"')
+        mark = yield from self._feed.copy(_inside_string, *self._value_ends)
+        if mark is not None or not self._feed.is_cut:
+            yield Arguments('"')
+        return mark
+
+
+def _doubled_ends(feed: Feed) -> Parse:
+    """Drops the tags that close a call; white space after them is content."""
+    space = yield from feed.space()
+    while (yield from feed.accept(FUNCTION_END, END, PARAMETER_END)):
+        space = yield from feed.space()
+    yield Content(space)
+
+
+def _inside_string(text: str) -> Arguments:
+    return Arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def _typed(text: str, types: Set[str]) -> str:
+    """Returns the text as JSON of one of the types, otherwise as a JSON string."""
+    stripped = text.strip()
+    written = mended(stripped) if stripped[:1] in ("{", "[") else scalar(stripped)
+    if written is None or not types & types_of_value(json.loads(written)):
+        return json.dumps(text, ensure_ascii=False)
+    return written
+
+
+def _rest(lark: Lark, functions: Sequence[Function]) -> str:
+    """Returns an expression of a call after TAGS."""
+    return lark.rule(one_of([_call_expression(lark, function) for function in functions]))
+
+
+def _call_expression(lark: Lark, function: Function) -> str:
+    lark.read_schema(function.parameters)
+    properties, required = dict(properties_of(function.parameters)), required_of(function.parameters)
+    properties |= {name: {} for name in sorted(required - properties.keys())}
+    if function.strict:
+        _check_kept(function.parameters)
+    properties = _that_tags_hold(properties, strict=function.strict)
+    types = SchemaTypes(function.parameters)
+    parameters = [
+        expression if key in required else f"({expression})?"
+        for key, schema in properties.items()
+        for expression in [_parameter_expression(lark, function, key, schema, types)]
+    ]
+    begin = lark.literal(f"{function.name}>\n")
+    return lark.rule(" ".join([begin, *parameters, lark.literal(f"{FUNCTION_END}\n{END}")]))
+
+
+def _that_tags_hold(properties: Mapping[str, object], *, strict: bool) -> dict[str, object]:
+    """Returns the properties with names that the parser reads back unchanged.
+
+    If strict, raises InvalidRequestError for other names.
+    """
+    kept = {
+        name: each
+        for name, each in properties.items()
+        if name == name.strip() and not set(name) & set("<>\n")
+    }
+    if strict and (others := properties.keys() - kept.keys()):
+        raise refused("properties", f"names {json.dumps(min(others))}, which a tag cannot hold")
+    return kept
+
+
+def _check_kept(parameters: Mapping[str, Any]) -> None:
+    """Raises InvalidRequestError for constraints that arguments in tags cannot satisfy."""
+    listed, required = properties_of(parameters).keys(), required_of(parameters)
+    for part in parts_of(parameters):
+        for keyword in sorted(_UNKEPT & part.keys()):
+            value = part[keyword]
+            if not isinstance(value, int):
+                is_kept = value in _TRIVIAL
+            elif keyword == "minProperties":
+                is_kept = value <= len(required)
+            else:
+                is_kept = keyword == "maxProperties" and value >= len(listed | required)
+            if not is_kept:
+                raise refused(keyword, "cannot be kept in this model's form of calls")
+        if part.get("additionalProperties") is False and (missing := required - listed):
+            raise refused("required", f"names `{min(missing)}`, which `additionalProperties` forbids")
+
+
+def _parameter_expression(
+    lark: Lark, function: Function, key: str, schema: object, types: SchemaTypes
+) -> str:
+    begin, end = lark.literal(f"{PARAMETER}{key}>\n"), f"\n{PARAMETER_END}\n"
+    if types.of(schema) == {"string"}:
+        text = fitting_text(lark, schema, types, strict=function.strict)
+        return f"{begin} {lark.through(end, ANY_TEXT if text is None else lark.terminal(text))}"
+    of_value = part_alone(schema, function.parameters) if isinstance(schema, Mapping) else {}
+    return f"{begin} {lark.json(of_value, strict=function.strict, owner=function.owner)} {lark.literal(end)}"

@@ -1,0 +1,192 @@
+"""Messages between an API process and the engine's process, as MessagePack.
+
+    API process                                engine's process
+    Prepared ─────────────────────────────────>
+             <───────────────────────────────── Welcome
+    Serving ──────────────────────────────────>
+    Submit ───────────────────────────────────>
+             <───────────────────────────────── Admitted, or Refused
+             <───────────────────────────────── Deltas: one message a step, of all its requests
+    Abort, FlushCache ────────────────────────>
+    Look ─────────────────────────────────────>
+             <───────────────────────────────── Seen
+             <───────────────────────────────── EngineState, whenever it changes
+    Ask ──────────────────────────────────────>
+             <───────────────────────────────── Order, to every API process
+    Counted ──────────────────────────────────>
+             <───────────────────────────────── Counted, the sums
+    WriteDump ────────────────────────────────>
+             <───────────────────────────────── DumpWritten
+
+Both processes run the same release, so messages are not versioned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shortfin_apps.llm.components.engine.snapshot import Snapshot
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.grammar.source import GrammarSource
+from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
+from shortfin_apps.llm.contract import errors
+from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, OverloadedError
+from shortfin_apps.llm.serving.engine_link.commands import Command
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages."""
+
+
+class Prepared(Message, frozen=True):
+    """The API process listens, and is ready except for the engine."""
+
+
+class EngineState(Message, frozen=True):
+    """`EngineClient.ready` and `healthy`."""
+
+    ready: bool
+    healthy: bool
+
+
+class Welcome(Message, frozen=True):
+    """The engine is loaded. `number` identifies the link and is never reused."""
+
+    number: int
+    max_requests: int
+    max_queue_tokens: int
+    max_request_tokens: int
+    returns_logits: bool
+    state: EngineState
+    stats: EngineStats
+
+
+class Serving(Message, frozen=True):
+    """The API process has received its welcome, and no longer refuses requests."""
+
+
+class Submit(Message, frozen=True):
+    """`EngineClient.submit`. A compiled grammar is not sent, only its source and the request field."""
+
+    call: GenerateCall
+    grammar: GrammarSource | None = None
+    grammar_param: str = ""
+
+
+class Admitted(Message, frozen=True):
+    request_id: str
+
+
+class Refused(Message, frozen=True):
+    request_id: str
+    error: LlmError
+
+
+class Deltas(Message, frozen=True):
+    deltas: list[Delta]
+
+
+class Abort(Message, frozen=True):
+    request_id: str
+    error: LlmError | None = None
+
+
+class FlushCache(Message, frozen=True):
+    pass
+
+
+class Ask(Message, frozen=True):
+    """A request to run a command in all processes; `number` identifies the answer."""
+
+    number: int
+    command: Command
+
+
+class Order(Message, frozen=True):
+    """A command for this process."""
+
+    number: int
+    command: Command
+
+
+class Counted(Message, frozen=True):
+    """A command's counts, from one process or summed; the engine's process adds its counters."""
+
+    number: int
+    counts: list[float]
+    stats: EngineStats | None = None
+
+
+class WriteDump(Message, frozen=True):
+    """`EngineClient.dump`; `number` identifies the answer."""
+
+    number: int
+    reason: str
+
+
+class DumpWritten(Message, frozen=True):
+    """A dump's file, unless there was an `error`."""
+
+    number: int
+    path: str = ""
+    num_bytes: int = 0
+    error: LlmError | None = None
+
+
+class Look(Message, frozen=True):
+    """`EngineClient.snapshot`; `number` identifies the answer."""
+
+    number: int
+    after: int
+
+
+class Seen(Message, frozen=True):
+    """The answer to a Look: a snapshot, or the error."""
+
+    number: int
+    found: Snapshot | None = None
+    error: LlmError | None = None
+
+
+FromApi = Prepared | Serving | Submit | Abort | FlushCache | Ask | Counted | WriteDump | Look
+FromEngine = Welcome | Admitted | Refused | Deltas | EngineState | Order | Counted | DumpWritten | Seen
+
+_ERRORS: dict[str, type[LlmError]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, LlmError)
+}
+
+
+def encode(message: Message) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def decoder_from_api() -> msgspec.msgpack.Decoder[FromApi]:
+    return msgspec.msgpack.Decoder(FromApi, dec_hook=_from_plain)
+
+
+def decoder_from_engine() -> msgspec.msgpack.Decoder[FromEngine]:
+    return msgspec.msgpack.Decoder(FromEngine, dec_hook=_from_plain)
+
+
+def _to_plain(error: object) -> list[object]:
+    """An error as a list: the name of its class, or of the nearest one both sides know, and its arguments."""
+    if not isinstance(error, LlmError):
+        raise NotImplementedError(f"{type(error).__name__} does not cross the border")
+    name = next(kind.__name__ for kind in type(error).__mro__ if _ERRORS.get(kind.__name__) is kind)
+    arguments: list[object] = [str(error)]
+    if isinstance(error, InvalidRequestError):
+        arguments += [error.param, error.extra]
+    elif isinstance(error, OverloadedError):
+        arguments.append(error.retry_after_s)
+    return [name, *arguments]
+
+
+def _from_plain(kind: type, plain: Any) -> LlmError:
+    assert kind is LlmError, f"nothing else needs help to be decoded, but {kind} does"
+    name, *arguments = plain
+    return _ERRORS[name](*arguments)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)

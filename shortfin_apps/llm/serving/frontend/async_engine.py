@@ -1,0 +1,203 @@
+"""The engine's interface for the event loop: admits requests, streams their deltas, drains and closes.
+
+The engine itself runs in its own thread (engine_thread.py). The event loop checks periodically that this
+thread makes progress (stall_watch.py). During a stall, every request is answered with an error and none is
+admitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.engine.snapshot import Snapshot
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.recorder.dumps import Dumps, WrittenDump
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, UnavailableError
+from shortfin_apps.llm.serving.frontend.admission import Admission
+from shortfin_apps.llm.serving.frontend.delta_stream import DeltaStream
+from shortfin_apps.llm.serving.frontend.draining import Draining
+from shortfin_apps.llm.serving.frontend.engine_thread import Abort, EngineThread, FlushCache, IdleTest
+from shortfin_apps.llm.serving.frontend.joined_dumps import JoinedDumps
+from shortfin_apps.llm.serving.frontend.looks import Looks
+from shortfin_apps.llm.serving.frontend.open_requests import OpenRequests
+from shortfin_apps.llm.serving.frontend.stall_watch import StallWatch
+
+logger = logging.getLogger(__name__)
+
+JOIN_INTERVAL_S = 0.1
+MAX_CONSECUTIVE_FAILURES = 3
+MAX_QUEUE_TOKENS = 131_072
+MAX_UNREAD_TOKENS = 512
+STALL_TIMEOUT_S = 60.0
+
+
+class AsyncEngine:
+    """Implements EngineClient over an Engine. Call `start` in the event loop that calls the other methods.
+
+    `max_requests` limits the requests admitted and not yet answered. `max_queue_tokens` limits the prompt
+    tokens of requests without a first token. A beam search is admitted as one request; its later steps may
+    use one request per beam. A request is aborted when more than `max_unread_tokens` are queued for its
+    reader.
+
+    The engine is unhealthy while a step takes longer than `stall_timeout_s` (the device does not answer) and
+    after MAX_CONSECUTIVE_FAILURES failed invocations in a row, until one succeeds. After DeviceLostError or a
+    failed `idle_test` it stays unhealthy and accepts no requests. `on_close` runs once, when the thread has
+    ended, and releases the device. `dumps` writes the contents of the engine's flight recorder, if it has
+    one.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_requests: int,
+        max_queue_tokens: int = MAX_QUEUE_TOKENS,
+        max_unread_tokens: int = MAX_UNREAD_TOKENS,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+        on_close: Callable[[], None] = lambda: None,
+        dumps: Dumps | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        idle_test: IdleTest | None = None,
+    ) -> None:
+        self._engine = engine
+        self._dumps = dumps
+        self._asked_dumps = None if dumps is None else JoinedDumps(dumps)
+        self._clock = clock
+        self._max_request_tokens = engine.max_request_tokens
+        self._admission = Admission(max_requests=max_requests, max_queue_tokens=max_queue_tokens, clock=clock)
+        self._requests = OpenRequests(
+            self._admission, max_unread_tokens=max_unread_tokens, abort=self._send_abort
+        )
+        self._thread = EngineThread(
+            engine,
+            on_deltas=self._requests.deliver,
+            on_death=self._answer_dead,
+            on_close=on_close,
+            clock=clock,
+            idle_test=idle_test,
+        )
+        self._stalls = StallWatch(self._thread, stall_timeout_s, on_stall=self._answer_stalled)
+        self._looks = Looks(self._thread)
+        self._draining = Draining(self._requests, self.abort_all)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._stalls.start()
+
+    async def submit(self, call: GenerateCall) -> DeltaStream:
+        return self.admit(call)
+
+    def admit(self, call: GenerateCall) -> DeltaStream:
+        """Synchronous `submit`: admission does not wait for anything here."""
+        self._check_available(call.resumes)
+        if call.request_id in self._requests:
+            raise InvalidRequestError(f"request id {call.request_id!r} is in use", "rid")
+        self._engine.check(call)
+        stream = self._requests.admit(call)
+        self._thread.send(call)
+        return stream
+
+    def abort(self, request_id: str, error: LlmError | None = None) -> bool:
+        if request_id not in self._requests:
+            return False
+        self._send_abort(request_id, error)
+        return True
+
+    def abort_all(self) -> int:
+        return sum([self.abort(request_id) for request_id in self._requests])
+
+    def flush_cache(self) -> None:
+        self._thread.send(FlushCache())
+
+    async def dump(self, reason: str) -> WrittenDump:
+        if self._asked_dumps is None:
+            raise InvalidRequestError(
+                "there is no flight recorder to dump; start the server without `--no-flight-recorder`"
+            )
+        return await self._asked_dumps.write(reason)
+
+    def stats(self) -> EngineStats:
+        return replace(self._thread.stats, queue_tokens=self._admission.num_tokens)
+
+    async def snapshot(self, after: int = 0) -> Snapshot:
+        return await self._looks.look(after)
+
+    @property
+    def max_requests(self) -> int:
+        return self._admission.max_requests
+
+    @property
+    def max_queue_tokens(self) -> int:
+        return self._admission.max_queue_tokens
+
+    @property
+    def max_request_tokens(self) -> int:
+        return self._max_request_tokens
+
+    @property
+    def returns_logits(self) -> bool:
+        return self._engine.returns_logits
+
+    @property
+    def ready(self) -> bool:
+        return self.healthy and not self._draining.has_begun
+
+    @property
+    def healthy(self) -> bool:
+        stats = self.stats()
+        is_broken = bool(stats.lost_device or stats.failed_self_test)
+        is_broken = is_broken or stats.consecutive_failures >= MAX_CONSECUTIVE_FAILURES
+        return self._thread.is_alive and not self._stalls.stalled and not is_broken
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._draining.drain(timeout_s)
+
+    async def close(self, patience_s: float = math.inf) -> bool:
+        """Stops the thread after the current step, releases the device and ends all unanswered requests.
+
+        Returns False if the step does not end within `patience_s` or the device does not answer. The thread
+        is then still running, and no destructor of an object it uses may run.
+        """
+        self._draining.begin()
+        self._thread.stop()
+        self._stalls.stop()
+        give_up_s = self._clock() + patience_s
+        await asyncio.to_thread(self._thread.join, JOIN_INTERVAL_S)
+        while self._thread.is_alive and not self._stalls.stalled and self._clock() < give_up_s:
+            await asyncio.to_thread(self._thread.join, JOIN_INTERVAL_S)
+        self._requests.answer_all(UnavailableError("the server has shut down"))
+        self._looks.end()
+        return not self._thread.is_alive
+
+    def _check_available(self, resumes: bool) -> None:
+        if not self._thread.is_alive or self._thread.is_stopping:
+            raise UnavailableError("the server is not taking requests: it is starting or shutting down")
+        self._draining.check(resumes)
+        self._stalls.check_available()
+        stats = self.stats()
+        if (broken := stats.lost_device or stats.failed_self_test) is not None:
+            raise UnavailableError(broken)
+
+    def _send_abort(self, request_id: str, error: LlmError | None = None) -> None:
+        self._thread.send(Abort(request_id, error))
+
+    def _answer_stalled(self, error: UnavailableError) -> None:
+        logger.error("the device does not answer; %d requests are ended", len(self._requests))
+        self._dump_soon(str(error))
+        self._requests.answer_all(error)
+
+    def _dump_soon(self, reason: str) -> None:
+        if self._dumps is not None:
+            self._dumps.write_soon(reason)
+
+    def _answer_dead(self) -> None:
+        self._dump_soon("the engine's thread has ended")
+        self._requests.answer_all(UnavailableError("the engine has stopped; restart the server"))
+        self._looks.end()

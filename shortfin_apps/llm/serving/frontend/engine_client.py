@@ -1,0 +1,94 @@
+"""The engine's interface for the HTTP side."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from shortfin_apps.llm.components.engine.snapshot import Snapshot
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.recorder.dumps import WrittenDump
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.contract.errors import LlmError
+from shortfin_apps.llm.serving.frontend.delta_stream import DeltaStream
+
+
+class EngineClient(Protocol):
+    """Interface implemented by AsyncEngine. Call its methods in the event loop's thread.
+
+    All methods except `submit`, `dump`, `snapshot` and `drain` return immediately.
+    """
+
+    async def submit(self, call: GenerateCall) -> DeltaStream:
+        """Admits the request and returns its stream; closing the stream early aborts it.
+
+        A cancelled submission leaves no request in the engine. The last Delta has a `finish_reason`; with
+        ERROR it also has an `error`. Raises OverloadedError, UnavailableError or InvalidRequestError before
+        anything is queued, and RequestAbortedError for a call that resumes after the drain timeout.
+        """
+        ...
+
+    def abort(self, request_id: str, error: LlmError | None = None) -> bool:
+        """Ends a request; its stream then yields a last Delta with ABORT and `error`.
+
+        Returns False if the request is unknown.
+        """
+        ...
+
+    def abort_all(self) -> int:
+        """Aborts every request and returns their number."""
+        ...
+
+    def flush_cache(self) -> None:
+        """Frees all unused cached pages before any request that is submitted from now on starts."""
+        ...
+
+    async def dump(self, reason: str) -> WrittenDump:
+        """Writes the contents of the flight recorder to a file, even while the device does not answer.
+
+        Raises InvalidRequestError if there is no recorder, and DumpError, or an LlmError made from it.
+        """
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    async def snapshot(self, after: int = 0) -> Snapshot:
+        """Returns the engine's state between two steps, with the recorded steps numbered above `after`.
+
+        Steps are recorded for some seconds after each call. Waits for the current step. Raises
+        UnavailableError when the engine has stopped.
+        """
+        ...
+
+    @property
+    def max_requests(self) -> int:
+        """Maximum number of requests admitted and not yet answered."""
+        ...
+
+    @property
+    def max_queue_tokens(self) -> int:
+        """Maximum number of admitted prompt tokens without a first token; a single request may exceed it."""
+        ...
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Maximum number of prompt and output tokens of one request."""
+        ...
+
+    @property
+    def returns_logits(self) -> bool:
+        """True if the model returns full rows of logits; otherwise requests with a penalty are refused."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """True if the engine is loaded, warmed up, and neither draining nor stalled."""
+        ...
+
+    @property
+    def healthy(self) -> bool:
+        """True if the engine's thread is alive, its device works, and no step exceeds the stall timeout."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stops admission and waits for all requests to end; aborts the remaining ones at the timeout."""
+        ...

@@ -1,0 +1,357 @@
+"""Assembles an engine: device, program, page table, cache, batching mode."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.modes.auto import AutoModeOptions
+from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.engine.limits import ModelLimits
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.buckets import Buckets
+from shortfin_apps.llm.components.invocation.page_count import (
+    page_table_bytes,
+    pages_that_fit,
+    window_page_count,
+)
+from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
+from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
+from shortfin_apps.llm.components.kvcache import KVCache, PrefixCache
+from shortfin_apps.llm.components.kvcache.events import PageListener
+from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
+from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
+from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
+from shortfin_apps.llm.components.runtime.device import Device, Program
+from shortfin_apps.llm.components.runtime.names import GPU_NAMES
+from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.components.runtime.parameters import embedding_rows
+from shortfin_apps.llm.components.self_test.locate import Locator
+from shortfin_apps.llm.components.self_test.options import NO_SELF_TEST, SelfTestOptions
+from shortfin_apps.llm.components.self_test.report import Subject
+from shortfin_apps.llm.components.self_test.self_test import SelfTest
+from shortfin_apps.llm.components.self_test.watch import SelfTestWatch
+from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError, SelfTestError
+from shortfin_apps.llm.serving.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S, AsyncEngine
+from shortfin_apps.llm.serving.speculative_loading import (
+    DraftFiles,
+    DraftProgram,
+    JumpAhead,
+    Speculative,
+    load_draft_program,
+    make_draft_model,
+    speculation_options,
+)
+
+if TYPE_CHECKING:  # an optional extra
+    from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
+
+logger = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, int], None]  # items done, and total
+UseDecodeLoops = Literal["auto", "on", "off"]
+Pages = int | Literal["auto"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How to serve a model; None leaves a choice to the artefact or the machine.
+
+    `pages` is the size of the page table; "auto" is what fits in the device's memory. None is "auto" on GPUs,
+    and the size in `config.json` on CPUs, which other programs share. `max_running` is the maximum number of
+    requests in progress at once (default: the mode's own), `max_queue` the maximum number waiting in
+    addition, `max_queue_tokens` the maximum number of waiting prompt tokens. `decode_ahead` is whether decode
+    loops are used: "auto" if the VMFB has them; "on" requires them. `speculative` is the source of proposed
+    tokens; `draft_model` proposes where that source has none. A request gets at most `speculative_tokens` of
+    them at once. `jump_ahead` is whether tokens that grammars force are proposed: "auto" if the model
+    supports proposed tokens; "on" requires it. `vocab_size` is the model's vocabulary size in its manifest,
+    which the tokenizer's must fit. `stall_timeout_s` is the time limit of a step. `kv_events` is where
+    changes of the prefix cache are published; None is nowhere. `flight_recorder` keeps the last minute's
+    invocations, and dumps them when something fails. `self_test` holds the results that the program must
+    reproduce before serving.
+    """
+
+    device: str = "cpu"
+    device_ids: tuple[str, ...] = ()
+    runtime: Runtime = "auto"
+    threads: int | None = None
+    mode: ModeOptions = field(default_factory=AutoModeOptions)
+    scheduling: SchedulingOptions = DEFAULT_SCHEDULING
+    prefix_cache: PrefixCache = "trie"
+    decode_ahead: UseDecodeLoops = "auto"
+    speculative: Speculative = "off"
+    speculative_tokens: int = DEFAULT_MAX_TOKENS
+    draft_model: DraftFiles | None = None
+    jump_ahead: JumpAhead = "auto"
+    pages: Pages | None = None
+    max_running: int | None = None
+    max_queue: int = 0
+    max_queue_tokens: int = MAX_QUEUE_TOKENS
+    vocab_size: int | None = None
+    tokenizer_vocab_size: int | None = None
+    stall_timeout_s: float = STALL_TIMEOUT_S
+    tune: bool = False
+    kv_events: KVEventOptions | None = None
+    flight_recorder: RecorderOptions | None = None
+    self_test: SelfTestOptions = NO_SELF_TEST
+
+
+def load_engine(
+    config: ModelConfig,
+    vmfb: Path,
+    parameters: Sequence[Path],
+    eos_token_ids: frozenset[int],
+    options: EngineOptions,
+    confirm: Callable[[], None] = lambda: None,
+    on_warm_up: OnProgress = lambda done, total: None,
+) -> AsyncEngine:
+    """Load, check and warm up an engine, which is then ready for `start`. Takes seconds.
+
+    Raises ArtifactError, SelfTestError and KVEventsError. `confirm` is called last, before the tuning; if it
+    raises, the device is closed and the error propagates.
+    """
+    with ExitStack() as opened:
+        publisher = None
+        if options.kv_events is not None:
+            publisher = _publisher(options.kv_events, config.stride)
+            opened.callback(publisher.close)
+        device = open_device(
+            options.device, options.runtime, threads=options.threads, device_ids=options.device_ids
+        )
+        opened.callback(device.close)
+        recorder = None if options.flight_recorder is None else FlightRecorder()
+        try:
+            engine, watch = _make_engine(
+                device, config, vmfb, parameters, eos_token_ids, options, on_warm_up, publisher, recorder
+            )
+        except SelfTestError:
+            confirm()  # a damaged file explains it
+            raise
+        confirm()
+        on_gpu = options.device in GPU_NAMES
+        if options.tune and options.mode.leaves_budget_open(on_gpu=on_gpu):
+            engine.tune(on_gpu=on_gpu)  # last: verifying the parameters would compete for the CPU
+        close = opened.pop_all().close
+    return AsyncEngine(
+        engine,
+        max_requests=engine.max_running + options.max_queue,
+        max_queue_tokens=options.max_queue_tokens,
+        stall_timeout_s=options.stall_timeout_s,
+        on_close=close,
+        dumps=_dumps(recorder, options, device.name, engine),
+        idle_test=watch if options.self_test.when == "hourly" else None,
+    )
+
+
+def _dumps(
+    recorder: FlightRecorder | None, options: EngineOptions, device: str, engine: Engine
+) -> Dumps | None:
+    if recorder is None or options.flight_recorder is None:
+        return None
+    stats = engine.stats()
+    facts = DeviceFacts(
+        device=f"{options.device} ({device})",
+        num_pages=stats.pages.total + 1,
+        num_window_pages=0 if stats.window_pages is None else stats.window_pages.total + 1,
+        stride=stats.page_tokens,
+    )
+    return Dumps(recorder, options.flight_recorder, facts)
+
+
+def _publisher(options: KVEventOptions, page_tokens: int) -> KVEventPublisher:
+    try:
+        from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
+    except ModuleNotFoundError as error:
+        raise KVEventsError(
+            f"KV events need {error.name}; install it with `pip install 'shortfin-llm[kv-events]'`"
+        ) from error
+    publisher = KVEventPublisher(options, page_tokens)
+    logger.info("KV events at %s, topic %s", publisher.endpoint, options.topic)
+    return publisher
+
+
+def make_engine(
+    device: Device,
+    config: ModelConfig,
+    vmfb: Path,
+    parameters: Sequence[Path],
+    eos_token_ids: frozenset[int],
+    options: EngineOptions,
+    on_warm_up: OnProgress = lambda done, total: None,
+    listener: PageListener | None = None,
+    recorder: FlightRecorder | None = None,
+) -> Engine:
+    """Create an engine on a device that the caller owns; it runs when the caller calls `step`.
+
+    `on_warm_up` receives the numbers of entries that have run once and of all entries, `listener` the
+    published pages of the cache, `recorder` the invocations on the device.
+    """
+    engine, _ = _make_engine(
+        device, config, vmfb, parameters, eos_token_ids, options, on_warm_up, listener, recorder
+    )
+    return engine
+
+
+def _make_engine(
+    device: Device,
+    config: ModelConfig,
+    vmfb: Path,
+    parameters: Sequence[Path],
+    eos_token_ids: frozenset[int],
+    options: EngineOptions,
+    on_warm_up: OnProgress,
+    listener: PageListener | None,
+    recorder: FlightRecorder | None,
+) -> tuple[Engine, SelfTestWatch | None]:
+    """Create the engine, and return it with the self-test that it has passed, if it has one."""
+    check_vocabulary(options.vocab_size, options.tokenizer_vocab_size)
+    program = device.load_program(vmfb, parameters, config.module_name)
+    check_program(program, config, options.tokenizer_vocab_size)
+    check_vocabulary(embedding_rows(parameters), options.tokenizer_vocab_size)
+    on_gpu = options.device in GPU_NAMES
+    buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
+    speculation = speculation_options(
+        config,
+        buckets,
+        options.speculative,
+        options.jump_ahead,
+        options.speculative_tokens,
+        has_draft_model=options.draft_model is not None,
+        on_gpu=on_gpu,
+    )
+    mode = options.mode.chosen(buckets, on_gpu=on_gpu)
+    max_running = options.max_running or mode.default_max_running(config)
+    batch_mode = mode.make(config, buckets, on_gpu=on_gpu)
+    tokens_ahead = batch_mode.tokens_ahead(config.stride)
+    draft = _draft_program(device, options, max_running)
+    num_pages = _num_pages(device, program, config, options, max_running, tokens_ahead, draft)
+    num_window_pages = window_page_count(config, num_pages, tokens_ahead)
+    runner = make_runner(device, program, config, num_pages, num_window_pages, recorder)
+    logger.info("batch mode %s", next(name for name, kind in BATCH_MODES.items() if type(mode) is kind))
+    _check_decode_ahead(runner, options)
+    cache = make_page_cache(config, options.prefix_cache, num_pages, num_window_pages, listener)
+    _warm_up(runner, config, options, on_warm_up)
+    watch = _passed_self_test(device, program, config, runner, cache, options)
+    draft_model = None
+    if draft is not None:
+        draft_model = make_draft_model(device, draft, runner, num_pages * config.stride, options.prefix_cache)
+    engine = Engine(
+        scheduler=Scheduler(cache, batch_mode, max_running, options.scheduling),
+        cache=cache,
+        runner=runner,
+        limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
+        decode_ahead=options.decode_ahead != "off",
+        speculation=speculation,
+        draft_model=draft_model,
+        recorder=recorder,
+    )
+    if watch is not None:
+        engine.count_self_test(None)
+    return engine, watch
+
+
+def _passed_self_test(
+    device: Device,
+    program: Program,
+    config: ModelConfig,
+    runner: BatchRunner,
+    cache: KVCache,
+    options: EngineOptions,
+) -> SelfTestWatch | None:
+    """Run the self-test if there is one. Raises SelfTestError."""
+    chosen = options.self_test
+    if chosen.file is None or chosen.when == "off":
+        return None
+    watch = SelfTestWatch(
+        SelfTest(runner, cache, chosen.file),
+        Locator(device, program, config, chosen.file, same_bits=chosen.same_bits),
+        Subject(device=device.name, identity=chosen.identity, kernels=chosen.kernels),
+        hourly=chosen.when == "hourly",
+    )
+    watch.run()
+    return watch
+
+
+def _check_decode_ahead(runner: BatchRunner, options: EngineOptions) -> None:
+    if options.decode_ahead == "on" and not runner.buckets.has_decode_loops:
+        raise ArtifactError(
+            "the VMFB has no decode loops, which `--decode-ahead on` needs; rebuild it with `shortfin-llm "
+            "build --decode-loop-sizes 1,2,4,8`, or leave that option out"
+        )
+
+
+def _warm_up(
+    runner: BatchRunner, config: ModelConfig, options: EngineOptions, on_warm_up: OnProgress
+) -> None:
+    warmed_up = runner.warm_up(on_warm_up)
+    for entry in warmed_up:
+        check_results(entry, config, options.tokenizer_vocab_size)
+    logger.info(
+        "warmed up %d entries; the KV cache, results and workspace take %.1f MiB",
+        len(warmed_up),
+        runner.num_bytes / 2**20,
+    )
+
+
+def _draft_program(device: Device, options: EngineOptions, max_running: int) -> DraftProgram | None:
+    if options.draft_model is None:
+        return None
+    max_tokens, vocab_size = options.speculative_tokens, options.tokenizer_vocab_size
+    return load_draft_program(device, options.draft_model, vocab_size, max_running, max_tokens)
+
+
+def _num_pages(
+    device: Device,
+    program: Program,
+    config: ModelConfig,
+    options: EngineOptions,
+    max_running: int,
+    tokens_ahead: int | None,
+    draft: DraftProgram | None,
+) -> int:
+    """Number of pages of the cache. Raises ArtifactError for too few."""
+    recorded = config.paged_kv_cache.device_block_count
+    chosen = options.pages or ("auto" if options.device in GPU_NAMES else recorded)
+    if chosen == "auto":
+        return _pages_that_fit(device, program, config, max_running, tokens_ahead, draft) or recorded
+    if chosen < 2:
+        raise ArtifactError("the page table needs at least 2 pages: the first is scratch; raise `--pages`")
+    return chosen
+
+
+def _pages_that_fit(
+    device: Device,
+    program: Program,
+    config: ModelConfig,
+    max_running: int,
+    tokens_ahead: int | None,
+    draft: DraftProgram | None,
+) -> int | None:
+    def taken_beside(num_pages: int) -> int:
+        return 0 if draft is None else draft.num_bytes(num_pages * config.stride)
+
+    found = pages_that_fit(device, program, config, max_running, tokens_ahead, taken_beside)
+    if found is None:
+        logger.warning(
+            "%s does not tell how much memory is free: the KV cache has the size in config.json; "
+            "`--pages` sets it",
+            device.name,
+        )
+        return None
+    num_bytes = page_table_bytes(config, found, window_page_count(config, found, tokens_ahead))
+    logger.info(
+        "the KV cache takes %.1f GiB of the memory that is left: %d pages of %d tokens (`--pages`)",
+        num_bytes / 2**30,
+        found,
+        config.stride,
+    )
+    return found

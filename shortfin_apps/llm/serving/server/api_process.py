@@ -1,0 +1,113 @@
+"""An API process: one of several that answer HTTP and share the engine of the process that starts them.
+
+    python -m shortfin_apps.llm.serving.server.api_process LISTENER LINK < OPTIONS
+
+LISTENER and LINK are file descriptors: the port's socket, shared by all API processes, and the connection to
+the engine. OPTIONS are JSON; they contain keys, which must not appear in a list of processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pydantic import SecretStr
+
+from shortfin_apps.llm.contract.errors import LlmError
+from shortfin_apps.llm.serving.api.service import Service
+from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.serving.server import logs
+from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.exit_status import exit_status_of, exit_with_thread
+from shortfin_apps.llm.serving.server.front_end import load_front_end
+from shortfin_apps.llm.serving.server.http_server import Server
+from shortfin_apps.llm.serving.server.model_loading import Loaded
+from shortfin_apps.llm.serving.server.service import make_service
+
+logger = logging.getLogger("shortfin_apps.llm.serving.server.api_process")  # this module runs as `__main__`
+
+LAST_ANSWERS_S = 0.5  # to send the answers of requests that were lost with the engine
+
+LoadFrontEnd = Callable[[ServerConfig, Service, socket.socket, Callable[[], None]], Loaded]
+"""Receives the connection to the engine, and a callback for when it ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiProcessOptions:
+    """Options that the engine's process passes to an API process; `name` is the model's.
+
+    A process that `replaces` another listens only once it can serve.
+    """
+
+    config: ServerConfig
+    name: str
+    engine_pid: int
+    replaces: bool = False
+
+    def to_json(self) -> bytes:
+        """Serialise the options, including secrets."""
+        settings = self.config.model_dump(exclude_unset=True)
+        return json.dumps([settings, self.name, self.engine_pid, self.replaces], default=_plain).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> ApiProcessOptions:
+        settings, name, engine_pid, replaces = json.loads(text)
+        return cls(config=ServerConfig(**settings), name=name, engine_pid=engine_pid, replaces=replaces)
+
+
+def _plain(value: object) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+
+def run(load: LoadFrontEnd) -> int:
+    """Answer requests until a signal or the end of the engine's process; return the exit status."""
+    listener, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    for inherited in (listener, link):
+        inherited.set_inheritable(False)  # our own child processes must not inherit them
+    options = ApiProcessOptions.from_json(sys.stdin.buffer.read())
+    config = options.config
+    logs.set_up(config.log_level, config.log_format)
+    logs.quieten_uvicorn(config.log_level)
+    metrics = ServerMetrics(options.name, engine_pid=options.engine_pid, tenants=config.weighted_tenants)
+    service = make_service(config, options.name, metrics)
+    server = Server(
+        config,
+        service,
+        lambda: load(config, service, link, lambda: _end_soon(server)),
+        announces=False,
+        loads_first=options.replaces,
+    )
+    server.run(sockets=[listener])
+    if not server.force_exit:
+        service.close()
+    status = exit_status_of(server.failure, was_forced=server.force_exit)
+    if server.leaves_thread:
+        exit_with_thread(status)
+    return status
+
+
+def _end_soon(server: Server) -> None:
+    """End this process, as its engine is gone; do not wait for clients that do not read."""
+    logger.error("the process of the engine has ended, so this API process ends, too")
+    server.should_exit = True
+    asyncio.get_running_loop().call_later(LAST_ANSWERS_S, server.handle_exit, signal.SIGTERM, None)
+
+
+def main() -> int:
+    try:
+        return run(load_front_end)
+    except LlmError as error:
+        logger.error("%s", error)
+        return 2
+    finally:
+        logs.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Builds the models passed to `serve`, if they are sources rather than model directories."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from shortfin_apps.llm.artifact.advice import SCHEMES, is_gguf
+from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
+from shortfin_apps.llm.builder.sources.catalogue import first_look
+from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES
+from shortfin_apps.llm.components.runtime.open import check_gpu
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.extras import missing_extra
+from shortfin_apps.llm.serving.server.config import BUILD_SETTINGS, ServerConfig, flag
+
+logger = logging.getLogger(__name__)
+
+
+class BuildFailed(Exception):
+    """The build failed with `status` and has already reported the reason."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the build ended with status {status}")
+        self.status = status
+
+
+def built(config: ServerConfig) -> ServerConfig:
+    """Replace sources in the settings by their model directories, building them unless they are cached.
+
+    The draft model is built first, as `device` is reduced to its driver once the model is built. Builds run
+    in a separate process, so that the server does not keep the compiler in memory. Raises BuildFailed,
+    BuildError for an unsupported model, and ArtifactError if there is no GPU to serve it.
+    """
+    draft = config.speculative_model
+    if draft is not None and is_source(draft):
+        config = config.model_copy(update={"speculative_model": _directory_of(draft, config, ())})
+    if config.artifact is None or not is_source(config.artifact):
+        for name in BUILD_SETTINGS:
+            if getattr(config, name) is not None:
+                logger.warning(f"`{flag(name)}` has no effect: the model is built already")
+        return config
+    directory = _directory_of(config.artifact, config, BUILD_SETTINGS)
+    return config.model_copy(update={"artifact": directory, "device": _driver(config)})
+
+
+def _directory_of(source: Path, config: ServerConfig, settings: Sequence[str]) -> Path:
+    try:
+        first_look(str(source))
+    except ModuleNotFoundError as error:
+        raise BuildError(missing_extra(error) or str(error)) from error
+    check_gpu(_driver(config))  # checked first, as a build for a GPU takes minutes
+    command = build_command(source, config, settings)
+    return Path(_run([sys.executable, "-m", "shortfin_apps.llm", *command]))
+
+
+def _driver(config: ServerConfig) -> str:
+    return config.device.partition(":")[0]
+
+
+def is_source(path: Path) -> bool:
+    """Whether `path` must be built: a GGUF file, a Hugging Face directory, or `hf:` and the like."""
+    try:
+        if path.is_dir():
+            is_built = (path / MANIFEST).exists() or has_program(path)
+            return (path / CONFIG).is_file() and not is_built
+        return str(path).startswith(SCHEMES) or (path.is_file() and is_gguf(path))
+    except OSError:  # opening it as a model directory reports the problem
+        return False
+
+
+def build_command(source: Path, config: ServerConfig, settings: Sequence[str] = BUILD_SETTINGS) -> list[str]:
+    """Return the `build` command for a source, with flags for the given `settings`."""
+    words = ["build", str(source), "--in-cache", "--device", _build_device(config.device)]
+    for name in settings:
+        value = getattr(config, name)
+        if value is not None:
+            words += [flag(name), str(value)]
+    return words
+
+
+def _build_device(device: str) -> str:
+    """Return the device as `build` names it."""
+    name, colon, chip = device.partition(":")
+    known = GPU_NAMES.get(name, "cpu" if name in CPU_NAMES else name)
+    return f"{known}{colon}{chip}"
+
+
+def _run(command: list[str]) -> str:
+    """Return `command`'s output. SIGTERM is passed on; Ctrl-C reaches it anyway. Raises BuildFailed."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, _ends_with_us(child):
+        printed, _ = child.communicate()
+    if child.returncode:
+        raise BuildFailed(child.returncode if child.returncode > 0 else 128 - child.returncode)
+    return printed.strip()
+
+
+@contextmanager
+def _ends_with_us(child: subprocess.Popen[str]) -> Iterator[None]:
+    """Pass SIGTERM on to `child` during the context, if this is the main thread, which handles signals.
+
+    A second SIGTERM kills it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+
+    def end(*_: object) -> None:
+        nonlocal asked
+        child.send_signal(signal.SIGKILL if asked else signal.SIGTERM)
+        child.send_signal(signal.SIGCONT)  # a stopped process (SIGSTOP) ignores SIGTERM until it continues
+        asked = True
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

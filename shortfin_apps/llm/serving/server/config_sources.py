@@ -1,0 +1,147 @@
+"""Reads the settings of a server from flags, environment variables and files.
+
+Precedence: flags, then `SHORTFIN_LLM_*` variables, then `--config` (YAML; upstream's JSON
+`--server_config` is read the same way), then the defaults in `config.py`. Logging is set up from these
+settings, so warnings about them are passed to the caller's `note`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource
+
+from shortfin_apps.llm.serving.server.config import (
+    ENV_PREFIX,
+    KEY_FILES,
+    KEYS,
+    SECRETS,
+    ServerConfig,
+    ServerConfigError,
+    flag,
+)
+from shortfin_apps.llm.serving.server.other_names import (
+    UPSTREAM_IGNORED,
+    UPSTREAM_NAMES,
+    Note,
+    note_ignored,
+)
+
+logger = logging.getLogger(__name__)
+
+# Variables with the prefix that are not server settings: the directory of `build`'s cache.
+OTHER_VARIABLES = frozenset({"CACHE"})
+# Settings that name files containing secrets.
+SECRET_FILES = (*KEY_FILES, "ssl_keyfile", "receipt_key")
+# Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT and more in every pod, for every Service: a Service named
+# `shortfin-llm` overwrites the variable of `--port`.
+SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+")
+SERVICE_VARIABLE = re.compile(
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+
+
+def load(
+    flags: Mapping[str, Any], yaml_values: Mapping[str, Any], note: Note = logger.warning
+) -> ServerConfig:
+    """Merge settings: flags over environment over YAML over defaults. Raises ServerConfigError."""
+    try:
+        config = ServerConfig(**{**yaml_values, **_environment(note), **flags})
+    except ValidationError as error:
+        raise ServerConfigError(_first_problem(error)) from None
+    for setting, reason in config.without_effect():
+        note(f"`{setting}` has no effect: {reason}")
+    key_and_certificates = () if config.ssl_keyfile is not None else ("ssl_certfile",)
+    for name in (*SECRET_FILES, *key_and_certificates):
+        if (path := getattr(config, name)) is not None:
+            _note_exposed(path, note)
+    return config
+
+
+def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
+    """Return the settings in a file, under our names. Raises ServerConfigError."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: an invalid date
+        problem = _yaml_problem(error) if isinstance(error, yaml.MarkedYAMLError) else error
+        raise ServerConfigError(f"{path}: not readable as YAML ({problem})") from None
+    if not isinstance(raw, dict):
+        raise ServerConfigError(f"{path}: must hold settings by name")
+    if any(str(key).replace("-", "_") in SECRETS for key in raw):
+        _note_exposed(path, note)
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        name = str(key).replace("-", "_")
+        if value is None and name not in (*KEYS, *KEY_FILES):
+            continue  # upstream writes null for an unset setting
+        if name in UPSTREAM_IGNORED:
+            note_ignored(name, value, note)
+        else:
+            values[UPSTREAM_NAMES.get(name, name)] = value
+    return values
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
+    """Describe the problem and its position, without the text there, which may be a key."""
+    is_syntax = isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError)
+    problem = error.problem if is_syntax else "an alias, a tag or a key that cannot be used"
+    mark = error.problem_mark
+    return f"{problem}, line {mark.line + 1}, column {mark.column + 1}" if mark else f"{problem}"
+
+
+def _note_exposed(path: Path, note: Note) -> None:
+    """Note if users other than the owner and the group can read or change a file of secrets."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # reading the secrets reports the reason
+        return
+    if stat.S_ISREG(mode) and mode & (stat.S_IROTH | stat.S_IWOTH):
+        can = "change" if mode & stat.S_IWOTH else "read"
+        note(
+            f"{path} has a secret, and every user of this machine can {can} it; `chmod o= "
+            f"{shlex.quote(str(path))}` ends that"
+        )
+
+
+def _environment(note: Note) -> dict[str, Any]:
+    """Return settings from variables; note variables with the prefix that are not settings."""
+    values = EnvSettingsSource(ServerConfig)()
+    if SERVICE_LINK.fullmatch(str(values.get("port"))):
+        link = values.pop("port")
+        note(
+            f"the variable `{ENV_PREFIX}PORT` is {link!r}, which Kubernetes sets for a Service of that name, "
+            "and is ignored; `enableServiceLinks: false` in the pod's spec keeps it away"
+        )
+    for variable in _unknown_variables():
+        note(f"the variable {variable} names no setting and has no effect; `serve --help-all` lists them all")
+    return values
+
+
+def _unknown_variables() -> Iterator[str]:
+    known = {name.upper() for name in ServerConfig.model_fields} | OTHER_VARIABLES
+    for variable in os.environ:
+        prefix, name = variable[: len(ENV_PREFIX)].upper(), variable[len(ENV_PREFIX) :].upper()
+        if prefix == ENV_PREFIX and name not in known and not SERVICE_VARIABLE.fullmatch(name):
+            yield variable
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Describe the first invalid setting, with its value unless that is secret."""
+    problem = error.errors()[0]
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if not problem["loc"]:
+        return message
+    name = str(problem["loc"][0])
+    if problem["type"] == "extra_forbidden":
+        return f"there is no setting `{name}`; `serve --help-all` lists them"
+    given = "" if name in SECRETS or problem["input"] in ("", None) else f", not {problem['input']!r}"
+    return f"`{flag(name)}`: {message}{given}"

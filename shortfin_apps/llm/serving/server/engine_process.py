@@ -1,0 +1,128 @@
+"""The main process with `--api-processes`: runs the engine and starts the API processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import uvicorn
+
+from shortfin_apps.llm.serving.engine_link.api_links import ApiLinks
+from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.serving.server.api_process import ApiProcessOptions
+from shortfin_apps.llm.serving.server.api_processes import ApiProcesses, api_process_command
+from shortfin_apps.llm.serving.server.banner import announce
+from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.daemon_thread import in_daemon_thread
+from shortfin_apps.llm.serving.server.flight_recorder import dump_at_signal
+from shortfin_apps.llm.serving.server.http_server import (
+    GRACE_S,
+    STOPPING,
+    STOPPING_AT_ONCE,
+    close_engine,
+    url_of,
+)
+from shortfin_apps.llm.serving.server.model_loading import LoadedEngine
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class EngineProcess:
+    """Has the same interface as Server, for an engine returned by `load`.
+
+    API processes run `module` as `python -m`. Signals are passed on to them: each drains like Server, and the
+    engine is closed after all have ended.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        name: str,
+        load: Callable[[], LoadedEngine],
+        module: str = "shortfin_apps.llm.serving.server.api_process",
+    ) -> None:
+        self.failure: Exception | None = None  # why the server cannot serve
+        self.force_exit = False
+        self._config = config
+        self._name = name
+        self._load = load
+        self._module = module
+        self._engine: AsyncEngine | None = None
+        self._engine_closed = True
+        self._is_loading = False
+
+    @property
+    def leaves_thread(self) -> bool:
+        """The loader's or the engine's thread is still running, inside a device library."""
+        return self._is_loading or not self._engine_closed
+
+    def run(self, sockets: Sequence[socket.socket]) -> None:
+        """Serve on the only socket until a signal, and close it."""
+        [listener] = sockets
+        loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()  # the same as Server's
+        with listener, asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(self._run(listener))
+
+    async def _run(self, listener: socket.socket) -> None:
+        self._stopping = asyncio.Event()
+        self._links = ApiLinks()
+        options = ApiProcessOptions(config=self._config, name=self._name, engine_pid=os.getpid())
+        command = api_process_command(self._module)
+        self._processes = ApiProcesses(self._links, listener, command, options, self._config.api_processes)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        dump_at_signal(lambda: self._engine)
+        try:
+            await self._serve(listener)
+        except Exception as error:
+            self.failure = error
+        await self._shut_down()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        """Serve until a signal. Raises errors that prevent serving."""
+        await self._processes.start()
+        self._is_loading = True
+        loaded = await self._unless_stopped(in_daemon_thread(self._load))
+        if loaded is None:
+            return
+        self._is_loading = False
+        self._engine = loaded.engine
+        loaded.engine.start()
+        await self._unless_stopped(self._links.serve(loaded.engine, loaded.grammars))
+        if not self._stopping.is_set():
+            url = url_of([listener], self._config.ssl_certfile is not None)
+            logs_json = self._config.log_format == "json"
+            announce(self._name, url, has_chat=loaded.has_chat, logs_json=logs_json)
+        await self._stopping.wait()
+
+    async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
+        """Return the result of `work`, or None after a signal. Raises if an API process could not start."""
+        working = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait({working, stopping, self._processes.failed}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self._processes.failed.done():
+            self._processes.failed.result()
+        return working.result() if working.done() else None
+
+    async def _shut_down(self) -> None:
+        if not self._stopping.is_set():  # stopping because of an error, not a signal
+            self._processes.signal()
+        drain_s = self._config.drain_delay + self._config.shutdown_timeout
+        await self._processes.until_ended(drain_s + 3 * GRACE_S)
+        self._links.close()
+        if self._engine is not None:
+            self._engine_closed = await close_engine(self._engine, lambda: self.force_exit)
+
+    def _on_signal(self) -> None:
+        self.force_exit = self._stopping.is_set()
+        logger.log(*((logging.WARNING, STOPPING_AT_ONCE) if self.force_exit else (logging.INFO, STOPPING)))
+        self._stopping.set()
+        self._processes.signal()

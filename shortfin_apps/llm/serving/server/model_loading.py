@@ -1,0 +1,339 @@
+"""Loads an artefact: tokenizer, sampling defaults and the engine over the compiled model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shortfin_apps.llm import address_space
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.artifact.verification import verifying
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
+from shortfin_apps.llm.components.self_test.options import NO_SELF_TEST, SelfTestOptions
+from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError
+from shortfin_apps.llm.contract.self_test_file import SelfTestFile
+from shortfin_apps.llm.serving.api.sampling import SamplingDefaults, penalties, unapplied_fields
+from shortfin_apps.llm.serving.api.service import Everywhere, ServedModel
+from shortfin_apps.llm.serving.dialects.choose import choose_dialect, description
+from shortfin_apps.llm.serving.dialects.dialect import Dialect
+from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.serving.frontend.beam_search import check_num_beams
+from shortfin_apps.llm.serving.frontend.engine_client import EngineClient
+from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.serving.receipts.identity import ModelIdentity, identity_of
+from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.serving.server.flight_recorder import recorder_options
+from shortfin_apps.llm.serving.server.kv_events import kv_event_options
+from shortfin_apps.llm.serving.server.warm_up import warm_up_progress
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, read_json_object
+
+logger = logging.getLogger(__name__)
+
+
+class RunningEngine(EngineClient, Protocol):
+    """An engine with its thread, created outside the event loop and started inside it."""
+
+    def start(self) -> None: ...
+
+    async def close(self, patience_s: float = ...) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A loaded model and its engine, which is not started yet."""
+
+    model: ServedModel
+    engine: RunningEngine
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine for other processes, not started yet, and the compiler of their grammars."""
+
+    engine: AsyncEngine
+    grammars: GrammarCompiler
+    has_chat: bool  # whether the model has a chat template
+
+
+def open_artifact(config: ServerConfig) -> Artifact:
+    """Open the model directory, or the separate files named by upstream's flags. Raises ArtifactError."""
+    if config.artifact is not None:
+        return Artifact.open(config.artifact, check_sizes=config.verify != "none")
+    assert config.vmfb is not None, "ServerConfig requires it"
+    assert config.model_config_json is not None, "ServerConfig requires it"
+    assert config.tokenizer_json is not None, "ServerConfig requires it"
+    return Artifact.from_files(
+        vmfb=config.vmfb,
+        parameters=config.parameters,
+        model_config=config.model_config_json,
+        tokenizer_json=config.tokenizer_json,
+        tokenizer_config_json=config.tokenizer_config_json,
+        check_sizes=config.verify != "none",
+    )
+
+
+def open_draft(config: ServerConfig) -> Artifact | None:
+    """Open the draft model, if there is one. Raises ArtifactError."""
+    if config.speculative_model is None:
+        return None
+    try:
+        return Artifact.open(config.speculative_model, check_sizes=config.verify != "none")
+    except ArtifactError as error:
+        raise ArtifactError(f"the draft model: {error}") from error
+
+
+def check_address_space(artifacts: Sequence[Artifact], config: ServerConfig) -> None:
+    """Raise AddressSpaceError if the models cannot be loaded under this process's limit."""
+    paths = [path for artifact in artifacts for path in (artifact.vmfb, *artifact.parameters)]
+    file_bytes = sum(path.stat().st_size for path in paths)
+    num_workers = config.threads or len(os.sched_getaffinity(0))
+    address_space.check_more(address_space.model_bytes(file_bytes, num_workers))
+
+
+def load_model(
+    artifact: Artifact, config: ServerConfig, metrics: ServerMetrics, draft: Artifact | None = None
+) -> Loaded:
+    """Load a model, the slow part of starting a server. Raises ArtifactError and ServerConfigError."""
+    with _verified(artifact, draft, config) as confirm:
+        tokenizer = load_tokenizer(artifact, config)
+        grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
+        with grammars.preparing():
+            engine = _load_engine(artifact, tokenizer, config, draft, confirm)
+    return Loaded(served_model(artifact, config, tokenizer, engine, grammars, metrics), engine)
+
+
+def load_engine(artifact: Artifact, config: ServerConfig, draft: Artifact | None = None) -> LoadedEngine:
+    """Load only the engine, without what answers requests. Raises ArtifactError and ServerConfigError."""
+    with _verified(artifact, draft, config) as confirm:
+        tokenizer = load_tokenizer(artifact, config)
+        grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
+        with grammars.preparing(trials=False):
+            engine = _load_engine(artifact, tokenizer, config, draft, confirm)
+    return LoadedEngine(engine, grammars, tokenizer.has_chat_template)
+
+
+def load_tokenizer(artifact: Artifact, config: ServerConfig) -> Tokenizer:
+    """Load the tokenizer. Raises ArtifactError."""
+    return Tokenizer.load(
+        artifact.tokenizer, artifact.tokenizer_config, special_in_content=config.special_in_content
+    )
+
+
+def served_model(
+    artifact: Artifact,
+    config: ServerConfig,
+    tokenizer: Tokenizer,
+    engine: EngineClient,
+    grammars: GrammarCompiler,
+    metrics: ServerMetrics,
+    *,
+    id_prefix: str = "",
+    everywhere: Everywhere | None = None,
+) -> ServedModel:
+    """Assemble what answers requests over `engine`; see TextGenerator and ServedModel for the last two."""
+    generation = _applied(_generation_config(artifact), engine.returns_logits)
+    tokenizer.prepare_templates()
+    generator = TextGenerator(
+        tokenizer,
+        engine,
+        max_seq_len=engine.max_request_tokens,
+        max_requests=engine.max_requests,
+        metrics=metrics,
+        request_timeout_s=config.request_timeout,
+        conversation_tokens=config.conversation_tokens,
+        grammars=grammars,
+        id_prefix=id_prefix,
+    )
+    return ServedModel(
+        generator=generator,
+        # Upstream's server is always greedy, so the model's temperature is only for the other routes.
+        native_defaults=_defaults({**generation, "temperature": 0.0}, 0.0, config),
+        openai_defaults=_defaults(generation, 1.0, config),
+        exported_top_k=artifact.config.top_k,
+        dialect=_dialect(tokenizer, config),
+        info=artifact.config.to_dict(),
+        default_num_beams=config.num_beams,
+        everywhere=everywhere,
+        identity=_identity(artifact, config),
+    )
+
+
+def _identity(artifact: Artifact, config: ServerConfig) -> ModelIdentity | None:
+    """Return the model's identity. Raises ServerConfigError if `--receipts` needs one and it is missing."""
+    identity = identity_of(artifact)
+    if identity is None and config.receipts:
+        raise ServerConfigError(
+            "`--receipts` needs the manifest of a directory that `shortfin-llm build` wrote; serve one, or"
+            " leave that option out"
+        )
+    return identity
+
+
+@contextmanager
+def _verified(
+    artifact: Artifact, draft: Artifact | None, config: ServerConfig
+) -> Iterator[Callable[[], None]]:
+    """Verify the files while the caller's block runs; the yielded function waits for the result."""
+    with ExitStack() as stack:
+        confirms = [stack.enter_context(verifying(each, config.verify)) for each in (artifact, draft) if each]
+
+        def confirm() -> None:
+            for each in confirms:
+                each()
+
+        yield confirm
+
+
+def _dialect(tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
+    template = tokenizer.tool_template_source or ""
+    return choose_dialect(template, config.tool_parser, config.reasoning_parser)
+
+
+def _tell_dialect(tokenizer: Tokenizer, config: ServerConfig) -> None:
+    template = tokenizer.tool_template_source or ""
+    if config.tool_parser not in ("auto", "none") and "tools" not in template:
+        logger.warning("the chat template shows no tools to the model: describe them in a message")
+    logger.info(description(_dialect(tokenizer, config)))
+
+
+def _generation_config(artifact: Artifact) -> dict[str, Any]:
+    """Read the sampling defaults. Raises ArtifactError."""
+    return read_json_object(artifact.tokenizer.with_name("generation_config.json"))
+
+
+def _applied(generation: dict[str, Any], returns_logits: bool) -> dict[str, Any]:
+    """Remove penalties that a model without logits cannot apply: each request would be refused."""
+    lost = () if returns_logits else penalties(generation)
+    return {name: value for name, value in generation.items() if name not in lost}
+
+
+def tell_defaults(generation: dict[str, Any], config: ServerConfig, *, returns_logits: bool = True) -> None:
+    """Log the model's sampling defaults, and unsupported ones. Raises ArtifactError."""
+    applied = _applied(generation, returns_logits)
+    if found := _defaults(applied, 1.0, config).differences():
+        listed = ", ".join(f"{name} {value}" for name, value in found.items())
+        logger.info("defaults of requests, from the model's generation_config.json: %s", listed)
+    if unapplied := unapplied_fields(generation):
+        logger.warning(
+            "generation_config.json asks for sampling that is not applied: %s", ", ".join(unapplied)
+        )
+    if lost := [name for name in penalties(generation) if name not in applied]:
+        logger.warning(
+            "generation_config.json asks for sampling that is not applied, as this model was compiled without"
+            " logits: %s",
+            ", ".join(lost),
+        )
+
+
+def _check_num_beams(artifact: Artifact, config: ServerConfig) -> None:
+    try:
+        check_num_beams(config.num_beams, artifact.config.top_k)
+    except InvalidRequestError as error:
+        raise ServerConfigError(f"--num-beams: {error}") from None
+
+
+def _check_same_tokens(tokenizer: Tokenizer, draft: Artifact) -> None:
+    """Raise ArtifactError for a draft model with different token ids."""
+    if not tokenizer.has_the_tokens_of(Tokenizer.load(draft.tokenizer, draft.tokenizer_config)):
+        raise ArtifactError(
+            f"{draft.tokenizer}: the draft model has other tokens than the model; `--speculative-model` "
+            "needs one of the same tokenizer, as a smaller model of the same family has"
+        )
+
+
+def _given_pages(artifact: Artifact) -> int | None:
+    """Return the number of pages in config.json, unless `build` chose it."""
+    manifest = artifact.manifest
+    if manifest is not None and manifest.options.device_block_count is None:
+        return None
+    return artifact.config.paged_kv_cache.device_block_count
+
+
+def _load_engine(
+    artifact: Artifact,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    draft: Artifact | None,
+    confirm: Callable[[], None],
+) -> AsyncEngine:
+    """Load the engine with the artefact's VMFB on the configured device; call `confirm` before returning."""
+    _check_num_beams(artifact, config)
+    if draft is not None:
+        _check_same_tokens(tokenizer, draft)
+    _tell_dialect(tokenizer, config)
+    generation = _generation_config(artifact)
+    _defaults(generation, 1.0, config)  # refuses invalid ones before the model is loaded
+    for each in (artifact, draft):
+        if each is not None and each.choice is not None:
+            logger.info("%s: %s", each.name, each.choice)
+    from shortfin_apps.llm.serving import loading  # imports the device libraries
+    from shortfin_apps.llm.serving.speculative_loading import DraftFiles
+
+    options = loading.EngineOptions(
+        device=config.device,
+        runtime=config.runtime,
+        threads=config.threads,
+        device_ids=config.device_ids,
+        mode=config.mode_options(artifact.config.stride),
+        scheduling=config.scheduling_options(),
+        prefix_cache=config.prefix_cache,
+        decode_ahead=config.decode_ahead,
+        speculative=config.speculative,
+        speculative_tokens=config.speculative_tokens,
+        draft_model=None
+        if draft is None
+        else DraftFiles(config=draft.config, vmfb=draft.vmfb, parameters=draft.parameters),
+        jump_ahead=config.jump_ahead,
+        pages=config.pages or _given_pages(artifact),
+        max_running=config.max_running,
+        max_queue=config.max_queue,
+        max_queue_tokens=config.max_queue_tokens,
+        vocab_size=artifact.vocab_size,
+        tokenizer_vocab_size=tokenizer.vocab_size,
+        stall_timeout_s=config.stall_timeout,
+        tune=config.tune,
+        kv_events=kv_event_options(config, config.served_model_name or artifact.name),
+        flight_recorder=recorder_options(artifact, config),
+        self_test=_self_test_options(artifact, config),
+    )
+    with warm_up_progress() as on_warm_up:
+        engine = loading.load_engine(
+            artifact.config,
+            artifact.vmfb,
+            artifact.parameters,
+            tokenizer.eos_token_ids,
+            options,
+            confirm,
+            on_warm_up,
+        )
+    tell_defaults(generation, config, returns_logits=engine.returns_logits)
+    return engine
+
+
+def _self_test_options(artifact: Artifact, config: ServerConfig) -> SelfTestOptions:
+    """Return the options of the self-test. Raises ArtifactError for an unreadable file."""
+    if config.self_test == "off":
+        return NO_SELF_TEST
+    if artifact.self_test is None:
+        logger.info(
+            "%s has no self-test: what it computes is compared with nothing; `shortfin-llm build` adds one",
+            artifact.name,
+        )
+        return NO_SELF_TEST
+    manifest = artifact.manifest
+    return SelfTestOptions(
+        when=config.self_test,
+        file=SelfTestFile.load(artifact.self_test),
+        identity=None if manifest is None else manifest.identity,
+        kernels=() if manifest is None else manifest.kernels,
+        same_bits=manifest is not None and manifest.target.gives_same_bits,
+    )
+
+
+def _defaults(generation: dict[str, Any], otherwise: float, config: ServerConfig) -> SamplingDefaults:
+    return SamplingDefaults.of_model(generation, otherwise=otherwise, override=config.default_temperature)

@@ -1,0 +1,64 @@
+"""Serves one model, in the order that a user should see.
+
+The port opens at once, and `/ready` answers 503 while the model loads in its own thread. Ctrl-C or SIGTERM
+refuses new requests, lets running ones finish, then closes the port; a second signal stops at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.serving.server import logs, open_files
+from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.engine_process import EngineProcess
+from shortfin_apps.llm.serving.server.exit_status import exit_status_of, exit_with_thread
+from shortfin_apps.llm.serving.server.http_server import (
+    BACKLOG,
+    Server,
+    bind,
+    http_config,
+    url_of,
+    warn_if_open,
+)
+from shortfin_apps.llm.serving.server.model_loading import (
+    check_address_space,
+    load_engine,
+    load_model,
+    open_artifact,
+    open_draft,
+)
+from shortfin_apps.llm.serving.server.service import make_service
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config: ServerConfig, listener: socket.socket | None = None) -> int:
+    """Serve until a signal; return the exit status. Raises LlmError if the server cannot start.
+
+    `listener` is a bound socket to use instead of the settings' address.
+    """
+    logs.quieten_uvicorn(config.log_level)
+    artifact, draft = open_artifact(config), open_draft(config)
+    check_address_space([artifact, *([draft] if draft else ())], config)
+    open_files.allow(config.limit_concurrency)
+    name = config.served_model_name or artifact.name
+    service = make_service(config, name, ServerMetrics(name, tenants=config.weighted_tenants))
+    server: Server | EngineProcess
+    if config.api_processes == 1:
+        server = Server(config, service, lambda: load_model(artifact, config, service.metrics, draft))
+    else:
+        http_config(config, service)  # reports problems with keys and certificates once
+        server = EngineProcess(config, name, lambda: load_engine(artifact, config, draft))
+    warn_if_open(config)
+    sock = listener or bind(config.host, config.port)
+    sock.listen(BACKLOG)
+    logger.info("listening on %s, loading %s", url_of([sock], config.ssl_certfile is not None), name)
+    server.run(sockets=[sock])
+    if not server.force_exit:
+        service.close()
+    status = exit_status_of(server.failure, was_forced=server.force_exit)
+    if server.leaves_thread:
+        exit_with_thread(status)
+    return status

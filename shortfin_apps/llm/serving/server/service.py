@@ -1,0 +1,40 @@
+"""Creates the state of a server's routes from its settings."""
+
+from __future__ import annotations
+
+import time
+
+from shortfin_apps.llm.serving.api.responses.store import ResponseStore
+from shortfin_apps.llm.serving.api.service import ReceiptSettings, Service
+from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.serving.receipts.key_files import load_signer
+from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.http_server import limits_of
+from shortfin_apps.llm.serving.server.tracing import trace_provider
+
+
+def make_service(config: ServerConfig, name: str, metrics: ServerMetrics) -> Service:
+    """Create the state for a model that is not loaded yet. Raises ReceiptError and ServerConfigError."""
+    return Service(
+        name=name,
+        metrics=metrics,
+        config=config.model_dump(mode="json"),  # secrets become asterisks
+        limits=limits_of(config),
+        strict_fields=config.strict_fields,
+        receipts=receipt_settings(config),
+        stream_keep_alive_s=config.stream_keep_alive or None,
+        responses=_responses(config),
+        traces=trace_provider(config),
+    )
+
+
+def receipt_settings(config: ServerConfig) -> ReceiptSettings:
+    """Return the settings of receipts. Raises ReceiptError for an unusable key."""
+    signer = None if config.receipt_key is None else load_signer(config.receipt_key)
+    return ReceiptSettings(are_default=config.receipts, signer=signer)
+
+
+def _responses(config: ServerConfig) -> ResponseStore:
+    """Store none with several API processes: they share no memory, and the next request may reach another."""
+    max_responses = config.stored_responses if config.api_processes == 1 else 0
+    return ResponseStore(max_responses, config.stored_responses_ttl, time.monotonic)

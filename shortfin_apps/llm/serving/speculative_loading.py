@@ -1,0 +1,163 @@
+"""Assembles speculation: its options, and a draft model next to the main model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shortfin_apps.llm.components.engine.draft_model import CATCH_UP_TOKENS, DraftModel, DraftOptions
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.buckets import Buckets
+from shortfin_apps.llm.components.invocation.invoker import owned_bytes
+from shortfin_apps.llm.components.invocation.page_count import page_table_bytes, window_page_count
+from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
+from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.runtime.check import check_program
+from shortfin_apps.llm.components.runtime.device import Device, Program
+from shortfin_apps.llm.components.speculation.draft import (
+    CPU_ROW_COST,
+    GPU_ROW_COST,
+    MAX_FORCED_TOKENS,
+    SpeculationOptions,
+)
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError
+
+logger = logging.getLogger(__name__)
+
+Speculative = Literal["off", "ngram"]
+JumpAhead = Literal["auto", "on", "off"]
+TIMED_DECODES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFiles:
+    """An artefact of a draft model, which has the same token IDs as the main model.
+
+    `round_cost` is the cost of its decode relative to the main model's; None to measure it.
+    """
+
+    config: ModelConfig
+    vmfb: Path
+    parameters: Sequence[Path]
+    round_cost: float | None = None
+
+
+def speculation_options(
+    config: ModelConfig,
+    buckets: Buckets,
+    speculative: Speculative,
+    jump_ahead: JumpAhead,
+    max_tokens: int,
+    *,
+    has_draft_model: bool,
+    on_gpu: bool,
+) -> SpeculationOptions | None:
+    """Speculation options; None if nothing is proposed. Raises ArtifactError if the model cannot comply."""
+    looks_up, jumps = speculative == "ngram", jump_ahead != "off"
+    if not looks_up and not jumps and not has_draft_model:
+        return None
+    flag = "--speculative" if looks_up else "--speculative-model" if has_draft_model else "--jump-ahead on"
+    if problem := _problem_with_proposals(config, buckets, flag):
+        if looks_up or has_draft_model or jump_ahead == "on":
+            raise ArtifactError(problem)
+        return None
+    return SpeculationOptions(
+        max_tokens=max_tokens if looks_up else 0,
+        max_forced_tokens=MAX_FORCED_TOKENS if jumps else 0,
+        row_cost=GPU_ROW_COST if on_gpu else CPU_ROW_COST,
+    )
+
+
+def _problem_with_proposals(config: ModelConfig, buckets: Buckets, flag: str) -> str | None:
+    """The reason why the model does not support proposed tokens, which `flag` needs; None if it does."""
+    if config.paged_kv_cache.state_block_count is not None:
+        return (
+            "the model has layers that keep a state, which cannot go back to before a rejected token; "
+            f"leave out `{flag}`"
+        )
+    if not buckets.has_packed_extend:
+        return (
+            f"the VMFB has no packed `extend` entry, which `{flag}` needs; rebuild it with "
+            "`shortfin-llm build`, or leave that option out"
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftProgram:
+    """A draft model with a loaded program, and pages not allocated yet."""
+
+    config: ModelConfig
+    program: Program
+    round_cost: float | None  # None: to be measured
+    max_running: int
+    max_tokens: int  # drafted per request at once
+    vocab_size: int | None  # vocabulary size of the tokenizer
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Number of pages, including the scratch page, for requests with `num_tokens` tokens in total."""
+        context_pages = -(-self.config.max_seq_len // self.config.stride)
+        return 1 + min(-(-num_tokens // self.config.stride), self.max_running * context_pages)
+
+    def num_window_pages(self, num_pages: int) -> int:
+        return window_page_count(self.config, num_pages, CATCH_UP_TOKENS + self.max_tokens)
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Bytes of the page table, and of the program's results and workspace."""
+        num_pages = self.num_pages(num_tokens)
+        slabs = page_table_bytes(self.config, num_pages, self.num_window_pages(num_pages))
+        return slabs + owned_bytes(self.program)
+
+
+def load_draft_program(
+    device: Device, files: DraftFiles, vocab_size: int | None, max_running: int, max_tokens: int
+) -> DraftProgram:
+    """Load a draft model next to the main model. Raises ArtifactError naming the draft model."""
+    try:
+        config = files.config
+        program = device.load_program(files.vmfb, files.parameters, config.module_name)
+        check_program(program, config, vocab_size)
+        buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
+        if problem := _problem_with_proposals(config, buckets, "--speculative-model"):
+            raise ArtifactError(problem)
+    except ArtifactError as error:
+        raise ArtifactError(f"the draft model: {error}") from error
+    return DraftProgram(config, program, files.round_cost, max_running, max_tokens, vocab_size)
+
+
+def make_draft_model(
+    device: Device,
+    draft: DraftProgram,
+    model: BatchRunner,
+    num_tokens: int,
+    prefix_cache: PrefixCache,
+) -> DraftModel:
+    """Allocate the draft model's pages, for `num_tokens` tokens of the main model, and warm it up.
+
+    `model` must be warm: the cost of a draft round is measured relative to one of its decodes.
+    """
+    config, num_pages = draft.config, draft.num_pages(num_tokens)
+    num_window_pages = draft.num_window_pages(num_pages)
+    runner = make_runner(device, draft.program, config, num_pages, num_window_pages)
+    runner.warm_up()
+    cost = draft.round_cost
+    if cost is None:
+        cost = runner.decode_s(TIMED_DECODES) / model.decode_s(TIMED_DECODES)
+    logger.info(
+        "draft model: a decode takes %.0f %% of the model's time; its KV cache, results and workspace take "
+        "%.1f MiB",
+        100 * cost,
+        runner.num_bytes / 2**20,
+    )
+    options = DraftOptions(
+        max_tokens=draft.max_tokens,
+        max_seq_len=config.max_seq_len,
+        vocab_size=draft.vocab_size,
+        round_cost=cost,
+    )
+    cache = make_page_cache(config, prefix_cache, num_pages, num_window_pages)
+    return DraftModel(runner, cache, options)

@@ -1,0 +1,70 @@
+"""Argument types, tables and progress bars shared by the benchmark commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.plain_console import PlainConsole
+
+TABLE_WIDTH = 180  # columns, if stdout is not a terminal
+
+
+def progress_bar(unit: str) -> Progress:
+    """A bar on stderr that counts `unit`s, if stderr is a terminal."""
+    # Only two frames per second, as drawing takes CPU time from the measured server.
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        console=PlainConsole(stderr=True),
+        refresh_per_second=2,
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def table_console() -> PlainConsole:
+    """A console on stdout, TABLE_WIDTH wide if that is not a terminal."""
+    return PlainConsole(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+
+
+def write_json(doc: dict[str, Any], destination: str) -> None:
+    """Write to a file, or to stdout for `-`. Raises InvalidRequestError if the file cannot be written."""
+    text = json.dumps(doc, indent=2)
+    if destination == "-":
+        print(text)
+        return
+    try:
+        Path(destination).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write {destination}: {error.strerror}", "json") from error
+
+
+def show(doc: dict[str, Any], destination: str | None, print_tables: Callable[[PlainConsole], None]) -> None:
+    """Print tables, unless the JSON document is sent to stdout; write it to `destination` if given."""
+    if destination != "-":
+        print_tables(table_console())
+    if destination is not None:
+        write_json(doc, destination)
+
+
+def positive(text: str) -> int:
+    """An argparse type: a positive integer."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def positives(text: str) -> list[int]:
+    """An argparse type: comma-separated positive integers, without duplicates."""
+    return list(dict.fromkeys(positive(part.strip()) for part in text.split(",")))

@@ -1,0 +1,139 @@
+"""Counts the memory traffic and matrix operations of entries on the emulated AMD GPU.
+
+    bytes    distinct bytes loaded plus distinct bytes stored, per launch: the memory bus traffic if every
+             launch started with cold caches that are large enough for all that it reads
+    matrix   multiply-adds of matrix instructions, without vector instructions
+    floor    bytes and FLOPs of floors.py
+    waves    waves of a kernel that a SIMD holds at once (`gpu_code/occupancy.py`), averaged over launches
+
+No time is measured. `Limits` convert bytes and FLOPs to the minimum time that the chip needs for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.contract.errors import InvocationError
+from shortfin_apps.llm.tools.bench.roofline.cases import Case
+from shortfin_apps.llm.tools.bench.roofline.floors import Work
+
+if TYPE_CHECKING:  # the emulated GPU is not in the installed package
+    from emulated_gpu.control import Finding, KernelCounters
+    from emulated_gpu.control import Report as GpuReport
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A product's published peaks: memory bytes per second, and dense bf16 FLOPs of the matrix units."""
+
+    product: str
+    bytes_per_s: float
+    flops_per_s: float
+
+
+# From AMD's data sheets.
+LIMITS = {
+    "gfx942": Limits("MI300X", 5.3e12, 1307e12),
+    "gfx1100": Limits("RX 7900 XTX", 0.96e12, 123e12),
+}
+
+
+class Gpu(Protocol):
+    """The part of the emulated GPU's `Control` used here; a report covers the time since `clear_report`."""
+
+    def clear_report(self) -> None: ...
+    def report(self) -> GpuReport: ...
+
+
+class Runner(Protocol):
+    """The part of BatchRunner used here."""
+
+    def run(self, batch: Batch) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunches:
+    """A kernel's launches in one invocation; `waves` is None for a kernel outside of the VMFB."""
+
+    name: str
+    launches: int
+    waves: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The counts of one invocation, with its minimum work."""
+
+    case: Case
+    work: Work
+    launches: int
+    num_bytes: int
+    matrix_flops: int
+    lds_conflict_cycles: int
+    kernels: tuple[KernelLaunches, ...] = ()
+
+    @property
+    def waves(self) -> float | None:
+        """Waves per SIMD, averaged over the launches with known values."""
+        known = [(each.launches, each.waves) for each in self.kernels if each.waves is not None]
+        launches = sum(count for count, _ in known)
+        return sum(count * waves for count, waves in known) / launches if launches else None
+
+    @property
+    def bytes_ratio(self) -> float:
+        return self.num_bytes / self.work.num_bytes
+
+    @property
+    def matrix_ratio(self) -> float:
+        return self.matrix_flops / self.work.flops
+
+    def shortest_s(self, limits: Limits) -> float:
+        """Return the minimum time that the chip needs for these bytes and FLOPs."""
+        flops = max(self.matrix_flops, self.work.flops)
+        return Work(self.num_bytes, flops).floor_s(limits.bytes_per_s, limits.flops_per_s)
+
+
+def count(
+    cases: Sequence[tuple[Case, Work]],
+    runner: Runner,
+    gpu: Gpu,
+    waves: Mapping[str, float],
+    on_case: Callable[[Case], None],
+) -> list[Counts]:
+    """Run every case once; `on_case` is called before each. `waves` holds waves per SIMD by kernel.
+
+    Raises InvocationError if a kernel is faulty, as its counts would be meaningless.
+    """
+    results = []
+    for case, work in cases:
+        on_case(case)
+        gpu.clear_report()
+        runner.run(case.batch)
+        report = gpu.report()
+        if report.findings:
+            found = "; ".join(map(_describe, report.findings))
+            raise InvocationError(f"`{case.entry}` on the emulated GPU: {found}")
+        results.append(_sum(case, work, report.kernels, waves))
+    return results
+
+
+def _describe(finding: Finding) -> str:
+    return f"{finding.kind} by {finding.kernel}, {finding.instruction} at {finding.code_address:#x}"
+
+
+def _sum(case: Case, work: Work, by_name: Mapping[str, KernelCounters], waves: Mapping[str, float]) -> Counts:
+    kernels = by_name.values()
+    return Counts(
+        case,
+        work,
+        launches=sum(kernel.launches for kernel in kernels),
+        num_bytes=sum(kernel.unique_loaded_bytes + kernel.unique_stored_bytes for kernel in kernels),
+        matrix_flops=2 * sum(kernel.matrix_operations for kernel in kernels),
+        lds_conflict_cycles=sum(kernel.lds_conflict_cycles for kernel in kernels),
+        kernels=tuple(
+            KernelLaunches(name, kernel.launches, waves.get(name)) for name, kernel in by_name.items()
+        ),
+    )

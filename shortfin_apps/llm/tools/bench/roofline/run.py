@@ -1,0 +1,120 @@
+"""Assembles a roofline run from artefact, device, cases and machine limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.buckets import Buckets
+from shortfin_apps.llm.components.invocation.page_table import make_runner
+from shortfin_apps.llm.components.runtime.check import check_program
+from shortfin_apps.llm.components.runtime.device import Device, Program
+from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.runtime.parameters import parameter_bytes
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.contract.gpu_code.code_object import code_objects_in
+from shortfin_apps.llm.contract.gpu_code.occupancy import waves_by_kernel
+from shortfin_apps.llm.tools.bench.console import progress_bar
+from shortfin_apps.llm.tools.bench.roofline.cases import Case, choose, plans
+from shortfin_apps.llm.tools.bench.roofline.counts import count
+from shortfin_apps.llm.tools.bench.roofline.emulated import open_emulated_gpu
+from shortfin_apps.llm.tools.bench.roofline.floors import CostModel, Work
+from shortfin_apps.llm.tools.bench.roofline.machine import load_machine
+from shortfin_apps.llm.tools.bench.roofline.measure import measure
+from shortfin_apps.llm.tools.bench.roofline.profile import CodeMap, Share, load_code_map, profile
+from shortfin_apps.llm.tools.bench.roofline.report import counts_document, document
+
+
+def roofline(
+    directory: Path,
+    *,
+    patterns: Sequence[str],
+    contexts: Sequence[int],
+    prompt_tokens: Sequence[int],
+    repeats: int,
+    threads: int | None = None,
+    with_profile: bool = False,
+) -> dict[str, Any]:
+    """Measure the artefact in `directory` and return report.py's document. Raises LlmError."""
+    artifact = Artifact.open(directory)
+    assert artifact.manifest is not None, "a directory has one"
+    name = artifact.manifest.options.device.partition(":")[0]
+    with closing(open_device(name, threads=threads)) as device:
+        runner, cases = _prepare(artifact, device, patterns, contexts, prompt_tokens)
+        code = load_code_map(artifact.vmfb) if with_profile else None
+        machine = load_machine(device, artifact.manifest.spec, artifact.manifest.options)
+        with _progress("samples", len(cases) * repeats) as on_sample:
+            results = measure(cases, runner, machine, repeats, on_sample)
+        profiles = _profiles(code, runner, [case for case, _ in cases]) if code is not None else None
+        return document(artifact.manifest, results, profiles)
+
+
+def roofline_counts(
+    directory: Path, *, patterns: Sequence[str], contexts: Sequence[int], prompt_tokens: Sequence[int]
+) -> dict[str, Any]:
+    """Count the work of the artefact's entries on an emulated AMD GPU. Raises LlmError."""
+    artifact = Artifact.open(directory)
+    assert artifact.manifest is not None, "a directory has one"
+    if artifact.manifest.target.architecture != "amdgpu":
+        raise InvalidRequestError(
+            f"{directory} was built for {artifact.manifest.target.device}, and --emulated counts what "
+            "the machine code of an AMD GPU does: build it with `--device hip:gfx942`",
+            "emulated",
+        )
+    from shortfin_apps.llm.contract.gpu_code.reading import read_code_object  # an extra
+
+    gpu = open_emulated_gpu(artifact.manifest.target.cpu)
+    images = code_objects_in(artifact.vmfb.read_bytes())
+    waves = waves_by_kernel(map(read_code_object, images))
+    with closing(open_device("hip")) as device:
+        runner, cases = _prepare(artifact, device, patterns, contexts, prompt_tokens)
+        with _progress("entries", len(cases)) as on_case:
+            return counts_document(artifact.manifest, count(cases, runner, gpu, waves, on_case))
+
+
+def _prepare(
+    artifact: Artifact,
+    device: Device,
+    patterns: Sequence[str],
+    contexts: Sequence[int],
+    prompt_tokens: Sequence[int],
+) -> tuple[BatchRunner, list[tuple[Case, Work]]]:
+    """Return a runner of the artefact's program, and the cases with their work."""
+    assert artifact.manifest is not None
+    program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
+    check_program(program, artifact.config)
+    cases = _cases(program, artifact.config, patterns, contexts, prompt_tokens)
+    num_pages = 1 + max(case.plan.pages(artifact.config.stride) for case in cases)
+    costs = CostModel(artifact.manifest.spec, artifact.config, parameter_bytes(artifact.parameters))
+    runner = make_runner(device, program, artifact.config, num_pages)
+    return runner, [(case, costs.of(case.batch)) for case in cases]
+
+
+def _cases(
+    program: Program,
+    config: ModelConfig,
+    patterns: Sequence[str],
+    contexts: Sequence[int],
+    prompt_tokens: Sequence[int],
+) -> list[Case]:
+    buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
+    all_plans = plans(config, contexts, prompt_tokens, has_extend=buckets.has_extend)
+    return choose(all_plans, buckets, config.stride, patterns)
+
+
+@contextmanager
+def _progress(unit: str, total: int) -> Iterator[Callable[[Case], None]]:
+    """Show a progress bar; call the yielded function before each unit of work on a case."""
+    with progress_bar(unit) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda case: bar.update(task, description=case.entry, advance=1)
+
+
+def _profiles(code: CodeMap, runner: BatchRunner, cases: Sequence[Case]) -> list[list[Share]]:
+    with progress_bar("profiles") as bar:
+        return [profile(runner, case.batch, code) for case in bar.track(cases)]

@@ -1,0 +1,189 @@
+"""Target: a server to be measured, and the source of its prompts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+from httpx_aiohttp import HttpxAiohttpClient
+
+from shortfin_apps.llm.client import ConnectionFailedError, LlmClient, ServerError
+from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY, checked_timeout
+from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, is_library_error
+from shortfin_apps.llm.tools.bench.prose import Tokenize, token_prompt, word_prompt
+
+
+class PromptSource(Protocol):
+    async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> str | list[int]:
+        """A prompt of `prefix_tokens + tokens` tokens; its prefix depends only on `prefix_seed`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompts:
+    """Prompts as token ids, of exact length."""
+
+    tokenize: Tokenize
+
+    async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> list[int]:
+        prefix = await token_prompt(prefix_seed, prefix_tokens, self.tokenize) if prefix_tokens else []
+        return prefix + await token_prompt(seed, tokens, self.tokenize)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompts:
+    """Prompts as text of approximate length, for servers that do not accept token ids."""
+
+    async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> str:
+        prefix = f"{word_prompt(prefix_seed, prefix_tokens)} " if prefix_tokens else ""
+        return prefix + word_prompt(seed, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server to measure; `http` is connected to `url`, which has no `/v1`."""
+
+    label: str
+    url: str
+    model: str | None
+    http: httpx.AsyncClient
+    prompts: PromptSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOptions:
+    """Connection options. `model` None: the server's first model; `tokenizer` None: its `/tokenize`."""
+
+    model: str | None = None
+    api_key: str | None = None
+    tokenizer: Path | None = None
+    text_prompts: bool = False
+    timeout_s: float = 600.0
+
+
+def parse_urls(urls: Sequence[str]) -> list[tuple[str, str]]:
+    """Parse labels and addresses from `URL` or `LABEL=URL`; the default label is the address.
+
+    Raises InvalidRequestError when two have the same label.
+    """
+    pairs = [_parse_url(url) for url in urls]
+    if len({label for label, _ in pairs}) < len(pairs):
+        raise InvalidRequestError("two servers have the same label; name them as LABEL=URL", "url")
+    return pairs
+
+
+def _parse_url(url: str) -> tuple[str, str]:
+    labelled = re.fullmatch(r"([\w.+-]+)=(https?://.*)", url)
+    if labelled:
+        return labelled[1], labelled[2]
+    return url.removeprefix("http://").removeprefix("https://").rstrip("/"), url
+
+
+@asynccontextmanager
+async def open_target(label: str, url: str, options: TargetOptions) -> AsyncIterator[Target]:
+    """Connect and determine the model's name. Raises LlmError if the server cannot be measured."""
+    async with LlmClient(url, options.api_key, timeout_s=30.0, max_retries=1) as client:
+        base_url = client.base_url
+        model = options.model or await _first_model(client)
+    async with http_client(base_url, options.api_key, timeout_s=options.timeout_s) as http:
+        yield Target(label, base_url, model, http, _prompts(http, model, options))
+
+
+def http_client(base_url: str, api_key: str | None = None, *, timeout_s: float) -> httpx.AsyncClient:
+    """Create a client without a limit on connections, over aiohttp.
+
+    httpx's own transport uses several times the CPU time per chunk of a stream, which a server on the same
+    machine then lacks.
+    """
+    return HttpxAiohttpClient(
+        base_url=base_url,
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+        timeout=httpx.Timeout(checked_timeout(timeout_s), pool=None),
+        limits=httpx.Limits(max_connections=0),  # aiohttp's value for no limit
+        mounts=LOOPBACK_WITHOUT_PROXY,
+    )
+
+
+async def _first_model(client: LlmClient) -> str | None:
+    try:
+        return next(iter(await client.models()), None)
+    except (InvalidRequestError, ServerError):
+        return None  # a server without /v1/models may still accept requests without a model name
+
+
+def _prompts(http: httpx.AsyncClient, model: str | None, options: TargetOptions) -> PromptSource:
+    if options.text_prompts:
+        return TextPrompts()
+    if options.tokenizer is not None:
+        return TokenPrompts(file_tokenizer(options.tokenizer))
+    return TokenPrompts(server_tokenizer(http, model))
+
+
+def file_tokenizer(file: Path) -> Tokenize:
+    """Tokenise with a Hugging Face `tokenizer.json`. Raises InvalidRequestError if it cannot be read."""
+    from tokenizers import Tokenizer  # imported only when it is used
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except BaseException as error:
+        raise _unusable(file, error) from error
+
+    async def tokenize(text: str) -> list[int]:
+        try:
+            return list(tokenizer.encode(text, add_special_tokens=False).ids)
+        except BaseException as error:
+            raise _unusable(file, error) from error
+
+    return tokenize
+
+
+def _unusable(file: Path, error: BaseException) -> BaseException:
+    """Convert an error of the tokenizer library; return any other unchanged."""
+    if not is_library_error(error):
+        return error
+    return InvalidRequestError(f"{file} is not a usable tokenizer.json ({error})", "tokenizer")
+
+
+def server_tokenizer(http: httpx.AsyncClient, model: str | None) -> Tokenize:
+    """Tokenise with the server's `POST /tokenize`, in vLLM's or llama.cpp's format."""
+    named = {} if model is None else {"model": model}
+
+    async def tokenize(text: str) -> list[int]:
+        vllm = await _tokens(http, {"prompt": text, "add_special_tokens": False, **named})
+        # llama.cpp ignores `prompt` and answers with no tokens.
+        tokens = vllm or await _tokens(http, {"content": text, "add_special": False})
+        if not tokens:
+            raise _no_tokenizer(http)
+        return tokens
+
+    return tokenize
+
+
+async def _tokens(http: httpx.AsyncClient, body: dict[str, object]) -> list[int]:
+    try:
+        try:
+            response = await http.post("/tokenize", json=body)
+        except httpx.ConnectTimeout:  # raised by httpx-aiohttp if the server has closed the connection
+            response = await http.post("/tokenize", json=body)
+    except httpx.TransportError as error:
+        raise ConnectionFailedError(f"the connection to {http.base_url} broke: {error}") from error
+    if not response.is_success:
+        return []
+    try:
+        answer: Any = response.json()
+        return [int(token) for token in answer.get("tokens") or ()]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return []
+
+
+def _no_tokenizer(http: httpx.AsyncClient) -> LlmError:
+    return InvalidRequestError(
+        f"the server at {http.base_url} has no usable /tokenize; "
+        "give its tokenizer.json with --tokenizer, or measure with --text-prompts",
+        "tokenizer",
+    )

@@ -1,0 +1,116 @@
+"""Flags of the routers, Shepherd Model Gateway (smg) and vllm-router, which share most of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.tools.cluster.options import ClusterOptions, RouterName
+from shortfin_apps.llm.tools.cluster.ports import LOOPBACK, is_loopback
+
+PACKAGES: dict[RouterName, str] = {"smg": "smg", "vllm-router": "vllm_router"}
+INSTALLS: dict[RouterName, str] = {"smg": "'shortfin-llm[cluster]'", "vllm-router": "'vllm-router==0.1.*'"}
+# Route on the clients' port with the metrics of all workers.
+METRICS_ROUTES: dict[RouterName, str] = {"smg": "/engine_metrics", "vllm-router": "/metrics"}
+GRACE_S = 5  # a worker's grace after its drain, which the router must outlast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """Keys of a cluster. `public` are the users' and `admin` the admins'; both may be empty.
+
+    The router authenticates to workers with `worker`; `control` opens the router's control plane.
+    """
+
+    public: tuple[str, ...]
+    admin: tuple[str, ...]
+    worker: str
+    control: str
+
+    @property
+    def of_workers(self) -> tuple[str, ...]:
+        """The keys that workers accept: routers pass client keys on, so that workers can distinguish tenants.
+
+        Empty without public keys, as clients may then send any key.
+        """
+        return (*self.public, self.worker) if self.public else ()
+
+
+def check_installed(router: RouterName) -> None:
+    """Raise ServerConfigError, with the command to install it, if the router is missing."""
+    if importlib.util.find_spec(PACKAGES[router]) is None:
+        raise ServerConfigError(f"the router {router} is not installed: run `pip install {INSTALLS[router]}`")
+
+
+def dangers(config: ServerConfig, router: RouterName, keys: Keys) -> Iterator[str]:
+    """Describe dangerous permissions of anyone who can reach a router that is not on loopback."""
+    if is_loopback(config.host):
+        return
+    if not keys.public:
+        yield f"anyone who can reach {config.host} may use this cluster: set an --api-key"
+    if router == "vllm-router":
+        yield (
+            f"anyone who can reach {config.host} may add and remove workers, as vllm-router has no key for"
+            " that: keep it on loopback, or use `--router smg`"
+        )
+
+
+def router_flags(
+    config: ServerConfig, options: ClusterOptions, keys: Keys, port: int, worker_ports: Sequence[int]
+) -> list[str]:
+    """Return the router's flags. Raises ServerConfigError for settings that it does not support."""
+    own = {"smg": _smg, "vllm-router": _vllm_router}[options.router]
+    return [*_common(config, options, keys, port, worker_ports), *own(config, keys), *options.router_flags]
+
+
+def _common(
+    config: ServerConfig, options: ClusterOptions, keys: Keys, port: int, worker_ports: Sequence[int]
+) -> list[str]:
+    flags = {
+        "--host": config.host,
+        "--port": port,
+        "--policy": options.policy,
+        "--prometheus-host": LOOPBACK,
+        "--prometheus-port": options.metrics_port,
+        # A draining or loading worker is not ready. By default, both routers ask once a minute.
+        "--health-check-endpoint": "/ready",
+        "--health-check-interval-secs": 1,
+        "--health-failure-threshold": 2,
+        "--health-success-threshold": 1,
+        "--worker-startup-check-interval": 1,
+        # Delay before retrying a worker that came back, instead of a minute.
+        "--cb-timeout-duration-secs": 5,
+        "--cb-success-threshold": 1,
+    }
+    words = [word for name, value in flags.items() for word in (name, str(value))]
+    words += ["--worker-urls", *(f"http://{LOOPBACK}:{port}" for port in worker_ports)]
+    if "max_body_bytes" in config.model_fields_set:
+        words += ["--max-payload-size", str(config.max_body_bytes)]
+    if config.cors_origin:
+        words += ["--cors-allowed-origins", *config.cors_origin]
+    if keys.of_workers:
+        words += ["--api-key", keys.worker]
+    return words
+
+
+def _smg(config: ServerConfig, keys: Keys) -> list[str]:
+    words = ["--log-level", "warn" if config.log_level in ("info", "warning") else config.log_level]
+    words += ["--disable-tokenizer-autoload", "--history-backend", "none"]
+    words += ["--shutdown-grace-period-secs", str(math.ceil(config.shutdown_timeout) + GRACE_S)]
+    words += ["--log-json"] * (config.log_format == "json")
+    if config.ssl_certfile is not None:
+        words += ["--tls-cert-path", str(config.ssl_certfile)]
+        words += ["--tls-key-path", str(config.ssl_keyfile or config.ssl_certfile)]
+    control = [("cluster", keys.control), *((f"admin-{n}", key) for n, key in enumerate(keys.admin))]
+    words += ["--control-plane-api-keys", *(f"{name}:{name}:admin:{key}" for name, key in control)]
+    tenants = (*keys.public, *keys.admin) if keys.public else ()
+    return words + [w for n, key in enumerate(tenants) for w in ("--tenant-api-key", f"key-{n}:{key}")]
+
+
+def _vllm_router(config: ServerConfig, keys: Keys) -> list[str]:
+    if config.ssl_certfile is not None:
+        raise ServerConfigError("vllm-router has no TLS: use `--router smg`, or a proxy in front of it")
+    return ["--log-level", "warning" if config.log_level == "info" else config.log_level]

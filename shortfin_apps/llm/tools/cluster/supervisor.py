@@ -1,0 +1,201 @@
+"""Starts workers, then the router; restarts processes that end; stops the router, then the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from shortfin_apps.llm.contract.errors import LlmError
+from shortfin_apps.llm.restart_delay import RestartDelay
+from shortfin_apps.llm.tools.cluster.process import Process, Program, Show
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+PROBE_TIMEOUT_S = 5.0
+LATE_S = 1.0  # a timeout that fires later than this was delayed by a suspension (SIGSTOP, sleep)
+MARGIN_S = 10.0  # added to a process's drain time
+
+
+class ClusterError(LlmError):
+    """A process of a cluster did not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A program with the URL that answers 200 once it is ready."""
+
+    program: Program
+    ready_url: str
+
+
+class Supervisor:
+    """Manages a cluster's processes; `announce` gets readable messages about processes that are ready."""
+
+    def __init__(
+        self,
+        workers: Sequence[Member],
+        router: Member,
+        *,
+        start_timeout_s: float,
+        drain_s: float,
+        announce: Callable[[str], None],
+        show: Show,
+    ) -> None:
+        self._workers, self._router = workers, router
+        self._start_timeout_s = start_timeout_s
+        self._drain_s = drain_s
+        self._announce, self._show = announce, show
+        self._processes: dict[str, Process] = {}  # running processes by program name
+        self._keepers: list[asyncio.Task[None]] = []
+        self._clock = asyncio.get_running_loop().time
+
+    async def start(self) -> None:
+        """Return once all workers, and then the router, are ready. Raises ClusterError."""
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for number, worker in enumerate(self._workers, 1):
+                    starting.create_task(self._start_worker(worker, f"{number} of {len(self._workers)}"))
+        except* ClusterError as failures:
+            raise failures.exceptions[0] from None
+        await self._start_member(self._router)
+        members = (*self._workers, self._router)
+        self._keepers = [asyncio.create_task(self._keep(member)) for member in members]
+
+    async def stop(self) -> None:
+        """Stop the processes without losing answers: the router refuses new requests, then the workers drain.
+
+        The router has as much time for its requests as the workers.
+        """
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await self._stop([self._router])
+        await self._stop(self._workers)
+
+    def kill(self) -> None:
+        """Kill all remaining processes; `stop` then returns."""
+        for process in self._processes.values():
+            process.kill()
+
+    async def _stop(self, members: Sequence[Member]) -> None:
+        names = {member.program.name for member in members} & self._processes.keys()
+        patience_s = self._drain_s + MARGIN_S
+        await asyncio.gather(*(self._processes[name].stop(patience_s) for name in names))
+
+    async def _start_worker(self, worker: Member, which: str) -> None:
+        process = await self._start_member(worker)
+        url = worker.ready_url.rpartition("/")[0]
+        self._announce(f"worker {which} is ready (process {process.pid}, {url})")
+
+    async def _start_member(self, member: Member) -> Process:
+        """Start a process. Raises ClusterError with its last log lines if it ends or is not ready in time."""
+        name = member.program.name
+        try:
+            process = await self._run(member)
+        except OSError as error:
+            raise ClusterError(
+                f"{name} cannot be started ({error}); raise the limits (`ulimit -n`, `ulimit -u`), free"
+                " memory or lower --workers"
+            ) from error
+        ended, ready = (
+            asyncio.create_task(process.wait()),
+            asyncio.create_task(_until_ready(member.ready_url)),
+        )
+        try:
+            await self._until_first(ended, ready)
+            if ended.done():
+                raise ClusterError(f"{name} ended with {_status(ended.result())}{_tail(process)}")
+            if not ready.done():
+                late = f"was not ready within {self._start_timeout_s:g} s (--start-timeout)"
+                raise ClusterError(f"{name} {late}{_tail(process)}")
+            ready.result()
+        finally:
+            ended.cancel()
+            ready.cancel()
+        return process
+
+    async def _until_first(self, *tasks: asyncio.Task[Any]) -> None:
+        """Wait for a task or the start timeout, which restarts if this process was suspended."""
+        while True:
+            due_s = self._clock() + self._start_timeout_s
+            done, _ = await asyncio.wait(
+                tasks, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done or self._clock() - due_s < LATE_S:
+                return
+
+    async def _run(self, member: Member) -> Process:
+        process = await Process.start(member.program, self._show)
+        self._processes[member.program.name] = process
+        return process
+
+    async def _keep(self, member: Member) -> None:
+        """Restart the member whenever it ends."""
+        name, delay = member.program.name, RestartDelay()
+        started_s = self._clock()
+        while True:
+            status = await self._processes[name].wait()
+            wait_s = delay.after(self._clock() - started_s)
+            logger.warning("%s ended with %s; it is started again in %g s", name, _status(status), wait_s)
+            await asyncio.sleep(wait_s)
+            started_s = self._clock()
+            process = await self._run_again(member, delay)
+            try:
+                await self._announce_ready_again(member, process)
+            except Exception:  # the process runs even if the announcement fails
+                logger.exception("%s was started again, but it is not known whether it is ready", name)
+
+    async def _run_again(self, member: Member, delay: RestartDelay) -> Process:
+        """Retry until the process starts: descriptors, processes or memory may be exhausted for a while."""
+        while True:
+            try:
+                return await self._run(member)
+            except Exception as error:
+                wait_s = delay.after(0.0)
+                logger.error(
+                    "%s cannot be started (%s); trying again in %g s",
+                    *(member.program.name, error, wait_s),
+                    exc_info=not isinstance(error, OSError),
+                )
+            await asyncio.sleep(wait_s)
+
+    async def _announce_ready_again(self, member: Member, process: Process) -> None:
+        """Return once the process is ready or has ended."""
+        ready = asyncio.create_task(_until_ready(member.ready_url))
+        ended = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                ready.result()
+                self._announce(f"{member.program.name} is ready again (process {process.pid})")
+        finally:
+            ready.cancel()
+            ended.cancel()
+
+
+async def _until_ready(url: str) -> None:
+    """Return once `url` answers 200."""
+    # Local processes: no proxy, and the certificate may be for another name.
+    async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False, verify=False) as client:
+        while True:
+            try:
+                if (await client.get(url)).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass  # not listening yet
+            await asyncio.sleep(POLL_S)
+
+
+def _status(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"status {status}"
+
+
+def _tail(process: Process) -> str:
+    lines = "\n".join(f"  {line}" for line in process.tail)
+    return f"; the last lines of its log:\n{lines}" if lines else ", and logged nothing"

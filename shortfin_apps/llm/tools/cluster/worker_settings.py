@@ -1,0 +1,91 @@
+"""Derives each worker's settings from the cluster's.
+
+The settings are those of `serve`. The router takes the ones about the address that clients see
+(`router_flags.py`). Each worker gets all others, except that devices and CPUs are divided between workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shortfin_apps.llm.components.runtime.names import GPU_NAMES
+from shortfin_apps.llm.serving.server.config import (
+    BUILD_SETTINGS,
+    SECRETS,
+    ServerConfig,
+    ServerConfigError,
+    flag,
+)
+from shortfin_apps.llm.tools.cluster.ports import LOOPBACK
+
+# Settings of the router, and settings used to build the model before workers start.
+NOT_OF_WORKERS = (
+    *("host", "port", "cors_origin", "ssl_certfile", "ssl_keyfile"),
+    *("api_key_file", "admin_api_key_file", *SECRETS, *BUILD_SETTINGS),
+)
+WITHOUT_MEANING = {
+    "root_path": "no router strips a prefix; do that in the proxy",
+    "ssl_keyfile_password": "no router takes a password; give a key without one",
+    "drain_delay": "the router is told first",
+    **dict.fromkeys(
+        ("kv_events_endpoint", "kv_events_replay_endpoint"),
+        "each worker would need an endpoint of its own; start the servers yourself (docs/routers.md)",
+    ),
+    **dict.fromkeys(
+        ("gateway_key", "gateway_key_file", "tenant_header"),
+        "the router does not pass the tenant's header on; start the servers yourself (docs/routers.md)",
+    ),
+}
+
+
+def check(config: ServerConfig) -> None:
+    """Raise ServerConfigError for a setting that clusters do not support."""
+    for name, reason in WITHOUT_MEANING.items():
+        if name in config.model_fields_set:
+            raise ServerConfigError(f"`{flag(name)}` is not for clusters: {reason}")
+
+
+def worker_settings(
+    config: ServerConfig, ports: Sequence[int], keys: Sequence[str], admin_keys: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the settings of one worker for each of `ports`, by name, as JSON types.
+
+    Raises ServerConfigError if the devices cannot be divided evenly.
+    """
+    shared = config.model_dump(mode="json", exclude_unset=True, exclude={*NOT_OF_WORKERS, "device_ids"})
+    shared |= {name: list(each) for name, each in (("api_key", keys), ("admin_api_key", admin_keys)) if each}
+    if takes_threads(config):
+        shared["threads"] = max(1, len(os.sched_getaffinity(0)) // len(ports))
+    devices = dealt_devices(config, len(ports))
+    return [
+        shared | {"host": LOOPBACK, "port": port} | ({"device_ids": list(ids)} if ids else {})
+        for port, ids in zip(ports, devices, strict=True)
+    ]
+
+
+def takes_threads(config: ServerConfig) -> bool:
+    """Whether to divide CPUs: otherwise each worker would start as many threads as there are CPUs."""
+    return not on_gpu(config) and config.threads is None and config.runtime != "shortfin"
+
+
+def dealt_devices(config: ServerConfig, num_workers: int) -> list[tuple[str, ...]]:
+    """Return each worker's `--device-ids`: equal shares, in order. The default is one GPU per worker."""
+    ids = config.device_ids
+    if not ids:
+        return [(str(index),) if on_gpu(config) else () for index in range(num_workers)]
+    if len(ids) % num_workers:
+        raise ServerConfigError(
+            f"`--device-ids` names {len(ids)} devices, which {num_workers} workers cannot share evenly; give"
+            " each worker as many, or change `--workers`"
+        )
+    return list(_pieces(ids, len(ids) // num_workers))
+
+
+def on_gpu(config: ServerConfig) -> bool:
+    return config.device.partition(":")[0] in GPU_NAMES
+
+
+def _pieces(ids: tuple[str, ...], size: int) -> Iterator[tuple[str, ...]]:
+    return (ids[start : start + size] for start in range(0, len(ids), size))

@@ -1,0 +1,391 @@
+"""Runs a dump's invocations again with their recorded arguments and compares the results.
+
+Pages written before the first record are recomputed when a request first reads them: the tokens before its
+task are prefilled into its own pages. Windows and states cannot be recomputed, as their earlier pages were
+freed. Rows that read them are run but not compared.
+
+A page that this replay wrote with tokens other than its reader expects is left unchanged, as it was on the
+server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
+from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
+from shortfin_apps.llm.components.recorder.dump_file import Dump, DumpError
+from shortfin_apps.llm.components.recorder.records import (
+    Clear,
+    Draw,
+    Invocation,
+    Loop,
+    Run,
+    Step,
+    Task,
+    Turn,
+)
+from shortfin_apps.llm.contract.abi import EntryFamily, Layout
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import DeviceLostError
+from shortfin_apps.llm.tools.dump_replay.arguments import check_tokens, draw_arguments
+from shortfin_apps.llm.tools.dump_replay.known_pages import UNKNOWN_TOKEN, Held, KnownPages
+from shortfin_apps.llm.tools.dump_replay.replayed_requests import ReplayedRequests
+
+
+class Verdict(Enum):
+    """Result of comparing a record with its replay."""
+
+    SAME = "same"
+    DIFFERS = "differs"
+    FAILED = "failed"  # only in the replay
+    REPRODUCED = "reproduced"  # failed in the replay as on the server
+    NOT_REPRODUCED = "not reproduced"  # failed only on the server
+    UNFINISHED = "unfinished"  # still running when the dump was written, but ended in the replay
+    NOT_COMPARED = "not compared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The outcome of one record. `request_id` and `position` are from the first row that differs."""
+
+    record: Invocation
+    verdict: Verdict
+    detail: str = ""
+    request_id: str | None = None
+    position: int | None = None
+
+
+@dataclass(slots=True)
+class _Going:
+    """The running decode loop and its next step."""
+
+    loop: Loop
+    device_loop: DecodeLoop
+    index: int
+
+
+class Replay:
+    """Replays one dump on a runner with an empty page table of the same size as the server's.
+
+    `is_same_program` is False for a program other than the server's: rows are then compared by their best
+    candidates, as checksums differ with rounding. Raises DumpError for a dump that contradicts itself or the
+    model.
+    """
+
+    def __init__(
+        self,
+        dump: Dump,
+        runner: BatchRunner,
+        config: ModelConfig,
+        *,
+        vocab_size: int | None = None,
+        is_same_program: bool = True,
+    ) -> None:
+        self._recording = dump.recording
+        self._runner = runner
+        self._config = config
+        self._vocab_size = vocab_size
+        self._is_same_program = is_same_program
+        self._requests = ReplayedRequests(dump.recording.requests)
+        self._loops = {loop.number: loop for loop in dump.recording.loops}
+        self._pages = KnownPages(config.stride)
+        has_state = config.paged_kv_cache.state_block_count is not None
+        self._window_pages = KnownPages(config.stride, is_exact=has_state)
+        self._inexact: set[int] = set()  # requests that read pages that cannot be recomputed
+        self._result: BatchResult | None = None
+        self._going: _Going | None = None
+        self._chosen: tuple[Loop, Sequence[int]] | None = None  # tokens of the server's last loop step
+        self._is_lost = False
+        self.prefilled_tokens = 0  # to recompute pages written before the first record
+        self.findings: list[str] = []  # pages with other tokens than their readers expect
+
+    @property
+    def num_records(self) -> int:
+        return sum(not isinstance(record, Turn) for record in self._recording.records)
+
+    def run(self, first: int = 0, last: int | None = None) -> Iterator[Outcome]:
+        """Yield outcomes of records `first` to `last`; earlier records are run, too."""
+        for record in self._recording.records:
+            if isinstance(record, Turn) or (last is not None and record.number > last):
+                continue
+            outcome = self._outcome(record)
+            if record.number >= first:
+                yield outcome
+            if self._is_lost:
+                return
+
+    def _outcome(self, record: Run | Step | Draw | Clear) -> Outcome:
+        self._requests.change(record.pages)
+        try:
+            match record:
+                case Run():
+                    return self._run(record)
+                case Step():
+                    return self._step(record)
+                case Draw():
+                    return self._draw(record)
+                case Clear():
+                    return self._clear(record)
+        except DumpError:
+            raise
+        except Exception as error:  # the runtimes have no common exception
+            return self._failed(record, error)
+
+    def _failed(self, record: Invocation, error: Exception) -> Outcome:
+        self._is_lost = isinstance(error, DeviceLostError)
+        self._drop_loop()
+        verdict = Verdict.FAILED if record.error is None else Verdict.REPRODUCED
+        return Outcome(record=record, verdict=verdict, detail=f"{type(error).__name__}: {error}")
+
+    def _run(self, record: Run) -> Outcome:
+        self._drop_loop()
+        tasks = self._prepared(record.tasks)
+        try:
+            batch = Batch(EntryFamily(record.family), tuple(tasks))
+        except ValueError:
+            raise DumpError(f"record {record.number} is of an unknown family of entries") from None
+        self._check_shape(record, batch)
+        self._result = None
+        result = self._runner.run(batch)
+        self._wrote(record.tasks)
+        self._result = result
+        mine = Run(number=0, began_s=0.0, entry="", family="", blocks=0, tasks=())
+        if (candidates := result.note(mine)) is not None:
+            candidates.note(mine)
+        if record.logits:
+            result.row(0, with_logits=True)
+        if self._is_same_program:
+            pairs = [(record.checksums, mine.checksums), (record.logits, mine.logits)]
+        else:
+            pairs = [(record.best, mine.best)]
+        return self._compared(record, record.tasks, pairs)
+
+    def _step(self, record: Step) -> Outcome:
+        loop = self._loops[record.loop]
+        tasks = self._tasks_of_step(record, loop)
+        if any(task.token_ids[0] == UNKNOWN_TOKEN for task in tasks):
+            self._drop_loop()
+            return Outcome(
+                record=record, verdict=Verdict.NOT_COMPARED, detail="its tokens are not in the dump"
+            )
+        going = self._going
+        if going is None or going.loop is not loop or going.index != record.index:
+            going = self._start(record, loop, tasks)
+        else:
+            self._prepared(tasks)
+        going.index += 1
+        going.device_loop.queue()
+        token_ids = going.device_loop.wait()[0]
+        chosen = list(record.token_ids or token_ids)
+        # If logits are not finite, the device keeps its current token.
+        kept = [task.token_ids[0] if token < 0 else token for task, token in zip(tasks, chosen, strict=False)]
+        self._chosen = loop, kept
+        self._wrote(tasks)
+        if chosen != token_ids:
+            self._drop_loop()  # the next step starts from the server's tokens
+        return self._compared(record, tasks, [(record.token_ids, token_ids)])
+
+    def _start(self, record: Step, loop: Loop, tasks: Sequence[Task]) -> _Going:
+        """Start the loop at this step; it is not the first if earlier steps dropped out of the ring."""
+        self._drop_loop()
+        prepared = self._prepared(tasks)
+        for task in prepared:
+            task.request.num_computed = task.start_position
+        started = self._runner.start_loop(Batch(EntryFamily.DECODE, tuple(prepared)), loop.sampling)
+        if started is None:
+            raise DumpError(f"the program has no decode loop for the {len(tasks)} rows of {record.entry}")
+        self._going = _Going(loop, started, record.index)
+        return self._going
+
+    def _tasks_of_step(self, record: Step, loop: Loop) -> list[Task]:
+        """Return tasks with the token that each row computes in this step."""
+        tasks = []
+        chosen = self._chosen[1] if self._chosen is not None and self._chosen[0] is loop else ()
+        for row, first in enumerate(loop.tasks):
+            position = first.start + record.index
+            known = self._requests[first.request].token_ids
+            token_id = known[position] if position < len(known) else UNKNOWN_TOKEN
+            if record.index == 0:
+                token_id = first.token_ids[0]
+            elif token_id == UNKNOWN_TOKEN and row < len(chosen):
+                token_id = chosen[row]
+            tasks.append(Task(first.request, position, (token_id,)))
+        return tasks
+
+    def _draw(self, record: Draw) -> Outcome:
+        if self._result is None:
+            return Outcome(record=record, verdict=Verdict.NOT_COMPARED, detail="its batch is not there")
+        arrays = draw_arguments(record, self._result)
+        rows = len(arrays["positions"])
+        buckets = self._runner.buckets
+        can = buckets.draws_adjusted_rows if "edits" in arrays else buckets.draws_rows
+        if not can:
+            raise DumpError(f"the program has no entry like {record.entry}")
+        shape = (buckets.adjusted_sample if "edits" in arrays else buckets.sample)(rows)
+        if shape.rows != rows:
+            raise DumpError(f"the program has no entry {record.entry}")
+        token_ids = self._runner.draw_by(self._result, shape, arrays, record.num_draws)
+        return self._compared(record, (), [(record.token_ids, token_ids)])
+
+    def _clear(self, record: Clear) -> Outcome:
+        self._drop_loop()
+        self._runner.clear_pages(record.page_ids, record.window_page_ids)
+        self._pages.forget(record.page_ids)
+        self._window_pages.forget(record.window_page_ids)
+        return self._compared(record, (), [])
+
+    def _check_shape(self, record: Run, batch: Batch) -> None:
+        try:
+            shape = self._runner.buckets.nearest(batch)
+        except (AssertionError, ValueError):
+            raise DumpError(f"the program has no entry that takes the batch of {record.entry}") from None
+        if self._is_same_program and (shape.entry, shape.blocks) != (record.entry, record.blocks):
+            raise DumpError(
+                f"record {record.number} ran {record.entry} with {record.blocks} blocks, and its batch takes "
+                f"{shape.entry} with {shape.blocks}: the dump is not of this program"
+            )
+
+    def _compared(
+        self,
+        record: Run | Step | Draw | Clear,
+        tasks: Sequence[Task],
+        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    ) -> Outcome:
+        """Compare each row of each (recorded, replayed) pair."""
+        if record.error is not None:
+            return Outcome(record=record, verdict=Verdict.NOT_REPRODUCED)
+        if record.ended_s is None:
+            return Outcome(record=record, verdict=Verdict.UNFINISHED)
+        num_compared = num_skipped = 0
+        for recorded, found in pairs:
+            if recorded and len(recorded) != len(found):
+                return Outcome(record=record, verdict=Verdict.DIFFERS, detail="it has other results")
+            for row, (there, here) in enumerate(zip(recorded, found, strict=False)):
+                task = tasks[row] if row < len(tasks) else None
+                if task is not None and task.request in self._inexact:
+                    num_skipped += 1
+                    continue
+                num_compared += 1
+                if there != here:
+                    return self._differing(record, task, there, here)
+        verdict = Verdict.NOT_COMPARED if num_skipped and not num_compared else Verdict.SAME
+        return Outcome(record=record, verdict=verdict)
+
+    def _differing(
+        self, record: Run | Step | Draw | Clear, task: Task | None, there: int, here: int
+    ) -> Outcome:
+        is_token = not isinstance(record, Run) or not self._is_same_program
+        detail = f"token {there} there, {here} here" if is_token else "other candidates or logits"
+        if task is None:
+            return Outcome(record=record, verdict=Verdict.DIFFERS, detail=detail)
+        return Outcome(
+            record=record,
+            verdict=Verdict.DIFFERS,
+            detail=detail,
+            request_id=self._requests[task.request].request_id,
+            position=task.start + len(task.token_ids) - 1,
+        )
+
+    def _prepared(self, tasks: Sequence[Task]) -> list[LlmTaskInput]:
+        """Convert the tasks, after filling the pages that they read."""
+        prepared = []
+        for task in tasks:
+            self._check(task)
+            if task.request in self._requests.unchecked:
+                self._requests.unchecked.discard(task.request)
+                self._inexact.discard(task.request)
+                self._look_at(task)
+            prepared.append(self._input(task))
+        return prepared
+
+    def _check(self, task: Task) -> None:
+        check_tokens(task, self._vocab_size)
+        request, stride = self._requests[task.request], self._config.stride
+        end = task.start + len(task.token_ids)
+        if end > min(request.num_pages * stride, self._config.max_seq_len):
+            raise DumpError(f"request {task.request} has no page for position {end - 1}")
+        if len(task.token_ids) > 1 and task.start % stride:
+            raise DumpError(f"request {task.request} has a chunk that begins within a page")
+
+    def _input(self, task: Task) -> LlmTaskInput:
+        request = self._requests[task.request]
+        end = task.start + len(task.token_ids)
+        tables = request.page_ids, request.window_page_ids
+        return LlmTaskInput(request, list(task.token_ids), task.start, end, *tables)
+
+    def _look_at(self, task: Task) -> None:
+        """Recompute pages from before the first record, or exclude the request from comparison."""
+        before = self._requests.tokens(task.request, task.start)
+        window = self._config.window_tokens
+        request, stride = self._requests[task.request], self._config.stride
+        held: list[tuple[int, Held]] = []
+        if window is None or self._config.has_window_table:
+            held += self._pages.held(request.page_ids, before, 0)
+        if window is not None:
+            first = max(0, task.start - window + 1) // stride
+            held += self._window_pages.held(request.window_page_ids or (), before, first)
+        self._tell(task, held)
+        unknown = [block for block, what in held if what is Held.UNKNOWN]
+        if unknown and window is None:
+            self._compute(task, before, unknown)
+        elif unknown:
+            self._inexact.add(task.request)
+
+    def _tell(self, task: Task, held: Sequence[tuple[int, Held]]) -> None:
+        others = [block for block, what in held if what is Held.OTHER]
+        if others:
+            self.findings.append(
+                f"request {self._requests[task.request].request_id} reads block {others[0]} of its table, "
+                "whose page holds other tokens"
+            )
+
+    def _compute(self, task: Task, before: Sequence[int], blocks: Sequence[int]) -> None:
+        """Prefill the tokens in these blocks; `before` holds all tokens before the task."""
+        stride = self._config.stride
+        if not self._config.has_prefill_position:
+            self._prefill(task, before, 0, len(before))
+            return
+        most_blocks = max(1, _chunk_tokens(self._runner) // stride)
+        while blocks:
+            run = [block for index, block in enumerate(blocks[:most_blocks]) if block == blocks[0] + index]
+            self._prefill(task, before, run[0] * stride, min(len(before), (run[-1] + 1) * stride))
+            blocks = blocks[len(run) :]
+
+    def _prefill(self, task: Task, before: Sequence[int], start: int, end: int) -> None:
+        chunk = Task(task.request, start, tuple(before[start:end]))
+        self._check(chunk)
+        self._runner.run(Batch(EntryFamily.PREFILL, (self._input(chunk),)))
+        self._pages.wrote(self._requests[task.request].page_ids, before[:end], start, is_known=True)
+        self.prefilled_tokens += end - start
+
+    def _wrote(self, tasks: Sequence[Task]) -> None:
+        """Record what the tasks wrote; tasks of the same request are consecutive."""
+        tokens: dict[int, list[int]] = {}
+        for task in tasks:
+            number, request = task.request, self._requests[task.request]
+            if number not in tokens:
+                tokens[number] = self._requests.tokens(number, min(task.start, len(request.token_ids)))
+                tokens[number] += [UNKNOWN_TOKEN] * (task.start - len(tokens[number]))
+            tokens[number][task.start :] = task.token_ids
+            is_known = number not in self._inexact
+            self._pages.wrote(request.page_ids, tokens[number], task.start, is_known=is_known)
+            if (windows := request.window_page_ids) is not None:
+                self._window_pages.wrote(windows, tokens[number], task.start, is_known=is_known)
+
+    def _drop_loop(self) -> None:
+        if self._going is not None:
+            self._going.device_loop.abandon()
+        self._going = None
+
+
+def _chunk_tokens(runner: BatchRunner) -> int:
+    """Return a token count that each prefill shape accepts for one row: that of the smallest."""
+    return min(
+        shape.tokens // shape.rows
+        for shape in runner.buckets.smallest_shapes()
+        if shape.layout is Layout.PREFILL
+    )

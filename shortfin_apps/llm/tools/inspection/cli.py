@@ -1,0 +1,96 @@
+"""`shortfin-llm inspect`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shortfin_apps.llm.contract.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from shortfin_apps.llm.cli import Subparsers
+    from shortfin_apps.llm.tools.inspection.subject import Subject
+
+DESCRIPTION = """\
+Shows what the files of a model hold: entries and their shapes, sizes, target and versions; and for AMD GPUs
+the kernels, read from their machine code, with what stands out about them. No GPU is needed."""
+
+EPILOG = """\
+examples:
+  shortfin-llm inspect smollm2                             # what is in it; of kernels those with remarks
+  shortfin-llm inspect smollm2-mi300 --entry decode_bs1 --all | less -S    # every kernel of one entry
+  shortfin-llm inspect smollm2-fleet --cpu x86-64-v3       # one of the programs for several CPUs
+  shortfin-llm inspect smollm2-mi300 --json - | jq .kernels      # for other programs
+  shortfin-llm inspect --vmfb model.vmfb --model-config config.json
+
+Registers, LDS and scratch are what the compiler wrote into each kernel's metadata; instructions are counted
+in the code, so one in a loop counts once; dispatches are those that one call of an entry records."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the subcommand, with its help and arguments."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what a compiled model holds, and its GPU kernels",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "directory", type=Path, nargs="?", metavar="DIR", help="an artefact of `shortfin-llm build`"
+    )
+    parser.add_argument(
+        "--entry", action="append", default=[], metavar="PATTERN", help="only entries that match; repeatable"
+    )
+    parser.add_argument(
+        "--cpu",
+        metavar="NAME",
+        help="of an artefact for several CPUs, the program for this one (default: the best)",
+    )
+    parser.add_argument("--all", action="store_true", help="show kernels without remarks, too")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write everything as JSON; `-`: to stdout, without tables"
+    )
+    group = parser.add_argument_group("loose files, instead of DIR")
+    group.add_argument("--vmfb", type=Path, metavar="FILE", help="compiled model")
+    group.add_argument("--model-config", type=Path, metavar="FILE", help="its config.json")
+    group.add_argument(
+        "--parameters",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="its parameters; repeatable",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the report. Raises LlmError."""
+    from rich.console import Console
+
+    from shortfin_apps.llm.tools.bench.console import show
+    from shortfin_apps.llm.tools.inspection.report import document, make_report, select_entries
+    from shortfin_apps.llm.tools.inspection.tables import MIN_WIDTH, tables
+
+    report = select_entries(make_report(_subject(args)), args.entry)
+
+    def print_tables(console: Console) -> None:
+        console.width = max(console.width, MIN_WIDTH if report.kernels else 0)
+        console.print(*tables(report, show_all=args.all), sep="\n", highlight=False)
+
+    show(document(report), args.json, print_tables)
+    return 0
+
+
+def _subject(args: argparse.Namespace) -> Subject:
+    from shortfin_apps.llm.tools.inspection.subject import open_directory, open_files
+
+    loose = (args.vmfb, args.model_config, *args.parameters)
+    if args.directory is not None and not any(loose):
+        return open_directory(args.directory, args.cpu)
+    if args.directory is None and args.cpu is None and args.vmfb and args.model_config:
+        return open_files(args.vmfb, args.model_config, tuple(args.parameters))
+    raise InvalidRequestError(
+        "name an artefact's directory, or a compiled model with --vmfb and --model-config", "directory"
+    )

@@ -1,0 +1,132 @@
+"""The report of `shortfin-llm inspect`, and its JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from shortfin_apps.llm import __version__
+from shortfin_apps.llm.artifact.artifact import Manifest
+from shortfin_apps.llm.artifact.program_record import ProgramRecord
+from shortfin_apps.llm.components.runtime.vmfb import check_file
+from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError
+from shortfin_apps.llm.tools.inspection.entries import EntryFacts, read_entries
+from shortfin_apps.llm.tools.inspection.kernels import GpuCode, KernelFacts, read_kernels
+from shortfin_apps.llm.tools.inspection.remarks import remarks
+from shortfin_apps.llm.tools.inspection.sizes import CacheSizes, ParameterGroup, cache_sizes, parameter_groups
+from shortfin_apps.llm.tools.inspection.subject import Subject
+
+SCHEMA = "shortfin-llm-inspect/2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The contents of the files; `code` is None without AMD machine code, `notes` list what was not read."""
+
+    subject: Subject
+    entries: tuple[EntryFacts, ...]
+    parameters: tuple[ParameterGroup, ...]
+    cache: CacheSizes
+    code: GpuCode | None
+    notes: tuple[str, ...]
+
+    @property
+    def kernels(self) -> tuple[KernelFacts, ...]:
+        return self.code.kernels if self.code else ()
+
+    @property
+    def program_bytes(self) -> int:
+        return self.subject.vmfb.stat().st_size
+
+    @property
+    def is_counted(self) -> bool:
+        """True if the launches of each kernel are known for every entry."""
+        return self.code is not None and all(entry.launches is not None for entry in self.entries)
+
+
+def make_report(subject: Subject) -> Report:
+    """Reads all files. Raises ArtifactError if they are missing, damaged or do not fit together."""
+    check_file(subject.vmfb)
+    notes: tuple[str, ...] = ()
+    try:
+        code = read_kernels(subject.vmfb)
+    except ArtifactError as error:
+        code, notes = None, (f"the kernels are not shown: {error}",)
+    return Report(
+        subject=subject,
+        entries=read_entries(subject, code),
+        parameters=parameter_groups(subject),
+        cache=cache_sizes(subject.config),
+        code=code,
+        notes=notes,
+    )
+
+
+def select_entries(report: Report, patterns: Sequence[str]) -> Report:
+    """Reduces the report to the entries that match, and the kernels that they launch.
+
+    Raises InvalidRequestError if no entry matches a pattern.
+    """
+    if not patterns:
+        return report
+    for pattern in patterns:
+        if not any(fnmatchcase(entry.name, pattern) for entry in report.entries):
+            names = ", ".join(entry.name for entry in report.entries)
+            raise InvalidRequestError(f"no entry matches {pattern}; there are {names}", "entry")
+    entries = tuple(e for e in report.entries if any(fnmatchcase(e.name, each) for each in patterns))
+    chosen = replace(report, entries=entries)
+    if report.code is None or not chosen.is_counted:
+        return chosen
+    launched = {name for entry in entries for name in entry.launches or ()}
+    kept = tuple(
+        tuple(kernel for kernel in kernels if kernel.name in launched) for kernels in report.code.code_objects
+    )
+    return replace(chosen, code=replace(report.code, code_objects=kept))
+
+
+def document(report: Report) -> dict[str, Any]:
+    """Returns the JSON document; sizes in bytes, None for unknown values."""
+    manifest, config = report.subject.manifest, report.subject.config
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "model": report.subject.name,
+        "vmfb": str(report.subject.vmfb),
+        "source": manifest and asdict(manifest.source),
+        "built_with": manifest and {"shortfin-llm": manifest.product_version, **manifest.versions},
+        "target": manifest and asdict(manifest.target),
+        "programs": [_program(each, manifest) for each in manifest.every_program] if manifest else [],
+        "weights": manifest and manifest.options.weights,
+        "operations": manifest and list(manifest.kernels),
+        "top_k": config.top_k,
+        "program_bytes": report.program_bytes,
+        "parameters": [asdict(group) for group in report.parameters],
+        "cache": asdict(report.cache),
+        "entries": [asdict(entry) for entry in report.entries],
+        "chip": report.code and report.code.chip,
+        "kernels": [_kernel(kernel) for kernel in report.kernels],
+        "notes": list(report.notes),
+    }
+
+
+def _program(program: ProgramRecord, manifest: Manifest) -> dict[str, Any]:
+    """Describes a program of the artefact, this one or another, from the manifest."""
+    return {
+        "cpu": program.target.name,
+        "vmfb": program.vmfb,
+        "parameters": program.parameters,
+        "bytes": {name: manifest.files[name].size_bytes for name in program.files if name in manifest.files},
+    }
+
+
+def _kernel(kernel: KernelFacts) -> dict[str, Any]:
+    return {
+        **asdict(kernel),
+        "loads": [{"bytes": width, "count": count} for width, count in kernel.loads],
+        "operation": kernel.operation,
+        "widest_load": kernel.widest_load,
+        "commonest_load": kernel.commonest_load,
+        "remarks": [remark.value for remark in remarks(kernel)],
+    }

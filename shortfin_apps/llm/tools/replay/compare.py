@@ -1,0 +1,99 @@
+"""Finds where a replayed answer first differs from its receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.serving.receipts.encoding import from_text, to_text
+from shortfin_apps.llm.serving.receipts.identity import ModelIdentity
+from shortfin_apps.llm.serving.receipts.receipt import Receipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A replayed answer, up to the receipt's last token or further.
+
+    `marks` are its chain's marks, and `end` the chain's end as text. `logits` are set if the answer was
+    computed in this process. `finish` is None if the replay stopped earlier.
+    """
+
+    token_ids: tuple[int, ...]
+    marks: bytes
+    end: str
+    logits: tuple[float, ...] | None = None
+    finish: FinishReason | None = None
+
+
+def replayed_of(receipt: Receipt) -> Replayed:
+    """Convert a server's receipt of a replayed answer."""
+    return Replayed(
+        token_ids=receipt.output_ids,
+        marks=from_text(receipt.marks),
+        end=receipt.logits,
+        finish=receipt.finish,
+    )
+
+
+def computed_again(
+    receipt: Receipt, token_ids: Sequence[int], logits: Sequence[float], finish: FinishReason | None
+) -> Replayed:
+    """Create the result of a replay in this process, from tokens and logits."""
+    chain = receipt.new_chain()
+    for token_id, logit in zip(token_ids, logits, strict=True):
+        chain.add(token_id, logit)
+    return Replayed(
+        token_ids=tuple(token_ids),
+        marks=chain.marks,
+        end=to_text(chain.end),
+        logits=tuple(logits),
+        finish=finish,
+    )
+
+
+def other_model(receipt: Receipt, identity: ModelIdentity) -> str | None:
+    """Describe how the model differs from the receipt's; None if it does not."""
+    names = [field.name for field in fields(identity)]
+    differing = [
+        f"its {name} is {getattr(receipt, name)}, and this one {getattr(identity, name)}"
+        for name in names
+        if getattr(receipt, name) != getattr(identity, name)
+    ]
+    return ", and ".join(differing) or None
+
+
+def difference(receipt: Receipt, replayed: Replayed) -> str | None:
+    """Describe where the answer first differs from the receipt; None if all bits are the same.
+
+    An aborted answer is compared up to where it was aborted.
+    """
+    ids, again, marks = receipt.output_ids, replayed.token_ids, from_text(receipt.marks)
+    for index, (was, now) in enumerate(zip(ids, again, strict=False)):
+        if was != now:
+            return f"differs at token {index + 1} of {len(ids)}: {was} is now {now}"
+        if marks[index] != replayed.marks[index]:
+            return f"differs at token {index + 1} of {len(ids)}: {_logit(was, index, replayed)}"
+    if len(again) < len(ids):
+        return f"ends after {len(again)} of {len(ids)} tokens"
+    if len(again) > len(ids):
+        is_cut = receipt.finish is FinishReason.ABORT
+        return None if is_cut else f"goes on behind token {len(ids)}, which was the last"
+    if replayed.end != receipt.logits:
+        return f"the digest is {replayed.end}, not {receipt.logits}, and no mark tells at which token"
+    return _other_finish(receipt, replayed)
+
+
+def _logit(token_id: int, index: int, replayed: Replayed) -> str:
+    logit = "its logit" if replayed.logits is None else f"its logit, now {replayed.logits[index]!r},"
+    return f"the token is {token_id} as it was, but {logit} has other bits (or that of a token before it)"
+
+
+def _other_finish(receipt: Receipt, replayed: Replayed) -> str | None:
+    """Compare finish reasons, except for aborts and for stop strings, which a local replay does not apply."""
+    was, now = receipt.finish, replayed.finish
+    if now is None or was is now or was is FinishReason.ABORT or now is FinishReason.ABORT:
+        return None
+    if was is FinishReason.STOP and replayed.logits is not None and receipt.sampling.get("stop"):
+        return None
+    return f"ends for another reason: {was} is now {now}"

@@ -1,0 +1,152 @@
+"""Verifies an artefact: its files, then each of its programs on each device that can run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
+from shortfin_apps.llm.artifact.file_names import CONFIG, SELF_TEST
+from shortfin_apps.llm.artifact.file_record import wrong_files
+from shortfin_apps.llm.artifact.program_record import ProgramRecord
+from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
+from shortfin_apps.llm.components.runtime.check import check_program
+from shortfin_apps.llm.components.runtime.names import GPU_NAMES
+from shortfin_apps.llm.components.runtime.open import gpus_at_hand, open_device
+from shortfin_apps.llm.components.self_test.locate import Location, Locator
+from shortfin_apps.llm.components.self_test.self_test import EntryFailure, Outcome, SelfTest
+from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.host_cpu import this_host
+from shortfin_apps.llm.contract.self_test_file import SelfTestFile
+
+CPU = "cpu"
+# Pages per row, in addition to shared ones.
+ROW_PAGES = 3
+SHARED_PAGES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramResult:
+    """The results of one program on one device; `problem` is the error if it could not be loaded."""
+
+    program: str
+    device: str
+    outcome: Outcome | None = None
+    failures: tuple[EntryFailure, ...] = ()
+    location: Location | None = None
+    differing_bits: tuple[str, ...] = ()
+    problem: str | None = None
+
+    @property
+    def is_right(self) -> bool:
+        return self.problem is None and not self.failures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """All results; `untested` explains why no program, or which programs, did not run."""
+
+    directory: Path
+    manifest: Manifest
+    wrong_files: dict[str, str]
+    results: tuple[ProgramResult, ...]
+    untested: str | None
+
+    @property
+    def is_tested(self) -> bool:
+        return bool(self.results)
+
+    @property
+    def is_right(self) -> bool:
+        return not self.wrong_files and all(each.is_right for each in self.results)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A device for a program: its kind and, for GPUs, its index."""
+
+    device: str
+    device_ids: tuple[str, ...] = ()
+
+
+def verify(directory: Path, *, threads: int | None = None) -> Verified:
+    """Verifies files and programs. Raises ArtifactError without an artefact of the installed IREE release."""
+    artifact = Artifact.open(directory, for_this_host=False, check_sizes=False)
+    manifest = artifact.manifest
+    assert manifest is not None, "an artefact has one"
+    wrong = wrong_files(directory, manifest.files)
+    results: list[ProgramResult] = []
+    untested = None
+    if artifact.self_test is None:
+        untested = "it has no self-test; `shortfin-llm build` adds one"
+    elif not {SELF_TEST, CONFIG} & wrong.keys():
+        file = SelfTestFile.load(artifact.self_test)
+        for program, place in _places(manifest.every_program):
+            results.append(_tested(artifact, directory, program, place, file, threads))
+        if not results:
+            names = ", ".join(each.target.description for each in manifest.every_program)
+            untested = f"no device here runs its programs, which are for {names}"
+    return Verified(
+        directory=directory,
+        manifest=manifest,
+        wrong_files=wrong,
+        results=tuple(results),
+        untested=untested,
+    )
+
+
+def _places(programs: Sequence[ProgramRecord]) -> Iterator[tuple[ProgramRecord, _Place]]:
+    """Yields each program with each available device that can run it."""
+    host = this_host()
+    for program in programs:
+        target = program.target
+        kind = target.device.partition(":")[0]
+        if kind in GPU_NAMES:
+            for index in range(gpus_at_hand(kind)):
+                yield program, _Place(kind, (str(index),))
+        elif not host.is_of_another_architecture(target.architecture) and not host.missing(target.features):
+            yield program, _Place(CPU)
+
+
+def _num_pages(config: ModelConfig) -> int:
+    """Returns the number of pages for rows that fill every entry."""
+    return SHARED_PAGES + max(ROW_PAGES * max(config.prefill_batch_sizes), *config.decode_batch_sizes, 32)
+
+
+def _tested(
+    artifact: Artifact,
+    directory: Path,
+    program: ProgramRecord,
+    place: _Place,
+    file: SelfTestFile,
+    threads: int | None,
+) -> ProgramResult:
+    name = program.target.name
+    config = artifact.config
+    try:
+        device = open_device(place.device, threads=threads, device_ids=place.device_ids)
+        with closing(device):
+            paths = [directory / program.parameters]
+            loaded = device.load_program(directory / program.vmfb, paths, config.module_name)
+            check_program(loaded, config)
+            num_pages = _num_pages(config)
+            num_window_pages = 0 if config.window_tokens is None else num_pages
+            runner = make_runner(device, loaded, config, num_pages, num_window_pages)
+            cache = make_page_cache(config, "none", num_pages, num_window_pages)
+            outcome = SelfTest(runner, cache, file).run()
+            same_bits = program.target.gives_same_bits
+            failures = outcome.failures(same_bits=same_bits)
+            locator = Locator(device, loaded, config, file, same_bits)
+            return ProgramResult(
+                program=name,
+                device=device.name,
+                outcome=outcome,
+                failures=tuple(failures),
+                location=locator.locate_first(failures, outcome),
+                differing_bits=tuple(outcome.differing_bits()),
+            )
+    except ArtifactError as error:
+        return ProgramResult(program=name, device=place.device, problem=str(error))

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+
+from shortfin_apps.llm.contract.abi import Entry, EntryFamily, Layout, named_results
+
+NAMES = {
+    "prefill_bs4": Entry(EntryFamily.PREFILL, 4, None),
+    "prefill_bs1_s128": Entry(EntryFamily.PREFILL, 1, 128),
+    "decode_bs16": Entry(EntryFamily.DECODE, 16, 1),
+    "decode_loop_bs4": Entry(EntryFamily.DECODE_LOOP, 4, 1),
+    "sample_bs4": Entry(EntryFamily.SAMPLE, 4, None),
+    "adjusted_sample_bs4": Entry(EntryFamily.ADJUSTED_SAMPLE, 4, None),
+    "extend": Entry(EntryFamily.EXTEND, None, None),
+    "extend_t64": Entry(EntryFamily.EXTEND, None, 64),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_entry_is_its_name(name: str) -> None:
+    assert Entry.parse(name) == NAMES[name]
+    assert NAMES[name].name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "prefill",
+        "decode_bs",
+        "decode_bs4_s8",
+        "prefill_bs1_t8",
+        "extend_bs2",
+        "extend_s8",
+        "decode_loop",
+        "other",
+    ],
+)
+def test_other_functions_are_no_entries(name: str) -> None:
+    assert Entry.parse(name) is None
+
+
+def test_prefill_and_decode_differ_in_the_order_of_positions() -> None:
+    assert NAMES["prefill_bs1_s128"].argument_shapes() == {
+        "tokens": (1, 128),
+        "start_positions": (1,),
+        "seq_lens": (1,),
+        "seq_block_ids": (1, None),
+    }
+    upstream = NAMES["prefill_bs4"].argument_shapes(has_prefill_position=False)
+    assert list(upstream) == ["tokens", "seq_lens", "seq_block_ids"]
+    decode = NAMES["decode_bs16"].argument_shapes(has_prefill_position=False)
+    assert list(decode) == ["tokens", "seq_lens", "start_positions", "seq_block_ids"]
+    assert decode["tokens"] == (16, 1)
+
+
+def test_an_extend_is_packed_unless_its_tokens_have_rank_two() -> None:
+    packed = NAMES["extend_t64"].argument_shapes(tokens_rank=1)
+    assert list(packed) == ["tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids"]
+    assert (packed["tokens"], packed["offsets"]) == ((64,), (None,))
+    padded = NAMES["extend"]
+    assert padded.layout(tokens_rank=2) is Layout.PREFILL
+    assert padded.argument_shapes(tokens_rank=2)["tokens"] == (None, None)
+
+
+def test_a_sample_draws_from_rows_left_on_the_device() -> None:
+    sample = NAMES["sample_bs4"]
+    assert sample.argument_shapes() == {
+        "values": (None, 1, None),
+        "logits": (None, 1, None),
+        "row_indices": (4,),
+        "positions": (4,),
+        "sampling": (6, 4),
+    }
+    assert not sample.takes_slabs
+    assert sample.named_results(["a"], top_k=4) == {"token_ids": "a"}
+
+
+def test_an_adjusted_sample_takes_edits_of_all_rows_together() -> None:
+    sample = NAMES["adjusted_sample_bs4"]
+    assert sample.argument_shapes() == {
+        "logits": (None, 1, None),
+        "row_indices": (4,),
+        "positions": (4,),
+        "sampling": (6, 4),
+        "penalties": (3, 4),
+        "edits": (4, None),
+        "allowed": (None, None),
+        "allowed_indices": (4,),
+    }
+    assert not sample.takes_slabs
+    assert sample.named_results(["a"], top_k=4) == {"token_ids": "a"}
+
+
+def test_a_decode_loop_keeps_its_state_on_the_device() -> None:
+    loop = NAMES["decode_loop_bs4"]
+    assert loop.argument_shapes(has_prefill_position=False) == {
+        "tokens": (4,),
+        "positions": (4,),
+        "seq_block_ids": (4, None),
+        "sampling": (6, 4),
+    }
+    assert loop.named_results(["a"], top_k=4) == {"token_ids": "a"}
+
+
+def test_results_by_name() -> None:
+    assert named_results(["a"], top_k=None) == {"logits": "a"}
+    assert named_results(["a", "b"], top_k=4) == {"values": "a", "indices": "b"}
+    assert named_results(["a", "b", "c"], top_k=4) == {"values": "a", "indices": "b", "logits": "c"}
+
+
+@pytest.mark.parametrize("name", [name for name, entry in NAMES.items() if entry.takes_slabs])
+def test_the_table_of_windows_comes_behind_the_other(name: str) -> None:
+    shapes = NAMES[name].argument_shapes(has_windows=True)
+    names = list(shapes)
+    assert names[names.index("seq_block_ids") + 1] == "window_block_ids"
+    assert shapes.pop("window_block_ids") == shapes["seq_block_ids"]
+    assert shapes == NAMES[name].argument_shapes()
+
+
+def test_an_entry_that_takes_no_slabs_takes_no_table_of_windows() -> None:
+    for sample in (NAMES["sample_bs4"], NAMES["adjusted_sample_bs4"]):
+        assert sample.argument_shapes(has_windows=True) == sample.argument_shapes()

@@ -1,0 +1,113 @@
+"""A family's tensors and its operations name the same weights, of shapes that fit one another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shortfin_apps.llm.model.family import operations, tensor_shapes, weight_shapes
+from shortfin_apps.llm.model.operations import (
+    AddBias,
+    AddNormed,
+    Attend,
+    Embed,
+    GatedExperts,
+    GatedLinear,
+    LastTokens,
+    Linear,
+    Narrow,
+    Norm,
+    NormHeads,
+    NormWhole,
+    Operation,
+    Route,
+    SumExperts,
+)
+from shortfin_apps.llm.model.spec import ModelSpec
+from tests.builder.compiled_model import OTHERS, ROUTED, TINY
+
+WEIGHTED = (Embed, Norm, AddNormed, Linear, AddBias, NormHeads, NormWhole, GatedLinear)
+SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values(), ROUTED], ids=["plain", *OTHERS, "routed"])
+
+
+@SPECS
+@pytest.mark.parametrize("tied", [True, False])
+def test_operations_read_every_weight(spec: ModelSpec, tied: bool) -> None:
+    spec = replace(spec, tie_word_embeddings=tied)
+    read = [weight for operation in operations(spec) for weight in weights_of(spec, operation)]
+    assert list(dict.fromkeys(read)) == list(weight_shapes(spec))
+    assert len(read) - len(set(read)) == tied
+
+
+def weights_of(spec: ModelSpec, operation: Operation) -> list[str]:
+    match operation:
+        case Attend():
+            named = [spec.sinks_of(operation.layer)]
+        case GatedExperts() | SumExperts():
+            named = [operation.weight, operation.bias]
+        case _:
+            named = [operation.weight] if isinstance(operation, WEIGHTED) else []
+    return [weight for weight in named if weight is not None]
+
+
+@SPECS
+@pytest.mark.parametrize("tied", [True, False])
+def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -> None:
+    spec = replace(spec, tie_word_embeddings=tied)
+    shapes = weight_shapes(spec)
+    features: dict[str, int] = {}
+    for operation in operations(spec):
+        match operation:
+            case Embed():
+                features[operation.out] = shapes[operation.weight][1]
+            case Norm():
+                assert shapes[operation.weight] == (features[operation.x],)
+                features[operation.out] = features[operation.x]
+            case AddBias():
+                assert shapes[operation.weight] == (features[operation.x],)
+                assert operation.out == operation.x
+            case NormHeads():
+                assert shapes[operation.weight] == (2 * spec.head_dim,)
+                assert features[operation.x] == spec.qkv_features
+                assert operation.out == operation.x
+            case NormWhole():
+                assert shapes[operation.weight] == (
+                    spec.qkv_features - spec.num_key_value_heads * spec.head_dim,
+                )
+                assert features[operation.x] == spec.qkv_features
+                assert operation.out == operation.x
+            case AddNormed():
+                assert shapes[operation.weight] == (features[operation.x],)
+                assert features[operation.residual] == features[operation.x]
+                features[operation.out] = features[operation.x]
+            case Narrow():
+                features[operation.out] = features[operation.x]
+            case Route():
+                assert spec.experts is not None
+                assert features[operation.x] == spec.experts.count
+                features[operation.out] = spec.experts.count
+            case GatedExperts() | SumExperts():
+                experts, rows, columns = shapes[operation.weight]
+                assert features[operation.routing] == experts
+                assert features[operation.x] == columns
+                is_gated = isinstance(operation, GatedExperts)
+                features[operation.out] = rows // 2 if is_gated else rows
+            case Linear() | GatedLinear():
+                rows, columns = shapes[operation.weight]
+                assert features[operation.x] == columns
+                features[operation.out] = rows // 2 if isinstance(operation, GatedLinear) else rows
+                assert all(features[name] == rows for name in operation.reads[1:])
+            case Attend():
+                assert features[operation.x] == spec.qkv_features
+                features[operation.out] = spec.num_attention_heads * spec.head_dim
+            case LastTokens():
+                features[operation.out] = features[operation.x]
+    assert features["logits"] == spec.vocab_size
+
+
+def test_stacked_tensors_are_the_rows_of_their_weight() -> None:
+    tensors, weights = tensor_shapes(TINY), weight_shapes(TINY)
+    rows = [tensors[f"blk.1.attn_{part}.weight"][0] for part in "qkv"]
+    assert weights["blk.1.attn_qkv.weight"] == (sum(rows), TINY.hidden_size)
+    assert weights["blk.1.ffn_gate_up.weight"] == (2 * TINY.intermediate_size, TINY.hidden_size)

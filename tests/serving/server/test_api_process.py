@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from shortfin_apps.llm.serving.server import config_sources
+from shortfin_apps.llm.serving.server.api_process import ApiProcessOptions
+
+
+def test_options_arrive_with_their_secrets() -> None:
+    settings = {
+        "artifact": "model",
+        "api_key": ["k", "l"],
+        "admin_api_key": ["root"],
+        "cors_origin": ["https://a", "https://b"],
+        "tenant_weights": ["a=2"],
+        "ssl_certfile": "cert.pem",
+        "ssl_keyfile_password": "secret",
+        "batch_mode": "default",
+        "pages": "auto",
+        "request_timeout": 2.5,
+        "root_path": "",
+    }
+    config = config_sources.load(settings, {})
+    options = ApiProcessOptions(config=config, name="m", engine_pid=7, replaces=True)
+    arrived = ApiProcessOptions.from_json(options.to_json())
+    assert arrived == options
+    assert arrived.config.model_fields_set == config.model_fields_set
+    assert arrived.config.api_key[1].get_secret_value() == "l"

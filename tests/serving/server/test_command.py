@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm import cli
+from shortfin_apps.llm.serving.server import command
+from shortfin_apps.llm.serving.server import serve as server
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize("entry", [command.main, lambda argv: cli.main(["serve", *argv])])
+def test_a_missing_artefact_is_one_sentence_and_exit_2(
+    entry: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry(["no-such-directory"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: no-such-directory: no such directory")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("entry", [command.main, lambda argv: cli.main(["serve", *argv])])
+def test_a_path_that_cannot_be_looked_at_is_one_sentence_and_exit_2(
+    entry: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a directory that this user may not search, which root may."""
+    flags = ("--vmfb", "--tokenizer-json", "--model-config-json", "--parameters")
+    assert entry([word for flag in flags for word in (flag, "a" * 300)]) == 2
+    err = capsys.readouterr().err
+    assert (
+        err
+        == f"error: {'a' * 300}: cannot be used (File name too long); check its path and who may read it\n"
+    )
+
+
+def test_ctrl_c_before_the_server_runs_is_an_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(config: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "open_artifact", interrupted)
+    assert command.main(["model"]) == command.EXIT_INTERRUPTED
+
+
+@pytest.mark.parametrize("level", ["info", "warning"])
+def test_ignored_settings_are_logged(level: str, tmp_path: Path) -> None:
+    """In its own process, which sets up its own logging."""
+    (tmp_path / "server.json").write_text('{"decode_config": {"num_beams": 4}}')
+    command = [sys.executable, "-m", "shortfin_apps.llm.server", "no-such-directory", "--log-level", level]
+    ignored = ["--program_isolation", "per_call", "--device_ids", "0", "--server_config", "server.json"]
+    environment = {**os.environ, "SHORTFIN_LLM_PORT": "tcp://10.0.0.1:80", "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        [*command, *ignored],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if " WARNING " in line]
+    for word in ("`program_isolation`", "`decode_config.num_beams`", "`--device-ids`", "`SHORTFIN_LLM_PORT`"):
+        assert sum(word in line for line in lines) == 1, done.stderr
+
+
+@pytest.mark.parametrize("value", ["", ",", "k,"])
+def test_an_empty_api_key_does_not_start_an_open_server(
+    value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHORTFIN_LLM_API_KEY", value)
+    assert command.main(["no-such-directory"]) == 2
+    assert capsys.readouterr().err.startswith("error: `--api-key`: ")

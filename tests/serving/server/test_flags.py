@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.flags import COMMON, add_arguments, show_every_setting
+from tests.serving.server.settings import parse
+
+UPSTREAM = [
+    "--tokenizer_json=t.json", "--tokenizer_config_json=c.json", "--model_config=m.json", "--vmfb=m.vmfb",
+    "--parameters", "a.irpa", "b.irpa", "--device=local-task", "--device_ids", "0", "1",
+    "--chunk_block_size=2", "--prefix_sharing_algorithm=none", "--program_isolation=per_call",
+    "--use_native_impls", "--amdgpu_async_allocations", "--amdgpu_allocators=caching", "--num_beams=1",
+]  # fmt: skip
+
+
+def test_upstreams_command_line_works(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        config = parse(*UPSTREAM)
+    assert config.parameters == (Path("a.irpa"), Path("b.irpa"))
+    assert config.model_config_json == Path("m.json")
+    assert (config.device, config.device_ids) == ("local-task", ("0", "1"))
+    assert (config.chunk_block_size, config.prefix_cache) == (2, "none")
+    ignored = {record.getMessage().split("`")[1] for record in caplog.records}
+    assert ignored == {
+        "program_isolation",
+        "use_native_impls",
+        "amdgpu_async_allocations",
+        "amdgpu_allocators",
+        "--device-ids",
+    }
+
+
+def test_dashes_and_underscores_are_the_same() -> None:
+    assert parse("DIR", "--shutdown-timeout", "3") == parse("DIR", "--shutdown_timeout", "3")
+
+
+def test_a_switch_is_turned_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not parse("DIR").strict_fields
+    assert parse("DIR", "--strict-fields") == parse("DIR", "--strict_fields")
+    monkeypatch.setenv("SHORTFIN_LLM_STRICT_FIELDS", "true")
+    assert parse("DIR").strict_fields
+    assert not parse("DIR", "--no-strict-fields").strict_fields
+    assert not parse("DIR", "--no_strict_fields").strict_fields
+
+
+def test_every_setting_has_a_flag_with_help() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    show_every_setting(parser)
+    text = parser.format_help()
+    for name, field in ServerConfig.model_fields.items():
+        assert field.description
+        assert name == "artifact" or f"--{name.replace('_', '-')}" in text
+
+
+def test_the_help_shows_the_common_settings_on_two_screens() -> None:
+    parser = argparse.ArgumentParser(formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
+    add_arguments(parser)
+    text = parser.format_help()
+    assert ServerConfig.model_fields.keys() > COMMON
+    shown = {word.rstrip(",") for word in text.split() if word.startswith("--") and "--no-" not in word}
+    assert {f"--{name.replace('_', '-')}" for name in COMMON} <= shown
+    assert "--drain-delay" not in shown
+    assert len(text.splitlines()) <= 100
+
+
+def test_help_all_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit, match="0"):
+        parser.parse_args(["--help-all"])
+    assert "--drain-delay" in capsys.readouterr().out

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.sources.random_tiny import SPEC
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.serving import speculative_loading
+from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.speculative_loading import DraftFiles, load_draft_program
+from tests.conftest import TINY_OPTIONS, BuildTiny
+
+
+def files_of(artifact: Artifact, **changes: Any) -> DraftFiles:
+    files = DraftFiles(config=artifact.config, vmfb=artifact.vmfb, parameters=artifact.parameters)
+    return replace(files, **changes)
+
+
+@pytest.mark.slow
+def test_a_draft_model_has_pages_for_all_tokens_of_the_models(
+    tiny_artifact: Artifact, build_tiny: BuildTiny
+) -> None:
+    draft = build_tiny(replace(TINY_OPTIONS, block_seq_stride=32))
+    with closing(open_device()) as device:
+        loaded = load_draft_program(device, files_of(draft), None, 4, 8)
+        assert loaded.num_pages(320) == 11
+        assert loaded.num_pages(321) == 12
+        most = 4 * SPEC.max_position_embeddings // 32
+        assert loaded.num_pages(1 << 30) == 1 + most  # what the requests that run can have
+        assert loaded.num_bytes(640) - loaded.num_bytes(320) == 10 * sum(draft.config.page_elements) * 2
+
+
+def test_the_models_pages_leave_room_for_the_draft_models(
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact, spare = tiny_artifact, 5 << 20
+    files = (artifact.config, artifact.vmfb, artifact.parameters, frozenset[int]())
+    totals = []
+    with closing(open_device()) as device:
+        monkeypatch.setattr(device, "spare_bytes", lambda stage: spare)
+        for draft in (None, files_of(artifact)):
+            options = EngineOptions(pages="auto", max_running=200, draft_model=draft)
+            totals.append(make_engine(device, *files, options).stats().pages.total)
+    assert totals[0] / 2 * 0.9 < totals[1] < totals[0] / 2
+
+
+def test_a_draft_model_that_cannot_go_back_is_refused_by_its_name(
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_artifact.config
+    monkeypatch.setattr(speculative_loading, "check_program", lambda *args: None)
+    with closing(open_device()) as device:
+        cache = replace(config.paged_kv_cache, state_block_count=1)
+        files = files_of(tiny_artifact, config=replace(config, paged_kv_cache=cache))
+        with pytest.raises(ArtifactError, match=r"the draft model: .* keep a state.*`--speculative-model`"):
+            load_draft_program(device, files, None, 4, 8)
+
+
+def test_what_a_round_takes_is_measured_beside_a_decode_of_the_model(
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = iter([0.25, 1.0])  # of the draft model, and of the model
+    monkeypatch.setattr(BatchRunner, "decode_s", lambda runner, num_runs: next(taken))
+    caplog.set_level("INFO")
+    artifact = tiny_artifact
+    files = (artifact.config, artifact.vmfb, artifact.parameters, frozenset[int]())
+    with closing(open_device()) as device:
+        make_engine(device, *files, EngineOptions(draft_model=files_of(artifact)))
+    assert "a decode takes 25 % of the model's time" in caplog.text

@@ -1,0 +1,75 @@
+"""Replays on fake devices of what an engine on another one did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.recorder.dump_file import Dump, read_dump, write_dump
+from shortfin_apps.llm.components.recorder.flight_recorder import Recording
+from shortfin_apps.llm.components.recorder.records import FORMAT_VERSION, Header
+from shortfin_apps.llm.tools.dump_replay.replay import Replay
+from tests.components.engine_fixture import Rig
+from tests.components.fake_device import FakeDevice, FakeProgram, Faults
+
+Executed = list[tuple[str, dict[str, Any]]]  # entries with their arguments, but for slabs and results
+
+
+def executed_by(program: FakeProgram) -> Executed:
+    """What the program executes from now on."""
+    executed: Executed = []
+    run = program._run
+
+    def noting(entry: str, arrays: list[Any]) -> Sequence[Any]:
+        arguments = program.arguments_of(entry, arrays)
+        kept = arguments.keys() - {"cache", "window_cache", "values", "logits"}
+        executed.append((entry, {name: arguments[name].tolist() for name in kept}))
+        return run(entry, arrays)
+
+    program._run = noting  # type: ignore[method-assign]
+    return executed
+
+
+def dump_of(recording: Recording, path: Path, rig: Rig) -> Dump:
+    """Written to a file and read again."""
+    windows = rig.cache.window_usage()
+    header = Header(
+        format_version=FORMAT_VERSION,
+        reason="a test",
+        written_s=0.0,
+        epoch_s=0.0,
+        num_pages=rig.cache.usage().total + 1,
+        num_window_pages=0 if windows is None else windows.total + 1,
+        stride=rig.cache.stride,
+    )
+    write_dump(path, header, recording)
+    try:
+        return read_dump(path)
+    finally:
+        path.unlink()
+
+
+def fresh_program(like: FakeProgram) -> FakeProgram:
+    """The same program on another device, which has no faults."""
+    program = FakeProgram(
+        like.config, Faults(), like.static_lengths, like.logits_result, like.extend_rank, like.extend_lengths
+    )
+    for name in ("loop_sizes", "sample_sizes", "adjusted_sample_sizes", "reads_masked", "repeats"):
+        setattr(program, name, getattr(like, name))
+    return program
+
+
+def replay_of(dump: Dump, program: FakeProgram) -> Replay:
+    """On a device of its own, which has no tokens in its pages yet."""
+    config, device = program.config, FakeDevice(program)
+    counts = [dump.header.num_pages]
+    if config.window_tokens is not None:
+        counts = (
+            [*counts, dump.header.num_window_pages]
+            if config.has_window_table
+            else [dump.header.num_window_pages]
+        )
+    slabs = [device.allocate((pages, config.stride), config.paged_kv_cache.dtype) for pages in counts]
+    return Replay(dump, BatchRunner(device, program, config, page_table=slabs), config)

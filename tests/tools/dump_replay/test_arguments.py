@@ -1,0 +1,82 @@
+"""A dump from anybody must not make a device read or write where nothing is."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
+from shortfin_apps.llm.components.recorder.dump_file import DumpError
+from shortfin_apps.llm.components.recorder.records import Array, Draw, Task
+from shortfin_apps.llm.contract.abi import EditField, EntryFamily, PenaltyField, SamplingField
+from shortfin_apps.llm.tools.dump_replay.arguments import check_tokens, draw_arguments
+from tests.components.fake_device import VOCAB, FakeBuffer
+
+RESULT = BatchResult(
+    Batch(EntryFamily.DECODE, ()),
+    None,
+    None,
+    None,
+    {"logits": FakeBuffer(np.zeros((2, 1, VOCAB), np.float32))},
+)
+
+
+def array(values: np.ndarray, dtype: str) -> Array:
+    values = values.astype(dtype)
+    return Array(dtype, values.shape, values.tobytes())
+
+
+def draw(**other: Array) -> Draw:
+    edits = np.zeros((len(EditField), 3))
+    arguments = {
+        "row_indices": array(np.array([0, 1]), "<i8"),
+        "positions": array(np.array([4, 5]), "<i8"),
+        "sampling": array(np.zeros((len(SamplingField), 2)), "<i8"),
+        "penalties": array(np.zeros((len(PenaltyField), 2)), "<f4"),
+        "edits": array(edits, "<i4"),
+        "allowed": array(np.zeros((1, 1)), "<i4"),
+        "allowed_indices": array(np.array([0, -1]), "<i8"),
+    }
+    return Draw(number=1, began_s=0.0, entry="adjusted_sample_bs2", arguments=arguments | other, num_draws=2)
+
+
+def test_arguments_are_as_they_were() -> None:
+    found = draw_arguments(draw(), RESULT)
+    assert found["positions"].tolist() == [4, 5]
+    assert found["edits"].shape == (len(EditField), 3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"row_indices": array(np.array([0, 2]), "<i8")},
+        {"row_indices": array(np.array([-1, 0]), "<i8")},
+        {"row_indices": array(np.array([0]), "<i8")},
+        {"sampling": array(np.zeros((len(SamplingField), 9)), "<i8")},
+        {"edits": array(np.full((len(EditField), 1), VOCAB), "<i4")},
+        {"edits": array(np.zeros((2, 1)), "<i4")},
+        {"allowed": array(np.zeros((1, 7)), "<i4")},
+        {"allowed_indices": array(np.array([5, 0]), "<i8")},
+        {"positions": Array("|O", (1,), bytes(8))},
+        {"positions": Array("<i8", (9,), bytes(8))},
+        {"positions": Array("<i8", (), bytes(8))},
+        {"cache": array(np.zeros(1), "<i8")},
+    ],
+)
+def test_arguments_that_point_nowhere_are_refused(other: dict[str, Array]) -> None:
+    with pytest.raises(DumpError, match="record 1"):
+        draw_arguments(draw(**other), RESULT)
+
+
+def test_more_draws_than_rows_are_refused() -> None:
+    with pytest.raises(DumpError, match="record 1"):
+        draw_arguments(msgspec.structs.replace(draw(), num_draws=3), RESULT)
+
+
+def test_tokens_that_the_model_has_not_are_refused() -> None:
+    check_tokens(Task(1, 0, (0, 31)), 32)
+    check_tokens(Task(1, 0, (99,)), None)
+    with pytest.raises(DumpError, match="32"):
+        check_tokens(Task(1, 0, (0, 32)), 32)
