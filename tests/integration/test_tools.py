@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.serving.dialects import TOOL_DIALECTS
+from shortfin_apps.llm.serving.dialects.choose import TOOL_DIALECTS
 from tests.integration.served_tiny import MODEL, serving
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.serving.api.blocks import Began, Block, BlockKind, BlockReader, Ended, Grew
 from shortfin_apps.llm.serving.api.messages import MessageReader
 from shortfin_apps.llm.serving.api.tools import PLAIN, AnswerForm
-from shortfin_apps.llm.serving.dialects import REASONING_DIALECTS, TOOL_DIALECTS
+from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.serving.dialects.dialect import Dialect, Function
 from tests.serving.api.harness import MESSAGES, MESSAGES_ROUTE, RESPONSES, TOKENIZER, Harness
 from tests.serving.api.scripted_engine import saying

@@ -29,7 +29,7 @@ from shortfin_apps.llm.serving.api.responses.schema import ResponsesBody
 from shortfin_apps.llm.serving.api.responses.shapes import ResponseShape
 from shortfin_apps.llm.serving.api.schema import ChatBody
 from shortfin_apps.llm.serving.api.tools import AnswerForm
-from shortfin_apps.llm.serving.dialects import REASONING_DIALECTS, TOOL_DIALECTS
+from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.serving.dialects.dialect import Dialect
 from tests.serving.api.anthropic.test_shapes import OBJECTS
 from tests.serving.api.harness import CHAT, MESSAGES

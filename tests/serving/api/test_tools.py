@@ -12,7 +12,7 @@ from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSour
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.schema import ChatBody
 from shortfin_apps.llm.serving.api.tools import ToolUse, answer_grammar
-from shortfin_apps.llm.serving.dialects import REASONING_DIALECTS, TOOL_DIALECTS
+from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.serving.dialects.dialect import Dialect, Function
 from tests.serving.api.harness import CHAT, MESSAGES, Harness, events_of
 from tests.serving.api.scripted_engine import saying

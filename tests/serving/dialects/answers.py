@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shortfin_apps.llm.serving.dialects.dialect import Function
-from shortfin_apps.llm.serving.dialects.pieces import Arguments, CallStart, Content, Piece, Reasoning
+from shortfin_apps.llm.serving.dialects.feed import Arguments, CallStart, Content, Piece, Reasoning
 
 WEATHER = Function(
     "get_weather",

@@ -4,8 +4,9 @@ from typing import get_args
 
 import pytest
 
-from shortfin_apps.llm.serving.dialects import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.serving.dialects.choose import (
+    REASONING_DIALECTS,
+    TOOL_DIALECTS,
     ReasoningParser,
     ToolParser,
     choose_dialect,

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 import pytest
 
-from shortfin_apps.llm.serving.dialects import REASONING_DIALECTS, TOOL_DIALECTS
+from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.serving.dialects.dialect import Dialect, Function
 from shortfin_apps.llm.serving.dialects.feed import Feed
 from shortfin_apps.llm.serving.dialects.output_parser import OutputParser

@@ -20,12 +20,12 @@ from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.schema import MAX_TOOLS
 from shortfin_apps.llm.serving.api.tools import MAX_CALLS
-from shortfin_apps.llm.serving.dialects import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.serving.dialects import lark as lark_module
+from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.serving.dialects.dialect import Dialect, Function
+from shortfin_apps.llm.serving.dialects.feed import Arguments, CallStart, Reasoning
 from shortfin_apps.llm.serving.dialects.lark import Lark
 from shortfin_apps.llm.serving.dialects.output_parser import whole
-from shortfin_apps.llm.serving.dialects.pieces import Arguments, CallStart, Reasoning
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.serving.dialects.matching import lets_through
 from tests.serving.text.tiny_tokenizers import EOS, byte_level_backend

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.serving.dialects import REASONING_DIALECTS, TOOL_DIALECTS
+from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.serving.dialects.dialect import Dialect
+from shortfin_apps.llm.serving.dialects.feed import Arguments, CallStart, Content, Piece
 from shortfin_apps.llm.serving.dialects.output_parser import OutputParser, joined, whole
-from shortfin_apps.llm.serving.dialects.pieces import Arguments, CallStart, Content, Piece
 from tests.serving.dialects.answers import ANSWERS, FUNCTIONS, Answer
 
 DIALECTS = [

@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from shortfin_apps.llm.serving.api.messages import AnswerReader
 from shortfin_apps.llm.serving.api.tools import AnswerForm
-from shortfin_apps.llm.serving.dialects.pieces import Arguments, CallStart, Content, Piece, Reasoning
+from shortfin_apps.llm.serving.dialects.feed import Arguments, CallStart, Content, Piece, Reasoning
 
 
 class BlockKind(Enum):

@@ -9,7 +9,7 @@ from uuid import uuid4
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.serving.api.tools import PLAIN, AnswerForm
 from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT
-from shortfin_apps.llm.serving.dialects.pieces import Arguments, CallStart, Content, Piece, Reasoning
+from shortfin_apps.llm.serving.dialects.feed import Arguments, CallStart, Content, Piece, Reasoning
 
 REASONING_NAMES = ("reasoning_content", "reasoning")  # the second is vLLM's and OpenRouter's
 

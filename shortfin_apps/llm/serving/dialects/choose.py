@@ -1,12 +1,34 @@
-"""Chooses a model's dialect from its chat template, which shows the format the model was trained on."""
+"""Names the dialects, and chooses a model's: its chat template shows the format it was trained on."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
-from shortfin_apps.llm.serving.dialects import REASONING_DIALECTS, TOOL_DIALECTS
-from shortfin_apps.llm.serving.dialects.dialect import Dialect
+from shortfin_apps.llm.serving.dialects.dialect import Dialect, ReasoningDialect, ToolDialect
+from shortfin_apps.llm.serving.dialects.granite import Granite, GraniteReasoning
+from shortfin_apps.llm.serving.dialects.harmony import Harmony
+from shortfin_apps.llm.serving.dialects.hermes import Hermes, SmolLM
+from shortfin_apps.llm.serving.dialects.llama3 import Llama3
+from shortfin_apps.llm.serving.dialects.mistral import Mistral
+from shortfin_apps.llm.serving.dialects.qwen3_coder import Qwen3Coder
+from shortfin_apps.llm.serving.dialects.think import MISTRAL_REASONING, THINK
 
+TOOL_DIALECTS: Mapping[str, ToolDialect] = {
+    "hermes": Hermes(),
+    "qwen3-coder": Qwen3Coder(),
+    "llama3": Llama3(),
+    "mistral": Mistral(),
+    "granite": Granite(),
+    "smollm": SmolLM(),
+    "harmony": Harmony(),
+}
+REASONING_DIALECTS: Mapping[str, ReasoningDialect] = {
+    "think": THINK,
+    "mistral": MISTRAL_REASONING,
+    "granite": GraniteReasoning(),
+    "harmony": Harmony(),
+}
 # "auto": choose by the chat template; "none": leave answers unparsed.
 ToolParser = Literal[
     "auto", "none", "hermes", "qwen3-coder", "llama3", "mistral", "granite", "smollm", "harmony"

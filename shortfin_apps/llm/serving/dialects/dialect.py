@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from shortfin_apps.llm.serving.dialects.feed import Feed, Kind
-from shortfin_apps.llm.serving.dialects.lark import Lark
-from shortfin_apps.llm.serving.dialects.pieces import (
+from shortfin_apps.llm.serving.dialects.feed import (
     CallParse,
     CallStart,
     Content,
+    Feed,
     Parse,
     Reasoning,
 )
+from shortfin_apps.llm.serving.dialects.lark import Lark
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Calls:
         A call ends it, too, because models forget to. Text after the call is content, without a later end
         mark.
         """
-        kind: Kind[Content | Reasoning] = Reasoning
+        kind: type[Content | Reasoning] = Reasoning
         begins = () if self.dialect is None else self.dialect.begins
         while (mark := (yield from feed.copy(kind, *ends, *begins))) is not None and mark not in ends:
             assert self.dialect is not None, "it has begins"
@@ -135,7 +135,7 @@ class Dialect:
 NO_DIALECT = Dialect()
 
 
-def _with_text_of(kind: Kind[Content | Reasoning], pieces: CallParse) -> CallParse:
+def _with_text_of(kind: type[Content | Reasoning], pieces: CallParse) -> CallParse:
     """Yields the same pieces, with content before the first call converted to `kind`."""
     has_call = False
     while True:

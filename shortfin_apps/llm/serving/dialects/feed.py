@@ -8,52 +8,53 @@ same however it was streamed.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from shortfin_apps.llm.serving.dialects.pieces import Content, Text
+from shortfin_apps.llm.serving.dialects.mended_json import WHITE_SPACE, JsonValue, MendedJson
 
-TextT_co = TypeVar("TextT_co", bound=Text, covariant=True)
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of a thought."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """The start of a call of the function `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """JSON text of the last started call's arguments."""
+
+    text: str
+
+
+Text = Content | Reasoning | Arguments
+Piece = Text | CallStart
+Parse = Generator[Piece | None, None, None]  # yields None if it needs more text, or the answer's end
+CallParse = Generator[Piece | None, None, bool]  # the same; returns True if there is a call
+
+
+TextT = TypeVar("TextT", bound=Text)
 T = TypeVar("T")
 Wait = Generator[None, None, T]  # yields None while waiting; returns a T
 
-WHITE_SPACE = " \n\r\t"  # as in JSON
 _SPACE = re.compile(f"[{WHITE_SPACE}]*")
-
-
-class Kind(Protocol[TextT_co]):
-    """Makes a piece from a text."""
-
-    def __call__(self, text: str) -> TextT_co: ...
-
-
-class Span(Protocol):
-    """Finds the end of something that no mark ends."""
-
-    def end_in(self, text: str, start: int) -> int | None:
-        """Returns the end in `text`, reading from `start` on, or None if it continues after `text`."""
-        ...
-
-
-class Form(Protocol):
-    """Converts a text to another form as it arrives."""
-
-    def read(self, text: str, start: int) -> tuple[str, int | None]:
-        """Returns the output known so far for `text` from `start` on, and the end as in `Span`."""
-        ...
-
-    @property
-    def at_line_end(self) -> bool:
-        """True if the last `read` stopped early, at a line end that a mark may follow.
-
-        The next `read` continues with the line end.
-        """
-        ...
-
-    def close(self) -> str:
-        """Returns the missing end of the output."""
-        ...
 
 
 class Feed:
@@ -89,7 +90,7 @@ class Feed:
         self._place -= len(text)
         assert self._text.startswith(text, self._place)
 
-    def copy(self, kind: Kind[TextT_co], *marks: str) -> Generator[TextT_co | None, None, str | None]:
+    def copy(self, kind: Callable[[str], TextT], *marks: str) -> Generator[TextT | None, None, str | None]:
         """Yields text up to a mark as it arrives; reads and returns the mark, or None at the answer's end.
 
         The first mark is found; of marks that begin or end together, the longest. No mark may be in the
@@ -125,8 +126,8 @@ class Feed:
                 pieces.append(piece.text)
 
     def copy_as(
-        self, kind: Kind[TextT_co], form: Form, *stops: str
-    ) -> Generator[TextT_co | None, None, None]:
+        self, kind: Callable[[str], TextT], form: MendedJson, *stops: str
+    ) -> Generator[TextT | None, None, None]:
         """Yields the text up to its end in another form, and its missing end, unless the answer is cut.
 
         One of `stops`, which begin with a line end, ends it, too, and stays unread.
@@ -150,10 +151,10 @@ class Feed:
                 return
             yield None
 
-    def read_span(self, span: Span) -> Wait[str]:
-        """Returns the text up to the span's end."""
+    def read_span(self, value: JsonValue) -> Wait[str]:
+        """Returns the text of the value, up to its end."""
         pieces: list[str] = []
-        while (end := span.end_in(self._text, self._place)) is None:
+        while (end := value.end_in(self._text, self._place)) is None:
             pieces.append(self._take_to(len(self._text)))
             if self._ended:
                 return "".join(pieces)

@@ -15,10 +15,22 @@ from typing import Any
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.lone_surrogates import encodable
 from shortfin_apps.llm.serving.dialects.dialect import Function, ToolDialect
-from shortfin_apps.llm.serving.dialects.feed import WHITE_SPACE, Feed, Wait
-from shortfin_apps.llm.serving.dialects.lark import Lark, one_of
-from shortfin_apps.llm.serving.dialects.mended_json import MendedJson, begins_member, mended
-from shortfin_apps.llm.serving.dialects.pieces import Arguments, CallParse, CallStart, Content, Parse
+from shortfin_apps.llm.serving.dialects.feed import (
+    Arguments,
+    CallParse,
+    CallStart,
+    Content,
+    Feed,
+    Parse,
+    Wait,
+)
+from shortfin_apps.llm.serving.dialects.lark import Lark, one_of, repeated
+from shortfin_apps.llm.serving.dialects.mended_json import (
+    JsonValue,
+    MendedJson,
+    begins_member,
+    mended,
+)
 
 CALL_BEGIN = '{"name": '
 ARGUMENT_KEYS = ("arguments", "parameters")
@@ -30,43 +42,6 @@ _COMBINING = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}  # may lis
 
 class NotACallError(LlmError):
     """The text is not a call. Never leaves this module: such text becomes content."""
-
-
-class JsonValue:
-    """The span of a JSON value, found by brackets and quotes. Its text is not checked further."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
-
-    @property
-    def is_open(self) -> bool:
-        """True if closing brackets or a quote are missing in the text so far."""
-        return self._in_string or self._depth > 0
-
-    def end_in(self, text: str, start: int) -> int | None:
-        for place in range(start, len(text)):
-            char = text[place]
-            if self._in_string:
-                if self._ends_string(char) and self._depth == 0:
-                    return place + 1
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    return place + 1 + self._depth  # without the bracket after a number
-            elif self._depth == 0 and (char == "," or char in WHITE_SPACE):
-                return place
-        return None
-
-    def _ends_string(self, char: str) -> bool:
-        is_escaped, self._is_escaped = self._is_escaped, char == "\\" and not self._is_escaped
-        self._in_string = is_escaped or char != '"'
-        return not self._in_string
 
 
 def parse_marked(dialect: ToolDialect, feed: Feed, functions: Sequence[Function]) -> Parse:
@@ -294,3 +269,9 @@ def call_rest(lark: Lark, functions: Sequence[Function], key: str) -> str:
         for function in functions
     ]
     return lark.rule(one_of(calls))
+
+
+def list_of_calls(lark: Lark, functions: Sequence[Function], most: int, end: str = "") -> str:
+    """Returns an expression of a JSON list of one to `most` calls, with `end` after it."""
+    calls = repeated(call_of(lark, functions), lark.literal(", "), most)
+    return f"{lark.literal('[')} {calls} {lark.literal(']' + end)}"

@@ -1,4 +1,4 @@
-"""Converts JSON as models write it, faults included, to valid JSON."""
+"""JSON as models write it, faults included: finds its end, and converts it to valid JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import re
 from enum import Enum, auto
 
-from shortfin_apps.llm.serving.dialects.feed import WHITE_SPACE
-
+WHITE_SPACE = " \n\r\t"
 MAX_DEPTH = 100  # of nested arrays and objects; clients' parsers refuse more than about 200
 QUOTES = "\"'"
 _CLOSERS = {"{": "}", "[": "]"}
@@ -20,6 +19,44 @@ REPLACEMENT = "\\ufffd"  # for half of a surrogate pair, which many parsers refu
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
+class JsonValue:
+    """The span of a JSON value, found by brackets and quotes. Its text is not checked further."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+
+    @property
+    def is_open(self) -> bool:
+        """True if closing brackets or a quote are missing in the text so far."""
+        return self._in_string or self._depth > 0
+
+    def end_in(self, text: str, start: int) -> int | None:
+        """Returns the end in `text`, reading from `start` on, or None if it continues after `text`."""
+        for place in range(start, len(text)):
+            char = text[place]
+            if self._in_string:
+                if self._ends_string(char) and self._depth == 0:
+                    return place + 1
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return place + 1 + self._depth  # without the bracket after a number
+            elif self._depth == 0 and (char == "," or char in WHITE_SPACE):
+                return place
+        return None
+
+    def _ends_string(self, char: str) -> bool:
+        is_escaped, self._is_escaped = self._is_escaped, char == "\\" and not self._is_escaped
+        self._in_string = is_escaped or char != '"'
+        return not self._in_string
+
+
 class Next(Enum):
     """The next expected element, ignoring white space and the end of the array or object."""
 
@@ -30,7 +67,7 @@ class Next(Enum):
 
 
 class MendedJson:
-    """Implements Form for an array or object, read from after its opening bracket.
+    """Converts an array or object as it arrives, from after its opening bracket.
 
     Valid JSON is copied, white space included. In other text, raw line ends and wrong escapes in strings are
     escaped; lone surrogates become U+FFFD; single quotes, Python's constants and bare words become JSON;
@@ -52,6 +89,7 @@ class MendedJson:
         self._at_line_end = False
 
     def read(self, text: str, start: int) -> tuple[str, int | None]:
+        """Returns the output known so far for `text` from `start` on, and the end, or None before it."""
         place = start
         while place < len(text):
             if self._stops_before(text[place]):

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from shortfin_apps.llm.serving.dialects.dialect import Calls, Dialect, Function
-from shortfin_apps.llm.serving.dialects.feed import WHITE_SPACE, Feed
-from shortfin_apps.llm.serving.dialects.pieces import (
+from shortfin_apps.llm.serving.dialects.feed import (
     Arguments,
     CallStart,
     Content,
+    Feed,
     Parse,
     Piece,
     Reasoning,
 )
+from shortfin_apps.llm.serving.dialects.mended_json import WHITE_SPACE
 
 Kind = type[Content | Reasoning]
 

@@ -8,7 +8,7 @@ from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.anthropic.conversation import chat_of_messages
 from shortfin_apps.llm.serving.api.anthropic.schema import MessagesBody
 from shortfin_apps.llm.serving.api.schema import ChatBody
-from shortfin_apps.llm.serving.dialects import REASONING_DIALECTS
+from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS
 from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect
 from tests.serving.api.harness import TOKENIZER, Harness
 from tests.serving.api.test_tools import TOKENIZER as THINKS_IF_TOLD

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shortfin_apps.llm.serving.dialects.dialect import Calls
-from shortfin_apps.llm.serving.dialects.feed import Feed
+from shortfin_apps.llm.serving.dialects.feed import Content, Feed, Parse
 from shortfin_apps.llm.serving.dialects.lark import SPACE, Lark
-from shortfin_apps.llm.serving.dialects.pieces import Content, Parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +42,6 @@ class TaggedReasoning:
 
 
 THINK = TaggedReasoning("<think>", "</think>")
+
+
+MISTRAL_REASONING = TaggedReasoning("[THINK]", "[/THINK]")

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shortfin_apps.llm.serving.dialects.dialect import Function
-from shortfin_apps.llm.serving.dialects.feed import Feed
-from shortfin_apps.llm.serving.dialects.json_calls import call_of, more_of, parse_calls, parse_marked
+from shortfin_apps.llm.serving.dialects.feed import CallParse, Feed, Parse
+from shortfin_apps.llm.serving.dialects.json_calls import (
+    call_of,
+    list_of_calls,
+    more_of,
+    parse_calls,
+    parse_marked,
+)
 from shortfin_apps.llm.serving.dialects.lark import Lark, repeated
-from shortfin_apps.llm.serving.dialects.pieces import CallParse, Parse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 NEW_LINE = "\n"
@@ -42,3 +47,13 @@ class Hermes:
 def _rest(lark: Lark, functions: Sequence[Function]) -> str:
     """Returns an expression of a call after its begin tag."""
     return f"{lark.literal(NEW_LINE)} {call_of(lark, functions)} {lark.literal(NEW_LINE + END)}"
+
+
+class SmolLM(Hermes):
+    """SmolLM2: a list of calls between the tags. SmolLM3 uses the Hermes format."""
+
+    def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        return f"{lark.literal(BEGIN)} {list_of_calls(lark, functions, most, END)}"
+
+    def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        return lark.text_with([BEGIN], list_of_calls(lark, functions, most, END))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shortfin_apps.llm.serving.dialects.dialect import Function
-from shortfin_apps.llm.serving.dialects.feed import Feed, Wait
+from shortfin_apps.llm.serving.dialects.feed import CallParse, Content, Feed, Parse, Wait
 from shortfin_apps.llm.serving.dialects.json_calls import (
     CALL_BEGIN,
     call_of,
@@ -14,7 +14,6 @@ from shortfin_apps.llm.serving.dialects.json_calls import (
     parse_calls,
 )
 from shortfin_apps.llm.serving.dialects.lark import ANY_TEXT, Lark, one_of, repeated
-from shortfin_apps.llm.serving.dialects.pieces import CallParse, Content, Parse
 
 PYTHON_TAG = "<|python_tag|>"
 WHITE = r"/[ \n]*/"

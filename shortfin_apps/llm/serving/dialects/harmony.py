@@ -13,7 +13,16 @@ import re
 from collections.abc import Generator, Sequence
 
 from shortfin_apps.llm.serving.dialects.dialect import Calls, Function
-from shortfin_apps.llm.serving.dialects.feed import WHITE_SPACE, Feed
+from shortfin_apps.llm.serving.dialects.feed import (
+    Arguments,
+    CallParse,
+    CallStart,
+    Content,
+    Feed,
+    Parse,
+    Piece,
+    Reasoning,
+)
 from shortfin_apps.llm.serving.dialects.json_calls import (
     EMPTY,
     NO_ARGUMENTS,
@@ -22,15 +31,7 @@ from shortfin_apps.llm.serving.dialects.json_calls import (
     object_form,
 )
 from shortfin_apps.llm.serving.dialects.lark import ANY_TEXT, Lark, one_of
-from shortfin_apps.llm.serving.dialects.pieces import (
-    Arguments,
-    CallParse,
-    CallStart,
-    Content,
-    Parse,
-    Piece,
-    Reasoning,
-)
+from shortfin_apps.llm.serving.dialects.mended_json import WHITE_SPACE
 
 Kind = type[Content | Reasoning]
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"

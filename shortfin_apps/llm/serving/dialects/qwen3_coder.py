@@ -15,28 +15,30 @@ import json
 from collections.abc import Generator, Mapping, Sequence, Set
 from typing import Any
 
-from shortfin_apps.llm.serving.dialects.dialect import Function
-from shortfin_apps.llm.serving.dialects.feed import Feed, Wait
-from shortfin_apps.llm.serving.dialects.json_calls import more_of, parse_marked
-from shortfin_apps.llm.serving.dialects.json_types import (
+from shortfin_apps.llm.serving.dialects.argument_schemas import (
     SchemaTypes,
+    fitting_text,
     part_alone,
     parts_of,
     properties_of,
+    refused,
     required_of,
     types_of_value,
 )
-from shortfin_apps.llm.serving.dialects.lark import ANY_TEXT, Lark, one_of, repeated
-from shortfin_apps.llm.serving.dialects.mended_json import mended, scalar
-from shortfin_apps.llm.serving.dialects.pieces import (
+from shortfin_apps.llm.serving.dialects.dialect import Function
+from shortfin_apps.llm.serving.dialects.feed import (
     Arguments,
     CallParse,
     CallStart,
     Content,
+    Feed,
     Parse,
     Piece,
+    Wait,
 )
-from shortfin_apps.llm.serving.dialects.raw_text import fitting_text, refused
+from shortfin_apps.llm.serving.dialects.json_calls import more_of, parse_marked
+from shortfin_apps.llm.serving.dialects.lark import ANY_TEXT, Lark, one_of, repeated
+from shortfin_apps.llm.serving.dialects.mended_json import mended, scalar
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"

@@ -6,11 +6,19 @@ import re
 from collections.abc import Sequence
 
 from shortfin_apps.llm.serving.dialects.dialect import Function
-from shortfin_apps.llm.serving.dialects.feed import Feed, Wait
+from shortfin_apps.llm.serving.dialects.feed import (
+    Arguments,
+    CallParse,
+    CallStart,
+    Content,
+    Feed,
+    Parse,
+    Wait,
+)
 from shortfin_apps.llm.serving.dialects.json_calls import (
     NO_ARGUMENTS,
     arguments_of,
-    call_of,
+    list_of_calls,
     more_of,
     needless_brackets,
     object_form,
@@ -18,7 +26,6 @@ from shortfin_apps.llm.serving.dialects.json_calls import (
     parse_marked,
 )
 from shortfin_apps.llm.serving.dialects.lark import Lark, one_of, repeated
-from shortfin_apps.llm.serving.dialects.pieces import Arguments, CallParse, CallStart, Content, Parse
 
 BEGIN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"\s*[\w.-]+\s*")
@@ -56,8 +63,7 @@ def _rest(lark: Lark, functions: Sequence[Function], most: int) -> str:
             for function in functions
         ]
         return lark.rule(one_of(calls))
-    calls_in_list = repeated(call_of(lark, functions), lark.literal(", "), most)
-    return f"{lark.literal('[')} {calls_in_list} {lark.literal(']')}"
+    return list_of_calls(lark, functions, most)
 
 
 def _named_call(feed: Feed, before: str) -> CallParse:
