@@ -34,8 +34,7 @@ from shortfin_apps.llm.components.self_test.watch import SelfTestWatch
 from shortfin_apps.llm.contract.errors import ArtifactError, SelfTestError
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.frontend.engine_thread import Abort
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
-from shortfin_apps.llm.serving.receipts.receipt import Receipt
+from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
 from shortfin_apps.llm.tools.dump_replay.session import Where
 from shortfin_apps.llm.tools.dump_replay.session import replay as replay_dump
 from shortfin_apps.llm.tools.replay.in_process import opened

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.serving.receipts.identity import identity_of
+from shortfin_apps.llm.serving.receipts.draft import identity_of
 from shortfin_apps.llm.serving.receipts.receipt import Receipt
 from shortfin_apps.llm.serving.receipts.signature import Verifier
 from tests.integration.served_tiny import serving

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import strategies as st
+
 from shortfin_apps.llm.components.request.messages import ChosenLogit, FinishReason
-from shortfin_apps.llm.serving.receipts.draft import ReceiptDraft, ReceiptOrder, Signs
-from shortfin_apps.llm.serving.receipts.encoding import to_text
-from shortfin_apps.llm.serving.receipts.identity import ModelIdentity
+from shortfin_apps.llm.serving.receipts.draft import ModelIdentity, ReceiptDraft, ReceiptOrder
+from shortfin_apps.llm.serving.receipts.receipt import to_text
+from shortfin_apps.llm.serving.receipts.signature import Signer
 
 IDENTITY = ModelIdentity(to_text(b"a" * 16), to_text(b"t" * 16))
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=9,
+)
 TOKENS = ((5, 1.5), (6, -0.25), (7, 3.0))
 
 
@@ -18,7 +25,7 @@ def receipt_json(
     *,
     finish: FinishReason = FinishReason.LENGTH,
     prompt: str | None = None,
-    signer: Signs | None = None,
+    signer: Signer | None = None,
     **sampling: Any,
 ) -> dict[str, Any]:
     order = ReceiptOrder(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import struct
+from hashlib import blake2b
 from typing import Any
 
 import orjson
@@ -8,11 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.serving.receipts.encoding import from_text, to_text
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
-from shortfin_apps.llm.serving.receipts.receipt import Receipt
-from tests.serving.receipts.examples import receipt_json
-from tests.serving.receipts.test_encoding import VALUES
+from shortfin_apps.llm.serving.receipts.receipt import (
+    Chain,
+    Receipt,
+    ReceiptError,
+    canonical_json,
+    digest,
+    from_text,
+    to_text,
+)
+from tests.serving.receipts.examples import VALUES, receipt_json
 
 
 def test_comes_back_from_json() -> None:
@@ -77,3 +84,81 @@ def test_a_deep_value_is_refused() -> None:
         deep = [deep]
     with pytest.raises(ReceiptError):
         Receipt.parse(receipt_json() | {"sampling": {"max_tokens": deep}})
+
+
+@given(VALUES)
+def test_canonical_json_survives_a_way_through_json(value: Any) -> None:
+    written = canonical_json(value)
+    assert canonical_json(json.loads(written)) == written
+    assert json.loads(written) == value
+
+
+@given(st.dictionaries(st.text(), st.integers()))
+def test_the_order_of_keys_is_nothing(value: dict[str, int]) -> None:
+    assert canonical_json(dict(reversed(value.items()))) == canonical_json(value)
+
+
+def test_whole_floats_are_integers() -> None:
+    assert canonical_json({"b": [1.0, 0.5, -0.0], "a": 2**53}) == b'{"a":9007199254740992,"b":[1,0.5,0]}'
+
+
+def test_nothing_that_json_lacks_is_written() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        canonical_json(float("nan"))
+
+
+@given(st.binary())
+def test_bytes_come_back(data: bytes) -> None:
+    assert from_text(to_text(data)) == data
+
+
+@given(st.text(max_size=8))
+def test_every_bytes_have_one_text(text: str) -> None:
+    try:
+        data = from_text(text)
+    except ValueError:
+        return
+    assert to_text(data) == text
+
+
+def test_digest_is_blake2b() -> None:
+    assert digest(b"a", b"b") == digest(b"ab")
+    assert digest().hex() == "cae66941d9efbd404e4d88758ea67670"  # b2sum --length 128 of nothing
+
+
+LINKS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(width=32, allow_nan=False)), max_size=9)
+
+
+def chain(links: list[tuple[int, float]], start: object = "start") -> Chain:
+    made = Chain(start)
+    for token_id, logit in links:
+        made.add(token_id, logit)
+    return made
+
+
+def test_is_the_documented_rule() -> None:
+    end = blake2b(b'{"a":1}', digest_size=16).digest()
+    marks = b""
+    for token_id, logit in [(7, 0.5), (300, -1.25)]:
+        end = blake2b(end + struct.pack("<i", token_id) + struct.pack("<f", logit), digest_size=16).digest()
+        marks += end[:1]
+    made = chain([(7, 0.5), (300, -1.25)], {"a": 1.0})
+    assert (made.end, made.marks) == (end, marks)
+
+
+@given(LINKS, LINKS)
+def test_equal_ends_are_of_equal_links(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> None:
+    same = [(i, struct.pack("<f", x)) for i, x in one] == [(i, struct.pack("<f", x)) for i, x in other]
+    assert (chain(one).end == chain(other).end) is same
+
+
+@given(LINKS)
+def test_the_last_bit_of_a_logit_counts(links: list[tuple[int, float]]) -> None:
+    changed = [*links, (1, 12.0)], [*links, (1, struct.unpack("<f", struct.pack("<I", 0x41400001))[0])]
+    assert chain(changed[0]).end != chain(changed[1]).end
+    assert chain(changed[0]).marks[:-1] == chain(changed[1]).marks[:-1]
+
+
+@given(LINKS)
+def test_the_start_counts(links: list[tuple[int, float]]) -> None:
+    assert chain(links, "other").end != chain(links).end

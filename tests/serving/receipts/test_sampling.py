@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.serving.receipts.encoding import canonical_json
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
+from shortfin_apps.llm.serving.receipts.receipt import ReceiptError, canonical_json
 from shortfin_apps.llm.serving.receipts.sampling import (
     NOT_RECORDED,
     RecordedSampling,
     recorded_sampling,
     request_sampling,
 )
-from tests.serving.receipts.test_encoding import VALUES
+from tests.serving.receipts.examples import VALUES
 
 IDS = st.integers(0, 999)
 PARAMS = st.builds(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.serving.receipts.encoding import to_text
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
-from shortfin_apps.llm.serving.receipts.receipt import Receipt
+from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError, to_text
 from shortfin_apps.llm.serving.receipts.signature import Signer, Verifier
 from tests.serving.receipts.examples import receipt_json
 
@@ -91,3 +91,10 @@ def test_a_file_that_is_no_key_is_named(load: Any, tmp_path: Path) -> None:
     file.write_bytes(b"\xff\x00 garbage")
     with pytest.raises(ReceiptError, match="holds no"):
         load(file)
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "shortfin_apps.llm.serving.receipts.signature", raising=False)
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    with pytest.raises(ReceiptError, match=r"pip install 'shortfin-llm\[receipts\]'"):
+        importlib.import_module("shortfin_apps.llm.serving.receipts.signature")

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
+from shortfin_apps.llm.serving.receipts.receipt import ReceiptError
 from shortfin_apps.llm.serving.receipts.signature import Signer
 from shortfin_apps.llm.serving.server.config import ServerConfigError
 from shortfin_apps.llm.serving.server.model_loading import load_model, open_artifact

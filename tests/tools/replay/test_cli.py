@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.cli import main
-from shortfin_apps.llm.serving.receipts.encoding import to_text
-from shortfin_apps.llm.serving.receipts.receipt import Receipt
+from shortfin_apps.llm.serving.receipts.receipt import Receipt, to_text
 from shortfin_apps.llm.serving.receipts.signature import Signer
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)

@@ -17,9 +17,7 @@ from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError, LlmError
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.receipts.encoding import from_text, to_text
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
-from shortfin_apps.llm.serving.receipts.receipt import Receipt
+from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError, from_text, to_text
 from shortfin_apps.llm.tools.replay.in_process import opened, replay
 from shortfin_apps.llm.tools.replay.outcomes import Outcome
 from shortfin_apps.llm.tools.replay.schedules import EXTEND, SCHEDULES, Schedule

@@ -8,9 +8,7 @@ import pytest
 from shortfin_apps.llm.client import LlmClient
 from shortfin_apps.llm.client.errors import ServerError
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.receipts.encoding import to_text
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
-from shortfin_apps.llm.serving.receipts.receipt import Receipt
+from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError, to_text
 from shortfin_apps.llm.tools.replay.outcomes import Outcome
 from shortfin_apps.llm.tools.replay.over_http import replay_on
 from tests.scripted_server import ScriptedServer, says

@@ -16,8 +16,7 @@ from shortfin_apps.llm.serving.api.schema import SamplingFields
 from shortfin_apps.llm.serving.api.service import Service
 from shortfin_apps.llm.serving.frontend.text_generation import with_seed
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest
-from shortfin_apps.llm.serving.receipts.draft import ReceiptOrder
-from shortfin_apps.llm.serving.receipts.identity import ModelIdentity
+from shortfin_apps.llm.serving.receipts.draft import ModelIdentity, ReceiptOrder
 from shortfin_apps.llm.serving.receipts.sampling import recorded_sampling
 
 SEED_BITS = 53  # the largest integers that JSON readers of other languages keep exactly

@@ -19,8 +19,7 @@ from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect
 from shortfin_apps.llm.serving.engine_link.commands import Command
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
-from shortfin_apps.llm.serving.receipts.draft import Signs
-from shortfin_apps.llm.serving.receipts.identity import ModelIdentity
+from shortfin_apps.llm.serving.receipts.draft import ModelIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +27,17 @@ class ReceiptSettings:
     """Whether answers have receipts by default, and the signer of receipts, if any."""
 
     are_default: bool = False
-    signer: Signs | None = None
+    signer: Signer | None = None
 
 
 NO_RECEIPTS = ReceiptSettings()
 
 PROBE_TIMEOUT_S = 20.0  # SGLang's
 
-if TYPE_CHECKING:  # an extra
+if TYPE_CHECKING:  # extras
     from opentelemetry.sdk.trace import TracerProvider
+
+    from shortfin_apps.llm.serving.receipts.signature import Signer
 
 Everywhere = Callable[[Command], Awaitable[Sequence[float]]]
 """Executes a command in all processes of a server; returns the sums of their counts."""

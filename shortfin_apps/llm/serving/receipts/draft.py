@@ -1,23 +1,64 @@
-"""Creates receipts, from the order to the end of the answer."""
+"""Creates receipts: identifies the model that answers, and collects the tokens until the answer ends."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.artifact.file_names import CONFIG, GENERATION_CONFIG
 from shortfin_apps.llm.components.request.messages import ChosenLogit, FinishReason
-from shortfin_apps.llm.serving.receipts.encoding import to_text
-from shortfin_apps.llm.serving.receipts.identity import ModelIdentity
-from shortfin_apps.llm.serving.receipts.receipt import Receipt, chain_of
+from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.serving.receipts.receipt import Receipt, canonical_json, chain_of, digest, to_text
+
+if TYPE_CHECKING:  # an extra
+    from shortfin_apps.llm.serving.receipts.signature import Signer
 
 
-class Signs(Protocol):
-    """A signer of receipts: a Signer, which needs an optional dependency."""
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """Hashes of a model's files, each base64url of 16 bytes.
 
-    def signed(self, receipt: Receipt) -> Receipt: ...
+    `artifact` covers the VMFB, its parameters and config.json; `tokenizer` covers tokenizer.json and the two
+    files next to it that define what ends a sequence. File names are not included: a program has the same
+    hash in an artefact for several kinds of CPU.
+    """
+
+    artifact: str
+    tokenizer: str
+
+
+def identity_of(artifact: Artifact) -> ModelIdentity | None:
+    """Returns the model's identity, or None without a manifest for all of the files. Raises ArtifactError.
+
+    The hashes of the VMFB and of its parameters come from the manifest, and a server checks them while it
+    loads (`--verify hash`). The other files may be edited, so their present content is hashed.
+    """
+    manifest, tokenizer_config = artifact.manifest, artifact.tokenizer_config
+    if manifest is None or artifact.is_loose or tokenizer_config is None:
+        return None
+    program = [manifest.files[path.name].sha256 for path in (artifact.vmfb, *artifact.parameters)]
+    texts = (artifact.tokenizer, tokenizer_config, artifact.tokenizer.with_name(GENERATION_CONFIG))
+    return ModelIdentity(
+        _joined([*program, _sha256(artifact.vmfb.with_name(CONFIG))]),
+        _joined([_sha256(path) for path in texts]),
+    )
+
+
+def _joined(hashes: list[str]) -> str:
+    return to_text(digest(canonical_json(hashes)))
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +68,7 @@ class ReceiptOrder:
     identity: ModelIdentity
     sampling: Mapping[str, JsonValue]
     prompt: str | None = None
-    signer: Signs | None = None
+    signer: Signer | None = None
 
 
 class ReceiptDraft:

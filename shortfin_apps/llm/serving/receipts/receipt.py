@@ -7,21 +7,104 @@
 `sampling` uses the names of `/generate`, and has only values that differ from SamplingParams' defaults.
 `prompt` is present if requested, `key` and `signature` if the server has a key. Bytes are base64url without
 padding.
+
+`logits` is the end of a chain over tokens and logits, in which each link includes the previous one:
+
+    h_0 = H(canonical JSON of what determines the answer)
+    h_i = H(h_{i-1}, token id i as int32, its logit as float32), both little-endian
+
+H is blake2b with 16 bytes. Two chains with equal ends therefore have the same tokens with bit-identical
+logits. `marks`, the first byte of each link, show where two chains diverge.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
-from collections.abc import Mapping
+import math
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from shortfin_apps.llm.components.request.messages import FinishReason
-from shortfin_apps.llm.serving.receipts.chain import Chain
-from shortfin_apps.llm.serving.receipts.encoding import DIGEST_BYTES, canonical_json, from_text
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
+from shortfin_apps.llm.contract.errors import LlmError
+
+
+class ReceiptError(LlmError):
+    """A receipt that cannot be read or verified, or a key that cannot be used."""
+
+
+DIGEST_BYTES = 16
+LARGEST_EXACT = 2**53  # numbers up to this are exact in JSON readers of every language
+
+
+def canonical_json(value: object) -> bytes:
+    """Returns ASCII JSON with sorted keys and no white space, and 1.0 as 1; numbers must be finite."""
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def digest(*parts: bytes) -> bytes:
+    """Returns blake2b with 16 bytes."""
+    return blake2b(b"".join(parts), digest_size=DIGEST_BYTES).digest()
+
+
+def to_text(data: bytes) -> str:
+    """Returns base64url (RFC 4648) without padding."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def from_text(text: str) -> bytes:
+    """Decodes the output of `to_text`. Raises ValueError for anything else."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise ValueError(f"{text[:40]!r} is not base64url") from error
+    if to_text(data) != text:
+        raise ValueError(f"{text[:40]!r} is not base64url as it is written here")
+    return data
+
+
+def _plain(value: object) -> object:
+    """Converts whole floats to integers: a JSON tool in between may write 1.0 as 1."""
+    if (
+        isinstance(value, float)
+        and math.isfinite(value)
+        and value == int(value)
+        and abs(value) < LARGEST_EXACT
+    ):
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+_LINK = struct.Struct("<if")
+
+
+class Chain:
+    """A chain that begins with `start`, a JSON value. `end` is the last link."""
+
+    def __init__(self, start: object) -> None:
+        self.end = digest(canonical_json(start))
+        self._marks = bytearray()
+
+    def add(self, token_id: int, logit: float) -> None:
+        """Adds the answer's next token; `logit` is an f32."""
+        self.end = digest(self.end, _LINK.pack(token_id, logit))
+        self._marks.append(self.end[0])
+
+    @property
+    def marks(self) -> bytes:
+        """One byte per token."""
+        return bytes(self._marks)
+
 
 VERSION = 1
 KEY_ID_BYTES, SIGNATURE_BYTES = 8, 64

@@ -16,7 +16,7 @@ from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSour
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
+from shortfin_apps.llm.serving.receipts.receipt import ReceiptError
 
 # Fields that only affect reporting, and fields recorded in the request's form.
 NOT_RECORDED = {"logprobs", "chosen_logits", "forced_token_ids", "bad_words", "output_grammar"}

@@ -2,6 +2,8 @@
 
 openssl genpkey -algorithm ed25519 -out key.pem
 openssl pkey -in key.pem -pubout -out public.pem
+
+An import raises ReceiptError if the extra is not installed.
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+from shortfin_apps.llm.serving.receipts.receipt import KEY_ID_BYTES, Receipt, ReceiptError, from_text, to_text
 
-from shortfin_apps.llm.serving.receipts.encoding import from_text, to_text
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
-from shortfin_apps.llm.serving.receipts.receipt import KEY_ID_BYTES, Receipt
+try:
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+except ModuleNotFoundError as error:  # an extra
+    raise ReceiptError(
+        f"signatures need {error.name}; install it with `pip install 'shortfin-llm[receipts]'`"
+    ) from error
 
 
 class Signer:

@@ -25,7 +25,7 @@ from shortfin_apps.llm.serving.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.serving.frontend.engine_client import EngineClient
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
-from shortfin_apps.llm.serving.receipts.identity import ModelIdentity, identity_of
+from shortfin_apps.llm.serving.receipts.draft import ModelIdentity, identity_of
 from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
 from shortfin_apps.llm.serving.server.flight_recorder import recorder_options
 from shortfin_apps.llm.serving.server.kv_events import kv_event_options

@@ -7,7 +7,6 @@ import time
 from shortfin_apps.llm.serving.api.responses.store import ResponseStore
 from shortfin_apps.llm.serving.api.service import ReceiptSettings, Service
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
-from shortfin_apps.llm.serving.receipts.key_files import load_signer
 from shortfin_apps.llm.serving.server.config import ServerConfig
 from shortfin_apps.llm.serving.server.http_server import limits_of
 from shortfin_apps.llm.serving.server.tracing import trace_provider
@@ -30,8 +29,11 @@ def make_service(config: ServerConfig, name: str, metrics: ServerMetrics) -> Ser
 
 def receipt_settings(config: ServerConfig) -> ReceiptSettings:
     """Return the settings of receipts. Raises ReceiptError for an unusable key."""
-    signer = None if config.receipt_key is None else load_signer(config.receipt_key)
-    return ReceiptSettings(are_default=config.receipts, signer=signer)
+    if config.receipt_key is None:
+        return ReceiptSettings(are_default=config.receipts)
+    from shortfin_apps.llm.serving.receipts.signature import Signer
+
+    return ReceiptSettings(are_default=config.receipts, signer=Signer.load(config.receipt_key))
 
 
 def _responses(config: ServerConfig) -> ResponseStore:

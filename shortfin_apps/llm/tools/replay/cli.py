@@ -85,9 +85,9 @@ def _document(outcomes: Sequence[Outcome], is_verified: bool) -> dict[str, Any]:
 
 
 def _verify(receipts: Sequence[Receipt], public_key: Path) -> None:
-    from shortfin_apps.llm.serving.receipts.key_files import load_verifier
+    from shortfin_apps.llm.serving.receipts.signature import Verifier
 
-    verifier = load_verifier(public_key)
+    verifier = Verifier.load(public_key)
     for receipt in receipts:
         verifier.check(receipt)
 

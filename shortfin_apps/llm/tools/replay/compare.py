@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from shortfin_apps.llm.components.request.messages import FinishReason
-from shortfin_apps.llm.serving.receipts.encoding import from_text, to_text
-from shortfin_apps.llm.serving.receipts.identity import ModelIdentity
-from shortfin_apps.llm.serving.receipts.receipt import Receipt
+from shortfin_apps.llm.serving.receipts.draft import ModelIdentity
+from shortfin_apps.llm.serving.receipts.receipt import Receipt, from_text, to_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,8 @@ from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
-from shortfin_apps.llm.serving.receipts.identity import identity_of
-from shortfin_apps.llm.serving.receipts.receipt import Receipt
+from shortfin_apps.llm.serving.receipts.draft import identity_of
+from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
 from shortfin_apps.llm.serving.receipts.sampling import RecordedSampling
 from shortfin_apps.llm.serving.text.bad_words import bad_word_ids
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, first_out_of_range

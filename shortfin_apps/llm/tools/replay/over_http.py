@@ -8,9 +8,8 @@ from typing import Any
 
 from shortfin_apps.llm.client import LlmClient
 from shortfin_apps.llm.client.errors import ServerError
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
-from shortfin_apps.llm.serving.receipts.identity import ModelIdentity
-from shortfin_apps.llm.serving.receipts.receipt import Receipt
+from shortfin_apps.llm.serving.receipts.draft import ModelIdentity
+from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
 from shortfin_apps.llm.serving.receipts.sampling import request_sampling
 from shortfin_apps.llm.tools.replay.compare import difference, other_model, replayed_of
 from shortfin_apps.llm.tools.replay.outcomes import Outcome

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from shortfin_apps.llm.serving.receipts.errors import ReceiptError
-from shortfin_apps.llm.serving.receipts.receipt import Receipt
+from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
 
 STDIN = "-"
 EVENT = "data:"  # prefix in a stream, which ends with [DONE] and may contain comments
