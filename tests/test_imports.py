@@ -72,8 +72,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components.kvcache": (),
     "components.kv_events": ("contract", "components.kvcache"),
     "components.runtime.device": (),
-    "components.runtime.names": (),
-    "components.runtime": ("contract", "components.runtime.device", "components.runtime.names"),
+    "components.runtime": ("contract", "components.runtime.device"),
     "components.request": ("contract", "components.kvcache"),
     "components.grammar": ("contract", "limited_process", "components.request"),
     "components.sampling": ("contract", "components.request"),
@@ -113,9 +112,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "serving.loading": (
         *("contract", "components.kvcache", "components.kv_events", "components.runtime.device"),
-        *("components.runtime.names", "components.runtime", "components.speculation"),
-        *("components.batching", "components.recorder", "components.invocation", "components.self_test"),
-        *("components.engine", "serving.frontend", "serving.speculative_loading"),
+        *("components.runtime", "components.speculation", "components.batching", "components.recorder"),
+        *("components.invocation", "components.self_test", "components.engine", "serving.frontend"),
+        *("serving.speculative_loading",),
     ),
     "serving.api": (
         *("contract", "lone_surrogates", "components.request", "components.grammar", "components.engine"),
@@ -125,10 +124,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "serving.server": (
         *("contract", "address_space", "visible", "standard_streams", "restart_delay", "extras"),
         *("plain_console", "model", "builder.sources", "artifact", "components.kvcache"),
-        *("components.kv_events", "components.runtime.names", "components.runtime", "components.grammar"),
-        *("components.speculation", "components.batching", "components.recorder", "components.self_test"),
-        *("serving.receipts", "serving.text", "serving.dialects", "serving.frontend"),
-        *("serving.engine_link", "serving.speculative_loading", "serving.loading", "serving.api"),
+        *("components.kv_events", "components.runtime.device", "components.runtime"),
+        *("components.grammar", "components.speculation", "components.batching", "components.recorder"),
+        *("components.self_test", "serving.receipts", "serving.text", "serving.dialects"),
+        *("serving.frontend", "serving.engine_link", "serving.speculative_loading", "serving.loading"),
+        *("serving.api",),
     ),
     "server": ("serving.server",),
     # On the other side of HTTP, and tools that read or measure what was built.
@@ -154,7 +154,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("artifact", "builder.weights", "builder.self_test", "builder.program", "tools.inspection"),
     ),
     "tools.verify": (
-        *("contract", "cli", "artifact", "components.runtime.names", "components.runtime"),
+        *("contract", "cli", "artifact", "components.runtime.device", "components.runtime"),
         *("components.invocation", "components.self_test", "tools.bench.console"),
     ),
     "tools.replay": (
@@ -169,7 +169,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.recorder", "components.invocation", "tools.bench.console", "tools.bench.roofline"),
     ),
     "tools.bench": ("contract", "cli", "client", "terminal", "tools.bench.console", "tools.bench.roofline"),
-    "tools.cluster": ("contract", "visible", "restart_delay", "components.runtime.names", "serving.server"),
+    "tools.cluster": ("contract", "visible", "restart_delay", "components.runtime.device", "serving.server"),
 }
 
 # Which parts may import each of these libraries.

@@ -30,7 +30,7 @@ from shortfin_apps.llm.builder.sources.random_tiny import (
     SPECIAL_TOKENS,
     RandomTinySource,
 )
-from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
 
 LIST = "parameters.json"

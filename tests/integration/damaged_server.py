@@ -27,7 +27,7 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.recorder.dump_file import read_dump
 from shortfin_apps.llm.components.runtime import parameters as parameters_module
-from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
+from shortfin_apps.llm.components.runtime.memory import empty_bytes
 from shortfin_apps.llm.components.self_test import watch as watch_module
 from shortfin_apps.llm.components.self_test.self_test import Outcome
 from shortfin_apps.llm.components.self_test.watch import SelfTestWatch

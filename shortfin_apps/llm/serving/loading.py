@@ -29,8 +29,7 @@ from shortfin_apps.llm.components.kvcache.events import PageListener
 from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
-from shortfin_apps.llm.components.runtime.device import Device, Program
-from shortfin_apps.llm.components.runtime.names import GPU_NAMES
+from shortfin_apps.llm.components.runtime.device import GPU_NAMES, Device, Program
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows
 from shortfin_apps.llm.components.self_test.locate import Locator

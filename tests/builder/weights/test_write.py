@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, stored_types, weight_layout
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.builder.weights.write import plan_weights, stored_bytes, write_weights
-from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.golden_families import GoldenFamily
 from tests.builder.model_files import write_gguf

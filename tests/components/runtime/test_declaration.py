@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.runtime.declaration import (
+    MLIR_DTYPES,
     format_declaration,
     format_type,
     parse_declaration,
 )
 from shortfin_apps.llm.components.runtime.device import TensorType
-from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 
 DIMS = st.lists(st.none() | st.integers(0, 10**6), max_size=4).map(tuple)
 TYPES = st.builds(TensorType, DIMS, st.sampled_from(list(MLIR_DTYPES.values())))

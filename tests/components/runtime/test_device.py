@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.components.invocation.invoker import Invoker
+from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.device import Array, Device, DeviceBuffer, Program, TensorType
-from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.contract.errors import InvocationError
 from tests.runtimes import RUNTIMES

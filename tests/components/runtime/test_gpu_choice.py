@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from shortfin_apps.llm.components.runtime.device import GpuDriver
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable
-from shortfin_apps.llm.components.runtime.names import GpuDriver
 from shortfin_apps.llm.contract.errors import ArtifactError
 
 GPUS = ["GPU-aa", "GPU-bb", "GPU-cc"]

@@ -13,7 +13,7 @@ import pytest
 
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.components.runtime import parameters
-from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
+from shortfin_apps.llm.components.runtime.memory import empty_bytes
 from shortfin_apps.llm.components.self_test.report import Subject
 from shortfin_apps.llm.components.self_test.watch import IDLE_S, INTERVAL_S, SelfTestWatch
 from shortfin_apps.llm.contract.errors import SelfTestError

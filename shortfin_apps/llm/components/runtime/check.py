@@ -10,9 +10,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from shortfin_apps.llm.components.runtime.declaration import format_type
+from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES, format_type
 from shortfin_apps.llm.components.runtime.device import EntrySignature, Program, TensorType
-from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.contract.abi import ARGUMENT_TYPES, Entry, EntryFamily, named_results
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError

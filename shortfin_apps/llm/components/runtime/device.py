@@ -13,12 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+GpuDriver = Literal["hip", "cuda"]
+
+# Values of `--device`.
+CPU_NAMES = ("cpu", "local-task", "hostcpu")  # the host CPU
+GPU_NAMES: dict[str, GpuDriver] = {"hip": "hip", "amdgpu": "hip", "cuda": "cuda"}  # AMD's and NVIDIA's
 
 
 class DeviceBuffer(Protocol):

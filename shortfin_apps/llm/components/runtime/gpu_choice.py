@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shortfin_apps.llm.components.runtime.names import GpuDriver
+from shortfin_apps.llm.components.runtime.device import GpuDriver
 from shortfin_apps.llm.contract.errors import ArtifactError
 
 

@@ -22,8 +22,8 @@ import numpy as np
 from iree.runtime._binding import disable_leak_checker
 from iree.runtime.array_interop import map_dtype_to_element_type
 
+from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
-from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence, Timeline
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, mapped_module, read_exports
 from shortfin_apps.llm.contract.abi import PARAMETER_SCOPE

@@ -24,15 +24,13 @@ from typing import Any, TypeVar, cast
 import iree.runtime as iree
 import numpy as np
 
-from shortfin_apps.llm.components.runtime.cuda_context import CudaContext
-from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer
-from shortfin_apps.llm.components.runtime.device_loss import copy_of, lost_error
-from shortfin_apps.llm.components.runtime.free_memory import spare_hip_bytes
+from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, GpuDriver
+from shortfin_apps.llm.components.runtime.device_errors import copy_of, lost_error
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
 from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffer, IreeDevice, never_release
 from shortfin_apps.llm.components.runtime.iree_staging import IreeStaging, IreeStagingPool
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence
-from shortfin_apps.llm.components.runtime.names import GpuDriver
+from shortfin_apps.llm.components.runtime.memory import spare_gpu_bytes, spare_hip_bytes
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
 from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
 
@@ -270,3 +268,32 @@ class GpuDevice(IreeDevice):
             self._lost = lost_error(error)
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         return copy_of(self._lost)
+
+
+class CudaContext:
+    """The CUDA context that is current on the creating thread; `library` is the CUDA driver's.
+
+    CUDA's current context is per thread. IREE 3.13 makes its context current on the thread that opens a
+    device, but needs it on every thread that allocates (`cuda_allocator.c` does not set it).
+    """
+
+    def __init__(self, library: Any = None) -> None:
+        self._library = library or ctypes.CDLL("libcuda.so.1")
+        self._context = ctypes.c_void_p()
+        self._check(self._library.cuCtxGetCurrent(ctypes.byref(self._context)))
+        self._of_thread = threading.local()
+        self._of_thread.entered = True
+
+    def enter(self) -> None:
+        """Makes the context current on this thread, unless it already is. Raises RuntimeError."""
+        if not getattr(self._of_thread, "entered", False):
+            self._check(self._library.cuCtxSetCurrent(self._context))
+            self._of_thread.entered = True
+
+    def spare_bytes(self) -> int | None:
+        """Returns the GPU memory that may still be allocated. The thread must have entered."""
+        return spare_gpu_bytes(self._library.cuMemGetInfo_v2)
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise RuntimeError(f"CUDA driver error {status} from its context")

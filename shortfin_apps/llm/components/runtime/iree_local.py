@@ -17,9 +17,8 @@ import iree.runtime as iree
 import numpy as np
 
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer
-from shortfin_apps.llm.components.runtime.free_memory import spare_host_bytes
-from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes, use_huge_pages
 from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffer, IreeDevice, never_release
+from shortfin_apps.llm.components.runtime.memory import empty_bytes, spare_host_bytes, use_huge_pages
 from shortfin_apps.llm.components.runtime.parameters import read_parameters
 from shortfin_apps.llm.contract.errors import ArtifactError
 

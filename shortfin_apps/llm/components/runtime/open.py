@@ -7,8 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Literal
 
-from shortfin_apps.llm.components.runtime.device import Device
-from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES, GpuDriver
+from shortfin_apps.llm.components.runtime.device import CPU_NAMES, GPU_NAMES, Device, GpuDriver
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.host_cpu import permit_amx
 from shortfin_apps.llm.contract.iree_release import runtime_release, shortfin_release
@@ -88,7 +87,7 @@ def _open_gpu(driver: GpuDriver, runtime: Runtime, device_ids: Sequence[str]) ->
         _finds_shortfin() if runtime == "shortfin" else runtime == "auto" and has_shortfin()
     ):
         _check_shortfin()
-        from shortfin_apps.llm.components.runtime.hip import open_hip
+        from shortfin_apps.llm.components.runtime.shortfin_device import open_hip
 
         return open_hip(device_ids)
     from shortfin_apps.llm.components.runtime.iree_gpu import open_gpu

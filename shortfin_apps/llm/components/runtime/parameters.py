@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
+from shortfin_apps.llm.components.runtime.memory import empty_bytes
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.irpa import check_archive
 

@@ -21,7 +21,7 @@ calls from a queue; callers get a `concurrent.futures.Future`. The reasons for t
 
 GPU memory: IREE 3.9's HIP driver never uses HIP's memory pools. It keeps a freed device buffer for requests
 of exactly its size until the device is closed. Shapes of earlier invocations therefore cost no `hipMalloc`,
-but memory grows with the number of different shapes. It does not keep page-locked host memory; `staging.py`
+but memory grows with the number of different shapes. It does not keep page-locked host memory; StagingPool
 does.
 """
 
@@ -42,22 +42,29 @@ import numpy as np
 import shortfin as sf
 import shortfin.array as sfnp
 
+from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
-from shortfin_apps.llm.components.runtime.device_loss import copy_of, lost_error
-from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
-from shortfin_apps.llm.components.runtime.free_memory import spare_host_bytes
-from shortfin_apps.llm.components.runtime.parameters import open_parameters
-from shortfin_apps.llm.components.runtime.shortfin_buffer import ShortfinBuffer, read, write
-from shortfin_apps.llm.components.runtime.shortfin_errors import (
+from shortfin_apps.llm.components.runtime.device_errors import (
     TimelineError,
     cause_of,
+    copy_of,
     invocation_error,
     is_of_hip,
+    lost_error,
 )
-from shortfin_apps.llm.components.runtime.staging import Staging, StagingPool
+from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
+from shortfin_apps.llm.components.runtime.memory import spare_hip_bytes, spare_host_bytes
+from shortfin_apps.llm.components.runtime.parameters import open_parameters
+from shortfin_apps.llm.components.runtime.shortfin_buffer import (
+    ShortfinBuffer,
+    Staging,
+    StagingPool,
+    read,
+    write,
+)
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
 from shortfin_apps.llm.contract.abi import PARAMETER_SCOPE
-from shortfin_apps.llm.contract.errors import DeviceLostError, InvocationError
+from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
 
 logger = logging.getLogger(__name__)
 
@@ -458,3 +465,33 @@ class ShortfinDevice:
         if not self._leaked:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         self._leaked.append(thing)
+
+
+def open_hip(device_ids: Sequence[str] = ()) -> ShortfinDevice:
+    """Opens AMD GPUs by index or by the driver's name, one per pipeline stage; by default the first.
+
+    Raises ArtifactError.
+    """
+    if not sf.amdgpu.is_available():
+        raise ArtifactError("this shortfin was built without AMD GPU support; install shortfin 3.9 from PyPI")
+    # Without a prefix, shortfin's environment variables have no effect. For asynchronous allocations, the
+    # driver would create memory pools that it never uses.
+    builder = sf.amdgpu.SystemBuilder(
+        env_prefix=None, amdgpu_async_allocations=False, amdgpu_async_caching=True
+    )
+    available = _available(builder)
+    builder.visible_devices = chosen = select("hip", device_ids or ("0",), available)
+    try:
+        system = builder.create_system()
+    except Exception as error:
+        raise unopenable("hip", error) from None
+    ordinals = [available.index(name) for name in chosen]
+    return ShortfinDevice("hip", system, lambda stage: spare_hip_bytes(ordinals[stage]), unified=False)
+
+
+def _available(builder: Any) -> list[str]:
+    """Returns the driver's names of all GPUs; at least one."""
+    try:
+        return list(builder.available_devices)
+    except Exception as error:
+        raise unavailable("hip", error) from None

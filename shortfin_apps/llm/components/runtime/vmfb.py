@@ -17,7 +17,7 @@ from typing import Any
 
 from shortfin_apps.llm.components.runtime.declaration import parse_declaration
 from shortfin_apps.llm.components.runtime.device import EntrySignature
-from shortfin_apps.llm.components.runtime.gpu_target import wrong_chip_error
+from shortfin_apps.llm.components.runtime.device_errors import wrong_chip_error
 from shortfin_apps.llm.contract.abi import (
     ASYNC_SUFFIX,
     CALLER_OWNED,

@@ -14,7 +14,7 @@ from pathlib import Path
 from shortfin_apps.llm.artifact.advice import SCHEMES, is_gguf
 from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
 from shortfin_apps.llm.builder.sources.catalogue import first_look
-from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES
+from shortfin_apps.llm.components.runtime.device import CPU_NAMES, GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import check_gpu
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.extras import missing_extra

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from shortfin_apps.llm.components.batching import BATCH_MODES, MODE_CHOICES
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
-from shortfin_apps.llm.components.runtime.names import GPU_NAMES
+from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.serving.api.auth import TENANT_HEADER
 from shortfin_apps.llm.serving.server.settings.engine import EngineSettings

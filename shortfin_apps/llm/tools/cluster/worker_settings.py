@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shortfin_apps.llm.components.runtime.names import GPU_NAMES
+from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.serving.server.config import (
     BUILD_SETTINGS,
     SECRETS,

@@ -13,7 +13,7 @@ from shortfin_apps.llm.artifact.file_record import wrong_files
 from shortfin_apps.llm.artifact.program_record import ProgramRecord
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
-from shortfin_apps.llm.components.runtime.names import GPU_NAMES
+from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import gpus_at_hand, open_device
 from shortfin_apps.llm.components.self_test.locate import Location, Locator
 from shortfin_apps.llm.components.self_test.self_test import EntryFailure, Outcome, SelfTest

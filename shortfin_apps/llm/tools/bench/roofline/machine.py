@@ -21,8 +21,8 @@ from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import StoredTypes
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes, parameter_types
+from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
-from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
 from shortfin_apps.llm.model.operations import Linear, Norm
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec

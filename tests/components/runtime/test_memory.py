@@ -1,18 +1,23 @@
-"""What is left of a host's and a GPU's memory, as their files and drivers tell it."""
+"""Free memory of the host and of GPUs, as their files and drivers report it, and huge pages."""
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.runtime import free_memory
-from shortfin_apps.llm.components.runtime.free_memory import (
+from shortfin_apps.llm.components.runtime import memory
+from shortfin_apps.llm.components.runtime.memory import (
+    HUGE_PAGE,
+    empty_bytes,
     loaded_library,
     spare_gpu_bytes,
     spare_hip_bytes,
     spare_host_bytes,
+    use_huge_pages,
 )
 
 MIB = 1 << 20
@@ -23,8 +28,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files of a host that has 512 MiB available."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 4194304 kB\nMemFree: 1 kB\nMemAvailable: 524288 kB\n")
-    monkeypatch.setattr(free_memory, "MEMINFO", meminfo)
-    monkeypatch.setattr(free_memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "MEMINFO", meminfo)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
     return tmp_path
 
 
@@ -69,11 +74,26 @@ def test_names_of_other_mapped_files_may_have_any_characters(
     maps = tmp_path / "maps"
     lines = [b"00-10 r-xp 0 0 1 /a\x0b\xc2\x85/b\xff.so", b"", b"00-10 r-xp 0 0 0", b"10-20 r-xp 0 0 1 /c"]
     maps.write_bytes(b"\n".join(lines) + b"\n")
-    monkeypatch.setattr(free_memory, "MAPS", maps)
-    assert free_memory.loaded_library("libnone.so") is None
+    monkeypatch.setattr(memory, "MAPS", maps)
+    assert memory.loaded_library("libnone.so") is None
 
 
 def test_without_its_library_a_gpu_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded_library("libnothing.so") is None
-    monkeypatch.setattr(free_memory, "HIP", "libnothing.so")
+    monkeypatch.setattr(memory, "HIP", "libnothing.so")
     assert spare_hip_bytes(0) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, HUGE_PAGE - 1, HUGE_PAGE, 3 * HUGE_PAGE + 5])
+def test_memory_is_aligned_and_usable(size: int) -> None:
+    array = empty_bytes(size)
+    assert array.nbytes == size
+    assert size == 0 or array.ctypes.data % mmap.PAGESIZE == 0
+    array[:] = 7
+    assert (array == 7).all()
+
+
+def test_requesting_huge_pages_keeps_the_content() -> None:
+    array = np.arange(HUGE_PAGE, dtype=np.int64)
+    use_huge_pages(array[3:])
+    np.testing.assert_array_equal(array, np.arange(HUGE_PAGE))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.components.runtime.cuda_context import CudaContext
+from shortfin_apps.llm.components.runtime.iree_gpu import CudaContext
 
 OF_IREE = 0x1234
 

@@ -1,0 +1,80 @@
+"""Errors of devices: permanent failures, shortfin's errors, and VMFBs for another chip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
+from shortfin_apps.llm.contract.gpu_code.code_object import chip_of, code_objects_in
+
+
+def lost_error(cause: Exception) -> DeviceLostError:
+    reason = str(cause).partition("\n")[0]
+    if "RESOURCE_EXHAUSTED" in reason:
+        return DeviceLostError(
+            f"the device ran out of memory; restart the server with fewer --pages ({reason})"
+        )
+    return DeviceLostError(f"the device has failed for good; restart the server ({reason})")
+
+
+def copy_of(error: DeviceLostError) -> DeviceLostError:
+    """Returns a separate error for each invocation, because an error's traceback grows when it is raised."""
+    return DeviceLostError(str(error))
+
+
+_ABORTED = "the semaphore was aborted"
+
+
+class TimelineError(Exception):
+    """Work submitted to the device has failed."""
+
+
+def is_of_hip(error: Exception) -> bool:
+    """Returns True for a HIP driver failure; a program that refuses its arguments is not one."""
+    text = str(error)
+    return isinstance(error, TimelineError) or "HIP driver error" in text or _ABORTED in text
+
+
+def cause_of(fiber: Any, error: Exception) -> Exception:
+    """Returns the cause of an error that only reports an aborted timeline; otherwise the error itself."""
+    import shortfin.array as sfnp
+
+    if _ABORTED in str(error):
+        try:
+            # Fails with the cause, because the timeline that it would wait for has failed.
+            sfnp.device_array.for_device(fiber.device(0), [1], sfnp.int8)
+        except Exception as cause:
+            return cause
+    return error
+
+
+def invocation_error(error: Exception) -> InvocationError:
+    if "unique semaphore capacity" in str(error):
+        return DeviceLostError("the device failed too often to go on; restart the server")
+    return InvocationError(f"the device failed under this invocation ({error})")
+
+
+def wrong_chip_error(vmfb: Path) -> ArtifactError:
+    """Returns the error for a VMFB with machine code that HIP refused as another chip's."""
+    chips = ", ".join(sorted(set(_chips_of(vmfb)))) or "another chip"
+    return ArtifactError(
+        f"{vmfb}: compiled for {chips}, which the GPU is not (HIP calls it {', '.join(_gpu_names())}); "
+        "rebuild it with `shortfin-llm build --device hip:CHIP`, or choose another GPU with --device-ids"
+    )
+
+
+def _chips_of(vmfb: Path) -> Iterator[str]:
+    for data in code_objects_in(vmfb.read_bytes()):
+        try:
+            yield chip_of(data)
+        except ArtifactError:  # an unknown chip
+            continue
+
+
+def _gpu_names() -> list[str]:
+    """Returns HIP's names of the GPUs; shortfin only reports their ids."""
+    import iree.runtime as iree
+
+    return sorted({device["name"] for device in iree.get_driver("hip").query_available_devices()})
