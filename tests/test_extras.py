@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from shortfin_apps.llm.extras import EXTRA_OF, missing_extra
+from shortfin_apps.llm.contract.errors import EXTRA_OF, missing_extra
 
 ROOT = Path(__file__).parents[1]
 WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({sorted(EXTRA_OF)!r}))\n"

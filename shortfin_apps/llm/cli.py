@@ -17,10 +17,7 @@ from typing import Protocol, cast
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.address_space import MIN_SERVER_BYTES, check_total
-from shortfin_apps.llm.contract.errors import LlmError, file_problem
-from shortfin_apps.llm.extras import missing_extra
-from shortfin_apps.llm.standard_streams import open_closed_streams
-from shortfin_apps.llm.visible import visible
+from shortfin_apps.llm.contract.errors import LlmError, file_problem, missing_extra
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -118,6 +115,18 @@ COMMANDS = {
 }
 
 
+def open_closed_streams() -> None:
+    """Opens /dev/null for each standard stream that the caller has closed, so that it is None.
+
+    Otherwise the first sockets opened here would get their descriptors, and libuv then aborts the process.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is the stream's own
+            os.set_inheritable(fd, True)
+            setattr(sys, name, os.fdopen(fd, mode))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status; argparse itself exits on `--help` and misuse."""
     open_closed_streams()
@@ -126,12 +135,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except LlmError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
+        _print_error(str(error))
         return EXIT_ERROR
     except ModuleNotFoundError as error:
         if (needed := missing_extra(error)) is None:
             raise
-        print(f"error: {needed}", file=sys.stderr)
+        _print_error(needed)
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -139,10 +148,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_stdout()
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        print(visible(f"error: {file_problem(error)}"), file=sys.stderr)
+        _print_error(file_problem(error))
         if error.filename is None:
             _discard_stdout()
         return EXIT_ERROR
+
+
+def _print_error(text: str) -> None:
+    from shortfin_apps.llm.console import visible  # with Rich, which `--help` does not need
+
+    print(visible(f"error: {text}"), file=sys.stderr)
 
 
 def _run(argv: list[str]) -> int:
@@ -160,6 +175,8 @@ def _run(argv: list[str]) -> int:
 
 class _VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        from shortfin_apps.llm.console import visible
+
         return visible(super().format(record))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.builder.cache import user_cache
 from shortfin_apps.llm.builder.cache_contents import Held, contents
-from shortfin_apps.llm.visible import visible
+from shortfin_apps.llm.console import visible
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.cli import Subparsers

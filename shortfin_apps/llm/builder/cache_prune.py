@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from shortfin_apps.llm.builder.cache import user_cache
 from shortfin_apps.llm.builder.cache_contents import contents, remove, to_remove
 from shortfin_apps.llm.builder.cache_list import megabytes, table
+from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.visible import visible
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.cli import Subparsers

@@ -10,8 +10,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from shortfin_apps.llm.plain_console import PlainConsole
-from shortfin_apps.llm.visible import visible
+from shortfin_apps.llm.console import PlainConsole, visible
 
 
 class Stage(Protocol):

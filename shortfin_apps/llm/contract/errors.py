@@ -105,3 +105,20 @@ def file_problem(error: OSError) -> str:
     if error.errno not in NO_SPACE:
         raise error
     return f"the output cannot be written ({error.strerror}); free space on its disk"
+
+
+# The extra that installs each module, as in pyproject.toml.
+EXTRA_OF = {
+    **dict.fromkeys(("gguf", "safetensors", "filelock", "platformdirs"), "build"),
+    **dict.fromkeys(("elftools", "tinygrad"), "gpu-build"),
+    "huggingface_hub": "hub",
+    **dict.fromkeys(("prompt_toolkit", "markdown_it", "shtab", "aiohttp", "httpx_aiohttp"), "terminal"),
+}
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """Returns a sentence that says which extra to install, or None if the module is not one of an extra."""
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRA_OF:
+        return None
+    return f"this needs {module}: run `pip install 'shortfin-llm[{EXTRA_OF[module]}]'`"

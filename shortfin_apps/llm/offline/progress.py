@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shortfin_apps.llm.plain_console import PlainConsole
+from shortfin_apps.llm.console import PlainConsole
 
 Told = Callable[[int], None]  # called for each answer, with its number of tokens
 

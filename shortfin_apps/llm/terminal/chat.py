@@ -12,9 +12,9 @@ from typing import cast
 
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client import LlmClient, Message, Sampling
+from shortfin_apps.llm.console import PlainConsole, visible
 from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError
 from shortfin_apps.llm.lone_surrogates import encodable
-from shortfin_apps.llm.plain_console import PlainConsole
 from shortfin_apps.llm.terminal.commands import COMMAND_HELP, Commands, is_command, without_escape
 from shortfin_apps.llm.terminal.conversation import Conversation
 from shortfin_apps.llm.terminal.markdown import StreamedMarkdown
@@ -25,7 +25,6 @@ from shortfin_apps.llm.terminal.options import (
     sampling_from,
 )
 from shortfin_apps.llm.terminal.printing import DIM, PLAIN, PlainText, StreamedAnswer, Writer
-from shortfin_apps.llm.visible import visible
 
 DESCRIPTION = """\
 Talks to a served model, streaming its answers and remembering the conversation. At a terminal, answers are

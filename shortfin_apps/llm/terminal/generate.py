@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from shortfin_apps.llm.cli import Subparsers
+from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.lone_surrogates import encodable
 from shortfin_apps.llm.terminal.options import (
@@ -18,7 +19,6 @@ from shortfin_apps.llm.terminal.options import (
     sampling_from,
 )
 from shortfin_apps.llm.terminal.printing import StreamedAnswer
-from shortfin_apps.llm.visible import visible
 
 DESCRIPTION = """\
 Continues a text with a served model, without a chat template (`shortfin-llm chat` applies one), and prints

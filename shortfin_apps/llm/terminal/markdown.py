@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
 
-from shortfin_apps.llm.visible import visible
+from shortfin_apps.llm.console import visible
 
 FRAME_S = 0.08  # delay between the arrival of text and its drawing
 DRAWING_SHARE = 0.2  # maximum share of time spent drawing, as a long block is slow to draw

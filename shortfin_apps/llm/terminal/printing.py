@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from shortfin_apps.llm.client import Chunk, Usage
+from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.lone_surrogates import encodable
-from shortfin_apps.llm.visible import visible
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 

@@ -13,11 +13,16 @@ import pytest
 from llguidance import LLTokenizer
 
 from shortfin_apps.llm import limited_process
-from shortfin_apps.llm.components.grammar import trial_process
+from shortfin_apps.llm.components.grammar import trial_process, trials
 from shortfin_apps.llm.components.grammar.compiled import UnusableGrammar
-from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource, choice_source
+from shortfin_apps.llm.components.grammar.source import (
+    GrammarKind,
+    GrammarSource,
+    choice_source,
+    schema_source,
+)
 from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
-from shortfin_apps.llm.components.grammar.trials import Trials
+from shortfin_apps.llm.components.grammar.trials import OVER_LIMITS_S, OverLimitsError, Refusals, Trials
 from shortfin_apps.llm.contract.errors import OverloadedError
 from tests.components.grammar.hostile import NEVER_COMPILED, UNLIMITED
 from tests.serving.text.tiny_tokenizers import byte_level_backend
@@ -155,3 +160,51 @@ def test_everything_ends_with_a_server_that_is_killed() -> None:
         owner.wait()
         wait_for_end(worker)
         wait_for_end(process)
+
+
+def is_refused(refused: Refusals, source: GrammarSource) -> bool:
+    try:
+        refused.check(source)
+    except UnusableGrammar as unusable:
+        return str(unusable) == f"reason of {source.text}"
+    return False
+
+
+def source_of(text: str) -> GrammarSource:
+    return GrammarSource(GrammarKind.REGEX, text)
+
+
+def refuse(refused: Refusals, text: str, kind: type[UnusableGrammar] = UnusableGrammar) -> None:
+    refused.add(source_of(text), kind(f"reason of {text}"))
+
+
+def test_a_refusal_is_of_the_same_content_alone() -> None:
+    refused = Refusals()
+    refuse(refused, "{}")
+    assert is_refused(refused, source_of("{}"))
+    assert not is_refused(refused, source_of("{} "))
+    assert not is_refused(refused, schema_source("{}"))
+
+
+def test_only_the_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "MAX_REFUSALS", 3)
+    refused = Refusals()
+    for text in "abc":
+        refuse(refused, text)
+    assert is_refused(refused, source_of("a"))
+    refuse(refused, "d")
+    assert [text for text in "abcd" if is_refused(refused, source_of(text))] == ["a", "c", "d"]
+    assert len(refused) == 3
+
+
+def test_a_grammar_over_the_limits_is_tried_again_some_time_later() -> None:
+    now_s = 0.0
+    refused = Refusals(lambda: now_s)
+    refuse(refused, "wrong")
+    refuse(refused, "slow", OverLimitsError)
+    now_s = OVER_LIMITS_S - 1
+    assert is_refused(refused, source_of("slow"))
+    now_s = OVER_LIMITS_S
+    assert not is_refused(refused, source_of("slow"))
+    assert is_refused(refused, source_of("wrong"))
+    assert len(refused) == 1

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from itertools import count, pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.kv_events import publisher as publisher_module
 from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
-from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
+from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher, ReplayBuffer
 from shortfin_apps.llm.components.kvcache.events import AllPages, PageEvent, PagesPublished, PagesWithdrawn
 from shortfin_apps.llm.components.kvcache.trie_cache import TrieCache
 from tests.components.kv_events.subscriber import PATIENCE_MS, Index, Subscriber
@@ -259,3 +261,19 @@ def test_a_bug_in_the_thread_is_logged_and_the_engine_goes_on(
         cache.release(lease)
     cache.check_integrity()
     assert len(publisher._waiting) <= 50
+
+
+@given(st.lists(st.integers(0, 20), max_size=30), st.integers(1, 6), st.integers(1, 40), st.integers(-1, 32))
+def test_the_last_batches_are_kept_within_both_bounds(
+    sizes: list[int], max_batches: int, max_bytes: int, sequence: int
+) -> None:
+    buffer = ReplayBuffer(max_batches, max_bytes)
+    for number, size in enumerate(sizes):
+        buffer.append(number, bytes(size))
+    expected = [(number, bytes(size)) for number, size in enumerate(sizes)]
+    while len(expected) > 1 and (
+        len(expected) > max_batches or sum(len(batch) for _, batch in expected) > max_bytes
+    ):
+        expected.pop(0)
+    assert list(buffer.since(0)) == expected
+    assert list(buffer.since(sequence)) == [entry for entry in expected if entry[0] >= sequence]

@@ -7,7 +7,7 @@ import pytest
 
 from shortfin_apps.llm.contract.errors import UnavailableError
 from shortfin_apps.llm.serving.api.auth import KeyRing
-from shortfin_apps.llm.serving.engine_link.commands import (
+from shortfin_apps.llm.serving.engine_link.messages import (
     AbortAll,
     AbortRequests,
     Command,

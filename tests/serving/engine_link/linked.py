@@ -13,7 +13,7 @@ from shortfin_apps.llm.components.recorder.dumps import Dumps
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.serving.engine_link.api_link import ApiLink
 from shortfin_apps.llm.serving.engine_link.api_links import ApiLinks
-from shortfin_apps.llm.serving.engine_link.commands import Command
+from shortfin_apps.llm.serving.engine_link.messages import Command
 from shortfin_apps.llm.serving.engine_link.remote_engine import RemoteEngine, wait_for_engine
 from shortfin_apps.llm.serving.frontend.async_engine import MAX_UNREAD_TOKENS, AsyncEngine
 from tests.components.engine_fixture import Rig

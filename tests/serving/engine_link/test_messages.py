@@ -20,14 +20,10 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract import errors
 from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, OverloadedError
 from shortfin_apps.llm.serving.engine_link import messages
-from shortfin_apps.llm.serving.engine_link.commands import (
-    AbortAll,
-    AbortRequests,
-    ReadMetrics,
-    SetLogLevel,
-)
 from shortfin_apps.llm.serving.engine_link.messages import (
     Abort,
+    AbortAll,
+    AbortRequests,
     Admitted,
     Ask,
     Counted,
@@ -36,7 +32,9 @@ from shortfin_apps.llm.serving.engine_link.messages import (
     FlushCache,
     Order,
     Prepared,
+    ReadMetrics,
     Refused,
+    SetLogLevel,
     Submit,
     decoder_from_api,
     decoder_from_engine,

@@ -27,7 +27,7 @@ from shortfin_apps.llm.contract.errors import (
     UnavailableError,
 )
 from shortfin_apps.llm.serving.engine_link.api_links import ApiLinks
-from shortfin_apps.llm.serving.engine_link.commands import (
+from shortfin_apps.llm.serving.engine_link.messages import (
     AbortAll,
     AbortRequests,
     Command,

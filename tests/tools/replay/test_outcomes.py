@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from shortfin_apps.llm.plain_console import PlainConsole
+from shortfin_apps.llm.console import PlainConsole
 from shortfin_apps.llm.tools.replay.outcomes import Outcome, table
 
 

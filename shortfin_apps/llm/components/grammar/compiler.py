@@ -27,10 +27,9 @@ from shortfin_apps.llm.components.grammar.compiled import (
     compiled,
 )
 from shortfin_apps.llm.components.grammar.fair_turns import FairTurns
-from shortfin_apps.llm.components.grammar.refusals import Refusals
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
-from shortfin_apps.llm.components.grammar.trials import MAX_AT_ONCE, Trials
+from shortfin_apps.llm.components.grammar.trials import MAX_AT_ONCE, Refusals, Trials
 from shortfin_apps.llm.contract.errors import InvalidRequestError, OverloadedError, is_library_error
 
 MAX_CHARS = {  # rules may form a reference chain as long as the text, which must fit in STACK_BYTES

@@ -16,14 +16,41 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import zmq
 
 from shortfin_apps.llm.components.kv_events.messages import EventEncoder
 from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
-from shortfin_apps.llm.components.kv_events.replay_buffer import MAX_BATCHES, ReplayBuffer
 from shortfin_apps.llm.components.kvcache.events import AllPages, PageEvent
+
+MAX_BATCHES = 10_000  # vLLM's `buffer_steps`
+MAX_BYTES = 32 << 20
+
+
+class ReplayBuffer:
+    """Batches by consecutive sequence numbers; drops the oldest, but never the last, however large."""
+
+    def __init__(self, max_batches: int = MAX_BATCHES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_batches = max_batches
+        self._max_bytes = max_bytes
+        self._batches: deque[tuple[int, bytes]] = deque()
+        self._num_bytes = 0
+
+    def append(self, sequence: int, batch: bytes) -> None:
+        self._batches.append((sequence, batch))
+        self._num_bytes += len(batch)
+        while len(self._batches) > 1 and self._is_over():
+            _, dropped = self._batches.popleft()
+            self._num_bytes -= len(dropped)
+
+    def since(self, sequence: int) -> Iterator[tuple[int, bytes]]:
+        """The buffered batches from this sequence number on."""
+        return ((number, batch) for number, batch in self._batches if number >= sequence)
+
+    def _is_over(self) -> bool:
+        return len(self._batches) > self._max_batches or self._num_bytes > self._max_bytes
+
 
 logger = logging.getLogger(__name__)
 

@@ -166,3 +166,20 @@ class KVCache(ABC):
     @abstractmethod
     def check_integrity(self) -> None:
         """Raise AssertionError if any page is lost, owned twice or wrongly counted."""
+
+
+PageKey = tuple[str | None, tuple[int, ...]]  # the salt (first page only), and the page's tokens
+
+
+@dataclass(slots=True, eq=False)
+class CachedNode:
+    """A node of the prefix trie: a page of cached tokens, and the window page kept with it, if any."""
+
+    key: PageKey
+    parent: CachedNode | None  # None only for the root, which has no page
+    page_id: int
+    serial: int  # never reused by another node
+    window_page_id: int = SCRATCH_PAGE  # none
+    children: dict[PageKey, CachedNode] = field(default_factory=dict)
+    num_leases: int = 0  # leases with this node on their published path
+    copies: list[int] = field(default_factory=list)  # pages in which some of these leases hold the same K/V

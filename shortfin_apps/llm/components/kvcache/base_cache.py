@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from shortfin_apps.llm.components.kvcache.base import CacheUsage, KVCache, Lease, WindowOptions
+from shortfin_apps.llm.components.kvcache.base import CachedNode, CacheUsage, KVCache, Lease, WindowOptions
 from shortfin_apps.llm.components.kvcache.page_pool import PagePool
-from shortfin_apps.llm.components.kvcache.window_pages import Keeper, WindowPages
+from shortfin_apps.llm.components.kvcache.window_pages import WindowPages
 
 
 class BaseCache(KVCache):
@@ -96,13 +96,13 @@ class BaseCache(KVCache):
             owned, counted = references[page_id], self._pool.references(page_id)
             assert owned == counted, f"page {page_id} has {owned} owners and {counted} references"
         if self._windows is not None:
-            self._windows.check_integrity(self._leases, self._keepers())
+            self._windows.check_integrity(self._leases, self._nodes())
 
     def _num_missing(self, page_ids: list[int] | None, num_tokens: int) -> int:
         """Number of pages missing from the table for `num_tokens` tokens; 0 if there is no table."""
         return 0 if page_ids is None else max(0, -(-num_tokens // self.stride) - len(page_ids))
 
-    def _keepers(self) -> Iterable[Keeper]:
+    def _nodes(self) -> Iterable[CachedNode]:
         """Nodes that may keep window pages in addition to the leases."""
         return ()
 

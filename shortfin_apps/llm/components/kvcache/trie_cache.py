@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, Lease, WindowOptions
+from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, CachedNode, Lease, PageKey, WindowOptions
 from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
 from shortfin_apps.llm.components.kvcache.events import (
     AllPages,
@@ -40,29 +40,12 @@ from shortfin_apps.llm.components.kvcache.events import (
     PagesPublished,
     PagesWithdrawn,
 )
-from shortfin_apps.llm.components.kvcache.window_pages import Keeper
-
-_Key = tuple[str | None, tuple[int, ...]]  # the salt (first page only), and the page's tokens
-
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    key: _Key
-    parent: _Node | None  # None only for the root, which has no page
-    page_id: int
-    serial: int  # never reused by another node
-    window_page_id: int = SCRATCH_PAGE  # none
-    children: dict[_Key, _Node] = field(default_factory=dict)
-    num_leases: int = 0  # leases with this node on their published path
-    copies: list[int] = field(
-        default_factory=list
-    )  # page IDs in which some of these leases hold the same K/V
 
 
 @dataclass(slots=True, eq=False)
 class _TrieLease(Lease):
     cache_salt: str | None = None
-    tip: _Node = field(kw_only=True)  # the node of page `num_shared_pages - 1`, or the root
+    tip: CachedNode = field(kw_only=True)  # the node of page `num_shared_pages - 1`, or the root
 
 
 class TrieCache(BaseCache):
@@ -86,9 +69,9 @@ class TrieCache(BaseCache):
         self._listener = listener
         self._listener_missed_some = False
         self._serials = count()
-        self._root = _Node(key=(None, ()), parent=None, page_id=SCRATCH_PAGE, serial=next(self._serials))
-        self._unleased: OrderedDict[_Node, None] = OrderedDict()
-        self._retracted: set[_Node] = set()  # removed from the trie, but still leased
+        self._root = CachedNode(key=(None, ()), parent=None, page_id=SCRATCH_PAGE, serial=next(self._serials))
+        self._unleased: OrderedDict[CachedNode, None] = OrderedDict()
+        self._retracted: set[CachedNode] = set()  # removed from the trie, but still leased
 
     def acquire(self, token_ids: Sequence[int], cache_salt: str | None = None) -> Lease:
         lease = _TrieLease(cache_salt=cache_salt, tip=self._root)
@@ -146,8 +129,8 @@ class TrieCache(BaseCache):
 
     def check_integrity(self) -> None:
         super().check_integrity()
-        leases: Counter[_Node] = Counter()
-        copies: Counter[tuple[_Node, int]] = Counter()
+        leases: Counter[CachedNode] = Counter()
+        copies: Counter[tuple[CachedNode, int]] = Counter()
         for lease in self._leases:
             for node, page_id in _path_up(lease):
                 leases[node] += 1
@@ -160,17 +143,17 @@ class TrieCache(BaseCache):
         assert copies.total() == sum(len(node.copies) for node in self._nodes()), "a copy is unknown"
         self._check_eviction_order()
 
-    def _keys(self, token_ids: Sequence[int], start: int, stop: int, salt: str | None) -> Iterator[_Key]:
+    def _keys(self, token_ids: Sequence[int], start: int, stop: int, salt: str | None) -> Iterator[PageKey]:
         """Keys of the pages `start .. stop - 1` of a sequence."""
         stride = self.stride
         for index in range(start, stop):
             page_token_ids = tuple(token_ids[index * stride : (index + 1) * stride])
             yield None if index else salt, page_token_ids
 
-    def _match(self, token_ids: Sequence[int], salt: str | None) -> list[_Node]:
+    def _match(self, token_ids: Sequence[int], salt: str | None) -> list[CachedNode]:
         """Published nodes matching `token_ids` from the root; leaves at least the last token to compute."""
-        nodes: list[_Node] = []
-        node: _Node | None = self._root
+        nodes: list[CachedNode] = []
+        node: CachedNode | None = self._root
         for key in self._keys(token_ids, 0, (len(token_ids) - 1) // self.stride, salt):
             if node is None or (node := node.children.get(key)) is None:
                 break
@@ -183,7 +166,7 @@ class TrieCache(BaseCache):
         assert num_full <= len(lease.page_ids), "no K/V can be computed outside the lease's pages"
         if lease.tip in self._retracted:
             return
-        added: list[_Node] = []
+        added: list[CachedNode] = []
         for key in self._keys(token_ids, lease.num_shared_pages, num_full, lease.cache_salt):
             node = self._publish_page(lease, key, added)
             if self._windows is not None:
@@ -192,7 +175,7 @@ class TrieCache(BaseCache):
         if added and self._listener is not None:
             self._tell(_published(added))
 
-    def _publish_page(self, lease: _TrieLease, key: _Key, added: list[_Node]) -> _Node:
+    def _publish_page(self, lease: _TrieLease, key: PageKey, added: list[CachedNode]) -> CachedNode:
         """The child of the lease's tip with this key; the lease's page becomes its page or a copy.
 
         Appends the node to `added` if it is new.
@@ -200,7 +183,7 @@ class TrieCache(BaseCache):
         page_id = lease.page_ids[lease.num_shared_pages]
         node = lease.tip.children.get(key)
         if node is None:
-            node = lease.tip.children[key] = _Node(key, lease.tip, page_id, next(self._serials))
+            node = lease.tip.children[key] = CachedNode(key, lease.tip, page_id, next(self._serials))
             added.append(node)
             self._pool.retain(page_id)
         elif node.num_leases == 0:
@@ -209,13 +192,13 @@ class TrieCache(BaseCache):
             node.copies.append(page_id)
         return node
 
-    def _replace_page(self, node: _Node, page_id: int) -> None:
+    def _replace_page(self, node: CachedNode, page_id: int) -> None:
         """Replace the node's page, which no lease reads, with a lease's page that has the same K/V."""
         self._pool.release(node.page_id)
         self._pool.retain(page_id)
         node.page_id = page_id
 
-    def _enter(self, lease: _TrieLease, node: _Node) -> None:
+    def _enter(self, lease: _TrieLease, node: CachedNode) -> None:
         """Move the lease's tip one page down."""
         if node.num_leases == 0:
             self._unleased.pop(node, None)  # a new node is not in it
@@ -223,7 +206,7 @@ class TrieCache(BaseCache):
         lease.tip = node
         lease.num_shared_pages += 1
 
-    def _leave(self, node: _Node, page_id: int) -> None:
+    def _leave(self, node: CachedNode, page_id: int) -> None:
         """Undo `_enter` for a lease that uses `page_id` for this node, and release the page."""
         self._pool.release(page_id)
         node.num_leases -= 1
@@ -253,8 +236,8 @@ class TrieCache(BaseCache):
             self._tell_withdrawn(self._evict(shortage))
         return self._pool.allocate(count)
 
-    def _evict(self, count: int) -> list[_Node]:
-        evicted: list[_Node] = []
+    def _evict(self, count: int) -> list[CachedNode]:
+        evicted: list[CachedNode] = []
         for _ in range(count):
             node, _ = self._unleased.popitem(last=False)
             evicted.append(node)
@@ -266,7 +249,7 @@ class TrieCache(BaseCache):
                 self._windows.drop(node)
         return evicted
 
-    def _tell_withdrawn(self, nodes: Iterable[_Node]) -> None:
+    def _tell_withdrawn(self, nodes: Iterable[CachedNode]) -> None:
         if self._listener is not None:
             self._tell(PagesWithdrawn(tuple(node.serial for node in nodes)))
 
@@ -294,19 +277,16 @@ class TrieCache(BaseCache):
             children = [position[child] for child in node.children.values()]
             assert all(child < index for child in children), f"page {node.page_id} is before its children"
 
-    def _nodes(self) -> Iterator[_Node]:
+    def _nodes(self) -> Iterator[CachedNode]:
         """Every node that still has a page: nodes in the trie, and retracted ones."""
         yield from _subtree(self._root.children.values())
         yield from self._retracted
-
-    def _keepers(self) -> Iterable[Keeper]:
-        return self._nodes()
 
     def _count_references(self) -> Counter[int]:
         return super()._count_references() + Counter(node.page_id for node in self._nodes())
 
 
-def _published(chain: Sequence[_Node]) -> PagesPublished:
+def _published(chain: Sequence[CachedNode]) -> PagesPublished:
     """The event for new nodes; each must be the child of the one before."""
     first = chain[0]
     assert first.parent is not None
@@ -319,7 +299,7 @@ def _published(chain: Sequence[_Node]) -> PagesPublished:
     )
 
 
-def _subtree(nodes: Iterable[_Node]) -> Iterator[_Node]:
+def _subtree(nodes: Iterable[CachedNode]) -> Iterator[CachedNode]:
     """The nodes and all their descendants."""
     stack = list(nodes)
     while stack:
@@ -328,7 +308,7 @@ def _subtree(nodes: Iterable[_Node]) -> Iterator[_Node]:
         stack += node.children.values()
 
 
-def _path_up(lease: Lease) -> Iterator[tuple[_Node, int]]:
+def _path_up(lease: Lease) -> Iterator[tuple[CachedNode, int]]:
     """The nodes from the lease's tip up to the root, each with the lease's own page for it."""
     assert isinstance(lease, _TrieLease), "the lease is another cache's"
     node = lease.tip

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
-from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, CacheUsage, Lease, WindowOptions
+from shortfin_apps.llm.components.kvcache.base import (
+    SCRATCH_PAGE,
+    CachedNode,
+    CacheUsage,
+    Lease,
+    WindowOptions,
+)
 from shortfin_apps.llm.components.kvcache.page_pool import PagePool
-
-
-class Keeper(Protocol):
-    """A trie node as an owner of a window page; the scratch page stands for none."""
-
-    window_page_id: int
 
 
 class WindowPages:
@@ -31,7 +30,7 @@ class WindowPages:
         self._pool = PagePool(options.num_pages)
         self._tokens = options.tokens
         self._stride = stride
-        self._keepers: dict[int, Keeper] = {}  # by page ID; the keeper has one reference to it
+        self._nodes: dict[int, CachedNode] = {}  # by window page ID; each has one reference to it
         self._unleased: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -58,7 +57,7 @@ class WindowPages:
         The caller ensures that enough are available.
         """
         for _ in range(count - self._pool.num_free):
-            self.drop(self._keepers[next(iter(self._unleased))])
+            self.drop(self._nodes[next(iter(self._unleased))])
         page_ids = self._pool.allocate(count)
         assert page_ids is not None, "as many are available"
         return page_ids
@@ -66,42 +65,42 @@ class WindowPages:
     def flush(self) -> None:
         """Evict every kept page that is not leased."""
         while self._unleased:
-            self.drop(self._keepers[next(iter(self._unleased))])
+            self.drop(self._nodes[next(iter(self._unleased))])
 
-    def num_usable(self, keepers: Sequence[Keeper]) -> int:
+    def num_usable(self, nodes: Sequence[CachedNode]) -> int:
         """Longest reusable prefix, in pages: a lease that starts after it sees only kept pages."""
         usable = kept = 0  # kept: consecutive kept pages up to the current one
-        for count, keeper in enumerate(keepers, 1):
-            kept = 0 if keeper.window_page_id == SCRATCH_PAGE else kept + 1
+        for count, node in enumerate(nodes, 1):
+            kept = 0 if node.window_page_id == SCRATCH_PAGE else kept + 1
             if kept >= min(count, self.num_seen):
                 usable = count
         return usable
 
-    def share(self, lease: Lease, keepers: Sequence[Keeper]) -> None:
-        """Start a new lease after the pages of `keepers`, sharing the pages that its tokens will see."""
+    def share(self, lease: Lease, nodes: Sequence[CachedNode]) -> None:
+        """Start a new lease after the pages of `nodes`, sharing the pages that its tokens will see."""
         assert lease.window_page_ids is not None
-        lease.num_given_up = max(0, len(keepers) - self.num_seen)
-        for index, keeper in enumerate(keepers):
+        lease.num_given_up = max(0, len(nodes) - self.num_seen)
+        for index, node in enumerate(nodes):
             is_seen = index >= lease.num_given_up
-            lease.window_page_ids.append(keeper.window_page_id if is_seen else SCRATCH_PAGE)
+            lease.window_page_ids.append(node.window_page_id if is_seen else SCRATCH_PAGE)
             if is_seen:
-                self._pool.retain(keeper.window_page_id)
-                self._unleased.pop(keeper.window_page_id, None)
+                self._pool.retain(node.window_page_id)
+                self._unleased.pop(node.window_page_id, None)
 
-    def keep(self, keeper: Keeper, lease: Lease, index: int) -> None:
-        """Let the keeper keep the lease's page at `index`, unless it has one or the lease gave it up."""
+    def keep(self, node: CachedNode, lease: Lease, index: int) -> None:
+        """Let the node keep the lease's page at `index`, unless it has one or the lease gave it up."""
         assert lease.window_page_ids is not None
-        if keeper.window_page_id != SCRATCH_PAGE or index < lease.num_given_up:
+        if node.window_page_id != SCRATCH_PAGE or index < lease.num_given_up:
             return
-        keeper.window_page_id = page_id = lease.window_page_ids[index]
+        node.window_page_id = page_id = lease.window_page_ids[index]
         self._pool.retain(page_id)
-        self._keepers[page_id] = keeper
+        self._nodes[page_id] = node
 
-    def drop(self, keeper: Keeper) -> None:
-        """Take away the keeper's page, if it has one; leases that hold it are unaffected."""
-        page_id, keeper.window_page_id = keeper.window_page_id, SCRATCH_PAGE
+    def drop(self, node: CachedNode) -> None:
+        """Take away the node's page, if it has one; leases that hold it are unaffected."""
+        page_id, node.window_page_id = node.window_page_id, SCRATCH_PAGE
         if page_id != SCRATCH_PAGE:
-            del self._keepers[page_id]
+            del self._nodes[page_id]
             self._unleased.pop(page_id, None)
             self._pool.release(page_id)
 
@@ -129,15 +128,15 @@ class WindowPages:
         lease.num_given_up = max(stop, lease.num_given_up)
         for page_id in page_ids:
             self._pool.release(page_id)
-            if page_id in self._keepers and self._pool.references(page_id) == 1:
+            if page_id in self._nodes and self._pool.references(page_id) == 1:
                 self._unleased[page_id] = None
         return [page_id for page_id in page_ids if not self._pool.references(page_id)]
 
-    def check_integrity(self, leases: Iterable[Lease], keepers: Iterable[Keeper]) -> None:
-        """Raise AssertionError if a page is lost, or not owned by exactly these leases and keepers."""
+    def check_integrity(self, leases: Iterable[Lease], nodes: Iterable[CachedNode]) -> None:
+        """Raise AssertionError if a page is lost, or not owned by exactly these leases and nodes."""
         self._pool.check_integrity()
-        kept = {keeper.window_page_id: keeper for keeper in keepers if keeper.window_page_id != SCRATCH_PAGE}
-        assert kept == self._keepers, "a window's page is kept by another than its keeper"
+        kept = {node.window_page_id: node for node in nodes if node.window_page_id != SCRATCH_PAGE}
+        assert kept == self._nodes, "a window's page is kept by another node"
         leased = Counter(page_id for lease in leases for page_id in _held(lease))
         for page_id in range(1, self._pool.num_pages):
             owned, counted = leased[page_id] + (page_id in kept), self._pool.references(page_id)

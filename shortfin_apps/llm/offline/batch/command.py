@@ -15,6 +15,7 @@ from typing import Any
 
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client.client import DEFAULT_URL
+from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.offline.batch.output import BatchOutput
 from shortfin_apps.llm.offline.batch.requests import BatchInput, local_url, server_url
@@ -27,7 +28,6 @@ from shortfin_apps.llm.serving.server import logs
 from shortfin_apps.llm.serving.server.config import flag
 from shortfin_apps.llm.serving.server.flags import add_settings
 from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE, own_key
-from shortfin_apps.llm.visible import visible
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, che
 from shortfin_apps.llm.serving.api.openai_shapes import ChatShape, CompletionShape
 from shortfin_apps.llm.serving.api.schema import AbortBody
 from shortfin_apps.llm.serving.api.service import service_of
-from shortfin_apps.llm.serving.engine_link.commands import AbortRequests
+from shortfin_apps.llm.serving.engine_link.messages import AbortRequests
 
 router = APIRouter(route_class=JsonRoute, tags=["native"], responses=answers.errors())
 

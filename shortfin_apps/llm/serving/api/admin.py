@@ -19,7 +19,7 @@ from shortfin_apps.llm.serving.api.commands import carry_out_everywhere, count_e
 from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.schema import Body
 from shortfin_apps.llm.serving.api.service import service_of
-from shortfin_apps.llm.serving.engine_link.commands import AbortAll, SetLogLevel
+from shortfin_apps.llm.serving.engine_link.messages import AbortAll, SetLogLevel
 
 PIECE_BYTES = 1 << 18
 GZIP = "application/gzip"

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from shortfin_apps.llm.serving.api.service import Service
-from shortfin_apps.llm.serving.engine_link.commands import (
+from shortfin_apps.llm.serving.engine_link.messages import (
     AbortAll,
     AbortRequests,
     Command,

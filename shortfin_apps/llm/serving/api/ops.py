@@ -19,7 +19,7 @@ from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, che
 from shortfin_apps.llm.serving.api.model_name import check_model
 from shortfin_apps.llm.serving.api.schema import DetokenizeBody, TokenizeBody
 from shortfin_apps.llm.serving.api.service import service_of
-from shortfin_apps.llm.serving.engine_link.commands import ReadMetrics
+from shortfin_apps.llm.serving.engine_link.messages import ReadMetrics
 from shortfin_apps.llm.serving.text.tokenizer import first_out_of_range
 
 router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors())

@@ -17,7 +17,7 @@ from shortfin_apps.llm.serving.api.auth import caller_of
 from shortfin_apps.llm.serving.api.commands import carry_out_everywhere
 from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute
 from shortfin_apps.llm.serving.api.service import Service, request_id_of, service_of
-from shortfin_apps.llm.serving.engine_link.commands import ReadMetrics
+from shortfin_apps.llm.serving.engine_link.messages import ReadMetrics
 from shortfin_apps.llm.serving.frontend.text_stream import TextRequest, gather
 
 router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors())

@@ -13,8 +13,7 @@ from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.sampling_params import MAX_BIASES, SamplingParams
 from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError
 from shortfin_apps.llm.serving.api.schema import SamplingFields
-from shortfin_apps.llm.serving.text.bad_words import bad_word_ids
-from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, first_out_of_range
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, bad_word_ids, first_out_of_range
 
 PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
 MAX_ID_DIGITS = 18

@@ -16,7 +16,7 @@ from shortfin_apps.llm.serving.api.responses.store import ResponseStore
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
 from shortfin_apps.llm.serving.api.stream_turns import StreamTurns
 from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect
-from shortfin_apps.llm.serving.engine_link.commands import Command
+from shortfin_apps.llm.serving.engine_link.messages import Command
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.serving.receipts.draft import ModelIdentity

@@ -14,12 +14,12 @@ from shortfin_apps.llm.components.grammar.source import GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
 from shortfin_apps.llm.contract.errors import InvocationError, LlmError, RequestAbortedError
-from shortfin_apps.llm.serving.engine_link.commands import Command
 from shortfin_apps.llm.serving.engine_link.connection import Connection
 from shortfin_apps.llm.serving.engine_link.messages import (
     Abort,
     Admitted,
     Ask,
+    Command,
     Counted,
     Deltas,
     DumpWritten,

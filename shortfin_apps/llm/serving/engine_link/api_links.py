@@ -10,8 +10,15 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from shortfin_apps.llm.serving.engine_link.api_link import AdmittingEngine, ApiLink, Grammars
-from shortfin_apps.llm.serving.engine_link.commands import Command, ReadMetrics, SetLogLevel
-from shortfin_apps.llm.serving.engine_link.messages import Ask, Counted, EngineState, Welcome
+from shortfin_apps.llm.serving.engine_link.messages import (
+    Ask,
+    Command,
+    Counted,
+    EngineState,
+    ReadMetrics,
+    SetLogLevel,
+    Welcome,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
 from shortfin_apps.llm.components.recorder.dumps import WrittenDump
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError, LlmError, UnavailableError
-from shortfin_apps.llm.serving.engine_link.commands import Command
 from shortfin_apps.llm.serving.engine_link.connection import Connection, exchange
 from shortfin_apps.llm.serving.engine_link.messages import (
     Abort,
     Admitted,
     Ask,
+    Command,
     Counted,
     Deltas,
     DumpWritten,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from shortfin_apps.llm.visible import visible
+from shortfin_apps.llm.console import visible
 
 logger = logging.getLogger(__name__)
 

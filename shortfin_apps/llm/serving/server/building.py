@@ -16,8 +16,7 @@ from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
 from shortfin_apps.llm.builder.sources.catalogue import first_look
 from shortfin_apps.llm.components.runtime.device import CPU_NAMES, GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import check_gpu
-from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.extras import missing_extra
+from shortfin_apps.llm.contract.errors import BuildError, missing_extra
 from shortfin_apps.llm.serving.server.config import BUILD_SETTINGS, ServerConfig, flag
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from shortfin_apps.llm.cli import open_closed_streams
+from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import LlmError, file_problem
 from shortfin_apps.llm.serving.server import flags as server_flags
 from shortfin_apps.llm.serving.server import logs as server_logging
 from shortfin_apps.llm.serving.server.building import BuildFailed, built
-from shortfin_apps.llm.standard_streams import open_closed_streams
-from shortfin_apps.llm.visible import visible
 
 logger = logging.getLogger(__name__)
 

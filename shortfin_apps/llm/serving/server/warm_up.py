@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from shortfin_apps.llm.plain_console import PlainConsole
+from shortfin_apps.llm.console import PlainConsole
 
 
 @contextmanager

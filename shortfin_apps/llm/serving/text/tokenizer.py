@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -401,3 +401,20 @@ def first_out_of_range(token_ids: Sequence[int], vocab_size: int) -> int | None:
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):  # much faster than searching
         return None
     return next((i for i in token_ids if not 0 <= i < vocab_size), None)
+
+
+@lru_cache(maxsize=64)
+def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Returns each word's sequences: at the start of a text, and after a space.
+
+    As in vLLM, the second is omitted if the space is a separate token, because banning the word's last token
+    after it would ban the same token elsewhere. Cached, because all prompts of a batch may share words.
+    """
+    return tuple(dict.fromkeys(ids for word in words for ids in _sequences(tokenizer, word) if ids))
+
+
+def _sequences(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
+    plain = tuple(tokenizer.encode(word, add_special_tokens=False))
+    spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
+    is_another_token = len(spaced) == len(plain) and spaced[:1] != plain[:1]
+    return [plain, spaced] if is_another_token else [plain]

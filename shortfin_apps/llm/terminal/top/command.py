@@ -10,8 +10,8 @@ from dataclasses import asdict
 
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client import LlmClient
+from shortfin_apps.llm.console import PlainConsole
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.plain_console import PlainConsole
 from shortfin_apps.llm.terminal.options import add_address_options
 from shortfin_apps.llm.terminal.top.figures import Figures
 from shortfin_apps.llm.terminal.top.server import WatchedServer

@@ -11,8 +11,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.terminal.top.figures import EntryMix, Figures, Pages
-from shortfin_apps.llm.visible import visible
 
 ENTRY_HEADING_LINES = 2
 LABEL_WIDTH = len("window pages")

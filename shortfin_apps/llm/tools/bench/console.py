@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from shortfin_apps.llm.console import PlainConsole
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.plain_console import PlainConsole
 
 TABLE_WIDTH = 180  # columns, if stdout is not a terminal
 

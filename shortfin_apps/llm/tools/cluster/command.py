@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.serving.server import flags as server_flags
 from shortfin_apps.llm.serving.server import logs as server_logging
 from shortfin_apps.llm.serving.server.building import BuildFailed, built
@@ -35,7 +36,6 @@ from shortfin_apps.llm.tools.cluster.router_flags import (
 )
 from shortfin_apps.llm.tools.cluster.supervisor import ClusterError, Member, Supervisor
 from shortfin_apps.llm.tools.cluster.worker_settings import check, worker_settings
-from shortfin_apps.llm.visible import visible
 
 logger = logging.getLogger(__name__)
 

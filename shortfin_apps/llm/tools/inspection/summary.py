@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shortfin_apps.llm.extras import missing_extra
+from shortfin_apps.llm.contract.errors import missing_extra
 from shortfin_apps.llm.tools.inspection.remarks import Remark, remarks
 from shortfin_apps.llm.tools.inspection.report import Report, make_report
 from shortfin_apps.llm.tools.inspection.subject import open_directory

@@ -22,8 +22,7 @@ from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
 from shortfin_apps.llm.serving.receipts.draft import identity_of
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
 from shortfin_apps.llm.serving.receipts.sampling import RecordedSampling
-from shortfin_apps.llm.serving.text.bad_words import bad_word_ids
-from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, first_out_of_range
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, bad_word_ids, first_out_of_range
 from shortfin_apps.llm.tools.replay.compare import computed_again, difference, other_model
 from shortfin_apps.llm.tools.replay.outcomes import Outcome
 from shortfin_apps.llm.tools.replay.schedules import Schedule

@@ -5,15 +5,34 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shortfin_apps.llm import plain_console
-from shortfin_apps.llm.plain_console import PlainConsole
+from shortfin_apps.llm import console
+from shortfin_apps.llm.console import PlainConsole, visible
 
-PACKAGE = Path(plain_console.__file__).parent
+TEXTS = st.text(st.characters(exclude_categories=())) | st.text("\r\n\x1ba")
+
+
+@given(TEXTS, st.integers(0, 8))
+def test_nothing_but_line_feeds_and_tabs_controls_a_terminal(text: str, cut: int) -> None:
+    shown = visible(text)
+    assert len(shown) == len(text) - text.count("\r")
+    assert not [c for c in shown if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t"]
+    assert shown.encode().decode() == shown
+    assert visible(text[:cut]) + visible(text[cut:]) == shown
+
+
+def test_sequences_are_pictured() -> None:
+    assert visible("\x1b[2Jhi\x07\x9b\u202e\r!\r\n") == "␛[2Jhi␇\ufffd\ufffd!\n"
+    assert visible("\ud800") == "\ufffd"
+
+
+PACKAGE = Path(console.__file__).parent
 HOSTILE = "\x1b[2J\x1b]0;title\x07 \x9b31m [red]x[/red] [/nothing] :warning: \x1b]8;;http://x\x1b\\"
 
 
