@@ -99,7 +99,7 @@ format: $(VENV)/dev.stamp ## rewrite the sources in the house style
 
 docs: $(VENV)/docs.stamp ## build the documents' site in dist/site, and check its links
 	@rm -rf .site && mkdir .site
-	@cp --parents *.md LICENSE docs/*.* docs/iree/* bench/*.md bench/*.svg bench/peers/*.md emulated_gpu/*.md .site
+	@cp --parents *.md LICENSE docs/*.* docs/iree/* bench/*.md bench/peers/*.md emulated_gpu/*.md .site
 	@$(BIN)/mkdocs build --clean
 	@echo dist/site/README.html
 

@@ -1,4 +1,4 @@
-"""Draws the chart of the README from figures in bench/README.md.
+"""Draws the chart of the README from figures in docs/measurements.md.
 
 uv run --with matplotlib python bench/readme_chart.py docs/throughput.svg
 """
@@ -19,7 +19,7 @@ Series = dict[str, list[float]]
 
 OURS, FIRST_PEER, SECOND_PEER = "#e8964a", "#5ab4d6", "#9aa5ab"
 
-# Output tok/s of SmolLM2-135M in bf16 ("llama.cpp and vLLM").
+# Output tok/s of SmolLM2-135M in bf16 ("Against other servers").
 CPU_WORKLOADS = ["1 client", "8 clients", "32 clients", "16 clients,\nshared prefix"]
 CPU: Series = {
     "shortfin-llm": [81, 460, 488, 595],

@@ -16,7 +16,7 @@ import asyncio
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 import httpx
-from mode_servers import counters
+from prometheus_client.parser import text_string_to_metric_families
 from running_server import RunningServer, running_server
 
 from shortfin_apps.llm.tools.bench.prose import text
@@ -48,6 +48,16 @@ BAD_BODIES: list[dict[str, Any]] = [
     {"prompt": None},
     {},
 ]
+
+
+def counters(url: str) -> dict[str, float]:
+    """Return samples of `/metrics` by name, summed over entries; computed rows by their `kind`."""
+    exposition = httpx.get(f"{url}/metrics", trust_env=False).raise_for_status().text
+    found: defaultdict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            found[sample.labels.get("kind", sample.name)] += sample.value
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

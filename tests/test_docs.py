@@ -40,18 +40,13 @@ OTHERS_FLAGS = {
     "--balance-abs-threshold",
     "--balance-rel-threshold",
     "--load-monitor-interval",
-    "--load-format",
     "--build-arg",
-    "--spec-type",
     "--iree-hal-dump-executable-binaries-to",
     "--iree-hal-target-device",
     "--format",
     "--query-gpu",
     "--only",
     "--stages",
-    "--zipf",
-    "--duration-s",
-    "--no-hostile",
     "--amdgpu_",
     "--has-prefill-position",
     "--logits-normalization",
@@ -59,7 +54,7 @@ OTHERS_FLAGS = {
     "--prefill-final-logits",
     "--tensor-parallelism-size",
     "--use-extend-attention",
-}  # of pip, pytest, mypy, llm, smg, buildah, llama.cpp, vLLM, IREE, nvidia-smi, upstream and bench/
+}  # of pip, pytest, mypy, llm, smg, buildah, llama.cpp, vLLM, IREE, nvidia-smi and upstream
 
 
 def text_of(document: str) -> str:

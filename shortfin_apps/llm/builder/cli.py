@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# Measured: bench/README.md, "Weight types".
+# Measured: docs/measurements.md, "Weight types".
 _ROUNDED_ACTIVATIONS = (
     "activations are rounded to 8 bits to multiply these weights as integers, as llama.cpp does; where two "
     "tokens are almost equally likely, the other one may be chosen (about 4 tokens in 100 of SmolLM2-135M's "

@@ -139,13 +139,12 @@ _GPU_DEFAULTS: dict[str, Any] = {
 class BuildOptions:
     """The options of `shortfin-llm build`; all are part of the artefact's identity.
 
-    Defaults are for CPUs, from bench/buckets.py; entries of static shape were no faster there
-    (bench/README.md). `for_device` has the defaults of other devices. `chunk_sizes` are the chunk lengths
-    (tokens) with a prefill entry of static shape, `prefill_bs{N}_s{S}`, in addition to the dynamic
-    `prefill_bs{N}`. `extend_sizes` are the token counts with an `extend_t{T}`, in addition to the dynamic
-    `extend`. `decode_loop_sizes` are the batch sizes with a `decode_loop_bs{N}`, which samples on the device.
-    `top_k` is the on-device sampler's width. With `batch_invariant`, every entry computes the same bits for a
-    token on AMD GPUs; CPUs always do.
+    Defaults are for CPUs, where entries of static shape were no faster (docs/measurements.md). `for_device`
+    has the defaults of other devices. `chunk_sizes` are the chunk lengths (tokens) with a prefill entry of
+    static shape, `prefill_bs{N}_s{S}`, in addition to the dynamic `prefill_bs{N}`. `extend_sizes` are the
+    token counts with an `extend_t{T}`, in addition to the dynamic `extend`. `decode_loop_sizes` are the batch
+    sizes with a `decode_loop_bs{N}`, which samples on the device. `top_k` is the on-device sampler's width.
+    With `batch_invariant`, every entry computes the same bits for a token on AMD GPUs; CPUs always do.
     """
 
     device: str = "cpu"  # "cpu" (this host), "cpu:<llvm cpu name>", "hip:gfx942", ...

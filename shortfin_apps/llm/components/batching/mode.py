@@ -13,7 +13,7 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.config import ModelConfig
 
 DEFAULT_CHUNK_TOKENS = 128
-# Budget while nothing decodes: longer chunks were not measurably faster on CPUs (bench/README.md).
+# Budget while nothing decodes: longer chunks were not measurably faster on CPUs (docs/measurements.md).
 DEFAULT_IDLE_BUDGET = 512
 # A GPU takes about as long for 64 tokens as for 320, and needs many more to be busy.
 GPU_BUDGET = 512

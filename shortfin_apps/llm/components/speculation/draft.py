@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 DEFAULT_MAX_TOKENS = 8
 MAX_FORCED_TOKENS = 32
-# Cost of a row relative to reading the weights (acceptance.py), as measured (bench/README.md): on a CPU with
-# SmolLM2; on an H200 as the extra time of an extend of 64 rows over a decode of one: 1.0 % a row with an 8B
-# model in bf16, 1.6 % in fp8, 2.4 % in q4, and 1.2 % with SmolLM2.
+# Cost of a row relative to reading the weights (acceptance.py), as measured (docs/measurements.md): on a CPU
+# with SmolLM2; on an H200 as the extra time of an extend of 64 rows over a decode of one: 1.0 % a row with an
+# 8B model in bf16, 1.6 % in fp8, 2.4 % in q4, and 1.2 % with SmolLM2.
 CPU_ROW_COST = 0.075
 GPU_ROW_COST = 1 / 64
 
