@@ -23,6 +23,7 @@ DOCUMENTS = [
     *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
 ]
 PACKAGE = ROOT / "shortfin_apps/llm"
+MAX_CELL_CHARS = 120  # longer text belongs in a sentence below the table
 PACKAGE_ROOTS = [ROOT, PACKAGE, PACKAGE / "components", PACKAGE / "builder"]
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -128,6 +129,13 @@ def test_flags_exist(document: str) -> None:
     inline = " ".join(INLINE_CODE.findall(text_of(document)))
     flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", inline))
     assert flags <= all_options(parser()) | OTHERS_FLAGS
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "bench/peers/README.md"])
+def test_cells_of_tables_are_short(document: str) -> None:
+    rows = [line for line in text_of(document).splitlines() if line.startswith("|")]
+    cells = (cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row.strip("|")))
+    assert [cell for cell in cells if len(cell) > MAX_CELL_CHARS] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
