@@ -26,12 +26,12 @@ def test_the_default_temperature(
     generation: dict[str, Any], override: float | None, temperature: float
 ) -> None:
     defaults = SamplingDefaults.of_model(generation, otherwise=0.25, override=override)
-    assert defaults.temperature == temperature
+    assert defaults.values["temperature"] == temperature
 
 
 def test_the_models_other_defaults_are_used() -> None:
     defaults = SamplingDefaults.of_model({"top_k": 20, "top_p": 0.8}, otherwise=1.0, override=None)
-    assert (defaults.top_k, defaults.top_p, defaults.min_p) == (20, 0.8, 0.0)
+    assert [defaults.values[name] for name in ("top_k", "top_p", "min_p")] == [20, 0.8, 0.0]
 
 
 PUBLISHED: dict[str, Any] = {
@@ -53,9 +53,9 @@ def test_every_sampling_field_of_the_model_is_a_default(name: str) -> None:
 
 def test_numbers_in_other_forms_are_read() -> None:
     defaults = SamplingDefaults.of_model({"top_k": 40.0, "top_p": 1}, otherwise=1.0, override=None)
-    assert isinstance(defaults.top_k, int)
-    assert defaults.top_k == 40
-    assert SamplingDefaults.of_model({"top_k": -1}, otherwise=1.0, override=None).top_k == 0
+    assert isinstance(defaults.values["top_k"], int)
+    assert defaults.values["top_k"] == 40
+    assert SamplingDefaults.of_model({"top_k": -1}, otherwise=1.0, override=None).values["top_k"] == 0
 
 
 def test_the_models_longest_answer_is_the_default_of_chats() -> None:
@@ -83,7 +83,7 @@ def test_any_generation_config_is_used_or_refused(generation: dict[str, Any]) ->
         defaults = SamplingDefaults.of_model(generation, otherwise=1.0, override=None)
     except ArtifactError:
         return
-    SamplingParams(max_tokens=1, temperature=defaults.temperature, top_k=defaults.top_k)
+    SamplingParams(max_tokens=1, **defaults.values)
 
 
 @pytest.mark.parametrize(

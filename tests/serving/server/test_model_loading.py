@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +65,10 @@ def test_penalties_of_generation_config_are_no_defaults_of_a_model_without_logit
     engine.returns_logits = False
     model = served_model(artifact, config, tokenizer, engine, grammars, ServerMetrics("m"))
     own = SamplingDefaults(temperature=1.0, top_k=4)
-    assert (model.openai_defaults, model.native_defaults) == (own, replace(own, temperature=0.0))
+    greedy = SamplingDefaults(temperature=0.0, top_k=4)
+    assert (model.openai_defaults, model.native_defaults) == (own, greedy)
     sampler = Sampler(frozenset(), num_candidates=4, returns_logits=False)
-    sampler.check(SamplingParams(**asdict(own) | {"max_tokens": 1}))
+    sampler.check(SamplingParams(max_tokens=1, **own.values))
     caplog.set_level(logging.INFO)
     tell_defaults(published, config, returns_logits=False)
     first, second = caplog.messages
@@ -87,8 +87,9 @@ def test_requests_have_the_samplers_of_generation_config(tiny_artifact: Artifact
     grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
     engine = ScriptedEngine(saying(tokenizer, "a"))
     model = served_model(artifact, config, tokenizer, engine, grammars, ServerMetrics("m"))
-    own = SamplingDefaults(temperature=0.6, top_k=40, repetition_penalty=1.3, max_tokens=99)
-    assert (model.openai_defaults, model.native_defaults) == (own, replace(own, temperature=0.0))
+    others: dict[str, Any] = {"top_k": 40, "repetition_penalty": 1.3, "max_tokens": 99}
+    own, greedy = (SamplingDefaults(temperature=each, **others) for each in (0.6, 0.0))
+    assert (model.openai_defaults, model.native_defaults) == (own, greedy)
 
 
 def test_the_models_samplers_are_logged_and_those_not_applied_named(

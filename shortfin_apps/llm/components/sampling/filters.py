@@ -1,14 +1,16 @@
 """Filters: the second step of sampling, which keeps the likeliest tokens.
 
-They apply in the order temperature, top_k, top_p, min_p, typical_p. Without top_k, a full row is filtered
-while its token is drawn (`whole_row.py`).
+They apply in the order temperature, top_k, top_p, min_p, HOST_FILTERS. Without top_k, a full row is filtered
+while its token is drawn (`whole_row.py`). Devices know no HOST_FILTERS, so such tokens are drawn on the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
-from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.request.sampling_params import PARAMS, SamplingParams
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, Ints, leading
 from shortfin_apps.llm.components.sampling.weights import (
     least_weight,
@@ -25,7 +27,7 @@ def kept(row: Candidates, best: float, params: SamplingParams) -> tuple[Ints, In
     `best` is `row.best`. Without `logits`, the candidates are treated as the full row.
     """
     values, token_ids = _best_of(row, params.top_k)
-    return token_ids, _filtered(weights_of(values, best, scale_of(params.temperature)), params)
+    return token_ids, _filtered(values, weights_of(values, best, scale_of(params.temperature)), params)
 
 
 def _best_of(row: Candidates, top_k: int) -> tuple[Floats, Ints]:
@@ -37,10 +39,10 @@ def _best_of(row: Candidates, top_k: int) -> tuple[Floats, Ints]:
     return row.values[:num_kept], row.token_ids[:num_kept]
 
 
-def _filtered(weights: Ints, params: SamplingParams) -> Ints:
-    """Returns the leading `weights` that pass top-p and min-p; the first one always passes.
+def _filtered(values: Floats, weights: Ints, params: SamplingParams) -> Ints:
+    """Returns the leading `weights` of logits `values` that pass top-p and min-p; the first always passes.
 
-    Weights that do not pass typical_p are set to 0.
+    Weights that do not pass HOST_FILTERS are set to 0.
     """
     passing = weights
     if params.top_p < 1:
@@ -49,11 +51,24 @@ def _filtered(weights: Ints, params: SamplingParams) -> Ints:
         passing = passing[: max(1, np.count_nonzero(before < share))]
     if params.min_p > 0:
         passing = passing[: max(1, np.count_nonzero(passing >= least_weight(params.min_p)))]
-    return passing if params.typical_p == 1 else typical(passing, params.typical_p)
+    return host_filtered(values[: len(passing)], passing, params)
 
 
-def typical(weights: Ints, mass: float) -> Ints:
-    """Returns the weights, in any order, with all but the most typical tokens of this mass set to 0.
+def has_host_filters(params: SamplingParams) -> bool:
+    """Returns True if a filter is on that only the host applies."""
+    return any(getattr(params, name) != off for name, off in _OFF.items())
+
+
+def host_filtered(values: Floats, weights: Ints, params: SamplingParams) -> Ints:
+    """Returns the weights, in any order, with those that do not pass HOST_FILTERS set to 0."""
+    for name, passing in HOST_FILTERS.items():
+        if (value := getattr(params, name)) != _OFF[name]:
+            weights = passing(values, weights, value)
+    return weights
+
+
+def typical(values: Floats, weights: Ints, mass: float) -> Ints:
+    """Keeps the most typical tokens of this mass.
 
     A token is more typical the nearer its information is to the entropy (arXiv:2202.00666). As in
     transformers, tokens at the same distance as the last passing one pass, too.
@@ -69,3 +84,9 @@ def typical(weights: Ints, mass: float) -> Ints:
     passing = np.zeros_like(weights)
     passing[some] = np.where(distance <= farthest, weights[some], 0)
     return passing
+
+
+# Functions of logits, weights (0: already dropped) and the parameter's value that set weights to 0, by the
+# name of their parameter, in the order of application.
+HOST_FILTERS: Mapping[str, Callable[[Floats, Ints, float], Ints]] = {"typical_p": typical}
+_OFF = {name: PARAMS[name].default for name in HOST_FILTERS}

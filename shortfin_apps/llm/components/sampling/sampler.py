@@ -25,7 +25,7 @@ from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn, 
 from shortfin_apps.llm.components.sampling.decided import deciding_candidates
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
-from shortfin_apps.llm.components.sampling.filters import kept
+from shortfin_apps.llm.components.sampling.filters import has_host_filters, kept
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.whole_row import draw_from_row
 from shortfin_apps.llm.contract.errors import ConstraintError, InvalidRequestError, InvocationError
@@ -136,8 +136,8 @@ class Sampler:
         there are no adjustments.
         """
         params = request.call.params
-        is_known = params.logprobs is None and params.typical_p == 1 and params.top_k <= self._num_candidates
-        if not self._adjusts_rows or not is_known or num_ahead:
+        is_known = params.logprobs is None and params.top_k <= self._num_candidates
+        if not self._adjusts_rows or not is_known or num_ahead or has_host_filters(params):
             return None
         edits, active = RowEdits(), self._active(params, request.num_generated)
         try:
@@ -181,7 +181,8 @@ class Sampler:
     def _is_plain(self, request: Request, num_ahead: int = 0) -> bool:
         """Returns True if the next token needs only the filters and the draw that devices implement."""
         params, num_generated = request.call.params, request.num_generated + num_ahead
-        return params.typical_p == 1 and not any(a.num_lost(params, num_generated) for a in self._adjustments)
+        adjusted = any(each.num_lost(params, num_generated) for each in self._adjustments)
+        return not adjusted and not has_host_filters(params)
 
     def _num_needed(self, request: Request, num_ahead: int) -> float:
         """Returns how many of the row's best logits decide the next token."""

@@ -1,7 +1,7 @@
 """Sampling from a full row of logits, without `top_k`: filters and draw combined, by `sampling_rule.py`.
 
-Without typical_p nothing is sorted, because a device that searches parts of a row in parallel could not sort
-it.
+Without HOST_FILTERS nothing is sorted, because a device that searches parts of a row in parallel could not
+sort it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.candidates import Floats, Ints
 from shortfin_apps.llm.components.sampling.draw import draw
-from shortfin_apps.llm.components.sampling.filters import typical
+from shortfin_apps.llm.components.sampling.filters import has_host_filters, host_filtered
 from shortfin_apps.llm.components.sampling.quick_draw import draw_quickly
 from shortfin_apps.llm.components.sampling.weights import (
     least_weight,
@@ -34,12 +34,13 @@ def draw_from_row(logits: Floats, best: float, params: SamplingParams, seed: int
     """
     scale = scale_of(params.temperature)
     if (some := _few_left(logits)) is not None:
-        return int(some[_drawn(weights_of(logits[some], best, scale), params, seed, index)])
-    if params.min_p == 0 and params.typical_p == 1:
+        logits = logits[some]
+        return int(some[_drawn(logits, weights_of(logits, best, scale), params, seed, index)])
+    if params.min_p == 0 and not has_host_filters(params):
         token_id = draw_quickly(logits, best, scale, params.top_p, seed, index)
         if token_id is not None:
             return token_id
-    return _drawn(_weights_of_row(logits, best, scale), params, seed, index)
+    return _drawn(logits, _weights_of_row(logits, best, scale), params, seed, index)
 
 
 def _few_left(logits: Floats) -> Ints | None:
@@ -48,12 +49,12 @@ def _few_left(logits: Floats) -> Ints | None:
     return np.flatnonzero(is_left) if np.count_nonzero(is_left) < FEW * len(logits) else None
 
 
-def _drawn(weights: Ints, params: SamplingParams, seed: int, index: int) -> int:
+def _drawn(logits: Floats, weights: Ints, params: SamplingParams, seed: int, index: int) -> int:
     """Draws a position in `weights`, not all 0. Removing zero weights does not change the token."""
     within = max(1, mass_within(share_of(params.top_p), int(weights.sum())))
-    if params.typical_p < 1:
+    if has_host_filters(params):
         likely = _likeliest(weights, within, least_weight(params.min_p))
-        return draw(typical(likely, params.typical_p), seed, index)
+        return draw(host_filtered(logits, likely, params), seed, index)
     pivot = max(least_weight(params.min_p), 1) - 1
     for attempt in count():
         place = draw(np.where(weights > pivot, weights, 0) if pivot else weights, seed, index, attempt)

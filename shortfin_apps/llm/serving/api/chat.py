@@ -6,7 +6,7 @@ submit them. Errors name the fields of ChatBody; routes with other field names r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,13 @@ from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import InvalidRequestError, RequestAbortedError
 from shortfin_apps.llm.serving.api.access_log import access_of
 from shortfin_apps.llm.serving.api.auth import caller_of
-from shortfin_apps.llm.serving.api.conversation import conversation_text
+from shortfin_apps.llm.serving.api.generation import GenerateRequest, check_limits, engine_requests, terms_of
 from shortfin_apps.llm.serving.api.json_body import note_unread
-from shortfin_apps.llm.serving.api.schema import ChatBody, SamplingFields, ServingFields
-from shortfin_apps.llm.serving.api.service import service_of
+from shortfin_apps.llm.serving.api.limits import excess_of
+from shortfin_apps.llm.serving.api.schema import ChatBody, ChatMessage, SamplingFields, ServingFields
+from shortfin_apps.llm.serving.api.service import Service, service_of
 from shortfin_apps.llm.serving.api.streaming import unless_disconnected
 from shortfin_apps.llm.serving.api.structured_output import compiler_for
-from shortfin_apps.llm.serving.api.terms import terms_of
-from shortfin_apps.llm.serving.api.text_requests import text_requests
 from shortfin_apps.llm.serving.api.tools import (
     AnswerForm,
     ToolUse,
@@ -34,6 +33,7 @@ from shortfin_apps.llm.serving.api.tools import (
     tool_use,
 )
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest, TextStream, gather
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +75,61 @@ async def chat_prompt(body: ChatBody, request: Request, *, messages_field: str =
     return ChatPrompt(text=text, token_ids=token_ids, use=use)
 
 
+async def conversation_text(
+    service: Service,
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool | None,
+    variables: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Render messages with the model's chat template. Raises InvalidRequestError.
+
+    Templates are programs and may be slow, so this runs in a worker thread, like tokenising long texts and
+    parsing the arguments of calls.
+    """
+    num_chars = sum(message.num_chars for message in messages)
+    service.limits.check_chars(num_chars, "messages")
+    arguments = [text for message in messages for text in _arguments_of(message)]
+    if (excess := excess_of(*arguments)) is not None:
+        raise InvalidRequestError(
+            f"`messages`: the arguments of its tool calls have more than {excess}", "messages"
+        )
+    generator = service.model.generator
+    text = await generator.workers.run(
+        num_chars,
+        _rendered,
+        generator.tokenizer,
+        messages,
+        add_generation_prompt=add_generation_prompt is not False,
+        variables=variables,
+        tools=tools,
+    )
+    service.limits.check_chars(len(text), "messages")
+    return text
+
+
+def _rendered(tokenizer: Tokenizer, messages: Sequence[ChatMessage], **template_arguments: Any) -> str:
+    return tokenizer.apply_chat_template(
+        [message.for_template() for message in messages], **template_arguments
+    )
+
+
+def _arguments_of(message: ChatMessage) -> list[bytes]:
+    """Return the arguments of the message's calls that are given as JSON text."""
+    given = [call.function.arguments for call in message.tool_calls or ()]
+    return [text.encode("utf-8", "surrogatepass") for text in given if isinstance(text, str)]
+
+
 async def chat_turn(
     body: ChatBody, request: Request, *, cuts_to_fit: bool = False, messages_field: str = "messages"
 ) -> ChatTurn:
-    """Prepare the requests of a body that passed `check_limits`.
+    """Prepare the requests of a body.
 
     Raises InvalidRequestError, also if `max_tokens` exceeds the free context, unless `cuts_to_fit`.
     """
     service = service_of(request)
+    check_limits(service, body)
     model = service.model
     logprobs = _logprobs(body)
     service.limits.check_logprobs(logprobs, "top_logprobs")
@@ -96,18 +143,25 @@ async def chat_turn(
     fills_context = cuts_to_fit and body.max_tokens is not None and body.max_tokens > room
     if fills_context:
         body = body.model_copy(update={"max_tokens": room})
-    requests = text_requests(
-        body,
-        request,
-        prompt.token_ids,
+    max_tokens_field, max_tokens = _max_tokens(body)
+    wanted = GenerateRequest(
+        prompt_token_ids=prompt.token_ids,
+        sampling=body,
+        serving=body,
+        defaults=model.openai_defaults,
         prompt_field="messages",
-        max_tokens=_max_tokens(body),
-        default_max_tokens=None,
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        default_max_tokens=model.openai_defaults.max_tokens,
+        num_answers=body.n or 1,
         logprobs=logprobs,
-        conversation=prompt.text,
+        logprobs_field="top_logprobs",
         grammar=grammar,
+        include_stop=body.include_stop_str_in_output,
+        conversation=prompt.text,
         shown_ids=shown_ids(form, model),
     )
+    requests = engine_requests(wanted, request)
     return ChatTurn(requests=requests, form=form, fills_context=fills_context)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -20,36 +20,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.components.request.grammar import Grammar
-from shortfin_apps.llm.components.request.messages import FinishReason, Terms
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.components.request.sampling_params import PARAMS
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.access_log import access_of
 from shortfin_apps.llm.serving.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
-from shortfin_apps.llm.serving.api.auth import caller_of
 from shortfin_apps.llm.serving.api.best_of import Choices, choices_of
 from shortfin_apps.llm.serving.api.errors import ErrorForm, error_body
+from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests, terms_of
 from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.logprobs_work import encoded, made, num_logprobs
-from shortfin_apps.llm.serving.api.receipts import with_receipts
-from shortfin_apps.llm.serving.api.sampling import (
-    PARAM_NAMES,
-    NamedTokens,
-    params_named,
-    sampling_params,
-    stop_strings,
-)
+from shortfin_apps.llm.serving.api.sampling import NamedTokens, first_given, params_named
 from shortfin_apps.llm.serving.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.serving.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.serving.api.streaming import DONE, EventStream, event, unless_disconnected
 from shortfin_apps.llm.serving.api.structured_output import compiled_grammar, compiler_for
-from shortfin_apps.llm.serving.api.terms import terms_of
 from shortfin_apps.llm.serving.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.serving.frontend.prompt_scoring import (
     PromptLogprobs,
     prompt_logprobs,
     scoring_request,
 )
-from shortfin_apps.llm.serving.frontend.text_generation import with_seed
 from shortfin_apps.llm.serving.frontend.text_stream import (
     EMPTY_ANSWER,
     TextDelta,
@@ -63,15 +55,11 @@ router = APIRouter(route_class=JsonRoute, tags=["native"])
 DEFAULT_MAX_TOKENS = 50  # upstream's
 MAX_ID_CHARS = 128
 PREFIX = "sampling_params."
-NAMES = {name: PREFIX + name for name in PARAM_NAMES}
-NOT_WITH_BEAMS = (
-    *("stop", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids"),
-)
+NAMES = {name: PREFIX + name for name in PARAMS}
 # Parameters that the engine may refuse for this model: their names in the engine and in a body.
 REFUSED_BY_ENGINE = {
-    **{
-        name: PREFIX + name for name in ("num_beams", "stop_token_ids", *NOT_WITH_BEAMS, "repetition_penalty")
-    },
+    **{name: PREFIX + name for name in ("num_beams", "stop", "stop_token_ids")},
+    **{each.name: PREFIX + each.name for each in PARAMS.values() if each.changes_logits},
     "prompt_logprobs": "logprob_start_len",
 }
 ANSWERS = whole_or_streamed(GenerateAnswer) | errors(NativeErrorAnswer)
@@ -92,8 +80,6 @@ class Item:
     request_id: str
     logprobs: int | None
     logprob_start: int | None  # first prompt token to score
-    cache_salt: str | None
-    terms: Terms
 
 
 @router.post("/generate", responses=ANSWERS)
@@ -102,10 +88,7 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     model = service_of(request).model
     items = await read_items(body, request)
-    by_item = [
-        with_receipts(text_requests(item, model), body.receipt, item.sampling, service_of(request))
-        for item in items
-    ]
+    by_item = [engine_requests(wanted_of(item, body, model), request) for item in items]
     requests = list(chain.from_iterable(by_item))
     new_answer = partial(
         CumulativeAnswer,
@@ -195,8 +178,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
     rids = _request_ids(body.rid, count, request_id_of(request))
     with params_named(NAMES):
         tokens = {key: NamedTokens.of(each, generator.tokenizer.vocab_size) for key, each in given.items()}
-    terms = terms_of(body, request)
-    compile_source = compiler_for(request, generator, terms.tenant)
+    compile_source = compiler_for(request, generator, terms_of(body, request).tenant)
     items = []
     for i in range(count):
         prompt_token_ids = (
@@ -214,65 +196,41 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
                 request_id=rids[i],
                 logprobs=logprobs[i],
                 logprob_start=_checked_start(starts[i], prompt_token_ids),
-                cache_salt=caller_of(request).cache_salt(body.cache_salt),
-                terms=terms,
             )
         )
     return items
 
 
-def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
-    """Create the item's `n` or `best_of` requests. InvalidRequestError names fields as in the body."""
-    body, generator = item.sampling, model.generator
-    num_beams = _num_beams(body, model)
+def wanted_of(item: Item, body: GenerateBody, model: ServedModel) -> GenerateRequest:
+    """Return what is asked for the item. Raises InvalidRequestError for what no beam search does."""
+    num_beams = _num_beams(item.sampling, model)
     if num_beams > 1 and item.grammar is not None:
         raise InvalidRequestError(
             f"structured output cannot be combined with {num_beams} beams; set `{PREFIX}num_beams` to 1",
             PREFIX + "num_beams",
         )
-    max_name, max_tokens = _first_given(body, "max_completion_tokens", "max_new_tokens", "max_tokens")
-    min_name, min_tokens = _first_given(body, "min_new_tokens", "min_tokens")
-    seed_name, seed = _first_given(body, "seed", "sampling_seed")
-    names = NAMES | {
-        "max_tokens": PREFIX + max_name,
-        "min_tokens": PREFIX + min_name,
-        "seed": PREFIX + seed_name,
-    }
-    names["logprobs"] = "top_logprobs_num"
-    generates = max_tokens != 0
-    if not generates and min_tokens:
-        raise InvalidRequestError(
-            f"`{PREFIX}{min_name}` must lie in [0, {PREFIX}{max_name}]", PREFIX + min_name
-        )
-    prompt_field = "text" if item.text is not None else "input_ids"
-    with params_named(names):
-        params = sampling_params(
-            body,
-            model.native_defaults,
-            tokenizer=generator.tokenizer,
-            tokens=item.tokens,
-            max_tokens=generator.fit(
-                item.prompt_token_ids, max_tokens, default=DEFAULT_MAX_TOKENS, param=prompt_field
-            ),
-            min_tokens=min_tokens,
-            seed=seed,
-            logprobs=item.choices.computed_logprobs,
-            output_grammar=item.grammar,
-        )
-    first = TextRequest(
-        request_id=item.request_id,
+    names = ("max_completion_tokens", "max_new_tokens", "max_tokens")
+    max_tokens_field, max_tokens = first_given(item.sampling, *names, prefix=PREFIX)
+    return GenerateRequest(
         prompt_token_ids=item.prompt_token_ids,
-        params=params,
-        stop=stop_strings(body.stop),
-        include_stop=bool(body.no_stop_trim),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        cache_salt=item.cache_salt,
+        sampling=item.sampling,
+        serving=body,
+        defaults=model.native_defaults,
+        tokens=item.tokens,
+        prefix=PREFIX,
+        prompt_field="text" if item.text is not None else "input_ids",
+        max_tokens=max_tokens,
+        max_tokens_field=PREFIX + max_tokens_field,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        may_be_empty=True,
+        num_answers=item.choices.generated,
+        logprobs=item.choices.computed_logprobs,
+        logprobs_field="top_logprobs_num",
+        grammar=item.grammar,
+        include_stop=item.sampling.no_stop_trim,
         num_beams=num_beams,
-        terms=item.terms,
-        generates=generates,
+        request_id=item.request_id,
     )
-    generated = range(item.choices.generated)
-    return [replace(first, params=with_seed(params, choice), choice=choice) for choice in generated]
 
 
 def _logprobs(body: GenerateBody, count: int, limits: Limits) -> tuple[list[int | None], list[int | None]]:
@@ -445,15 +403,6 @@ def _request_ids(rid: str | list[str] | None, count: int, request_id: str) -> li
     return rids
 
 
-def _first_given(body: SamplingBody, *names: str) -> tuple[str, int | None]:
-    """Return name and value of the first given alias of a field. All given aliases must be equal."""
-    given: dict[str, int] = {n: v for n in names if (v := getattr(body, n)) is not None}
-    if len(set(given.values())) > 1:
-        first, second = list(given)[:2]
-        raise InvalidRequestError(f"`{PREFIX}{first}` and `{PREFIX}{second}` disagree", PREFIX + second)
-    return next(iter(given.items()), (names[0], None))
-
-
 def _num_beams(body: SamplingBody, model: ServedModel) -> int:
     """Return the number of beams. Raises InvalidRequestError for too many or for incompatible fields."""
     name = PREFIX + "num_beams"
@@ -462,8 +411,11 @@ def _num_beams(body: SamplingBody, model: ServedModel) -> int:
         check_num_beams(num_beams, model.exported_top_k)
     if num_beams == 1:
         return 1
-    changes = [(field, getattr(body, field)) for field in NOT_WITH_BEAMS]
-    changes.append(("repetition_penalty", body.repetition_penalty not in (None, 1)))
+    changing = [each for each in PARAMS.values() if each.changes_logits]
+    changes = [("stop", bool(body.stop))]
+    changes += [
+        (each.name, getattr(body, each.name) not in (None, each.default, [], {})) for each in changing
+    ]
     changes += [("n", (body.n or 1) > 1), ("best_of", (body.best_of or 1) > 1)]
     for other, given in changes:
         if given:

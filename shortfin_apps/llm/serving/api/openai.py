@@ -24,6 +24,7 @@ from shortfin_apps.llm.serving.api.answers import (
 )
 from shortfin_apps.llm.serving.api.best_of import Choices, choices_of
 from shortfin_apps.llm.serving.api.chat import chat_turn
+from shortfin_apps.llm.serving.api.generation import GenerateRequest, check_limits, engine_requests, terms_of
 from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.logprobs_work import encoded, made, num_logprobs, work_of
 from shortfin_apps.llm.serving.api.model_name import check_model
@@ -34,8 +35,6 @@ from shortfin_apps.llm.serving.api.schema import ChatBody, CompletionBody, OpenA
 from shortfin_apps.llm.serving.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.serving.api.streaming import EventStream, unless_disconnected
 from shortfin_apps.llm.serving.api.structured_output import compiled_grammar, compiler_for
-from shortfin_apps.llm.serving.api.terms import terms_of
-from shortfin_apps.llm.serving.api.text_requests import check_limits, text_requests
 from shortfin_apps.llm.serving.frontend.prompt_scoring import (
     PromptLogprobs,
     prompt_logprobs,
@@ -60,6 +59,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     service = service_of(request)
     model = _prepare(service, body, request)
+    check_limits(service, body)
     service.limits.check_choices(None, None, best_of=body.best_of)
     service.limits.check_logprobs(body.logprobs, "logprobs")
     choices = choices_of(body, body.logprobs, stream=body.stream)
@@ -70,18 +70,22 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     tokens = NamedTokens.of(body, model.generator.tokenizer.vocab_size)
     requests: list[TextRequest] = []
     for prompt_token_ids in prompts:
-        requests += text_requests(
-            body,
-            request,
-            prompt_token_ids,
-            prompt_field="prompt",
-            max_tokens=("max_tokens", body.max_tokens),
-            default_max_tokens=DEFAULT_COMPLETION_TOKENS,
-            logprobs=choices.computed_logprobs,
-            choices=choices,
-            grammar=grammar,
+        wanted = GenerateRequest(
+            prompt_token_ids=prompt_token_ids,
+            sampling=body,
+            serving=body,
+            defaults=model.openai_defaults,
             tokens=tokens,
+            prompt_field="prompt",
+            max_tokens=body.max_tokens,
+            default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+            may_be_empty=True,
+            num_answers=choices.generated,
+            logprobs=choices.computed_logprobs,
+            grammar=grammar,
+            include_stop=body.include_stop_str_in_output,
         )
+        requests += engine_requests(wanted, request)
     echoes = await _echoes(batch, choices.returned, model.generator) if body.echo else None
     extras = _extras(body, body.logprobs if body.echo else None)
     returned = choices.of_returned(requests)
@@ -117,7 +121,6 @@ async def model(model_id: str, request: Request) -> Response:
 def _prepare(service: Service, body: OpenAIBody, request: Request) -> ServedModel:
     check_model(service, body.model)
     check_fields(body, request)
-    check_limits(service, body)
     return service.model
 
 

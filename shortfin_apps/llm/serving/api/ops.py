@@ -13,8 +13,8 @@ from shortfin_apps.llm import __version__
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.contract.iree_release import installed_version
 from shortfin_apps.llm.serving.api import answers
+from shortfin_apps.llm.serving.api.chat import conversation_text
 from shortfin_apps.llm.serving.api.commands import carry_out_everywhere
-from shortfin_apps.llm.serving.api.conversation import conversation_text
 from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields, note_unread
 from shortfin_apps.llm.serving.api.model_name import check_model
 from shortfin_apps.llm.serving.api.schema import DetokenizeBody, TokenizeBody

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, create_model
 
-from shortfin_apps.llm.components.request.grammar import Grammar
-from shortfin_apps.llm.components.request.sampling_params import MAX_BIASES, SamplingParams
+from shortfin_apps.llm.components.request.sampling_params import (
+    MAX_BIASES,
+    OF_MODEL,
+    PARAMS,
+    PLAIN,
+    SamplingParams,
+)
 from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError
-from shortfin_apps.llm.serving.api.schema import SamplingFields
-from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, bad_word_ids, first_out_of_range
+from shortfin_apps.llm.serving.api.schema import SamplingBody, SamplingFields
+from shortfin_apps.llm.serving.text.tokenizer import first_out_of_range
 
-PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
 MAX_ID_DIGITS = 18
-RANDOM_SEED = -1  # vLLM's and llama.cpp's value; SamplingParams has None
-TOP_K_OFF = -1  # SGLang's and vLLM's value; SamplingParams has 0
-NO_PENALTY = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 # Sampling settings that a model may request but that are not applied, with the values that disable them:
 # fields of transformers, then of llama.cpp (`general.sampling.*`).
 UNAPPLIED: dict[str, tuple[Any, ...]] = {
@@ -37,37 +38,29 @@ UNAPPLIED: dict[str, tuple[Any, ...]] = {
 Int64 = Annotated[int, Field(lt=2**63)]  # the limit of messages to the engine's process
 
 
-class _Generation(BaseModel):
-    """The supported fields of `generation_config.json`. Numbers are not parsed strictly."""
-
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: Int64 | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    max_new_tokens: Int64 | None = None
+# The supported fields of `generation_config.json`. Numbers are not parsed strictly.
+_GENERATION: dict[str, Any] = {
+    "do_sample": (bool | None, None),
+    "max_new_tokens": (Int64 | None, None),
+    **{each.name: (Int64 | None if each.kind is int else float | None, None) for each in OF_MODEL.values()},
+}
+_Generation: type[BaseModel] = create_model("_Generation", **_GENERATION)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Defaults for a request's missing fields; each is named like its field in SamplingParams.
+    """Defaults for a request's missing fields: `values` has those of OF_MODEL, by name.
 
     `max_tokens` is for chats; None allows all that fits into the context.
     """
 
-    temperature: float
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    max_tokens: int | None = None
+    def __init__(self, *, max_tokens: int | None = None, **given: Any) -> None:
+        """Raises InvalidRequestError if a value is out of range."""
+        self.max_tokens = max_tokens
+        self.values = {each.name: given.pop(each.name, each.default) for each in OF_MODEL.values()}
+        SamplingParams(max_tokens=1 if max_tokens is None else max_tokens, **self.values, **given)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SamplingDefaults) and vars(self) == vars(other)
 
     @classmethod
     def of_model(
@@ -78,30 +71,22 @@ class SamplingDefaults:
         The temperature is `override` if given, else the file's (0 with `do_sample: false`), else
         `otherwise`. Raises ArtifactError if a value in the file is out of range.
         """
-        given = _parsed(generation).model_dump(exclude_none=True)
+        given = _parsed(generation)
         is_greedy = given.pop("do_sample", None) is False
         temperature = 0.0 if is_greedy else given.pop("temperature", otherwise)
         if "top_k" in given:
             given["top_k"] = max(given["top_k"], 0)  # negative values also mean off
-        if "max_new_tokens" in given:
-            given["max_tokens"] = given.pop("max_new_tokens")
+        max_tokens = given.pop("max_new_tokens", None)
         values = {**given, "temperature": temperature if override is None else override}
-        defaults = cls(**values)
-        defaults._check()
-        return defaults
-
-    def _check(self) -> None:
         try:
-            SamplingParams(
-                **(asdict(self) | {"max_tokens": 1 if self.max_tokens is None else self.max_tokens})
-            )
+            return cls(max_tokens=max_tokens, **values)
         except InvalidRequestError as error:
             raise ArtifactError(f"`generation_config.json`: {error}") from error
 
     def differences(self) -> dict[str, Any]:
         """Return the defaults that differ from SamplingParams' defaults."""
-        usual = {field.name: field.default for field in fields(SamplingParams)} | {"max_tokens": None}
-        return {name: value for name, value in asdict(self).items() if value != usual[name]}
+        changed = {name: value for name, value in self.values.items() if value != PARAMS[name].default}
+        return changed if self.max_tokens is None else {**changed, "max_tokens": self.max_tokens}
 
 
 def unapplied_fields(generation: Mapping[str, Any]) -> list[str]:
@@ -112,13 +97,14 @@ def unapplied_fields(generation: Mapping[str, Any]) -> list[str]:
 
 def penalties(generation: Mapping[str, Any]) -> list[str]:
     """Return the penalties set in `generation_config.json`; they need full rows of logits."""
-    given = _parsed(generation).model_dump(exclude_none=True)
-    return [name for name, off in NO_PENALTY.items() if given.get(name, off) != off]
+    given = _parsed(generation)
+    changing = [each for each in OF_MODEL.values() if each.changes_logits]
+    return [each.name for each in changing if given.get(each.name, each.default) != each.default]
 
 
-def _parsed(generation: Mapping[str, Any]) -> _Generation:
+def _parsed(generation: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return _Generation.model_validate(generation)
+        return _Generation.model_validate(generation).model_dump(exclude_none=True)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = ".".join(map(str, problem["loc"]))
@@ -143,30 +129,29 @@ class NamedTokens:
         return cls(frozenset(stop or ()), None if allowed is None else frozenset(allowed), biases)
 
 
-def sampling_params(
-    body: SamplingFields,
-    defaults: SamplingDefaults,
-    *,
-    tokenizer: Tokenizer,
-    tokens: NamedTokens,
-    **resolved: int | Grammar | None,
-) -> SamplingParams:
-    """Merge `body`'s fields and `defaults` to SamplingParams.
+def given_params(body: SamplingFields, prefix: str = "") -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the body's parameters that need no conversion, and the names in it of all that it may give.
 
-    `tokens` are the body's. `resolved` are parameters that the route determined itself, for example from
-    aliases. InvalidRequestError for a value out of range names the field as SamplingParams does.
+    Both are by the parameter's name. Raises InvalidRequestError if two names of one parameter disagree.
     """
-    given = {name: getattr(body, name, None) for name in PARAM_NAMES} | resolved
-    values: dict[str, Any] = asdict(defaults) | {k: v for k, v in given.items() if v is not None}
-    values["stop_token_ids"] = tokens.stop_token_ids
-    values["logit_bias"], values["forced_token_ids"] = tokens.logit_bias, ()
-    values["chosen_logits"] = False  # not settable by a body
-    values["bad_words"] = bad_word_ids(tokenizer, tuple(body.bad_words or ()))
-    if tokens.allowed_token_ids is not None:
-        values["allowed_token_ids"] = tokens.allowed_token_ids
-    values["top_k"] = 0 if values["top_k"] == TOP_K_OFF else values["top_k"]
-    values["seed"] = None if values.get("seed") == RANDOM_SEED else values.get("seed")
-    return SamplingParams(**values)
+    values: dict[str, Any] = {}
+    names = {name: prefix + name for name in PARAMS}
+    for each in PLAIN.values():
+        aliases = each.native if isinstance(body, SamplingBody) and each.native else (each.name,)
+        given_name, value = first_given(body, *aliases, prefix=prefix)
+        names[each.name] = prefix + given_name
+        if value is not None:
+            values[each.name] = each.default if value == each.also_off else value
+    return values, names
+
+
+def first_given(body: SamplingFields, *names: str, prefix: str = "") -> tuple[str, Any]:
+    """Return name and value of the first given alias of a field. All given aliases must be equal."""
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    if len(set(given.values())) > 1:
+        first, second = list(given)[:2]
+        raise InvalidRequestError(f"`{prefix}{first}` and `{prefix}{second}` disagree", prefix + second)
+    return next(iter(given.items()), (names[0], None))
 
 
 def _check_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:

@@ -7,10 +7,11 @@ refuses or ignores them and unknown fields.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
 
+from shortfin_apps.llm.components.request.sampling_params import PLAIN, Param
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.call_arguments import arguments_in_history
 from shortfin_apps.llm.serving.api.unserved_fields import (
@@ -63,6 +64,12 @@ class Body(BaseModel):
     INSTEAD: ClassVar[Mapping[str, str]] = {}  # refused field: what to do instead
     READS_EXTRAS: ClassVar[bool] = False  # whether undeclared fields have an effect
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Take declared fields out of the tables of what other servers have."""
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.REFUSED = {name: off for name, off in cls.REFUSED.items() if name not in cls.model_fields}
+
     def refuse_unserved(self, prefix: str = "") -> None:
         """Raise InvalidRequestError for a field in `REFUSED`, unless it has one of its no-op values."""
         extra = self.model_extra or {}
@@ -94,30 +101,34 @@ class StructuredOutputs(Body):
     disable_any_whitespace: bool | None = None
 
 
-class SamplingFields(Body):
+def _wire_field(param: Param) -> tuple[Any, Any]:
+    """Return the type and the default of a parameter in a body, for pydantic."""
+    default = "" if param.default is None else f"; {param.default} is off"
+    about = f"{param.text}{default}; {param.rule}" if param.rule else param.text + default
+    kind = Number if param.kind is float else param.kind
+    return kind | None, Field(None, description=about)  # type: ignore[operator]
+
+
+if TYPE_CHECKING:
+    _Params = Body
+else:
+    _Params = create_model("_Params", __base__=Body, **{name: _wire_field(PLAIN[name]) for name in PLAIN})
+
+
+class SamplingFields(_Params):
     """Sampling fields of every route that generates. None: the client left the field out.
 
-    A field with the name of one of SamplingParams is copied to it (`serving/api/sampling.py`).
+    The sampling parameters that are one number each come from `components/request/sampling_params.py`;
+    the fields here are converted in `serving/api/sampling.py` and `serving/api/structured_output.py`.
     """
 
     max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: int | None = None
-    min_p: Number | None = None
-    typical_p: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    repetition_penalty: Number | None = None
     logit_bias: dict[str, Any] | list[Any] | None = None  # entries are checked in serving/api/sampling.py
     bad_words: Strings | None = None
     allowed_token_ids: TokenIds | None = None
     n: int | None = None
-    seed: int | None = None
     stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None

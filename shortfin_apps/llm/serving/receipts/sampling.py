@@ -8,23 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, create_model
 
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
-from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.request.sampling_params import OF_MODEL, PLAIN, SamplingParams
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.receipts.receipt import ReceiptError
 
 # Fields that only affect reporting, and fields recorded in the request's form.
 NOT_RECORDED = {"logprobs", "chosen_logits", "forced_token_ids", "bad_words", "output_grammar"}
-# A server may have its own defaults for these, so a replay must specify them.
-WITH_SERVER_DEFAULTS = (
-    *("temperature", "top_k", "top_p", "min_p", "typical_p"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
 _NAMES = {GrammarKind.JSON_SCHEMA: "json", GrammarKind.REGEX: "regex"}
 
 
@@ -48,24 +43,26 @@ class StructuredOutputs(_Strict):
         return GrammarSource(GrammarKind.EBNF, self.grammar or "")
 
 
-class RecordedSampling(_Strict):
+if TYPE_CHECKING:
+    _Params = _Strict
+else:
+    _Params = create_model(
+        "_Params",
+        __base__=_Strict,
+        **{
+            name: (each.kind if each.default is not None else each.kind | None, each.default)
+            for name, each in PLAIN.items()
+        },
+    )
+
+
+class RecordedSampling(_Params):
     """`sampling` of a receipt, parsed: SamplingParams' fields, and four that are as the request gave them."""
 
     max_tokens: int
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
-    typical_p: float = 1.0
     skip_special_tokens: bool = True
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
@@ -129,8 +126,8 @@ def recorded_sampling(
 
 def request_sampling(sampling: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Returns `sampling_params` for a `/generate` request with the same answer as the receipt's."""
-    defaults = {field.name: field.default for field in fields(SamplingParams)}
-    named: dict[str, Any] = {name: defaults[name] for name in WITH_SERVER_DEFAULTS}
+    # A server may have defaults of its own for these, so a replay must give them.
+    named: dict[str, JsonValue] = {name: each.default for name, each in OF_MODEL.items()}
     return named | sampling
 
 

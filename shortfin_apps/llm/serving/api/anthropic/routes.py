@@ -29,7 +29,6 @@ from shortfin_apps.llm.serving.api.sampling import params_named
 from shortfin_apps.llm.serving.api.schema import Body, ChatBody
 from shortfin_apps.llm.serving.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.serving.api.streaming import EventStream
-from shortfin_apps.llm.serving.api.text_requests import check_limits
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
 
 router = APIRouter(
@@ -47,7 +46,6 @@ async def messages(body: MessagesBody, request: Request) -> Response:
     check_fields(body, request)
     with params_named(NAMES):
         chat = await _converted(chat_of_messages, body, request)
-        check_limits(service, chat)
         turn = await chat_turn(chat, request, cuts_to_fit=True)
     head = {"id": ID_PREFIX + request_id_of(request), "model": service.name}
     if body.stream:

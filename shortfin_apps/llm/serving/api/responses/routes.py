@@ -32,7 +32,6 @@ from shortfin_apps.llm.serving.api.sampling import params_named
 from shortfin_apps.llm.serving.api.schema import ChatBody
 from shortfin_apps.llm.serving.api.service import service_of
 from shortfin_apps.llm.serving.api.streaming import EventStream
-from shortfin_apps.llm.serving.api.text_requests import check_limits
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
 
@@ -52,7 +51,6 @@ async def create(body: ResponsesBody, request: Request) -> Response:
         chat, items = await service.model.generator.workers.run(
             num_bytes, _conversation, body, before, service.limits, is_stored=is_stored
         )
-        check_limits(service, chat)
         turn = await chat_turn(chat, request, messages_field="input")
     answer = _new_answer(body, turn, request, is_stored=is_stored)
     keep = partial(_keep, request, items) if is_stored else _forget

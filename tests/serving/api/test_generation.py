@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.serving.api.generation import check_limits
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
 from shortfin_apps.llm.serving.api.schema import CompletionBody
-from shortfin_apps.llm.serving.api.text_requests import check_limits, is_empty
 from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
 
 
@@ -16,9 +16,11 @@ def test_what_is_over_a_limit_is_named(fields: dict[str, object]) -> None:
         check_limits(Harness().service, body)
 
 
-def test_a_completion_of_no_tokens_is_empty() -> None:
-    assert is_empty(CompletionBody(prompt="a", max_tokens=0))
-    assert not is_empty(CompletionBody(prompt="a", max_tokens=1))
+async def test_only_a_completion_of_no_tokens_is_empty(harness: Harness) -> None:
+    empty = await harness.post(COMPLETIONS, {"prompt": "a", "max_tokens": 0})
+    assert (empty.status_code, harness.engine.calls) == (200, [])
+    chat = await harness.post(CHAT, {"messages": MESSAGES, "max_tokens": 0})
+    assert (chat.status_code, chat.json()["error"]["param"]) == (400, "max_tokens")
 
 
 MODELS_OWN = SamplingDefaults(temperature=0.6, top_k=40, repetition_penalty=1.3, min_p=0.1, max_tokens=9)
