@@ -42,6 +42,10 @@ class InvalidRequestError(LlmError):
         self.extra = extra or {}
 
 
+class ModelNotFoundError(InvalidRequestError):
+    """The request names a model that is not served here."""
+
+
 class ConstraintError(InvalidRequestError):
     """The output cannot continue because of the request's own grammar, bans or other constraints."""
 

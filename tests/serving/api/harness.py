@@ -16,6 +16,7 @@ from shortfin_apps.llm.serving.api.auth import KeyRing
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.responses.store import ResponseStore
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
+from shortfin_apps.llm.serving.api.schema import Body
 from shortfin_apps.llm.serving.api.service import ServedModel, Service
 from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
@@ -121,3 +122,9 @@ def events_of(response: httpx.Response) -> list[Any]:
     *events, end, rest = response.text.split("\n\n")
     assert (end, rest) == ("data: [DONE]", "")
     return [json.loads(e.removeprefix("data: ")) for e in events]
+
+
+def bodies(kind: type[Body] = Body) -> list[type[Body]]:
+    """Return all kinds of bodies and their parts."""
+    kinds = kind.__subclasses__()
+    return list(dict.fromkeys(each for kind in kinds for each in (kind, *bodies(kind))))

@@ -11,18 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.serving.api.anthropic.schema import (
-    BLOCK_TAGS,
-    MESSAGES_BODIES,
-    CountTokensBody,
-    MessagesBody,
-)
-from shortfin_apps.llm.serving.api.responses.schema import (
-    ITEM_TAGS,
-    PART_TAGS,
-    RESPONSES_BODIES,
-    ResponsesBody,
-)
+from shortfin_apps.llm.serving.api.anthropic.schema import BLOCK_TAGS, CountTokensBody, MessagesBody
+from shortfin_apps.llm.serving.api.responses.schema import ITEM_TAGS, PART_TAGS, ResponsesBody
 from shortfin_apps.llm.serving.api.schema import (
     ChatBody,
     ChatMessage,
@@ -31,7 +21,7 @@ from shortfin_apps.llm.serving.api.schema import (
     SamplingBody,
 )
 from tests.matrices import slow_but
-from tests.serving.api.harness import Harness
+from tests.serving.api.harness import Harness, bodies
 
 JSON = {"content-type": "application/json"}
 EXPECTED = {200, 400, 404, 413}
@@ -50,9 +40,9 @@ values = st.recursive(
 )
 
 
-def fields_of(*bodies: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
+def fields_of(*kinds: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """Some fields of these bodies, with random values."""
-    names = [name for body in bodies for name in (*body.model_fields, *body.REFUSED)]
+    names = [name for body in kinds for name in (*body.model_fields, *body.REFUSED)]
     return st.dictionaries(st.sampled_from(names), values, max_size=4)
 
 
@@ -62,7 +52,7 @@ messages = st.lists(st.fixed_dictionaries({"role": st.just("user") | values}, op
 entries = st.builds(
     lambda kind, fields: fields | kind,
     st.fixed_dictionaries({}, optional={"type": st.sampled_from([*BLOCK_TAGS, *ITEM_TAGS, *PART_TAGS])}),
-    fields_of(*MESSAGES_BODIES, *RESPONSES_BODIES),
+    fields_of(*(each for each in bodies() if each.__module__.split(".")[-2] in ("anthropic", "responses"))),
 )
 turns = st.lists(
     st.fixed_dictionaries(

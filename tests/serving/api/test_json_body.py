@@ -8,7 +8,7 @@ import pytest
 from shortfin_apps.llm.serving.api import json_body
 from shortfin_apps.llm.serving.api.auth import KeyRing
 from shortfin_apps.llm.serving.api.body_fields import HEADER
-from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness
+from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, MODEL, RESPONSES, Harness
 
 JSON = {"content-type": "application/json"}
 MALFORMED = {
@@ -116,3 +116,9 @@ async def test_every_route_with_a_body_checks_its_fields(strict: bool) -> None:
             assert response.headers[HEADER] == "mine"
         plain = await harness.client.request(method, path, json=required, headers=headers)
         assert HEADER not in plain.headers
+
+
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [4]})])
+async def test_another_models_name_is_404(harness: Harness, path: str, body: dict[str, object]) -> None:
+    assert (await harness.post(path, body | {"model": MODEL})).status_code == 200
+    assert (await harness.post(path, body | {"model": "other"})).status_code == 404

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.serving.api.json_counts import JsonCounts, counts_of, most_counts_of
+from shortfin_apps.llm.serving.api.limits import JsonCounts, counts_of, most_counts_of
 
 TEXTS = st.text(st.sampled_from('"\\[]{}:,au\n\u2028é'), max_size=8)
 VALUES = st.recursive(

@@ -4,10 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from shortfin_apps.llm.serving.api.admin import LogLevelBody
-from shortfin_apps.llm.serving.api.anthropic.schema import MESSAGES_BODIES
-from shortfin_apps.llm.serving.api.responses.schema import RESPONSES_BODIES
-from shortfin_apps.llm.serving.api.schema import BODIES, MAX_ABORTED, Body, ToolCall
-from tests.serving.api.harness import CHAT, COMPLETIONS, TOKENIZER, Harness
+from shortfin_apps.llm.serving.api.schema import MAX_ABORTED, Body, ToolCall
+from tests.serving.api.harness import CHAT, COMPLETIONS, TOKENIZER, Harness, bodies
 
 
 @pytest.mark.parametrize(
@@ -57,7 +55,7 @@ async def test_non_text_parts_are_refused(harness: Harness) -> None:
     assert response.json()["error"]["param"].startswith("messages.content")
 
 
-@pytest.mark.parametrize("body", [*BODIES, *MESSAGES_BODIES, *RESPONSES_BODIES])
+@pytest.mark.parametrize("body", bodies())
 def test_each_field_is_in_one_table(body: type[Body]) -> None:
     assert not body.model_fields.keys() & body.REFUSED.keys()
     assert not body.model_fields.keys() & body.INERT
@@ -72,7 +70,7 @@ def num_errors(body: type[Body], value: dict[str, object]) -> int:
     return 0
 
 
-@pytest.mark.parametrize("body", [*BODIES, *MESSAGES_BODIES, *RESPONSES_BODIES, LogLevelBody])
+@pytest.mark.parametrize("body", [*bodies(), LogLevelBody])
 @pytest.mark.parametrize("wrong", [[object()] * 1_000, dict.fromkeys(map(str, range(1_000)), object())])
 def test_the_first_of_many_wrong_entries_refuses_a_field(body: type[Body], wrong: object) -> None:
     """Pydantic lists all errors otherwise, which takes 18 s for a body of a million wrong entries."""

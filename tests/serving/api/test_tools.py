@@ -11,7 +11,7 @@ from shortfin_apps.llm.components.grammar.compiler import MAX_CHARS
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.schema import ChatBody
-from shortfin_apps.llm.serving.api.tools import ToolUse, answer_grammar
+from shortfin_apps.llm.serving.api.tools import ToolUse, answer_rules
 from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.serving.dialects.dialect import Dialect, Function
 from tests.serving.api.harness import CHAT, MESSAGES, Harness, events_of
@@ -502,6 +502,6 @@ async def test_others_run_between_the_grammars_that_are_tried() -> None:
     use = ToolUse(functions=(loose, Function("g", strict=True)))
     running = asyncio.create_task(other())
     with pytest.raises(InvalidRequestError, match="too long"):
-        await answer_grammar(ChatBody(messages=MESSAGES), use, model, "", refuse)
+        await answer_rules(ChatBody(messages=MESSAGES), use, model, "", refuse)
     assert log[:5] == ["tried", "other", "tried", "other", "tried"]
     await running

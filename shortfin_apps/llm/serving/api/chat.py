@@ -26,8 +26,7 @@ from shortfin_apps.llm.serving.api.structured_output import compiler_for
 from shortfin_apps.llm.serving.api.tools import (
     AnswerForm,
     ToolUse,
-    answer_form,
-    answer_grammar,
+    answer_rules,
     shown_ids,
     template_variables,
     tool_use,
@@ -137,8 +136,7 @@ async def chat_turn(
     prompt = await chat_prompt(body, request, messages_field=messages_field)
     tenant = terms_of(body, request).tenant
     compile_source = compiler_for(request, model.generator, tenant)
-    grammar = await answer_grammar(body, prompt.use, model, prompt.text, compile_source)
-    form = answer_form(body, prompt.use, model, prompt.text)
+    grammar, form = await answer_rules(body, prompt.use, model, prompt.text, compile_source)
     room = max(model.generator.max_seq_len - len(prompt.token_ids), 1)
     fills_context = cuts_to_fit and body.max_tokens is not None and body.max_tokens > room
     if fills_context:

@@ -1,16 +1,13 @@
-"""Converts errors to HTTP answers in one of three formats.
+"""Converts errors to HTTP answers: in OpenAI's shape, or in one that a route gives to `register_shape`.
 
-OpenAI's, on all other routes:        {"error": {"message", "type", "param", "code"}}
-upstream shortfin's, on `/generate`:  {"error": message, "code", ...extra fields}
-Anthropic's, on `/v1/messages`:       {"type": "error", "error": {"type", "message"}}
+OpenAI's is {"error": {"message", "type", "param", "code"}}.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from enum import Enum, auto
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
@@ -23,54 +20,43 @@ from shortfin_apps.llm.contract.errors import (
     InvalidRequestError,
     InvocationError,
     LlmError,
+    ModelNotFoundError,
     OverloadedError,
     RequestAbortedError,
     UnavailableError,
 )
 from shortfin_apps.llm.serving.api.access_log import access_of
-from shortfin_apps.llm.serving.api.anthropic.schema import MESSAGES_BODIES
 from shortfin_apps.llm.serving.api.json_body import JsonResponse
-from shortfin_apps.llm.serving.api.responses.schema import RESPONSES_BODIES
-from shortfin_apps.llm.serving.api.schema import BODIES, NOT_SERVED, type_of
+from shortfin_apps.llm.serving.api.schema import FIELD_NAMES, NOT_SERVED, type_of
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_LOADING_S = 5.0
-FIELD_NAMES = frozenset(
-    field.alias or name
-    for body in (*BODIES, *MESSAGES_BODIES, *RESPONSES_BODIES)
-    for name, field in body.model_fields.items()
-)
 
 
-class ErrorForm(Enum):
-    """A format of error bodies."""
+class Problem(NamedTuple):
+    """What an error body may tell. `code` and `param` are None for errors of HTTP, such as 404."""
 
-    OPENAI = auto()
-    NATIVE = auto()
-    ANTHROPIC = auto()
-
-
-# Suffixes of the routes that do not use OpenAI's format; a proxy's prefix may precede them.
-FORMS: tuple[tuple[str, ErrorForm], ...] = (
-    ("/generate", ErrorForm.NATIVE),
-    ("/v1/messages", ErrorForm.ANTHROPIC),
-    ("/v1/messages/count_tokens", ErrorForm.ANTHROPIC),
-)
-# Anthropic's `type` by status; for other 4xx `invalid_request_error`, for other 5xx `api_error`.
-ANTHROPIC_TYPES: Mapping[int, str] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+    status: int
+    message: str
+    openai_type: str
+    code: str | None = None
+    param: str | None = None
+    extra: Mapping[str, Any] = {}
 
 
-class ModelNotFoundError(InvalidRequestError):
-    """The request names a model that is not served here."""
+Shape = Callable[[Problem], dict[str, Any]]
+_SHAPES: dict[str, Shape] = {}
+
+
+def register_shape(path: str, shape: Shape) -> None:
+    """Let `shape` make the error bodies of the routes with this path; a proxy's prefix may precede it."""
+    _SHAPES[path] = shape
+
+
+def openai_shape(problem: Problem) -> dict[str, Any]:
+    _, message, kind, code, param, _ = problem
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class ResponseNotFoundError(InvalidRequestError):
@@ -113,18 +99,12 @@ def answer_to(error: Exception) -> Answer:
     return next(answer for kind, answer in ANSWERS if isinstance(error, kind))
 
 
-def error_body(error: Exception, form: ErrorForm) -> dict[str, Any]:
-    """Return the body for `error`. The message of an unexpected error is only logged, not sent."""
+def problem_of(error: Exception) -> Problem:
+    """Return what to tell of an error. The message of an unexpected one is only logged, not sent."""
     answer, message = answer_to(error), message_of(error)
-    invalid = error if isinstance(error, InvalidRequestError) else None
-    match form:
-        case ErrorForm.NATIVE:
-            return {"error": message, "code": answer.code, **(invalid.extra if invalid else {})}
-        case ErrorForm.ANTHROPIC:
-            return _anthropic_body(answer.status, message)
-        case ErrorForm.OPENAI:
-            param = invalid.param if invalid else None
-            return _openai_body(message, answer.openai_type, param, answer.code)
+    if not isinstance(error, InvalidRequestError):
+        return Problem(answer.status, message, answer.openai_type, answer.code)
+    return Problem(answer.status, message, answer.openai_type, answer.code, error.param, error.extra)
 
 
 def message_of(error: Exception) -> str:
@@ -132,26 +112,17 @@ def message_of(error: Exception) -> str:
     return str(error) if isinstance(error, LlmError) else "internal error; see the server's log"
 
 
-def _openai_body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _anthropic_body(status: int, message: str) -> dict[str, Any]:
-    other = "api_error" if status >= 500 else "invalid_request_error"
-    return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(status, other), "message": message}}
-
-
 def error_response(request: Request, error: Exception) -> Response:
     answer = answer_to(error)
     access_of(request).error = answer.code
-    body = error_body(error, form_of(request))
+    body = shape_of(request)(problem_of(error))
     return JsonResponse(body, status_code=answer.status, headers=_headers(error))
 
 
-def form_of(request: Request) -> ErrorForm:
-    """Return the error format of the request's route."""
+def shape_of(request: Request) -> Shape:
+    """Return the shape of the route's error bodies."""
     path = request.url.path
-    return next((form for end, form in FORMS if path.endswith(end)), ErrorForm.OPENAI)
+    return next((shape for end, shape in _SHAPES.items() if path.endswith(end)), openai_shape)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -238,11 +209,5 @@ def _path(location: Sequence[int | str]) -> list[int | str]:
 def http_response(request: Request, error: HTTPException) -> Response:
     """Return the answer to an HTTP error such as 404, 405 or 413."""
     message = f"{request.method} {request.url.path}: {error.detail}"
-    match form_of(request):
-        case ErrorForm.NATIVE:
-            body: dict[str, Any] = {"error": message, "code": "INVALID_REQUEST_ARGS"}
-        case ErrorForm.ANTHROPIC:
-            body = _anthropic_body(error.status_code, message)
-        case ErrorForm.OPENAI:
-            body = _openai_body(message, "invalid_request_error", None, None)
+    body = shape_of(request)(Problem(error.status_code, message, "invalid_request_error"))
     return JsonResponse(body, status_code=error.status_code, headers=dict(error.headers or {}))

@@ -25,7 +25,7 @@ from shortfin_apps.llm.serving.api.schema import OpenAIBody, SamplingFields, Ser
 from shortfin_apps.llm.serving.api.service import Service, request_id_of, service_of
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator, with_seed
 from shortfin_apps.llm.serving.frontend.text_stream import TextRequest
-from shortfin_apps.llm.serving.text.bad_words import bad_word_ids
+from shortfin_apps.llm.serving.text.tokenizer import bad_word_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,11 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.contract.errors import ModelNotFoundError
 from shortfin_apps.llm.lone_surrogates import json_of, without_lone_surrogates
 from shortfin_apps.llm.serving.api.body_fields import HEADER, header_value
 from shortfin_apps.llm.serving.api.schema import Body, ChatMessage
-from shortfin_apps.llm.serving.api.service import service_of
+from shortfin_apps.llm.serving.api.service import Service, service_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +80,17 @@ class JsonRoute(APIRoute):
         return handle_json
 
 
+def check_model(service: Service, name: str | None) -> None:
+    """Raise ModelNotFoundError for a name other than the served model's; None is accepted."""
+    if name is not None and name != service.name:
+        raise ModelNotFoundError(f"the model {name!r} is not served here; {service.name!r} is", "model")
+
+
 def check_fields(body: Body, request: Request) -> None:
-    """Raise InvalidRequestError for an unsupported field; record the ignored ones for the answer."""
-    request.state.ignored_fields = service_of(request).field_check.ignored(body)
+    """Raise InvalidRequestError for another model or an unsupported field; record ignored ones to tell."""
+    service = service_of(request)
+    check_model(service, vars(body).get("model"))
+    request.state.ignored_fields = service.field_check.ignored(body)
 
 
 def note_unread(

@@ -26,7 +26,7 @@ from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.access_log import access_of
 from shortfin_apps.llm.serving.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
 from shortfin_apps.llm.serving.api.best_of import Choices, choices_of
-from shortfin_apps.llm.serving.api.errors import ErrorForm, error_body
+from shortfin_apps.llm.serving.api.errors import Problem, problem_of, register_shape
 from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests, terms_of
 from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.limits import Limits
@@ -65,6 +65,14 @@ REFUSED_BY_ENGINE = {
 ANSWERS = whole_or_streamed(GenerateAnswer) | errors(NativeErrorAnswer)
 
 T = TypeVar("T")
+
+
+def native_error(problem: Problem) -> dict[str, Any]:
+    """Upstream shortfin's shape."""
+    return {"error": problem.message, "code": problem.code or "INVALID_REQUEST_ARGS", **problem.extra}
+
+
+register_shape("/generate", native_error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +330,7 @@ class CumulativeEvents:
         return b""
 
     def failed(self, error: Exception) -> bytes:
-        return event(error_body(error, ErrorForm.NATIVE))
+        return event(native_error(problem_of(error)))
 
     def _event(self, index: int, delta: TextDelta) -> bytes:
         return event({**self._answers[index].add(delta), "index": index})

@@ -25,9 +25,8 @@ from shortfin_apps.llm.serving.api.answers import (
 from shortfin_apps.llm.serving.api.best_of import Choices, choices_of
 from shortfin_apps.llm.serving.api.chat import chat_turn
 from shortfin_apps.llm.serving.api.generation import GenerateRequest, check_limits, engine_requests, terms_of
-from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields, check_model
 from shortfin_apps.llm.serving.api.logprobs_work import encoded, made, num_logprobs, work_of
-from shortfin_apps.llm.serving.api.model_name import check_model
 from shortfin_apps.llm.serving.api.openai_events import ChunkEvents
 from shortfin_apps.llm.serving.api.openai_shapes import ChatShape, CompletionShape, Extras, Shape, usage
 from shortfin_apps.llm.serving.api.sampling import NamedTokens
@@ -58,7 +57,8 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     service = service_of(request)
-    model = _prepare(service, body, request)
+    check_fields(body, request)
+    model = service.model
     check_limits(service, body)
     service.limits.check_choices(None, None, best_of=body.best_of)
     service.limits.check_logprobs(body.logprobs, "logprobs")
@@ -97,8 +97,8 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 @router.post("/chat/completions", responses=whole_or_streamed(ChatAnswer))
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answers a conversation."""
-    service = service_of(request)
-    model = _prepare(service, body, request)
+    check_fields(body, request)
+    model = service_of(request).model
     turn = await chat_turn(body, request)
     extras = _extras(body, None)
     prompt_token_ids = turn.requests[0].prompt_token_ids
@@ -116,12 +116,6 @@ async def model(model_id: str, request: Request) -> Response:
     service = service_of(request)
     check_model(service, model_id)
     return JsonResponse(_model_card(service))
-
-
-def _prepare(service: Service, body: OpenAIBody, request: Request) -> ServedModel:
-    check_model(service, body.model)
-    check_fields(body, request)
-    return service.model
 
 
 def _model_card(service: Service) -> dict[str, Any]:

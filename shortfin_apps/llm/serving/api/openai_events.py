@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from shortfin_apps.llm.serving.api.errors import ErrorForm, error_body
+from shortfin_apps.llm.serving.api.errors import openai_shape, problem_of
 from shortfin_apps.llm.serving.api.openai_shapes import Shape, usage
 from shortfin_apps.llm.serving.api.streaming import DONE, event, json_line
 from shortfin_apps.llm.serving.frontend.text_stream import EMPTY_ANSWER, TextDelta, TextRequest
@@ -67,7 +67,7 @@ class ChunkEvents:
         return event({**self._head, "choices": [], "usage": totals})
 
     def failed(self, error: Exception) -> bytes:
-        return event(error_body(error, ErrorForm.OPENAI))
+        return event(openai_shape(problem_of(error)))
 
     def _chunks(self, index: int, delta: TextDelta) -> bytes:
         if self._with_running_usage:

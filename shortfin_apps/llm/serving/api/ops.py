@@ -14,11 +14,9 @@ from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.contract.iree_release import installed_version
 from shortfin_apps.llm.serving.api import answers
 from shortfin_apps.llm.serving.api.chat import conversation_text
-from shortfin_apps.llm.serving.api.commands import carry_out_everywhere
 from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields, note_unread
-from shortfin_apps.llm.serving.api.model_name import check_model
 from shortfin_apps.llm.serving.api.schema import DetokenizeBody, TokenizeBody
-from shortfin_apps.llm.serving.api.service import service_of
+from shortfin_apps.llm.serving.api.service import carry_out_everywhere, service_of
 from shortfin_apps.llm.serving.engine_link.messages import ReadMetrics
 from shortfin_apps.llm.serving.text.tokenizer import first_out_of_range
 
@@ -69,7 +67,6 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Token ids of a text, or of a conversation rendered by the chat template."""
     check_fields(body, request)
     service = service_of(request)
-    check_model(service, body.model)
     generator = service.model.generator
     special = body.add_special_tokens is not False
     text = body.prompt or ""
@@ -102,7 +99,6 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Text of token ids, special tokens included."""
     check_fields(body, request)
     service = service_of(request)
-    check_model(service, body.model)
     tokenizer = service.model.generator.tokenizer
     service.limits.check_chars(len(body.tokens), "tokens")  # a token has at least one character
     if (bad_id := first_out_of_range(body.tokens, tokenizer.vocab_size)) is not None:

@@ -54,6 +54,9 @@ Bools = Annotated[list[bool], Field(fail_fast=True)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
 
 
+FIELD_NAMES: set[str] = set()  # of all bodies, by their names in a request
+
+
 class Body(BaseModel):
     """Base class of request bodies."""
 
@@ -66,8 +69,9 @@ class Body(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Take declared fields out of the tables of what other servers have."""
+        """Take declared fields out of the table of what other servers have, and note their names."""
         super().__pydantic_init_subclass__(**kwargs)
+        FIELD_NAMES.update(field.alias or name for name, field in cls.model_fields.items())
         cls.REFUSED = {name: off for name, off in cls.REFUSED.items() if name not in cls.model_fields}
 
     def refuse_unserved(self, prefix: str = "") -> None:
@@ -457,27 +461,3 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: TokenIds
-
-
-BODIES: tuple[type[Body], ...] = (
-    StructuredOutputs,
-    SamplingBody,
-    GenerateBody,
-    AbortBody,
-    StreamOptions,
-    CompletionBody,
-    TextPart,
-    RefusalPart,
-    CalledFunction,
-    ToolCall,
-    ChatMessage,
-    FunctionSpec,
-    Tool,
-    NamedFunction,
-    NamedTool,
-    AllowedTools,
-    AllowedToolChoice,
-    ChatBody,
-    TokenizeBody,
-    DetokenizeBody,
-)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,13 @@ from shortfin_apps.llm.serving.api.responses.store import ResponseStore
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
 from shortfin_apps.llm.serving.api.stream_turns import StreamTurns
 from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect
-from shortfin_apps.llm.serving.engine_link.messages import Command
+from shortfin_apps.llm.serving.engine_link.messages import (
+    AbortAll,
+    AbortRequests,
+    Command,
+    ReadMetrics,
+    SetLogLevel,
+)
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.serving.receipts.draft import ModelIdentity
@@ -141,3 +148,29 @@ def request_id_of(request: Request) -> str:
     """The request's id: its `X-Request-Id`, or one that RequestIdMiddleware generated."""
     request_id: str = request.state.request_id
     return request_id
+
+
+async def carry_out_everywhere(command: Command, service: Service) -> Sequence[float]:
+    """Execute the command in all processes; return its sums over them. Raises UnavailableError."""
+    everywhere = service.everywhere
+    return carry_out(command, service) if everywhere is None else await everywhere(command)
+
+
+async def count_everywhere(command: AbortRequests | AbortAll, service: Service) -> int:
+    """Return the number of sequences that the command aborted. Raises UnavailableError."""
+    return int(sum(await carry_out_everywhere(command, service)))
+
+
+def carry_out(command: Command, service: Service) -> Sequence[float]:
+    """Execute a command in this process; return its counts. Raises UnavailableError."""
+    match command:
+        case AbortRequests(request_ids, tenant):
+            abort = service.model.generator.abort
+            return [sum(abort(request_id, tenant) for request_id in request_ids)]
+        case AbortAll():
+            return [service.model.generator.abort_all()]
+        case SetLogLevel(level):
+            logging.getLogger().setLevel(level)
+            return []
+        case ReadMetrics():
+            return service.metrics.counts()

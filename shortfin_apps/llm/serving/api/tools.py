@@ -105,16 +105,25 @@ def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] 
     return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
 
 
-async def answer_grammar(
+async def answer_rules(
     body: ChatBody, use: ToolUse, model: ServedModel, prompt: str, compile_source: CompileSource
-) -> Grammar | None:
-    """Compile the grammar of the answers to `prompt`, if one is needed: a thought, then a call or JSON.
-
-    If calls are optional, text with valid calls is enforced only if a function is strict.
+) -> tuple[Grammar | None, AnswerForm]:
+    """Return the grammar of the answers to `prompt`, if one is needed, and how to parse them.
 
     Raises InvalidRequestError for a grammar other than JSON combined with tools, and for an unsupported one.
     """
     named = named_source(body)
+    grammar = await _grammar(named, use, model, prompt, compile_source)
+    return grammar, PLAIN if _is_bare(named, use, model) else _form(body, use, model, prompt)
+
+
+async def _grammar(
+    named: Named | None, use: ToolUse, model: ServedModel, prompt: str, compile_source: CompileSource
+) -> Grammar | None:
+    """Compile a grammar, if one is needed: a thought, then a call or JSON.
+
+    If calls are optional, text with valid calls is enforced only if a function is strict.
+    """
     if use.is_required:
         return await _compiled(use, lambda use: _lark(use, model, prompt, None), compile_source, "tools")
     if named is None:
@@ -122,7 +131,7 @@ async def answer_grammar(
             return None
         return await _compiled(use, lambda use: _lark_of_text(use, model, prompt), compile_source, "tools")
     param, source = named
-    if is_bare(named, use, model):
+    if _is_bare(named, use, model):
         return await compile_source(source, param)
     if (schema := _schema_of(source)) is None:
         raise InvalidRequestError(
@@ -133,17 +142,14 @@ async def answer_grammar(
     return await _compiled(use, lambda use: _lark(use, model, prompt, schema), compile_source, param)
 
 
-def is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
+def _is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
     """Whether an answer matches the grammar from its first token, without a thought or a call."""
     if named is None or use.functions:
         return False
     return model.dialect.reasoning is None or _schema_of(named[1]) is None
 
 
-def answer_form(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -> AnswerForm:
-    """Return how to parse the answers to `prompt`."""
-    if is_bare(named_source(body), use, model):
-        return PLAIN
+def _form(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -> AnswerForm:
     dialect = model.dialect
     if body.separate_reasoning is False:
         dialect = replace(dialect, reasoning=None)

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
-from shortfin_apps.llm.serving.api.commands import carry_out
-from shortfin_apps.llm.serving.api.service import Service
+from shortfin_apps.llm.serving.api.service import Service, carry_out
 from shortfin_apps.llm.serving.engine_link.remote_engine import RemoteEngine, wait_for_engine
 from shortfin_apps.llm.serving.server.config import ServerConfig
 from shortfin_apps.llm.serving.server.model_loading import Loaded, load_tokenizer, open_artifact, served_model

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from shortfin_apps.llm.serving.api.anthropic.shapes import content_block, message, stop_of, usage_of
+from shortfin_apps.llm.serving.api.anthropic.shapes import (
+    content_block,
+    error_shape,
+    message,
+    stop_of,
+    usage_of,
+)
 from shortfin_apps.llm.serving.api.blocks import Began, Block, BlockKind, BlockReader, Change, Ended, Grew
 from shortfin_apps.llm.serving.api.chat import ChatTurn
-from shortfin_apps.llm.serving.api.errors import ErrorForm, error_body
+from shortfin_apps.llm.serving.api.errors import problem_of
 from shortfin_apps.llm.serving.api.receipts import receipt_field
 from shortfin_apps.llm.serving.api.streaming import named_event
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
@@ -47,7 +53,7 @@ class MessageEvents:
         return named_event({"type": "message_stop"})
 
     def failed(self, error: Exception) -> bytes:
-        return named_event(error_body(error, ErrorForm.ANTHROPIC))
+        return named_event(error_shape(problem_of(error)))
 
     def _start(self) -> bytes:
         if self._has_begun:

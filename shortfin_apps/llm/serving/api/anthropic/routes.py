@@ -18,12 +18,12 @@ from shortfin_apps.llm.serving.api.anthropic.answers import (
 from shortfin_apps.llm.serving.api.anthropic.conversation import NAMES, chat_of_messages, chat_to_count
 from shortfin_apps.llm.serving.api.anthropic.events import MessageEvents
 from shortfin_apps.llm.serving.api.anthropic.schema import CountTokensBody, MessagesBody
-from shortfin_apps.llm.serving.api.anthropic.shapes import ID_PREFIX, message, stop_of, usage_of
+from shortfin_apps.llm.serving.api.anthropic.shapes import ID_PREFIX, error_shape, message, stop_of, usage_of
 from shortfin_apps.llm.serving.api.blocks import BlockReader
 from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_prompt, chat_turn, submitted
+from shortfin_apps.llm.serving.api.errors import register_shape
 from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.logprobs_work import made, work_of
-from shortfin_apps.llm.serving.api.model_name import check_model
 from shortfin_apps.llm.serving.api.receipts import receipt_field
 from shortfin_apps.llm.serving.api.sampling import params_named
 from shortfin_apps.llm.serving.api.schema import Body, ChatBody
@@ -35,6 +35,9 @@ router = APIRouter(
     route_class=JsonRoute, prefix="/v1", tags=["anthropic"], responses=errors(AnthropicErrorAnswer)
 )
 
+register_shape("/v1/messages", error_shape)
+register_shape("/v1/messages/count_tokens", error_shape)
+
 BodyT = TypeVar("BodyT", bound=Body)
 
 
@@ -42,7 +45,6 @@ BodyT = TypeVar("BodyT", bound=Body)
 async def messages(body: MessagesBody, request: Request) -> Response:
     """Answers a conversation."""
     service = service_of(request)
-    check_model(service, body.model)
     check_fields(body, request)
     with params_named(NAMES):
         chat = await _converted(chat_of_messages, body, request)
@@ -58,8 +60,6 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 @router.post("/messages/count_tokens", responses={200: {"model": TokenCountAnswer}})
 async def count_tokens(body: CountTokensBody, request: Request) -> Response:
     """The number of tokens of a conversation; nothing is generated."""
-    service = service_of(request)
-    check_model(service, body.model)
     check_fields(body, request)
     with params_named(NAMES):
         prompt = await chat_prompt(await _converted(chat_to_count, body, request), request)

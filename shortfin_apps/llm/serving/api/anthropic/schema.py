@@ -186,20 +186,3 @@ class MessagesBody(ConversationFields, ServingFields, SamplingFields):
     max_tokens: int
     stop_sequences: Strings | None = None
     metadata: Metadata | None = None
-
-
-MESSAGES_BODIES: tuple[type[Body], ...] = (
-    TextBlock,
-    ToolUseBlock,
-    ToolResultBlock,
-    ThinkingBlock,
-    InputMessage,
-    MessagesTool,
-    MessagesToolChoice,
-    Thinking,
-    OutputFormat,
-    OutputConfig,
-    Metadata,
-    CountTokensBody,
-    MessagesBody,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -11,9 +11,27 @@ from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.serving.api.blocks import Block, BlockKind
 from shortfin_apps.llm.serving.api.call_arguments import UNPARSED, read_arguments
 from shortfin_apps.llm.serving.api.chat import ChatTurn, end_of
+from shortfin_apps.llm.serving.api.errors import Problem
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
 
 ID_PREFIX = "msg_"
+# Error types by status; for other 4xx `invalid_request_error`, for other 5xx `api_error`.
+ERROR_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def error_shape(problem: Problem) -> dict[str, Any]:
+    """Return an error body; see `register_shape`."""
+    other = "api_error" if problem.status >= 500 else "invalid_request_error"
+    kind = ERROR_TYPES.get(problem.status, other)
+    return {"type": "error", "error": {"type": kind, "message": problem.message}}
 
 
 def message(

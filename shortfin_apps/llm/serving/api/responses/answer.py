@@ -12,9 +12,8 @@ from shortfin_apps.llm.serving.api.chat import ChatTurn, end_of
 from shortfin_apps.llm.serving.api.errors import message_of
 from shortfin_apps.llm.serving.api.receipts import receipt_field
 from shortfin_apps.llm.serving.api.responses.shapes import ResponseShape, Usage
-from shortfin_apps.llm.serving.api.responses.thought_tokens import ThoughtTokens
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
-from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
+from shortfin_apps.llm.serving.text.tokenizer import LONG_TEXT, Tokenizer
 
 
 class ResponseAnswer:
@@ -81,3 +80,30 @@ class ResponseAnswer:
             output_tokens=self._generated,
             thought_tokens=self._thoughts.num_tokens,
         )
+
+
+class ThoughtTokens:
+    """Counts the tokens of a model's thoughts, tokenised in pieces of LONG_TEXT characters.
+
+    The number is therefore the same for complete and streamed answers. It may differ slightly from the number
+    of generated tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._rest = ""
+        self._num_counted = 0
+
+    def push(self, text: str) -> None:
+        """Append text; takes a few milliseconds per LONG_TEXT characters."""
+        self._rest += text
+        while len(self._rest) >= LONG_TEXT:
+            self._num_counted += self._count(self._rest[:LONG_TEXT])
+            self._rest = self._rest[LONG_TEXT:]
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_counted + (self._count(self._rest) if self._rest else 0)
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False))

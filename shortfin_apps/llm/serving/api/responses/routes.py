@@ -19,7 +19,6 @@ from shortfin_apps.llm.serving.api.errors import ResponseNotFoundError
 from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.logprobs_work import made, work_of
-from shortfin_apps.llm.serving.api.model_name import check_model
 from shortfin_apps.llm.serving.api.responses import answers
 from shortfin_apps.llm.serving.api.responses.answer import ResponseAnswer
 from shortfin_apps.llm.serving.api.responses.conversation import NAMES, chat_of_response
@@ -42,7 +41,6 @@ MAX_ITEMS = 100  # of one page, as at OpenAI
 async def create(body: ResponsesBody, request: Request) -> Response:
     """Answers a conversation, which may continue a stored response."""
     service = service_of(request)
-    check_model(service, body.model)
     check_fields(body, request)
     before = _before(body, request)
     is_stored = _is_stored(body, service.responses)

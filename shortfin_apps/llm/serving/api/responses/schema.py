@@ -262,22 +262,3 @@ class ResponsesBody(ServingFields, SamplingFields):
     stream_options: ResponsesStreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
-
-
-RESPONSES_BODIES: tuple[type[Body], ...] = (
-    InputText,
-    Refusal,
-    SummaryText,
-    MessageItem,
-    CallItem,
-    ResultItem,
-    ThoughtItem,
-    ResponsesTool,
-    ChosenFunction,
-    AllowedFunctions,
-    ResponseFormat,
-    ResponseText,
-    ReasoningOptions,
-    ResponsesStreamOptions,
-    ResponsesBody,
-)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.serving.api.responses.thought_tokens import ThoughtTokens
+from shortfin_apps.llm.serving.api.responses.answer import ThoughtTokens
 from shortfin_apps.llm.serving.text.tokenizer import LONG_TEXT
 from tests.serving.api.harness import TOKENIZER
 
