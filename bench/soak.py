@@ -35,7 +35,6 @@ MAX_GROWTH = 0.02
 PATIENCE_S = 600.0  # for one answer
 SAMPLE_S = 0.5
 WARM_UP, WARM_UP_S = 0.2, 30.0  # share of the time, and minimum: until everything bounded was filled once
-CONVERSATION_TOKENS = 20_000  # for the server to remember: few enough to be reached during the warm-up
 PREFIXES = [text(f"prefix {number}", 40) for number in range(4)]
 
 BAD_BODIES: list[dict[str, Any]] = [
@@ -227,7 +226,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of what is asked (default: %(default)s)")
     arguments = parser.parse_args()
     flags = [str(arguments.artifact), "--pages", str(arguments.pages), "--batch-mode", arguments.batch_mode]
-    flags += ["--conversation-tokens", str(CONVERSATION_TOKENS)]
     with running_server(flags) as server:
         tally = asyncio.run(soak(server, arguments.clients, arguments.minutes * 60, arguments.seed))
         found = verdicts(server, tally)

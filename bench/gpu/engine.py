@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bench.gpu.models import Model
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
+from shortfin_apps.llm.components.batching.modes.default import DefaultMode
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_count import BALANCED_SHARE
 from shortfin_apps.llm.components.request.messages import GenerateCall
@@ -27,8 +28,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     ADJUSTED: {"temperature": 1.0, "presence_penalty": 0.5},
 }
 UNMEASURED_TOKENS = 4  # per request, before the measured ones
-# All prompts are computed before the first decode, so that all requests have the same number of decodes.
-PROMPTS_FIRST = DefaultModeOptions(prefills_per_decode=1_000_000, token_budget=2048)
+WIDE_PREFILLS = BatchSettings(batch_mode="default", token_budget=2048)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def generate(engine: Engine, asked: Sequence[Sequence[int]], max_tokens: int) ->
 def steady_steps(engine: Engine, model: Model, requests: int, sampling: str) -> Steps:
     """Measure decodes of `requests` at once, around the model's context. Raises LlmError.
 
-    The engine must use `PROMPTS_FIRST`; `sampling` is a key of SAMPLINGS.
+    The engine must be passed to `compute_prompts_first` before; `sampling` is a key of SAMPLINGS.
     """
     measured, context = min(MEASURED_TOKENS, model.context // 4), model.context
     length = context - measured // 2 - UNMEASURED_TOKENS
@@ -89,6 +89,13 @@ def steady_steps(engine: Engine, model: Model, requests: int, sampling: str) -> 
     while engine.has_work:
         _count(engine, counts)
     return Steps(tokens, tuple(seconds), device_s)
+
+
+def compute_prompts_first(engine: Engine) -> None:
+    """Compute all prompts before the first decode, so that all requests have the same number of decodes."""
+    mode = engine._scheduler._mode
+    assert isinstance(mode, DefaultMode)
+    mode.prefills_per_decode = 1_000_000
 
 
 def sizes(model: Model) -> Iterator[int]:

@@ -30,7 +30,7 @@ from bench.gpu.models import MODELS, Model
 from bench.gpu.one_program import OneProgram
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching import BATCH_MODES
-from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_table import make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
@@ -109,11 +109,16 @@ def _compare_tokens(
     model: Model, device: OneProgram, artifact: Artifact, expected: list[list[int]], emit: Emit
 ) -> None:
     pages = tokens_part.scarce_pages(model)
-    for (mode, options), setting, speculates in product(
-        BATCH_MODES.items(), _settings(device), _speculations(artifact)
-    ):
+    for mode, setting, speculates in product(BATCH_MODES, _settings(device), _speculations(artifact)):
         engine = _engine(
-            model, device, artifact, setting, options(), pages, tokens_part.PROMPTS, speculates=speculates
+            model,
+            device,
+            artifact,
+            setting,
+            BatchSettings(batch_mode=mode),
+            pages,
+            tokens_part.PROMPTS,
+            speculates=speculates,
         )
         tokens = engine_part.generate(engine, tokens_part.make_prompts(model), tokens_part.MAX_TOKENS)
         stats = engine.stats()
@@ -135,8 +140,8 @@ def _compare_adjusted(model: Model, device: OneProgram, artifact: Artifact, emit
     if not _adjusts(device):
         return
     pages, rows = tokens_part.scarce_pages(model), tokens_part.PROMPTS
-    for mode, options in BATCH_MODES.items():
-        engine = _engine(model, device, artifact, "off", options(), pages, rows)
+    for mode in BATCH_MODES:
+        engine = _engine(model, device, artifact, "off", BatchSettings(batch_mode=mode), pages, rows)
         on_host = adjusted_part.tokens_of(engine, model, logprobs=0)
         on_device = adjusted_part.tokens_of(engine, model)
         agreement = tokens_part.compare(on_device, on_host)
@@ -177,7 +182,8 @@ def _measure_engine(
     """Measure the engine; with a `suffix` for the name, only the sampling that adjusts rows."""
     gc.collect()  # frees the memory of earlier measurements
     most = max(engine_part.sizes(model))
-    engine = _engine(model, device, artifact, setting, engine_part.PROMPTS_FIRST, pages, most)
+    engine = _engine(model, device, artifact, setting, engine_part.WIDE_PREFILLS, pages, most)
+    engine_part.compute_prompts_first(engine)
     samplings = [engine_part.ADJUSTED] if suffix else engine_part.SAMPLINGS
     for requests, sampling in product(engine_part.sizes(model), samplings):
         steps = engine_part.steady_steps(engine, model, requests, sampling)
@@ -214,7 +220,7 @@ def _engine(
     device: Device,
     artifact: Artifact,
     setting: DecodeAhead,
-    mode: ModeOptions,
+    mode: BatchSettings,
     pages: int,
     max_running: int,
     *,
@@ -227,7 +233,7 @@ def _engine(
     options = EngineOptions(
         speculative="ngram" if speculates else "off",
         draft_model=draft if speculates else None,
-        mode=mode,
+        batching=mode,
         prefix_cache="none",
         decode_ahead=setting,
         pages=pages,

@@ -6,7 +6,7 @@ import statistics
 import time
 from pathlib import Path
 
-from bench.gpu.engine import PROMPTS_FIRST
+from bench.gpu.engine import WIDE_PREFILLS, compute_prompts_first
 from bench.host.device import IdleDevice, model_config
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
@@ -19,9 +19,11 @@ VOCAB_SIZE = 4096
 
 def idle_engine(rows: int, vocab_size: int, *, step_s: float = 0.0) -> Engine:
     """Create an engine for up to `rows` requests. Invocations take `step_s` and no CPU time."""
-    options = EngineOptions(mode=PROMPTS_FIRST, max_running=rows)
+    options = EngineOptions(batching=WIDE_PREFILLS, max_running=rows)
     device = IdleDevice(rows, vocab_size, step_s)
-    return make_engine(device, model_config(rows), Path(), (), frozenset(), options)
+    engine = make_engine(device, model_config(rows), Path(), (), frozenset(), options)
+    compute_prompts_first(engine)
+    return engine
 
 
 def steady_step_us(rows: int) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_count import page_table_bytes
 from shortfin_apps.llm.components.kvcache import PrefixCache
@@ -79,9 +79,9 @@ def test_tokens_equal_upstreams_alone_batched_and_repeated(
     chunk_tokens: int | None, prefix_cache: PrefixCache, pipeline: Artifact
 ) -> None:
     count = min(len(case.token_ids) for case in CASES)
-    mode = DefaultModeOptions(chunk_tokens=chunk_tokens)
+    mode = BatchSettings(batch_mode="default", chunk_tokens=chunk_tokens)
     with open_cpus(NUM_STAGES) as device:
-        engine = open_pipeline(device, pipeline, EngineOptions(prefix_cache=prefix_cache, mode=mode))
+        engine = open_pipeline(device, pipeline, EngineOptions(prefix_cache=prefix_cache, batching=mode))
         for case in CASES:
             (alone,) = generate(engine, [case.prompt_token_ids], len(case.token_ids))
             assert assert_same(alone, case.token_ids, NEAR_TIE) >= LEAST_TOKENS

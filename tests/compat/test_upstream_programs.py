@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import GenerateCall
@@ -95,8 +95,8 @@ def test_in_chunks_with_shared_prefixes_and_few_pages(
     variant = VARIANTS["argmax, position"]
     shared = PROMPTS[-1][: 2 * STRIDE]
     prompts = [shared + [i] * i for i in range(1, 2 * STRIDE)]
-    mode = DefaultModeOptions(chunk_tokens=chunk_pages * STRIDE)
-    options = EngineOptions(prefix_cache=prefix_cache, mode=mode)
+    mode = BatchSettings(batch_mode="default", chunk_tokens=chunk_pages * STRIDE)
+    options = EngineOptions(prefix_cache=prefix_cache, batching=mode)
     device = open_device("local-task", runtime)
     try:
         engine = make(device, compiled(variant), variant.config(pages=16), options)
@@ -182,10 +182,10 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(
 def test_chunks_are_refused_for_a_model_without_prefill_position(compiled: Compiled) -> None:
     """Like upstream, whose `--chunk_block_size` needs `has_prefill_position`."""
     variant = VARIANTS["logits"]
-    options = EngineOptions(mode=DefaultModeOptions(chunk_tokens=STRIDE))
+    options = EngineOptions(batching=BatchSettings(batch_mode="default", chunk_tokens=STRIDE))
     device = open_device("local-task", "iree")
     try:
-        with pytest.raises(ArtifactError, match="--chunk-block-size"):
+        with pytest.raises(ArtifactError, match="--chunk-tokens"):
             make(device, compiled(variant), variant.config(), options)
     finally:
         device.close()

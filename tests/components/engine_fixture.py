@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
-from shortfin_apps.llm.components.batching import BATCH_MODES
-from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
+from shortfin_apps.llm.components.batching import make_mode
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.draft_model import DraftModel, DraftOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
@@ -162,7 +163,7 @@ def make_rig(
     adjusted_sample_sizes: tuple[int, ...] = (),
     logits_result: bool = True,
     reads_masked: bool = False,
-    scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
+    scheduling: dict[str, Any] | None = None,
     strict: bool = True,
     decode_ahead: bool = True,
     speculation: SpeculationOptions | None = None,
@@ -184,9 +185,11 @@ def make_rig(
     if token_budget is None and mode == "extend-attention":
         token_budget = 16
     chunk = chunk_tokens if config.has_prefill_position else None
-    options = BATCH_MODES[mode](chunk_tokens=chunk, token_budget=token_budget)
+    options = BatchSettings(
+        batch_mode=cast(BatchModeName, mode), chunk_tokens=chunk, token_budget=token_budget
+    )
     buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
-    batch_mode = options.make(config, buckets)
+    batch_mode = make_mode(options, config, buckets)
     counts, window = [config.paged_kv_cache.device_block_count], None
     if config.window_tokens is not None:
         ahead = batch_mode.tokens_ahead(config.stride)
@@ -198,7 +201,7 @@ def make_rig(
         del counts[0]  # which are names alone
     page_table = [device.allocate((pages, config.stride), config.paged_kv_cache.dtype) for pages in counts]
     runner = BatchRunner(device, program, config, page_table=page_table, recorder=recorder)
-    scheduler = Scheduler(cache, batch_mode, max_running, scheduling)
+    scheduler = Scheduler(cache, batch_mode, max_running, **(scheduling or {}))
     limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos)
     engine = Engine(
         scheduler=scheduler,

@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from shortfin_apps.llm.components.batching.batch import Batch
-from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.row_reader import Rows
 from shortfin_apps.llm.components.kvcache.base import Lease
@@ -194,9 +193,11 @@ def random_rig(
         repeats=REPEATS,
         loop_sizes=rng.choice([(), (1, 8), (2, 8)]),
         reads_masked=rng.random() < 0.5,
-        scheduling=SchedulingOptions(
-            max_long_prefills=rng.randint(1, 2), long_prefill_tokens=12, tenant_weights={"b": 3.0}
-        ),
+        scheduling={
+            "max_long_prefills": rng.randint(1, 2),
+            "long_prefill_tokens": 12,
+            "tenant_weights": {"b": 3.0},
+        },
         recorder=recorder,
         clock=clock,
     )

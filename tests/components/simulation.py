@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching import make_mode
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
@@ -102,7 +102,7 @@ class Simulation:
     """An engine and its clock; `host_s` is the host's time between two invocations."""
 
     cost: CostModel
-    mode: ModeOptions = field(default_factory=DefaultModeOptions)
+    mode: BatchSettings = field(default_factory=BatchSettings)
     max_running: int = 64
     host_s: float = 0.5e-3
     config: ModelConfig = field(default_factory=smollm2_config)
@@ -117,7 +117,7 @@ class Simulation:
             (config.paged_kv_cache.device_block_count, config.stride), config.paged_kv_cache.dtype
         )
         self.runner = BatchRunner(device, self.program, config, page_table=[slab], clock=self.clock)
-        scheduler = Scheduler(cache, self.mode.make(config, self.runner.buckets), self.max_running)
+        scheduler = Scheduler(cache, make_mode(self.mode, config, self.runner.buckets), self.max_running)
         limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=frozenset())
         self.engine = Engine(
             scheduler=scheduler, cache=cache, runner=self.runner, limits=limits, clock=self.clock

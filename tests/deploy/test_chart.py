@@ -120,7 +120,7 @@ def test_the_server_takes_the_flags() -> None:
     assert server["args"][0] == "serve"
     config = parse(*server["args"][1:])
     assert (config.host, config.device, config.max_queue) == ("0.0.0.0", "hip", 64)
-    assert config.api_key_file == Path("/keys/keys")
+    assert [key.get_secret_value() for key in config.api_key] == ["@/keys/keys"]
 
 
 @needs_helm

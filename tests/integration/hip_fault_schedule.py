@@ -21,9 +21,7 @@ from typing import Literal, cast
 
 from emulated_gpu.control import Control
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
@@ -91,11 +89,11 @@ class Schedule:
         self.seed = seed
         self.chip = rng.choice(CHIPS)
         self.order = rng.choice(["random", "late"])
-        self.mode: ModeOptions = rng.choice(
+        self.mode: BatchSettings = rng.choice(
             [
-                DefaultModeOptions(),
-                DefaultModeOptions(chunk_tokens=32),
-                ExtendAttentionOptions(token_budget=48),
+                BatchSettings(batch_mode="default"),
+                BatchSettings(batch_mode="default", chunk_tokens=32),
+                BatchSettings(batch_mode="extend-attention", token_budget=48),
             ]
         )
         self.prefix_cache = cast(PrefixCache, rng.choice(["none", "trie"]))
@@ -123,7 +121,7 @@ class Schedule:
         stall_timeout_s = PATIENCE_S if self.fault in ("stall", "none") else STALL_TIMEOUT_S
         return EngineOptions(
             device="hip",
-            mode=self.mode,
+            batching=self.mode,
             prefix_cache=self.prefix_cache,
             max_queue=MAX_REQUESTS,
             stall_timeout_s=stall_timeout_s,

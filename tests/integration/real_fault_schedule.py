@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from shortfin_apps.llm.components.batching import BATCH_MODES
-from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
+from shortfin_apps.llm.components.batching import BATCH_MODES, make_mode
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.invocation.buckets import Buckets
@@ -137,22 +138,22 @@ class Served:
         self,
         *,
         prefix_cache: Any,
-        mode: str = "default",
+        mode: BatchModeName = "default",
         pages: int = MANY_PAGES,
         chunk_tokens: int = 64,
         token_budget: int | None = None,
         max_running: int = 1,
-        scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
+        scheduling: Mapping[str, Any] | None = None,
         **of_engine: Any,
     ) -> Rig:
         program, config = FaultyProgram(self.program), self.config
         device = cast(Device, FaultyDevice(self.device, program.faults))
         buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
-        options = BATCH_MODES[mode](chunk_tokens=chunk_tokens, token_budget=token_budget)
+        options = BatchSettings(batch_mode=mode, chunk_tokens=chunk_tokens, token_budget=token_budget)
         runner = make_runner(device, program, config, pages)
         runner.warm_up(lambda done, total: None)
         cache = make_page_cache(config, prefix_cache, pages, pages)
-        scheduler = Scheduler(cache, options.make(config, buckets), max_running, scheduling)
+        scheduler = Scheduler(cache, make_mode(options, config, buckets), max_running, **(scheduling or {}))
         engine = Engine(
             scheduler=scheduler,
             cache=cache,
@@ -190,11 +191,11 @@ class RealSchedule(Schedule):
             max_running=rng.randint(1, 8),
             mode=rng.choice(list(BATCH_MODES)),
             token_budget=rng.choice([None, 32, 48, 96]),
-            scheduling=SchedulingOptions(
-                max_long_prefills=rng.randint(1, 2),
-                long_prefill_tokens=LONG_PREFILL_TOKENS,
-                tenant_weights={"b": 3.0},
-            ),
+            scheduling={
+                "max_long_prefills": rng.randint(1, 2),
+                "long_prefill_tokens": LONG_PREFILL_TOKENS,
+                "tenant_weights": {"b": 3.0},
+            },
             speculation=speculation if speculates else None,
             decode_ahead=rng.random() < 0.5,
             clock=self._clock,

@@ -11,6 +11,7 @@ import pytest
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.request.messages import GenerateCall, TokenLogprobs
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.model.reference.forward import forward
@@ -40,7 +41,7 @@ def reference(context: Sequence[int]) -> Any:
 @pytest.mark.parametrize("mode", BATCH_MODES)
 @pytest.mark.parametrize("num_pages", [None, 9])
 def test_tokens_and_scores_are_those_of_the_reference(
-    build_tiny: BuildTiny, mode: str, num_pages: int | None
+    build_tiny: BuildTiny, mode: BatchModeName, num_pages: int | None
 ) -> None:
     """All requests run at once, with few pages also with preemptions."""
     random = np.random.default_rng(3)
@@ -56,7 +57,7 @@ def test_tokens_and_scores_are_those_of_the_reference(
     forced = tuple(prompts[0][1:])
     scoring = SamplingParams(max_tokens=len(forced), temperature=0, logprobs=0, forced_token_ids=forced)
     calls.append(GenerateCall(request_id="scored", prompt_token_ids=(prompts[0][0],), params=scoring))
-    options = EngineOptions(mode=BATCH_MODES[mode](), pages=num_pages)
+    options = EngineOptions(batching=BatchSettings(batch_mode=mode), pages=num_pages)
     with open_engine(build_tiny(OPTIONS), options) as engine:
         for call in calls:
             engine.check(call)

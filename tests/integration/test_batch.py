@@ -78,7 +78,7 @@ def test_a_batch_that_is_killed_at_random_answers_each_line_once(
         tmp_path / "out.jsonl",
         tiny_artifact.vmfb.parent,
     )
-    arguments = [source, model, "-o", out, "--no-tune", "--verify", "none"]
+    arguments = [source, model, "-o", out, "--token-budget", "320", "--verify", "none"]
     draw = random.Random(os.environ.get("BATCH_SEED", "0"))
     sizes = []
     for _ in range(num_kills):
@@ -93,7 +93,7 @@ def test_a_batch_that_is_killed_at_random_answers_each_line_once(
     assert done.returncode == 0
     assert sorted(ids_in(out), key=int) == [str(number) for number in range(count)]
     whole = tmp_path / "whole.jsonl"
-    assert batch(source, model, "-o", whole, "--no-tune", "--verify", "none").returncode == 0
+    assert batch(source, model, "-o", whole, "--token-budget", "320", "--verify", "none").returncode == 0
     assert answers(out) == answers(whole)
 
 
@@ -101,12 +101,21 @@ async def test_answers_are_those_of_http(tiny_artifact: Artifact, tmp_path: Path
     requests = [*lines(6), line("bad", max_tokens=-1), line("large", prompt="x" * (5 << 20))]
     requests.append(line("many", prompt=["a", "b"], n=3, temperature=0))
     source, out = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
-    arguments = (source, tiny_artifact.vmfb.parent, "-o", out, "--served-model-name", MODEL, "--no-tune")
+    arguments = (
+        source,
+        tiny_artifact.vmfb.parent,
+        "-o",
+        out,
+        "--served-model-name",
+        MODEL,
+        "--token-budget",
+        "320",
+    )
     done = batch(*arguments)
     assert done.returncode == 1
     assert "9 lines: 7 answered, 2 failed" in done.stdout
     got = {each["custom_id"]: each["response"] for each in results_in(out)}
-    async with serving(tiny_artifact, tune=False) as (client, _):
+    async with serving(tiny_artifact, token_budget=320) as (client, _):
         for request in map(json.loads, requests):
             response = await client.post(request["url"], json=request["body"])
             answer = got[request["custom_id"]]
@@ -138,14 +147,16 @@ def test_a_server_answers_the_same(tiny_artifact: Artifact, tmp_path: Path) -> N
         "error: the server refuses this API key: an API key is needed: send `Authorization: Bearer KEY` "
         "or `X-Api-Key: KEY`\n"
     )
-    here = batch(source, tiny_artifact.vmfb.parent, "-o", tmp_path / "c", "--no-tune")
+    here = batch(source, tiny_artifact.vmfb.parent, "-o", tmp_path / "c", "--token-budget", "320")
     assert here.returncode == 0
     assert answers(tmp_path / "a") == answers(tmp_path / "c")
 
 
 def test_ctrl_c_keeps_what_was_answered(tiny_artifact: Artifact, tmp_path: Path) -> None:
     source, out = write(tmp_path / "in.jsonl", lines(400)), tmp_path / "out.jsonl"
-    command = llm("batch", str(source), str(tiny_artifact.vmfb.parent), "-o", str(out), "--no-tune")
+    command = llm(
+        "batch", str(source), str(tiny_artifact.vmfb.parent), "-o", str(out), "--token-budget", "320"
+    )
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not (out.exists() and out.stat().st_size):
         with suppress(subprocess.TimeoutExpired):

@@ -15,7 +15,7 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.weights.write import plan_weights
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
@@ -28,7 +28,6 @@ from shortfin_apps.llm.serving.frontend.beam_search import BeamSearch, Hypothesi
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.loading import EngineOptions
 from shortfin_apps.llm.serving.server import config_sources
-from shortfin_apps.llm.serving.server.config import ServerConfigError
 from shortfin_apps.llm.serving.server.model_loading import load_model
 from tests.conftest import BuildTiny
 from tests.integration.generation import open_engine
@@ -106,7 +105,9 @@ async def test_beams_match_the_reference(
     chunk_tokens: int,
 ) -> None:
     """1, 2 and 4 beams of every prompt, all concurrently."""
-    options = EngineOptions(prefix_cache=prefix_cache, mode=DefaultModeOptions(chunk_tokens=chunk_tokens))
+    options = EngineOptions(
+        prefix_cache=prefix_cache, batching=BatchSettings(batch_mode="default", chunk_tokens=chunk_tokens)
+    )
     cases = [(prompt, num_beams) for prompt in prompts for num_beams in (1, 2, 4)]
     async with serving(artifact, options) as engine:
         searches = [search(engine, str(i), prompt, beams) for i, (prompt, beams) in enumerate(cases)]
@@ -138,9 +139,3 @@ async def test_the_servers_beams_over_http(artifact: Artifact, logits: Logits) -
         expected = reference_search(logits, prompt, num_beams, 6, ends=eos)
         got = [tuple(response["output_ids"]) for response in answer["responses"][0]["responses"]]
         assert got == [ranked.token_ids for ranked in expected]
-
-
-def test_a_server_of_too_many_beams_does_not_start(artifact: Artifact) -> None:
-    config = config_sources.load({"artifact": artifact.vmfb.parent, "num_beams": 11}, {})
-    with pytest.raises(ServerConfigError, match=r"--num-beams: .* at most 10"):
-        load_model(artifact, config, ServerMetrics("m"))

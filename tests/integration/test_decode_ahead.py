@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
@@ -33,7 +31,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3},
     {"temperature": 1.3, "top_k": 64, "min_p": 0.05, "seed": 2**62},
 )
-MODES = [DefaultModeOptions(), ExtendAttentionOptions(token_budget=80)]
+MODES = [BatchSettings(batch_mode="default"), BatchSettings(batch_mode="extend-attention", token_budget=80)]
 
 Answer = tuple[tuple[int, ...], FinishReason | None]
 
@@ -89,13 +87,13 @@ def artifact(build_tiny: BuildTiny) -> Artifact:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
-def test_answers_are_those_without(artifact: Artifact, runtime: Runtime, mode: ModeOptions) -> None:
-    compare(artifact, calls(30), runtime=runtime, mode=mode)
+def test_answers_are_those_without(artifact: Artifact, runtime: Runtime, mode: BatchSettings) -> None:
+    compare(artifact, calls(30), runtime=runtime, batching=mode)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
 def test_answers_are_those_without_when_requests_stop_and_are_preempted(
-    artifact: Artifact, mode: ModeOptions
+    artifact: Artifact, mode: BatchSettings
 ) -> None:
     growing = [15] * len(LENGTHS)  # prompts that fill a page, and three more while they decode
     options: dict[str, Any] = {"runtime": "iree", "mode": mode, "pages": 9}
@@ -138,4 +136,4 @@ def test_answers_are_those_without_on_a_gpu(
             decode_batch_sizes=(8,),
             decode_loop_sizes=(8,),
         )
-        compare(build_tiny(options), calls(10), device="hip", mode=DefaultModeOptions())
+        compare(build_tiny(options), calls(10), device="hip", batching=BatchSettings(batch_mode="default"))

@@ -11,7 +11,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
-from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.model.reference.forward import forward
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.serving.loading import EngineOptions
@@ -57,7 +57,7 @@ def greedy(spec: ModelSpec, weights: dict[str, F32], prompt: list[int]) -> Conti
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
 @pytest.mark.parametrize("chunk_tokens", [16, 64])
 def test_tokens_are_those_of_the_reference(
-    directory: Path, artifact: Artifact, mode: str, chunk_tokens: int
+    directory: Path, artifact: Artifact, mode: BatchModeName, chunk_tokens: int
 ) -> None:
     """Cold, and again with what the prefix cache has kept."""
     source = HfDirectorySource(directory)
@@ -65,7 +65,10 @@ def test_tokens_are_those_of_the_reference(
     prompts = [rng.integers(0, source.spec.vocab_size, length).tolist() for length in LENGTHS]
     expected = [greedy(source.spec, weights, prompt) for prompt in prompts]
     options = EngineOptions(
-        runtime="iree", prefix_cache="trie", pages=PAGES, mode=BATCH_MODES[mode](chunk_tokens=chunk_tokens)
+        runtime="iree",
+        prefix_cache="trie",
+        pages=PAGES,
+        batching=BatchSettings(batch_mode=mode, chunk_tokens=chunk_tokens),
     )
     with open_engine(artifact, options) as engine:
         got = [*generate(engine, prompts, MAX_TOKENS), *generate(engine, prompts, MAX_TOKENS)]

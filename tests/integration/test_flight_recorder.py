@@ -148,12 +148,12 @@ def test_a_trace_needs_no_artefact(tiny_artifact: Artifact, tmp_path: Path) -> N
 
 
 def test_a_server_without_a_recorder_says_so(tiny_artifact: Artifact, tmp_path: Path) -> None:
-    service = start_with(str(tiny_artifact.vmfb.parent), "--admin-api-key", "root", "--no-flight-recorder")
+    service = start_with(str(tiny_artifact.vmfb.parent), "--admin-api-key", "root", "--dump-dir", "off")
     try:
         service.process.send_signal(signal.SIGUSR1)
         asked = httpx.post(f"{service.url}/debug/dump", headers=ADMIN, timeout=PATIENCE_S)
         assert asked.status_code == 400
-        assert "--no-flight-recorder" in asked.text
+        assert "--dump-dir off" in asked.text
     finally:
         assert stop(service) == 0
 

@@ -12,9 +12,7 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
-from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.hip import EmulatedGpus
@@ -68,17 +66,20 @@ def artifact(
 
 @pytest.mark.parametrize(
     "mode",
-    [DefaultModeOptions(chunk_tokens=32), ExtendAttentionOptions(token_budget=48)],
+    [
+        BatchSettings(batch_mode="default", chunk_tokens=32),
+        BatchSettings(batch_mode="extend-attention", token_budget=48),
+    ],
     ids=["chunks", "extend"],
 )
 def test_tokens_are_those_of_the_cpu(
     artifact: Artifact,
     prompts: Sequence[Sequence[int]],
     on_cpu: Sequence[Continuation],
-    mode: ModeOptions,
+    mode: BatchSettings,
 ) -> None:
     """Once from the start, and once behind the pages that are cached then."""
-    with open_engine(artifact, EngineOptions(device="hip", mode=mode)) as engine:
+    with open_engine(artifact, EngineOptions(device="hip", batching=mode)) as engine:
         cold = generate(engine, prompts, MAX_TOKENS)
         warm = generate(engine, prompts, MAX_TOKENS)
         assert engine.stats().cached_tokens == sum((n - 1) // 16 * 16 for n in LENGTHS)

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
@@ -23,7 +21,7 @@ from tests.integration.generation import open_engine
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300)]
 
-MODES = [DefaultModeOptions(), ExtendAttentionOptions(token_budget=80)]
+MODES = [BatchSettings(batch_mode="default"), BatchSettings(batch_mode="extend-attention", token_budget=80)]
 KINDS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.0},
@@ -69,8 +67,8 @@ def tokens_of(
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
-def test_loops_entries_and_the_host_draw_the_same_tokens(artifact: Artifact, mode: ModeOptions) -> None:
-    options = EngineOptions(device="hip", mode=mode, decode_ahead="on")
+def test_loops_entries_and_the_host_draw_the_same_tokens(artifact: Artifact, mode: BatchSettings) -> None:
+    options = EngineOptions(device="hip", batching=mode, decode_ahead="on")
     on_host, stats = tokens_of(artifact, options, logprobs=0)  # which brings all logits to the host
     assert "sample_bs8" not in stats.entries
     in_loops, stats = tokens_of(artifact, options)
@@ -83,9 +81,9 @@ def test_loops_entries_and_the_host_draw_the_same_tokens(artifact: Artifact, mod
 
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
 def test_rows_adjusted_on_the_device_have_the_tokens_of_the_host(
-    artifact: Artifact, mode: ModeOptions
+    artifact: Artifact, mode: BatchSettings
 ) -> None:
-    options = EngineOptions(device="hip", mode=mode)
+    options = EngineOptions(device="hip", batching=mode)
     on_host, stats = tokens_of(artifact, options, ADJUSTED, logprobs=0)  # which brings all logits to the host
     assert "adjusted_sample_bs8" not in stats.entries
     on_device, stats = tokens_of(artifact, options, ADJUSTED)

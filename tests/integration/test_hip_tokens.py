@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.loading import EngineOptions
@@ -73,17 +71,21 @@ def check(expected: Sequence[Continuation], got: Sequence[Continuation]) -> None
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
 @pytest.mark.parametrize(
     "mode",
-    [DefaultModeOptions(chunk_tokens=32), DefaultModeOptions(), ExtendAttentionOptions(token_budget=80)],
+    [
+        BatchSettings(batch_mode="default", chunk_tokens=32),
+        BatchSettings(batch_mode="default"),
+        BatchSettings(batch_mode="extend-attention", token_budget=80),
+    ],
     ids=["chunks", "whole", "extend"],
 )
 def test_tokens_are_those_of_the_cpu(
     artifact: Artifact,
     prompts: Sequence[Sequence[int]],
     on_cpu: Sequence[Continuation],
-    mode: ModeOptions,
+    mode: BatchSettings,
     prefix_cache: PrefixCache,
 ) -> None:
-    options = EngineOptions(device="hip", mode=mode, prefix_cache=prefix_cache)
+    options = EngineOptions(device="hip", batching=mode, prefix_cache=prefix_cache)
     with open_engine(artifact, options) as engine:
         check(on_cpu, generate(engine, prompts, MAX_TOKENS))
         if prefix_cache == "trie":
@@ -92,16 +94,18 @@ def test_tokens_are_those_of_the_cpu(
 
 
 @pytest.mark.parametrize(
-    "mode", [DefaultModeOptions(), ExtendAttentionOptions(token_budget=80)], ids=["default", "extend"]
+    "mode",
+    [BatchSettings(batch_mode="default"), BatchSettings(batch_mode="extend-attention", token_budget=80)],
+    ids=["default", "extend"],
 )
 def test_preempted_requests_lose_nothing(
     artifact: Artifact,
     prompts: Sequence[Sequence[int]],
     on_cpu: Sequence[Continuation],
-    mode: ModeOptions,
+    mode: BatchSettings,
 ) -> None:
     growing = LENGTHS.index(GROWING)
-    options = EngineOptions(device="hip", mode=mode, pages=PAGES, prefix_cache="none")
+    options = EngineOptions(device="hip", batching=mode, pages=PAGES, prefix_cache="none")
     with open_engine(artifact, options) as engine:
         got = generate(engine, [prompts[growing]] * NUM_GROWING, MAX_TOKENS)
         assert engine.stats().preemptions > 0
@@ -112,6 +116,8 @@ def test_preempted_requests_lose_nothing(
 def test_iree_runtime_gives_the_same_tokens(
     artifact: Artifact, prompts: Sequence[Sequence[int]], on_cpu: Sequence[Continuation]
 ) -> None:
-    options = EngineOptions(device="hip", runtime="iree", mode=ExtendAttentionOptions(token_budget=80))
+    options = EngineOptions(
+        device="hip", runtime="iree", batching=BatchSettings(batch_mode="extend-attention", token_budget=80)
+    )
     with open_engine(artifact, options) as engine:
         check(on_cpu, generate(engine, prompts, MAX_TOKENS))

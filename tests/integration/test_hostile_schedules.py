@@ -14,8 +14,8 @@ from typing import cast
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
@@ -157,15 +157,17 @@ class Schedule:
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_schedule_changes_anothers_answer(
-    tiny_artifact: Artifact, alone: dict[Prompt, Continuation], mode: str, seed: int
+    tiny_artifact: Artifact, alone: dict[Prompt, Continuation], mode: BatchModeName, seed: int
 ) -> None:
     rng = random.Random(seed)
     options = EngineOptions(
         runtime="iree",
         pages=rng.choice([16, 18, 24, 40]),
         prefix_cache=rng.choice(["none", "trie", "trie"]),
-        mode=BATCH_MODES[mode](
-            chunk_tokens=rng.choice([None, 16, 48, 128]), token_budget=rng.choice([None, 32, 64, 256])
+        batching=BatchSettings(
+            batch_mode=mode,
+            chunk_tokens=rng.choice([None, 16, 48, 128]),
+            token_budget=rng.choice([None, 32, 64, 256]),
         ),
         max_running=rng.choice([2, 4, 8, 16]),
     )

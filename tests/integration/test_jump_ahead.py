@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar, compiled
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
@@ -81,12 +81,12 @@ def run(artifact: Artifact, asked: list[GenerateCall], **options: Any) -> tuple[
 @pytest.mark.parametrize("is_compact", [False, True], ids=["spaced", "compact"])
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
 def test_answers_are_those_without_in_fewer_steps(
-    tiny_artifact: Artifact, mode: ModeOptions, is_compact: bool, pages: int | None
+    tiny_artifact: Artifact, mode: BatchSettings, is_compact: bool, pages: int | None
 ) -> None:
     tokenizer = Tokenizer.load(tiny_artifact.tokenizer, tiny_artifact.tokenizer_config)
     asked = calls(tokenizer, is_compact=is_compact)
-    expected, plain = run(tiny_artifact, asked, mode=mode, pages=pages, jump_ahead="off")
-    got, jumping = run(tiny_artifact, asked, mode=mode, pages=pages)
+    expected, plain = run(tiny_artifact, asked, batching=mode, pages=pages, jump_ahead="off")
+    got, jumping = run(tiny_artifact, asked, batching=mode, pages=pages)
     assert got == expected
     assert plain.speculation is None
     assert jumping.speculation is not None

@@ -11,9 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.batching import BATCH_MODES
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.serving.loading import EngineOptions
@@ -35,7 +33,6 @@ class Traffic:
     arrivals: tuple[int, ...]
     chunk_tokens: int | None
     token_budget: int
-    idle_budget: int | None
     prefix_cache: PrefixCache
 
 
@@ -48,7 +45,6 @@ def traffics(draw: st.DrawFn) -> Traffic:
         arrivals=tuple(arrivals),
         chunk_tokens=draw(st.sampled_from([None, 16, 48, 64, 112, 160])),
         token_budget=draw(st.integers(2, 20)) * STRIDE,
-        idle_budget=draw(st.sampled_from([None, 128, 512])),
         prefix_cache=draw(st.sampled_from(["none", "trie"])),
     )
 
@@ -64,7 +60,9 @@ def prompts(tiny_artifact: Artifact) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
     """The tokens of each prompt when it runs alone and whole, in the default mode."""
-    options = EngineOptions(runtime="iree", prefix_cache="none", mode=DefaultModeOptions(chunk_tokens=512))
+    options = EngineOptions(
+        runtime="iree", prefix_cache="none", batching=BatchSettings(batch_mode="default", chunk_tokens=512)
+    )
     with open_engine(tiny_artifact, options) as engine:
         return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
 
@@ -79,13 +77,15 @@ def test_the_modes_agree(
     runtime: Runtime,
     traffic: Traffic,
 ) -> None:
-    for mode, with_budget in (("default", False), ("default", True), ("extend-attention", True)):
-        mode_options = BATCH_MODES[mode](
+    pairs: tuple[tuple[BatchModeName, bool], ...]
+    pairs = (("default", False), ("default", True), ("extend-attention", True))
+    for mode, with_budget in pairs:
+        mode_options = BatchSettings(
+            batch_mode=mode,
             chunk_tokens=traffic.chunk_tokens,
             token_budget=traffic.token_budget if with_budget else None,
-            idle_budget=traffic.idle_budget if with_budget else None,
         )
-        options = EngineOptions(runtime=runtime, mode=mode_options, prefix_cache=traffic.prefix_cache)
+        options = EngineOptions(runtime=runtime, batching=mode_options, prefix_cache=traffic.prefix_cache)
         with open_engine(tiny_artifact, options) as engine:
             crowd = [prompts[index] for index in traffic.prompts]
             got = generate(engine, crowd, MAX_TOKENS, traffic.arrivals)
@@ -99,7 +99,9 @@ def test_after_preemption(tiny_artifact: Artifact) -> None:
     """Twelve requests that grow from one page to three, in 25 pages. The output of a preempted one is then
     recomputed as a prefill, whose sums have another order, so near ties may differ.
     """
-    options = EngineOptions(runtime="iree", mode=ExtendAttentionOptions(), prefix_cache="none", pages=26)
+    options = EngineOptions(
+        runtime="iree", batching=BatchSettings(batch_mode="extend-attention"), prefix_cache="none", pages=26
+    )
     prompts = [[index] for index in range(12)]
     with open_engine(tiny_artifact, options) as engine:
         alone = [generate(engine, [prompt], 40)[0] for prompt in prompts]

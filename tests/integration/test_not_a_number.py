@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.sources.base import Array
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.write import write_weights
-from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
@@ -131,7 +131,10 @@ def alone(tiny_artifact: Artifact, prompts: Sequence[Tokens]) -> list[Answer]:
 def options(request: pytest.FixtureRequest) -> EngineOptions:
     runtime, prefix_cache, mode = request.param
     return EngineOptions(
-        runtime=runtime, mode=BATCH_MODES[mode](chunk_tokens=64), prefix_cache=prefix_cache, pages=PAGES
+        runtime=runtime,
+        batching=BatchSettings(batch_mode=mode, chunk_tokens=64),
+        prefix_cache=prefix_cache,
+        pages=PAGES,
     )
 
 

@@ -33,7 +33,7 @@ EXAMPLES = 6  # of each route
 
 @pytest.fixture(scope="module")
 def service(tiny_artifact: Artifact) -> Iterator[Service]:
-    few = ("--max-n", "2", "--max-prompts", "3", "--pages", "9")  # so that answers are short
+    few = ("--max-queue", "2", "--pages", "9")  # so that answers are short
     running = start(tiny_artifact, "--admin-api-key", "root", *few)
     yield running
     assert stop(running) == 0

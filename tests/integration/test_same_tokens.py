@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.serving.loading import EngineOptions
@@ -37,7 +36,9 @@ def prompts(tiny_artifact: Artifact) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
     """The tokens of each prompt when it runs alone and whole, without a prefix cache."""
-    options = EngineOptions(runtime="iree", prefix_cache="none", mode=DefaultModeOptions(chunk_tokens=512))
+    options = EngineOptions(
+        runtime="iree", prefix_cache="none", batching=BatchSettings(batch_mode="default", chunk_tokens=512)
+    )
     with open_engine(tiny_artifact, options) as engine:
         return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
 
@@ -61,8 +62,8 @@ def test_batched_and_chunked(
     prefix_cache: PrefixCache,
     chunk_tokens: int | None,
 ) -> None:
-    mode = DefaultModeOptions(chunk_tokens=chunk_tokens)
-    options = EngineOptions(runtime=runtime, prefix_cache=prefix_cache, mode=mode)
+    mode = BatchSettings(batch_mode="default", chunk_tokens=chunk_tokens)
+    options = EngineOptions(runtime=runtime, prefix_cache=prefix_cache, batching=mode)
     with open_engine(tiny_artifact, options) as engine:
         cold = generate(engine, prompts, MAX_TOKENS)
         warm = generate(engine, prompts, MAX_TOKENS)
@@ -103,16 +104,20 @@ def test_with_keys_and_values_in_bytes(
 ) -> None:
     """Alone, in chunks, shared and preempted: a token reads K and V of its own chunk like all others."""
     artifact = build_tiny(replace(TINY_OPTIONS, kv="q8_0"))
-    whole = EngineOptions(runtime=runtime, prefix_cache="none", mode=DefaultModeOptions(chunk_tokens=512))
+    whole = EngineOptions(
+        runtime=runtime, prefix_cache="none", batching=BatchSettings(batch_mode="default", chunk_tokens=512)
+    )
     with open_engine(artifact, whole) as engine:
         expected = [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
-    chunks = DefaultModeOptions(chunk_tokens=16)
-    with open_engine(artifact, EngineOptions(runtime=runtime, mode=chunks, prefix_cache="trie")) as engine:
+    chunks = BatchSettings(batch_mode="default", chunk_tokens=16)
+    with open_engine(
+        artifact, EngineOptions(runtime=runtime, batching=chunks, prefix_cache="trie")
+    ) as engine:
         for _ in range(2):
             check(expected, generate(engine, prompts, MAX_TOKENS))
         assert engine.stats().cached_tokens > 0
-    packed = ExtendAttentionOptions(token_budget=80)
-    with open_engine(artifact, EngineOptions(runtime=runtime, mode=packed, pages=26)) as engine:
+    packed = BatchSettings(batch_mode="extend-attention", token_budget=80)
+    with open_engine(artifact, EngineOptions(runtime=runtime, batching=packed, pages=26)) as engine:
         check(expected, generate(engine, prompts, MAX_TOKENS))
         assert engine.stats().preemptions > 0
 

@@ -23,7 +23,7 @@ PROMPTS = [[token % 200 + 3 for token in range(start, start + 40 + 7 * start)] f
 
 @pytest.fixture(scope="module", params=RUNTIMES)
 def service(request: pytest.FixtureRequest, tiny_artifact: Artifact) -> Iterator[Service]:
-    running = start(tiny_artifact, "--runtime", request.param, "--chunk-block-size", "1")
+    running = start(tiny_artifact, "--runtime", request.param, "--chunk-tokens", "16")
     yield running
     assert stop(running) == 0
 

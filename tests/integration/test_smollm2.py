@@ -18,9 +18,7 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
-from shortfin_apps.llm.components.batching import BATCH_MODES
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
@@ -77,8 +75,8 @@ def test_the_tokenizer_agrees(smollm2: Artifact) -> None:
 def test_greedy_agrees_with_transformers(
     smollm2: Artifact, weights: WeightType, runtime: Runtime, prefix_cache: PrefixCache, chunk_tokens: int
 ) -> None:
-    mode = DefaultModeOptions(chunk_tokens=chunk_tokens)
-    options = EngineOptions(runtime=runtime, prefix_cache=prefix_cache, mode=mode, pages=256)
+    mode = BatchSettings(batch_mode="default", chunk_tokens=chunk_tokens)
+    options = EngineOptions(runtime=runtime, prefix_cache=prefix_cache, batching=mode, pages=256)
     with open_engine(smollm2, options) as engine:
         together = generate(engine, PROMPTS, max(len(e.token_ids) for e in EXPECTED))
     check(weights, together, LEAST[weights])
@@ -92,7 +90,9 @@ def test_mixed_invocations_agree_with_transformers(
     or two pages beside the decodes of those before.
     """
     arrivals = [apart * index for index in range(len(PROMPTS))][::-1]
-    options = EngineOptions(mode=ExtendAttentionOptions(token_budget=token_budget), pages=256)
+    options = EngineOptions(
+        batching=BatchSettings(batch_mode="extend-attention", token_budget=token_budget), pages=256
+    )
     with open_engine(smollm2, options) as engine:
         got = generate(engine, PROMPTS, max(len(e.token_ids) for e in EXPECTED), arrivals)
         used = engine.stats().entries
@@ -123,7 +123,9 @@ def test_the_modes_agree(smollm2: Artifact, weights: WeightType) -> None:
     arrivals = [(5 * index) % 11 for index in range(len(crowd) - 1)] + [20]
     said = []
     for mode in ("default", "extend-attention"):
-        options = EngineOptions(mode=BATCH_MODES[mode](chunk_tokens=32, token_budget=48), pages=256)
+        options = EngineOptions(
+            batching=BatchSettings(batch_mode=mode, chunk_tokens=32, token_budget=48), pages=256
+        )
         with open_engine(smollm2, options) as engine:
             said.append(generate(engine, crowd, 12, arrivals))
             assert engine.stats().cached_tokens > 100

@@ -10,9 +10,7 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_table import make_runner
 from shortfin_apps.llm.components.request.messages import GenerateCall
@@ -32,7 +30,7 @@ from tests.runtimes import RUNTIMES, needs_shortfin
 pytestmark = pytest.mark.slow
 
 CHIP = "gfx1100"  # another takes minutes more
-MODES = [DefaultModeOptions(), ExtendAttentionOptions(token_budget=80)]
+MODES = [BatchSettings(batch_mode="default"), BatchSettings(batch_mode="extend-attention", token_budget=80)]
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.3, "seed": 3},
@@ -98,32 +96,39 @@ def compare(artifact: Artifact, max_tokens: int, draft: Artifact | None = None, 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
-def test_answers_are_those_without(tiny_artifact: Artifact, runtime: Runtime, mode: ModeOptions) -> None:
-    compare(tiny_artifact, 60, runtime=runtime, mode=mode)
+def test_answers_are_those_without(tiny_artifact: Artifact, runtime: Runtime, mode: BatchSettings) -> None:
+    compare(tiny_artifact, 60, runtime=runtime, batching=mode)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
 def test_answers_are_those_without_where_requests_are_preempted(
-    tiny_artifact: Artifact, mode: ModeOptions
+    tiny_artifact: Artifact, mode: BatchSettings
 ) -> None:
-    compare(tiny_artifact, 60, runtime="iree", mode=mode, pages=16)
+    compare(tiny_artifact, 60, runtime="iree", batching=mode, pages=16)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
 def test_answers_are_those_without_a_draft_model(
-    tiny_artifact: Artifact, build_tiny: BuildTiny, runtime: Runtime, mode: ModeOptions
+    tiny_artifact: Artifact, build_tiny: BuildTiny, runtime: Runtime, mode: BatchSettings
 ) -> None:
     """One of coarser weights and other pages, which is right more often than not."""
     draft = build_tiny(replace(TINY_OPTIONS, weights="q4", block_seq_stride=32))
-    compare(tiny_artifact, 60, draft, runtime=runtime, mode=mode)
+    compare(tiny_artifact, 60, draft, runtime=runtime, batching=mode)
 
 
 def test_answers_are_those_without_a_draft_model_where_requests_are_preempted(
     tiny_artifact: Artifact, build_tiny: BuildTiny
 ) -> None:
     draft = build_tiny(replace(TINY_OPTIONS, weights="q4", block_seq_stride=32))
-    compare(tiny_artifact, 60, draft, runtime="iree", mode=ExtendAttentionOptions(token_budget=80), pages=16)
+    compare(
+        tiny_artifact,
+        60,
+        draft,
+        runtime="iree",
+        batching=BatchSettings(batch_mode="extend-attention", token_budget=80),
+        pages=16,
+    )
 
 
 def test_answers_are_those_without_beside_decode_loops(build_tiny: BuildTiny) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.serving.api.app import create_app
 from shortfin_apps.llm.serving.api.auth import KeyRing
@@ -78,7 +77,7 @@ async def test_tenants_share_by_weight_and_share_no_page() -> None:
     rig = make_rig(
         fake_config(pages=4096),
         max_running=2,
-        scheduling=SchedulingOptions(tenant_weights={"alice": 1.0, "bob": 3.0}),
+        scheduling={"tenant_weights": {"alice": 1.0, "bob": 3.0}},
     )
     engine = CountingEngine(Gate(rig), wanted, rig.engine, max_requests=wanted)
     engine.start()

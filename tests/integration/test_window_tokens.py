@@ -10,9 +10,7 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
-from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.loading import EngineOptions, UseDecodeLoops
@@ -48,7 +46,9 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def alone(artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
-    options = EngineOptions(runtime="iree", prefix_cache="none", mode=DefaultModeOptions(chunk_tokens=256))
+    options = EngineOptions(
+        runtime="iree", prefix_cache="none", batching=BatchSettings(batch_mode="default", chunk_tokens=256)
+    )
     with open_engine(artifact, options) as engine:
         return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
 
@@ -56,9 +56,9 @@ def alone(artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continua
 @pytest.mark.parametrize(
     ("prefix_cache", "mode", "decode_ahead"),
     [
-        ("none", DefaultModeOptions(chunk_tokens=16), "off"),
-        ("trie", DefaultModeOptions(chunk_tokens=48), "on"),
-        ("trie", ExtendAttentionOptions(), "off"),
+        ("none", BatchSettings(batch_mode="default", chunk_tokens=16), "off"),
+        ("trie", BatchSettings(batch_mode="default", chunk_tokens=48), "on"),
+        ("trie", BatchSettings(batch_mode="extend-attention"), "off"),
     ],
 )
 def test_batched_and_chunked(
@@ -66,10 +66,12 @@ def test_batched_and_chunked(
     prompts: Sequence[Sequence[int]],
     alone: Sequence[Continuation],
     prefix_cache: PrefixCache,
-    mode: ModeOptions,
+    mode: BatchSettings,
     decode_ahead: UseDecodeLoops,
 ) -> None:
-    options = EngineOptions(runtime="iree", prefix_cache=prefix_cache, mode=mode, decode_ahead=decode_ahead)
+    options = EngineOptions(
+        runtime="iree", prefix_cache=prefix_cache, batching=mode, decode_ahead=decode_ahead
+    )
     with open_engine(artifact, options) as engine:
         cold = generate(engine, prompts, MAX_TOKENS)
         warm = generate(engine, prompts, MAX_TOKENS)
@@ -87,8 +89,8 @@ def test_in_fewer_pages_than_the_longest_request_has(
     prefix_cache: PrefixCache,
 ) -> None:
     """8 pages beside the scratch page, where 150 tokens fill 10: others are taken by then."""
-    chunks = DefaultModeOptions(chunk_tokens=16)
-    options = EngineOptions(runtime="iree", pages=9, prefix_cache=prefix_cache, mode=chunks)
+    chunks = BatchSettings(batch_mode="default", chunk_tokens=16)
+    options = EngineOptions(runtime="iree", pages=9, prefix_cache=prefix_cache, batching=chunks)
     with open_engine(artifact, options) as engine:
         for _ in range(2):
             got = generate(engine, prompts, MAX_TOKENS)

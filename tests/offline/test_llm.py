@@ -30,7 +30,7 @@ SAMPLING: dict[str, Any] = {"max_tokens": 9, "seed": 7, "temperature": 0.8}
 
 @pytest.fixture(scope="module")
 def llm(tiny_artifact: Artifact) -> Iterator[LLM]:
-    with LLM(tiny_artifact.vmfb.parent, tune=False, max_running=3, max_queue=2) as llm:
+    with LLM(tiny_artifact.vmfb.parent, token_budget=320, max_running=3, max_queue=2) as llm:
         yield llm
 
 
@@ -39,7 +39,7 @@ def stats(llm: LLM) -> EngineStats:
 
 
 async def served(artifact: Artifact, path: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    async with serving(artifact, tune=False) as (client, _):
+    async with serving(artifact, token_budget=320) as (client, _):
         return [(await client.post(path, json=body)).json() for body in bodies]
 
 
@@ -77,7 +77,7 @@ def test_far_more_prompts_than_places_are_answered_in_order(llm: LLM) -> None:
 
 
 def test_prompts_wait_for_room_in_a_queue_of_few_tokens(tiny_artifact: Artifact) -> None:
-    with LLM(tiny_artifact.vmfb.parent, tune=False, max_queue_tokens=40) as llm:
+    with LLM(tiny_artifact.vmfb.parent, token_budget=320, max_queue_tokens=40) as llm:
         assert len(llm.generate(["x" * 30] * 40, max_tokens=2)) == 40
 
 
@@ -184,7 +184,7 @@ def test_answers_fit_a_schema(llm: LLM) -> None:
 
 def test_closing_ends_what_runs_and_every_thread(tiny_artifact: Artifact) -> None:
     before = set(threading.enumerate())
-    llm = LLM(tiny_artifact.vmfb.parent, tune=False)
+    llm = LLM(tiny_artifact.vmfb.parent, token_budget=320)
     streams = [llm.stream("a", max_tokens=900, ignore_eos=True) for _ in range(3)]
     for stream in streams:
         next(stream)
@@ -200,7 +200,7 @@ def test_closing_ends_what_runs_and_every_thread(tiny_artifact: Artifact) -> Non
 
 def test_a_model_that_nobody_closes_is_closed_when_it_is_collected(tiny_artifact: Artifact) -> None:
     before = set(threading.enumerate())
-    llm = LLM(tiny_artifact.vmfb.parent, tune=False)
+    llm = LLM(tiny_artifact.vmfb.parent, token_budget=320)
     assert set(threading.enumerate()) > before
     del llm
     gc.collect()
@@ -215,7 +215,9 @@ def test_a_model_that_nobody_closes_is_closed_when_it_is_collected(tiny_artifact
     ],
 )
 def test_a_program_ends_whether_or_not_it_closes_the_model(tiny_artifact: Artifact, code: str) -> None:
-    load = f"from shortfin_apps.llm import LLM\nllm = LLM({str(tiny_artifact.vmfb.parent)!r}, tune=False)\n"
+    load = (
+        f"from shortfin_apps.llm import LLM\nllm = LLM({str(tiny_artifact.vmfb.parent)!r}, token_budget=9)\n"
+    )
     assert outcome(load + code) == (0, "", "")
 
 
@@ -231,7 +233,7 @@ def test_ctrl_c_aborts_what_was_asked_for(tiny_artifact: Artifact) -> None:
 import signal, threading
 from shortfin_apps.llm import LLM
 signal.signal(signal.SIGINT, signal.default_int_handler)
-with LLM({str(tiny_artifact.vmfb.parent)!r}, tune=False) as llm:
+with LLM({str(tiny_artifact.vmfb.parent)!r}, token_budget=320) as llm:
     engine = llm._model._loaded.engine
     def press():
         while not engine.stats().num_running:
@@ -256,7 +258,7 @@ def test_what_cannot_be_loaded_says_why(tiny_artifact: Artifact, tmp_path: Any) 
 
 
 def test_a_source_is_built_first() -> None:
-    with LLM("random:tiny", tune=False, served_model_name="mine") as llm:
+    with LLM("random:tiny", token_budget=320, served_model_name="mine") as llm:
         assert llm.name == "mine"
         assert len(llm.generate("a", max_tokens=1)) == 1
 

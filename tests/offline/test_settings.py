@@ -29,9 +29,7 @@ def test_settings_have_the_servers_names_and_checks() -> None:
         local_config("model", {"max_runing": 1}, unnoted)
 
 
-@pytest.mark.parametrize(
-    "name", ["port", "api_key", "log_level", "api_processes", "tenant_weights", "num_beams"]
-)
+@pytest.mark.parametrize("name", ["port", "api_key", "log_level", "api_processes", "tenant_weights"])
 def test_settings_of_a_server_alone_are_refused(name: str) -> None:
     with pytest.raises(ServerConfigError, match=f"`{name}` is a setting for `serve` alone"):
         local_config("model", {name: 1}, unnoted)

@@ -11,8 +11,7 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.kv_events import publisher as publisher_module
 from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
@@ -150,7 +149,7 @@ def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifa
         for options, expected in (
             (EngineOptions(), decode_rows),
             (EngineOptions(device="hip"), 256),
-            (EngineOptions(mode=ExtendAttentionOptions()), 256),
+            (EngineOptions(batching=BatchSettings(batch_mode="extend-attention")), 256),
             (EngineOptions(max_running=3), 3),
         ):
             assert make_engine(device, *files, options).max_running == expected
@@ -189,11 +188,10 @@ def test_a_device_that_does_not_tell_its_memory_has_the_recorded_pages(
     ("options", "is_measured"),
     [
         (EngineOptions(tune=True), True),
-        (EngineOptions(tune=True, mode=ExtendAttentionOptions()), True),
+        (EngineOptions(tune=True, batching=BatchSettings(batch_mode="extend-attention")), True),
         (EngineOptions(), False),
-        (EngineOptions(tune=True, mode=DefaultModeOptions(min_budget=64)), False),
-        (EngineOptions(tune=True, mode=DefaultModeOptions(chunk_tokens=64)), False),
-        (EngineOptions(tune=True, mode=DefaultModeOptions(token_budget=64)), False),
+        (EngineOptions(tune=True, batching=BatchSettings(batch_mode="default", chunk_tokens=64)), False),
+        (EngineOptions(tune=True, batching=BatchSettings(batch_mode="default", token_budget=64)), False),
     ],
 )
 async def test_the_least_budget_of_a_cpu_is_measured_unless_it_is_given(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.cli import COMMANDS
-from shortfin_apps.llm.components.batching import MODE_CHOICES
+from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.terminal.completion import SHELLS, script
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ def test_bash_completes_commands(scripts: dict[str, Path]) -> None:
 
 
 def test_bash_completes_options_and_their_values(scripts: dict[str, Path]) -> None:
-    assert set(completed(scripts, "serve", "--batch-mode", "")) == set(MODE_CHOICES)
+    assert set(completed(scripts, "serve", "--batch-mode", "")) == {"auto", *BATCH_MODES}
     assert completed(scripts, "serve", "--batch-mode", "ext") == ["extend-attention"]
     assert "--batch-mode" in completed(scripts, "serve", "--batch")
     assert completed(scripts, "completion", "") == list(SHELLS)
@@ -92,7 +92,7 @@ def test_fish_completes_values(scripts: dict[str, Path], tmp_path: Path) -> None
         check=True,
         env={**os.environ, "HOME": str(tmp_path)},
     )
-    assert {line.split("\t")[0] for line in done.stdout.splitlines()} == set(MODE_CHOICES)
+    assert {line.split("\t")[0] for line in done.stdout.splitlines()} == {"auto", *BATCH_MODES}
 
 
 def test_hidden_spellings_are_not_completed() -> None:

@@ -64,7 +64,7 @@ class LocalModel:
         check_address_space([artifact, *([draft] if draft else ())], config)
         name = config.served_model_name or artifact.name
         metrics = ServerMetrics(name)
-        service = make_service(config, name, metrics)
+        service = make_service(config, name, metrics, stream_keep_alive_s=None)
         loaded = load_model(artifact, config, metrics, draft)
         service.serve(loaded.model)
         return cls(name, create_app(service), loaded)

@@ -14,11 +14,11 @@ from shortfin_apps.llm.serving.server.config_sources import load
 from shortfin_apps.llm.serving.server.other_names import Note
 from shortfin_apps.llm.serving.server.settings.http import HttpSettings
 
-# No effect without a server: connections, tenants, and the beams of a route that is not used.
-OF_SERVERS = (*HttpSettings.model_fields, "tenant_weights", "num_beams")
+# No effect without a server: connections and tenants.
+OF_SERVERS = (*HttpSettings.model_fields, "tenant_weights")
 SETTINGS = tuple(name for name in ServerConfig.model_fields if name not in OF_SERVERS)
-# Instead of the server's defaults: no other clients use the queue, and no proxy is in front of streams.
-DEFAULTS = {"max_queue_tokens": 1 << 40, "stream_keep_alive": 0.0}
+# Instead of the server's default: no other clients use the queue.
+DEFAULTS = {"max_queue_tokens": 1 << 40}
 
 
 def local_config(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from shortfin_apps.llm.components.batching import BATCH_MODES
-from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.modes.auto import AutoModeOptions
-from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
+from shortfin_apps.llm.components.batching import BATCH_MODES, batch_mode
+from shortfin_apps.llm.components.batching.mode import BatchSettings
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
@@ -83,8 +82,8 @@ class EngineOptions:
     device_ids: tuple[str, ...] = ()
     runtime: Runtime = "auto"
     threads: int | None = None
-    mode: ModeOptions = field(default_factory=AutoModeOptions)
-    scheduling: SchedulingOptions = DEFAULT_SCHEDULING
+    batching: BatchSettings = field(default_factory=BatchSettings)
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
     prefix_cache: PrefixCache = "trie"
     decode_ahead: UseDecodeLoops = "auto"
     speculative: Speculative = "off"
@@ -137,7 +136,7 @@ def load_engine(
             raise
         confirm()
         on_gpu = options.device in GPU_NAMES
-        if options.tune and options.mode.leaves_budget_open(on_gpu=on_gpu):
+        if options.tune and options.batching.token_budget is None:
             engine.tune(on_gpu=on_gpu)  # last: verifying the parameters would compete for the CPU
         close = opened.pop_all().close
     return AsyncEngine(
@@ -227,15 +226,15 @@ def _make_engine(
         has_draft_model=options.draft_model is not None,
         on_gpu=on_gpu,
     )
-    mode = options.mode.chosen(buckets, on_gpu=on_gpu)
-    max_running = options.max_running or mode.default_max_running(config)
-    batch_mode = mode.make(config, buckets, on_gpu=on_gpu)
-    tokens_ahead = batch_mode.tokens_ahead(config.stride)
+    kind = batch_mode(options.batching.batch_mode, buckets, on_gpu=on_gpu)
+    max_running = options.max_running or kind.default_max_running(config)
+    mode = kind.make(options.batching, config, buckets, on_gpu=on_gpu)
+    tokens_ahead = mode.tokens_ahead(config.stride)
     draft = _draft_program(device, options, max_running)
     num_pages = _num_pages(device, program, config, options, max_running, tokens_ahead, draft)
     num_window_pages = window_page_count(config, num_pages, tokens_ahead)
     runner = make_runner(device, program, config, num_pages, num_window_pages, recorder)
-    logger.info("batch mode %s", next(name for name, kind in BATCH_MODES.items() if type(mode) is kind))
+    logger.info("batch mode %s", next(name for name, each in BATCH_MODES.items() if each is kind))
     _check_decode_ahead(runner, options)
     cache = make_page_cache(config, options.prefix_cache, num_pages, num_window_pages, listener)
     _warm_up(runner, config, options, on_warm_up)
@@ -244,7 +243,7 @@ def _make_engine(
     if draft is not None:
         draft_model = make_draft_model(device, draft, runner, num_pages * config.stride, options.prefix_cache)
     engine = Engine(
-        scheduler=Scheduler(cache, batch_mode, max_running, options.scheduling),
+        scheduler=Scheduler(cache, mode, max_running, options.tenant_weights),
         cache=cache,
         runner=runner,
         limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),

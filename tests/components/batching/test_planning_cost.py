@@ -7,8 +7,8 @@ import itertools
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from shortfin_apps.llm.components.batching import BATCH_MODES
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching import BATCH_MODES, make_mode
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.batching.scheduler import LOOKAHEAD, Scheduler
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.messages import Terms
@@ -21,11 +21,11 @@ NUM_RUNNING, NUM_WAITING = 256, 1000
 
 
 @pytest.mark.parametrize("mode", list(BATCH_MODES))
-def test_256_running_and_1000_waiting(benchmark: BenchmarkFixture, mode: str) -> None:
+def test_256_running_and_1000_waiting(benchmark: BenchmarkFixture, mode: BatchModeName) -> None:
     config = fake_config(stride=16, decode=(1, 32, 256))
     cache = make_cache("trie", 20_000, 16)
-    options = BATCH_MODES[mode](chunk_tokens=128, token_budget=512)
-    scheduler = Scheduler(cache, options.make(config, ALL_ENTRIES), NUM_RUNNING)
+    options = BatchSettings(batch_mode=mode, chunk_tokens=128, token_budget=512)
+    scheduler = Scheduler(cache, make_mode(options, config, ALL_ENTRIES), NUM_RUNNING)
     for index in range(NUM_RUNNING + NUM_WAITING):
         scheduler.add(Request(call(str(index), [index % 97] * 300)))
     scheduler.plan()
@@ -44,8 +44,8 @@ def test_1000_waiting_for_pages(benchmark: BenchmarkFixture, num_tenants: int) -
     """More requests may run, but no pages are free: every step looks for a request that fits."""
     config = fake_config(stride=16, decode=(1, 32, 256))
     cache = make_cache("trie", 1 + 256 * 21, 16)
-    options = ExtendAttentionOptions(chunk_tokens=128, token_budget=512)
-    scheduler = Scheduler(cache, options.make(config, ALL_ENTRIES), 2 * NUM_RUNNING)
+    options = BatchSettings(batch_mode="extend-attention", chunk_tokens=128, token_budget=512)
+    scheduler = Scheduler(cache, make_mode(options, config, ALL_ENTRIES), 2 * NUM_RUNNING)
     for index in range(NUM_RUNNING + NUM_WAITING):
         terms = Terms(tenant=str(index % num_tenants))
         scheduler.add(Request(call(str(index), [index] * 300, terms=terms)))

@@ -9,9 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.batching.mode import DEFAULT_CHUNK_TOKENS, ModeOptions
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import DEFAULT_CHUNK_TOKENS, BatchSettings
 from tests.components.simulation import AMX, AVX512, CostModel, Simulation
 
 NUM_DECODES = 8
@@ -20,7 +18,7 @@ LONG_TOKENS = 4096
 W1 = ([128] * 3, 128, 1)
 W2 = ([128] * 8, 128, 8)
 W3 = (list(range(16, 513, 16)), 64, 32)
-DEFAULT, EXTEND = DefaultModeOptions(), ExtendAttentionOptions()
+DEFAULT, EXTEND = BatchSettings(batch_mode="default"), BatchSettings(batch_mode="extend-attention")
 MODES = pytest.mark.parametrize("mode", [DEFAULT, EXTEND], ids=["default", "extend-attention"])
 MODELS = {"avx512": AVX512, "amx": AMX}
 
@@ -32,10 +30,10 @@ def cost(request: pytest.FixtureRequest) -> CostModel:
 
 
 # The default mode with chunks of one size, as upstream's servers cut prompts.
-FIXED = DefaultModeOptions(chunk_tokens=DEFAULT_CHUNK_TOKENS)
+FIXED = BatchSettings(batch_mode="default", chunk_tokens=DEFAULT_CHUNK_TOKENS)
 
 
-def served(cost: CostModel, mode: ModeOptions, workload: tuple[Sequence[int], int, int]) -> Simulation:
+def served(cost: CostModel, mode: BatchSettings, workload: tuple[Sequence[int], int, int]) -> Simulation:
     lengths, output_tokens, clients = workload
     simulation = Simulation(cost, mode)
     simulation.serve(lengths, output_tokens, clients)
@@ -63,7 +61,7 @@ def test_beside_many_prompts_a_budget_shortens_the_time_between_tokens(cost: Cos
 
 @MODES
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 8])
-def test_the_default_buckets_hardly_pad_prompts_of_whole_pages(mode: ModeOptions, clients: int) -> None:
+def test_the_default_buckets_hardly_pad_prompts_of_whole_pages(mode: BatchSettings, clients: int) -> None:
     """A quarter of the rows where three run in a bucket of four, none otherwise."""
     simulation = Simulation(AMX, mode)
     simulation.serve([128] * 8, 32, clients)
@@ -74,7 +72,7 @@ def test_the_default_buckets_hardly_pad_prompts_of_whole_pages(mode: ModeOptions
 
 
 @MODES
-def test_a_single_prompt_is_cut_into_few_chunks(cost: CostModel, mode: ModeOptions) -> None:
+def test_a_single_prompt_is_cut_into_few_chunks(cost: CostModel, mode: BatchSettings) -> None:
     simulation = served(cost, mode, ([1024], 1, 1))
     assert simulation.engine.stats().steps == 2
 
@@ -110,7 +108,7 @@ def test_beside_a_long_prompt_decodes_wait_less_than_twice_the_budgets_time(
     cost: CostModel, budget: int, decodes_first: bool
 ) -> None:
     """The budget's time is that of an invocation of as many tokens at the beginning of a prompt."""
-    simulation = Simulation(cost, ExtendAttentionOptions(token_budget=budget))
+    simulation = Simulation(cost, BatchSettings(batch_mode="extend-attention", token_budget=budget))
     if decodes_first:
         add_decodes(simulation)
         simulation.run_until(lambda: all(len(times) > 20 for times in simulation.times_s.values()))

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
-from shortfin_apps.llm.components.batching.scheduler import MAX_OVERTAKES, Scheduler, SchedulingOptions
+from shortfin_apps.llm.components.batching import make_mode
+from shortfin_apps.llm.components.batching.mode import BatchSettings
+from shortfin_apps.llm.components.batching.scheduler import MAX_OVERTAKES, Scheduler
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
@@ -13,7 +14,7 @@ from tests.components.batching.modes.mode_inputs import ALL_ENTRIES
 from tests.components.engine_fixture import call
 from tests.components.fake_device import fake_config
 
-MODE = DefaultModeOptions(chunk_tokens=8).make(fake_config(), ALL_ENTRIES)
+MODE = make_mode(BatchSettings(batch_mode="default", chunk_tokens=8), fake_config(), ALL_ENTRIES)
 
 
 def scheduler(pages: int, max_running: int = 8) -> Scheduler:
@@ -240,8 +241,7 @@ def test_resumed_requests_go_before_new_ones() -> None:
 
 def test_long_prompts_do_not_fill_the_batch() -> None:
     cache = make_cache("none", 200, 4)
-    options = SchedulingOptions(max_long_prefills=2, long_prefill_tokens=16)
-    target = Scheduler(cache, MODE, 8, options)
+    target = Scheduler(cache, MODE, 8, max_long_prefills=2, long_prefill_tokens=16)
     long = [add(target, f"long {i}", 40) for i in range(4)]
     short = [add(target, f"short {i}", 16) for i in range(3)]
     target.plan()
@@ -254,7 +254,7 @@ def test_long_prompts_do_not_fill_the_batch() -> None:
 
 def test_a_long_prompt_with_a_long_cached_prefix_is_not_long() -> None:
     cache = make_cache("trie", 200, 4)
-    target = Scheduler(cache, MODE, 8, SchedulingOptions(max_long_prefills=1, long_prefill_tokens=16))
+    target = Scheduler(cache, MODE, 8, max_long_prefills=1, long_prefill_tokens=16)
     first = add(target, "first", 40)
     target.plan()
     finish_prefill(target, first)

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
@@ -39,7 +38,7 @@ def test_progress_in_the_smallest_pool_that_holds_the_largest_request(
 ) -> None:
     """A pool one page larger than the largest request, beside the scratch page; the fewest window pages."""
     largest = max(-(-(prompt + output) // 4) for prompt, output in lengths)
-    options = SchedulingOptions(max_long_prefills=1, long_prefill_tokens=8)
+    options = {"max_long_prefills": 1, "long_prefill_tokens": 8}
     config = fake_config(pages=1 + largest + 1, window=window, all_windowed=all_windowed)
     rig = make_rig(config, prefix_cache=prefix_cache, mode=mode, loop_sizes=loop_sizes, scheduling=options)
     prompts = {str(i): ([i] * prompt, output) for i, (prompt, output) in enumerate(lengths)}
@@ -138,9 +137,7 @@ class EngineMachine(RuleBasedStateMachine):
             loop_sizes=self.loop_sizes,
             speculation=self.speculation,
             repeats=self.repeats,
-            scheduling=SchedulingOptions(
-                max_long_prefills=1, long_prefill_tokens=12, tenant_weights={"b": 3.0}
-            ),
+            scheduling={"max_long_prefills": 1, "long_prefill_tokens": 12, "tenant_weights": {"b": 3.0}},
             clock=self.clock,
         )
         self.calls: dict[str, tuple[list[int], int]] = {}

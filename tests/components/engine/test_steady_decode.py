@@ -11,7 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
 from shortfin_apps.llm.components.kvcache.base import Lease
@@ -63,7 +62,7 @@ class SteadyDecodeMachine(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
             max_running=max_running,
             eos=eos,
-            scheduling=SchedulingOptions(tenant_weights={"b": 3.0}),
+            scheduling={"tenant_weights": {"b": 3.0}},
             clock=self.clock,
         )
         self.num_requests = 0

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
@@ -120,9 +120,9 @@ def test_values_are_nan_when_one_of_them_is(place: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
-def test_few_steps_of_a_steady_decode_upload_a_block_table(mode: str) -> None:
+def test_few_steps_of_a_steady_decode_upload_a_block_table(mode: BatchModeName) -> None:
     """Pages hold 16 tokens, and all rows grow at the same step."""
-    simulation = Simulation(AMX, BATCH_MODES[mode]())
+    simulation = Simulation(AMX, BatchSettings(batch_mode=mode))
     for client in range(8):
         simulation.add(str(client), 128 + client, 256)
     simulation.run_until(lambda: all(simulation.times_s.values()))  # all have a token: they decode
@@ -142,10 +142,10 @@ def test_few_steps_of_a_steady_decode_upload_a_block_table(mode: str) -> None:
     ids=["W2", "W3"],
 )
 def test_few_steps_fill_a_whole_block_table(
-    mode: str, prompts: list[int], output_tokens: int, most: float
+    mode: BatchModeName, prompts: list[int], output_tokens: int, most: float
 ) -> None:
     """Prefills beside decodes, arrivals, departures and new pages update rows only."""
-    simulation = Simulation(AMX, BATCH_MODES[mode]())
+    simulation = Simulation(AMX, BatchSettings(batch_mode=mode))
     simulation.serve(prompts, output_tokens, clients=len(prompts))
     stats = simulation.engine.stats()
     assert stats.plans.plans <= most * stats.steps

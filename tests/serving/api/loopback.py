@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 
+from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.server import config_sources
-from shortfin_apps.llm.serving.server.http_server import Server, bind, limits_of
+from shortfin_apps.llm.serving.server.http_server import Server, bind
 from shortfin_apps.llm.serving.server.model_loading import Loaded
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.serving.api.harness import TOKENIZER, Harness
@@ -59,6 +60,7 @@ async def loopback(
     *,
     tls: ssl.SSLContext | None = None,
     tokenizer: Tokenizer = TOKENIZER,
+    stream_keep_alive_s: float | None = None,
     **flags: object,
 ) -> AsyncIterator[Loopback]:
     """A server whose loader thread calls `load` with the loaded model, and uses its result.
@@ -68,9 +70,9 @@ async def loopback(
     config = config_sources.load({"artifact": "model", "shutdown_timeout": 5, **flags}, {})
     harness = Harness(
         script,
-        limits=limits_of(config),
+        limits=Limits(body_bytes=config.max_body_bytes),
         strict_fields=config.strict_fields,
-        stream_keep_alive_s=config.stream_keep_alive or None,
+        stream_keep_alive_s=stream_keep_alive_s,
         tokenizer=tokenizer,
     )
     loaded = Loaded(harness.service.model, harness.engine)

@@ -24,6 +24,7 @@ from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
 from shortfin_apps.llm.serving.frontend.text_workers import SHORT_PLACES
+from shortfin_apps.llm.serving.server import http_server
 from shortfin_apps.llm.serving.server.model_loading import Loaded
 from shortfin_apps.llm.serving.server.protocol import BoundedProtocol
 from shortfin_apps.llm.serving.text.tokenizer import LONG_TEXT
@@ -212,7 +213,7 @@ COMMENT = b": keep-alive\n\n"
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_stream_that_waits_sends_comments(path: str) -> None:
-    async with ready_server(forever(TOKENIZER, "the "), stream_keep_alive=0.005) as server:
+    async with ready_server(forever(TOKENIZER, "the "), stream_keep_alive_s=0.005) as server:
         server.engine.gate.clear()
         reader, writer = await server.open_raw(path, BODIES[path] % b"true")
         async with asyncio.timeout(TIMEOUT_S):
@@ -231,7 +232,7 @@ async def test_a_stream_that_waits_sends_comments(path: str) -> None:
 
 
 async def test_an_error_after_a_comment_is_the_last_event() -> None:
-    async with ready_server(failing(InvocationError("x")), stream_keep_alive=0.005) as server:
+    async with ready_server(failing(InvocationError("x")), stream_keep_alive_s=0.005) as server:
         server.engine.gate.clear()
         reader, writer = await server.open_raw("/generate", b'{"text": "a", "stream": true}')
         async with asyncio.timeout(TIMEOUT_S):
@@ -244,7 +245,7 @@ async def test_an_error_after_a_comment_is_the_last_event() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_disconnect_after_a_comment_aborts_all_sequences(path: str) -> None:
-    async with ready_server(forever(TOKENIZER, "the "), stream_keep_alive=0.005) as server:
+    async with ready_server(forever(TOKENIZER, "the "), stream_keep_alive_s=0.005) as server:
         server.engine.gate.clear()
         reader, writer = await server.open_raw(path, BODIES[path] % b"true")
         await asyncio.wait_for(reader.readuntil(COMMENT), TIMEOUT_S)
@@ -317,7 +318,7 @@ async def test_a_client_that_stops_reading_loses_its_pages(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rig = make_rig(fake_config(stride=16, pages=100, max_seq_len=LONG_CONTEXT))
-    async with ready_server(load=served_by(rig), send_timeout=60) as server:
+    async with ready_server(load=served_by(rig)) as server:
         _, writer = await ask_and_leave_unread(server)
         async with asyncio.timeout(TIMEOUT_S):
             while "reads too slowly" not in caplog.text:
@@ -328,9 +329,10 @@ async def test_a_client_that_stops_reading_loses_its_pages(
         writer.transport.abort()
 
 
-async def test_a_client_that_stops_reading_is_disconnected() -> None:
+async def test_a_client_that_stops_reading_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "SEND_TIMEOUT_S", 0.05)
     rig = make_rig(fake_config(stride=16, pages=100, max_seq_len=LONG_CONTEXT))
-    async with ready_server(load=served_by(rig), send_timeout=0.05) as server:
+    async with ready_server(load=served_by(rig)) as server:
         reader, writer = await ask_and_leave_unread(server)
         async with asyncio.timeout(TIMEOUT_S):
             while not busy(server):

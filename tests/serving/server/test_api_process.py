@@ -12,7 +12,7 @@ def test_options_arrive_with_their_secrets() -> None:
         "cors_origin": ["https://a", "https://b"],
         "tenant_weights": ["a=2"],
         "ssl_certfile": "cert.pem",
-        "ssl_keyfile_password": "secret",
+        "gateway_key": ["secret"],
         "batch_mode": "default",
         "pages": "auto",
         "request_timeout": 2.5,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.serving.server.config import SECRETS, ServerConfigError
+from shortfin_apps.llm.serving.server.config import KEYS, ServerConfigError
 from tests.serving.server.settings import notes_of, parse
 
 SECRET = "sk-do-not-show"
@@ -44,7 +44,7 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
         parse("DIR", "--config", str(path))
 
 
-SECRET_FILES = ("api_key_file", "admin_api_key_file", "gateway_key_file", "ssl_keyfile", "receipt_key")
+SECRET_FILES = (*KEYS, "ssl_keyfile", "receipt_key")
 
 
 @pytest.mark.parametrize("name", SECRET_FILES)
@@ -58,7 +58,11 @@ def test_a_secret_that_everyone_can_read_is_noted(
     path.write_text(SECRET)
     path.chmod(mode)
     certificate = ["--ssl-certfile", "c"] if name == "ssl_keyfile" else []
-    notes = [note for note in notes_of("DIR", f"--{name}", str(path), *certificate) if "secret" in note]
+    notes = [
+        note
+        for note in notes_of("DIR", f"--{name}", f"{'@' if name in KEYS else ''}{path}", *certificate)
+        if "secret" in note
+    ]
     assert len(notes) == (noted is not None)
     assert all(f"can {noted} it; `chmod o= '{path}'`" in note and SECRET not in note for note in notes)
 
@@ -71,10 +75,10 @@ def test_certificates_that_everyone_can_read_are_noted_if_the_key_is_with_them(t
     assert notes_of("DIR", "--ssl-certfile", str(path), "--ssl-keyfile", str(tmp_path / "key")) == []
 
 
-@pytest.mark.parametrize("setting", SECRETS)
+@pytest.mark.parametrize("setting", KEYS)
 def test_settings_with_secrets_that_everyone_can_read_are_noted(setting: str, tmp_path: Path) -> None:
     path = tmp_path / "server.yaml"
-    path.write_text(f"{setting.replace('_', '-')}: {SECRET}\nssl_certfile: c\n")
+    path.write_text(f"{setting.replace('_', '-')}: {SECRET}\n")
     path.chmod(0o644)
     assert any(f"{path} has a secret" in note for note in notes_of("DIR", "--config", str(path)))
     path.chmod(0o600)
@@ -118,13 +122,12 @@ def test_a_file_with_a_fault_in_its_keys_is_refused_without_showing_them(value: 
 
 
 def test_secrets_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SECRETS:
+    for name in KEYS:
         monkeypatch.setenv(f"SHORTFIN_LLM_{name.upper()}", SECRET)
-    monkeypatch.setenv("SHORTFIN_LLM_SSL_CERTFILE", "c.pem")
     config = parse("DIR")
     assert SECRET not in repr(config)
     assert SECRET not in str(config.model_dump(mode="json"))
-    for name in SECRETS:
+    for name in KEYS:
         (tmp_path / "c.yaml").write_text(f"{name}: {{a: {SECRET}}}")
         monkeypatch.delenv(f"SHORTFIN_LLM_{name.upper()}")  # it would win
         with pytest.raises(ServerConfigError) as caught:

@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
-from shortfin_apps.llm.serving.server.config import KEY_FILES, KEYS, ServerConfig, ServerConfigError, flag
+from shortfin_apps.llm.serving.server.config import KEYS, ServerConfig, ServerConfigError, flag
 from shortfin_apps.llm.serving.server.keys import key_ring, read_keys
 from tests.serving.server.settings import notes_of, parse
 
@@ -13,13 +14,13 @@ from tests.serving.server.settings import notes_of, parse
 def test_keys_come_from_flags_environment_and_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# of the night shift\n\n  k3  \nk4\n")
-    config = parse("--api-key", "k1", "--api_key", "k2", "--api-key-file", str(path), "DIR")
-    assert read_keys(config.api_key, config.api_key_file) == ["k1", "k2", "k3", "k4"]
+    config = parse("--api-key", "k1", "--api_key", "k2", "--api-key", f"@{path}", "DIR")
+    assert read_keys(config.api_key) == ["k1", "k2", "k3", "k4"]
     monkeypatch.setenv("SHORTFIN_LLM_API_KEY", "k5,k6")
     monkeypatch.setenv("SHORTFIN_LLM_ADMIN_API_KEY", "k7")
     config = parse("DIR")
-    assert read_keys(config.api_key, None) == ["k5", "k6"]
-    assert read_keys(config.admin_api_key, None) == ["k7"]
+    assert read_keys(config.api_key) == ["k5", "k6"]
+    assert read_keys(config.admin_api_key) == ["k7"]
 
 
 @pytest.mark.parametrize("content", ["", "# only\n", "two words\n", "schlüssel\n", "bell\x07\n", "\ufeffk\n"])
@@ -27,7 +28,7 @@ def test_a_file_without_valid_keys_is_refused(content: str, tmp_path: Path) -> N
     path = tmp_path / "keys"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ServerConfigError, match="key") as caught:
-        read_keys([], path)
+        read_keys([SecretStr(f"@{path}")])
     assert "two words" not in str(caught.value)
 
 
@@ -36,33 +37,29 @@ def test_only_line_feeds_separate_keys(end: str, tmp_path: Path) -> None:
     """Others would make two short keys of a damaged one, each of which opens the server."""
     (tmp_path / "keys").write_bytes(f"one{end}two\n".encode())
     with pytest.raises(ServerConfigError, match="visible ASCII"):
-        read_keys([], tmp_path / "keys")
+        read_keys([SecretStr(f"@{tmp_path / 'keys'}")])
     (tmp_path / "keys").write_bytes(b" one\t\r\n\r\n# no key\r\n  two")
-    assert read_keys([], tmp_path / "keys") == ["one", "two"]
+    assert read_keys([SecretStr(f"@{tmp_path / 'keys'}")]) == ["one", "two"]
 
 
 def test_a_missing_or_unreadable_key_file_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ServerConfigError, match=re.escape(str(path))):
-            read_keys([], path)
+            read_keys([SecretStr(f"@{path}")])
 
 
 def test_an_empty_key_is_refused() -> None:
     with pytest.raises(ServerConfigError, match="visible ASCII"):
-        read_keys(parse("DIR", "--api-key", " ").api_key, None)
+        read_keys(parse("DIR", "--api-key", " ").api_key)
     with pytest.raises(ServerConfigError, match="visible ASCII"):
-        read_keys(parse("DIR", "--api-key", ",").api_key, None)
-
-
-KEY_SETTINGS = (*KEYS, *KEY_FILES)
+        read_keys(parse("DIR", "--api-key", ",").api_key)
 
 
 def keys_of(config: ServerConfig) -> list[str]:
-    given = ((getattr(config, name), getattr(config, f"{name}_file")) for name in KEYS)
-    return [key for keys, path in given for key in read_keys(keys, path)]
+    return [key for name in KEYS for key in read_keys(getattr(config, name))]
 
 
-@pytest.mark.parametrize("setting", KEY_SETTINGS)
+@pytest.mark.parametrize("setting", KEYS)
 @pytest.mark.parametrize("value", ["", ",", ",,", " ", "k,", ",k", "k,,l"])
 def test_keys_in_the_environment_that_are_set_but_empty_are_refused(
     setting: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -73,14 +70,14 @@ def test_keys_in_the_environment_that_are_set_but_empty_are_refused(
         keys_of(parse("DIR"))
 
 
-@pytest.mark.parametrize("setting", KEY_SETTINGS)
+@pytest.mark.parametrize("setting", KEYS)
 def test_an_empty_key_setting_is_named(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"SHORTFIN_LLM_{setting.upper()}", "")
     with pytest.raises(ServerConfigError, match=f"`{flag(setting)}`: .*empty"):
         parse("DIR")
 
 
-@pytest.mark.parametrize("setting", KEY_SETTINGS)
+@pytest.mark.parametrize("setting", KEYS)
 @pytest.mark.parametrize("value", ["", '""', "[]", "[null]", "['']", "null", "~"])
 def test_keys_in_a_file_that_are_set_but_empty_are_refused(setting: str, value: str, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(f"{setting}: {value}\n")
@@ -88,7 +85,7 @@ def test_keys_in_a_file_that_are_set_but_empty_are_refused(setting: str, value: 
         parse("DIR", "--config", str(tmp_path / "c.yaml"))
 
 
-@pytest.mark.parametrize("setting", KEY_SETTINGS)
+@pytest.mark.parametrize("setting", KEYS)
 @pytest.mark.parametrize("value", ["", ",", " "])
 def test_an_empty_key_flag_is_refused(
     setting: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -106,7 +103,7 @@ def test_one_empty_key_flag_among_several_is_refused() -> None:
 def test_each_role_has_its_keys(tmp_path: Path) -> None:
     path = tmp_path / "gateway"
     path.write_text("g2\n")
-    flags = ("--api-key", "k", "--admin-api-key", "a", "--gateway-key", "g1", "--gateway-key-file", str(path))
+    flags = ("--api-key", "k", "--admin-api-key", "a", "--gateway-key", "g1", "--gateway-key", f"@{path}")
     keys = key_ring(parse("DIR", *flags))
     roles = {}
     for key in ("k", "a", "g1", "g2"):

@@ -8,6 +8,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
+from shortfin_apps.llm.serving.server import http_server
 from shortfin_apps.llm.serving.server.protocol import MAX_HEADER_BYTES, BoundedProtocol
 from tests.serving.api.harness import TOKENIZER
 from tests.serving.api.loopback import TIMEOUT_S, Loopback, ready_server
@@ -282,8 +283,11 @@ async def until_all_disconnected(server: Loopback) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-async def test_only_connections_beyond_the_limit_are_refused(limit: int) -> None:
-    async with ready_server(limit_concurrency=limit) as server:
+async def test_only_connections_beyond_the_limit_are_refused(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", limit)
+    async with ready_server() as server:
         await server.client.aclose()
         await until_all_disconnected(server)
         async with AsyncExitStack() as stack:
@@ -295,7 +299,7 @@ async def test_only_connections_beyond_the_limit_are_refused(limit: int) -> None
             head, _, body = output.partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert {b"retry-after: 5", b"connection: close"} <= set(head.lower().split(b"\r\n"))
-            assert "--limit-concurrency" in orjson.loads(body)["error"]
+            assert f"its {limit} connections" in orjson.loads(body)["error"]
             for reader, writer in within:  # earlier connections are still served
                 writer.write(GET_HEALTH)
                 await reader.readuntil(HEALTHY)
@@ -367,8 +371,12 @@ async def until_connected(server: Loopback) -> BoundedProtocol:
 
 
 @pytest.mark.parametrize("timer", ["read", "send", "keep-alive"])
-async def test_a_suspension_of_the_server_is_not_blamed_on_the_client(timer: str) -> None:
-    async with ready_server(read_timeout=100, send_timeout=100, timeout_keep_alive=100) as server:
+async def test_a_suspension_of_the_server_is_not_blamed_on_the_client(
+    timer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "SEND_TIMEOUT_S", 100)
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 100)
+    async with ready_server(read_timeout=100) as server:
         await server.client.aclose()
         while server.server.server_state.connections:
             await asyncio.sleep(0)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError, LlmError
@@ -143,8 +142,8 @@ def test_what_no_model_answered_is_refused(
 class TooSmall(Schedule):
     """Its budget has no room for what it says."""
 
-    def mode_options(self, config: ModelConfig) -> ModeOptions:
-        return ExtendAttentionOptions(token_budget=1)
+    def mode_options(self, config: ModelConfig) -> BatchSettings:
+        return BatchSettings(batch_mode="extend-attention", token_budget=1)
 
 
 def test_a_schedule_that_the_model_does_not_allow_is_not_ok(

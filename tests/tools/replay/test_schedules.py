@@ -16,4 +16,4 @@ def test_chunks_are_a_page_only_where_that_is_said() -> None:
     for schedule in SCHEDULES.values():
         options = schedule.mode_options(config)
         assert options.chunk_tokens == (4 if schedule.is_chunked else None)
-        assert type(options) is BATCH_MODES[schedule.mode]
+        assert options.batch_mode == schedule.mode

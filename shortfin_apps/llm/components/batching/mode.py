@@ -1,11 +1,11 @@
-"""Interfaces of a batching mode and its options."""
+"""The settings of batching, and the interface of a batching mode."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol, Self
 
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
@@ -20,6 +20,9 @@ GPU_BUDGET = 512
 GPU_IDLE_BUDGET = 2048
 
 
+BatchModeName = Literal["auto", "default", "extend-attention"]
+
+
 class CompiledEntries(Protocol):
     """Properties of a VMFB's entries that a mode depends on."""
 
@@ -32,6 +35,34 @@ class CompiledEntries(Protocol):
         """Whether a prefill of any length runs without padding, for every number of rows."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """How invocations are filled; None leaves the choice to the mode.
+
+    Token counts are rounded up to full pages. `chunk_tokens` is the length of a prefill chunk, `token_budget`
+    the maximum tokens in one invocation (in the default mode, in a prefill). Without a `token_budget`, the
+    budgets are larger on GPUs and while no request decodes, and `Engine.tune` may measure them.
+    """
+
+    batch_mode: BatchModeName = "auto"
+    chunk_tokens: int | None = None
+    token_budget: int | None = None
+
+    def chunk(self, config: ModelConfig) -> int:
+        """Tokens of a chunk, in full pages."""
+        return whole_pages(self.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
+
+    def budget(self, config: ModelConfig, while_decoding: int, *, on_gpu: bool) -> TokenBudget:
+        """The token budget; on CPUs, `while_decoding` is the default while requests decode."""
+        while_decoding = max(GPU_BUDGET, while_decoding) if on_gpu else while_decoding
+        idle = max(GPU_IDLE_BUDGET if on_gpu else DEFAULT_IDLE_BUDGET, while_decoding)
+        return TokenBudget(
+            while_decoding=whole_pages(self.token_budget or while_decoding, config),
+            idle=whole_pages(self.token_budget or idle, config),
+            context_span=_context_span(config),
+        )
+
+
 class BatchMode(ABC):
     """A policy that decides which parts of which requests the next invocation computes.
 
@@ -40,6 +71,18 @@ class BatchMode(ABC):
 
     # Whether prompts and decodes share an invocation. In other modes, larger budgets were not faster on GPUs.
     mixes: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def make(
+        cls, settings: BatchSettings, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False
+    ) -> Self:
+        """Create the mode. Raises ArtifactError if the model or the settings do not allow it."""
+
+    @staticmethod
+    @abstractmethod
+    def default_max_running(config: ModelConfig) -> int:
+        """Default number of requests in progress at once."""
 
     @property
     @abstractmethod
@@ -75,55 +118,6 @@ class BatchMode(ABC):
         `running` is ordered by admission; every request in it has at least one token to compute and pages for
         all its tokens. A task must not depend on another task of the same batch.
         """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModeOptions(ABC):
-    """Options common to all modes; a mode adds its own and is created from them.
-
-    Token counts are rounded up to full pages; None leaves the choice to the mode. `chunk_tokens` is the
-    length of a prefill chunk, `token_budget` the maximum tokens in one invocation (in the default mode, in a
-    prefill), `idle_budget` the same while no request decodes (default: `token_budget` if given). `min_budget`
-    is the prompt budget in steps that also serve decodes, while few prompt tokens are queued (default:
-    `token_budget`, or the value that `tune` sets). By default, budgets are larger on GPUs.
-    """
-
-    chunk_tokens: int | None = None
-    token_budget: int | None = None
-    idle_budget: int | None = None
-    min_budget: int | None = None
-
-    def leaves_budget_open(self, *, on_gpu: bool) -> bool:
-        """Whether a budget may be measured: on CPUs the minimum, on GPUs the one while requests decode."""
-        return self.token_budget is None and (on_gpu or self.min_budget is None)
-
-    def chosen(self, entries: CompiledEntries, *, on_gpu: bool) -> ModeOptions:
-        """Options of the mode that suits the entries and the device: `self`, except for `auto`."""
-        return self
-
-    @abstractmethod
-    def make(self, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False) -> BatchMode:
-        """Create the mode. Raises ArtifactError if the model or the options do not allow it."""
-
-    @abstractmethod
-    def default_max_running(self, config: ModelConfig) -> int:
-        """Default number of requests in progress at once."""
-
-    def chunk(self, config: ModelConfig) -> int:
-        """Tokens of a chunk, in full pages."""
-        return whole_pages(self.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
-
-    def budget_of(self, config: ModelConfig, while_decoding: int, *, on_gpu: bool) -> TokenBudget:
-        """The configured budget; on CPUs, `while_decoding` is the default while requests decode."""
-        while_decoding = max(GPU_BUDGET, while_decoding) if on_gpu else while_decoding
-        default_idle = max(GPU_IDLE_BUDGET if on_gpu else DEFAULT_IDLE_BUDGET, while_decoding)
-        idle = self.idle_budget or self.token_budget or default_idle
-        return TokenBudget(
-            while_decoding=whole_pages(self.token_budget or while_decoding, config),
-            idle=whole_pages(idle, config),
-            context_span=_context_span(config),
-            least=whole_pages(self.min_budget, config) if self.min_budget else None,
-        )
 
 
 def whole_pages(tokens: int, config: ModelConfig) -> int:

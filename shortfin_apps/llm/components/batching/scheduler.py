@@ -16,7 +16,6 @@ computes a prefix that both share.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 
 from shortfin_apps.llm.components.batching.batch import Batch
@@ -33,37 +32,33 @@ MAX_OVERTAKES = 32
 LOOKAHEAD, MAX_MISFITS = 64, 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulingOptions:
-    """Limits on long prompts, and the tenants' shares.
-
-    At most `max_long_prefills` running requests have more than `long_prefill_tokens` left to prefill.
-    `tenant_weights` are positive; the default weight is 1.
-    """
-
-    max_long_prefills: int = 2
-    long_prefill_tokens: int = 1024
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-
-
-DEFAULT_SCHEDULING = SchedulingOptions()
+# At most so many running requests have more than so many tokens left to prefill, so that short prompts find a
+# place: one more long prompt makes none faster, as long prompts share the budget of each invocation.
+MAX_LONG_PREFILLS, LONG_PREFILL_TOKENS = 2, 1024
 
 
 class Scheduler:
-    """Holds the waiting queue and up to `max_running` running requests, and plans invocations."""
+    """Holds the waiting queue and up to `max_running` running requests, and plans invocations.
+
+    `tenant_weights` are positive; the default weight is 1.
+    """
 
     def __init__(
         self,
         cache: KVCache,
         mode: BatchMode,
         max_running: int,
-        options: SchedulingOptions = DEFAULT_SCHEDULING,
+        tenant_weights: Mapping[str, float] | None = None,
+        *,
+        max_long_prefills: int = MAX_LONG_PREFILLS,
+        long_prefill_tokens: int = LONG_PREFILL_TOKENS,
     ) -> None:
         self._cache = cache
         self._mode = mode
         self.max_running = max_running
-        self._options = options
-        self._share = FairShare(options.tenant_weights)
+        self._max_long_prefills = max_long_prefills
+        self._long_prefill_tokens = long_prefill_tokens
+        self._share = FairShare(tenant_weights)
         self.waiting = WaitingQueue(self._share)
         self.running: list[Request] = []  # by admission, oldest first
         self.num_preemptions = 0
@@ -260,10 +255,10 @@ class Scheduler:
 
     def _exceeds_long_prefills(self, request: Request, prefills: list[Request]) -> bool:
         """Whether this would exceed the limit on concurrent long prefills."""
-        limit = self._options.long_prefill_tokens
+        limit = self._long_prefill_tokens
         if len(request.token_ids) <= limit:
             return False
-        if sum(r.num_uncomputed > limit for r in prefills) < self._options.max_long_prefills:
+        if sum(r.num_uncomputed > limit for r in prefills) < self._max_long_prefills:
             return False
         cached = self._cache.match_length(request.token_ids, request.call.cache_salt)
         return len(request.token_ids) - cached > limit

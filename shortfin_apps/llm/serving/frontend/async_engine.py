@@ -119,7 +119,7 @@ class AsyncEngine:
     async def dump(self, reason: str) -> WrittenDump:
         if self._asked_dumps is None:
             raise InvalidRequestError(
-                "there is no flight recorder to dump; start the server without `--no-flight-recorder`"
+                "there is no flight recorder to dump; start the server without `--dump-dir off`"
             )
         return await self._asked_dumps.write(reason)
 

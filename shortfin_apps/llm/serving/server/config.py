@@ -6,14 +6,12 @@ Its fields are in `settings/`, grouped by topic; `config_sources.py` reads them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from pathlib import Path
 
 from pydantic import SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from shortfin_apps.llm.components.batching import BATCH_MODES, MODE_CHOICES
-from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.serving.api.auth import TENANT_HEADER
@@ -24,8 +22,6 @@ from shortfin_apps.llm.serving.server.settings.requests import RequestSettings
 
 ENV_PREFIX = "SHORTFIN_LLM_"
 KEYS = ("api_key", "admin_api_key", "gateway_key")
-SECRETS = (*KEYS, "ssl_keyfile_password")
-KEY_FILES = ("api_key_file", "admin_api_key_file", "gateway_key_file")
 # Settings that `serve SOURCE` passes to `build`, along with the device.
 BUILD_SETTINGS = ("weights", "kv", "context_length")
 # Settings for which an empty text is valid: no prefix, an empty list. An empty host would mean all addresses.
@@ -39,6 +35,12 @@ def flag(name: str) -> str:
 
 class ServerConfigError(LlmError):
     """Settings that prevent the server from starting."""
+
+
+def key_file(key: SecretStr) -> Path | None:
+    """Return the file that a key given as `@FILE` names."""
+    text = key.get_secret_value()
+    return Path(text[1:]) if text.startswith("@") else None
 
 
 # pydantic orders fields from the last base class to the first, so `--help` shows the model's first.
@@ -69,7 +71,7 @@ class ServerConfig(RequestSettings, EngineSettings, HttpSettings, ModelSettings)
     @classmethod
     def _refuse_empty(cls, value: object, info: ValidationInfo) -> object:
         """Refuse empty values: an empty variable or template must not act as the default."""
-        is_missing_key = value is None and info.field_name in (*KEYS, *KEY_FILES)
+        is_missing_key = value is None and info.field_name in KEYS
         if is_missing_key or (value == "" and info.field_name not in MAY_BE_EMPTY):
             raise ValueError("it is set but empty; give a value, or do not set it at all")
         return value
@@ -105,51 +107,27 @@ class ServerConfig(RequestSettings, EngineSettings, HttpSettings, ModelSettings)
                 "--speculative-tokens",
                 "nothing is proposed without `--speculative` or `--speculative-model`",
             )
-        if self.tenant_header != TENANT_HEADER and not (self.gateway_key or self.gateway_key_file):
+        if self.tenant_header != TENANT_HEADER and not self.gateway_key:
             yield "--tenant-header", "there is no `--gateway-key` with which it would be believed"
-        yield from self._without_store()
+        if self.api_processes > 1 and self.stored_responses and "stored_responses" in self.model_fields_set:
+            yield "--stored-responses", "API processes share no memory, so they store no responses"
         if self.kv_events_endpoint is None:
-            for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_hash_seed"):
+            for name in ("kv_events_replay_endpoint", "kv_events_topic"):
                 if getattr(self, name) is not None:
                     yield flag(name), "no KV events are published without `--kv-events-endpoint`"
-        if not self.flight_recorder and self.dump_dir is not None:
-            yield "--dump-dir", "there are no dumps with `--no-flight-recorder`"
         if self.kv_events_endpoint is not None and self.prefix_cache == "none":
             yield "--kv-events-endpoint", "no pages are shared with `--prefix-cache none`"
-        of_modes = set().union(*map(_names, BATCH_MODES.values()))
-        for name in sorted((of_modes - _names(MODE_CHOICES[self.batch_mode])) & self.model_fields_set):
-            modes = [mode for mode, options in BATCH_MODES.items() if name in _names(options)]
-            yield flag(name), f"it belongs to `--batch-mode {'` and `'.join(modes)}`"
 
-    def _without_store(self) -> Iterator[tuple[str, str]]:
-        names = {"stored_responses", "stored_responses_ttl"} & self.model_fields_set
-        if self.api_processes > 1 and self.stored_responses:
-            for name in sorted(names):
-                yield flag(name), "API processes share no memory, so they store no responses"
-        elif self.stored_responses == 0 and "stored_responses_ttl" in names:
-            yield flag("stored_responses_ttl"), "no responses are stored with `--stored-responses 0`"
-
-    def mode_options(self, stride: int) -> ModeOptions:
-        """Return the options of the chosen mode from the settings of the same names; `stride` in tokens."""
-        values = dict(self)
-        if self.chunk_block_size is not None:
-            values["chunk_tokens"] = self.chunk_block_size * stride
-        options = MODE_CHOICES[self.batch_mode]
-        return options(**{name: values[name] for name in _names(options)})
+    def batch_settings(self) -> BatchSettings:
+        return BatchSettings(
+            batch_mode=self.batch_mode, chunk_tokens=self.chunk_tokens, token_budget=self.token_budget
+        )
 
     @property
     def weighted_tenants(self) -> tuple[str, ...]:
         """The names of the tenants in `tenant_weights`."""
         return tuple(entry.rpartition("=")[0] for entry in self.tenant_weights)
 
-    def scheduling_options(self) -> SchedulingOptions:
+    def weights_of_tenants(self) -> dict[str, float]:
         pairs = [entry.rpartition("=") for entry in self.tenant_weights]
-        return SchedulingOptions(
-            max_long_prefills=self.max_long_prefills,
-            long_prefill_tokens=self.long_prefill_tokens,
-            tenant_weights={name: float(weight) for name, _, weight in pairs},
-        )
-
-
-def _names(options: type[ModeOptions]) -> set[str]:
-    return {field.name for field in fields(options)}
+        return {name: float(weight) for name, _, weight in pairs}

@@ -22,12 +22,11 @@ from pydantic_settings import EnvSettingsSource
 
 from shortfin_apps.llm.serving.server.config import (
     ENV_PREFIX,
-    KEY_FILES,
     KEYS,
-    SECRETS,
     ServerConfig,
     ServerConfigError,
     flag,
+    key_file,
 )
 from shortfin_apps.llm.serving.server.other_names import (
     UPSTREAM_IGNORED,
@@ -41,7 +40,7 @@ logger = logging.getLogger(__name__)
 # Variables with the prefix that are not server settings: the directory of `build`'s cache.
 OTHER_VARIABLES = frozenset({"CACHE"})
 # Settings that name files containing secrets.
-SECRET_FILES = (*KEY_FILES, "ssl_keyfile", "receipt_key")
+SECRET_FILES = ("ssl_keyfile", "receipt_key")
 # Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT and more in every pod, for every Service: a Service named
 # `shortfin-llm` overwrites the variable of `--port`.
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+")
@@ -64,6 +63,9 @@ def load(
     for name in (*SECRET_FILES, *key_and_certificates):
         if (path := getattr(config, name)) is not None:
             _note_exposed(path, note)
+    for path in (key_file(key) for name in KEYS for key in getattr(config, name)):
+        if path is not None:
+            _note_exposed(path, note)
     return config
 
 
@@ -76,12 +78,12 @@ def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
         raise ServerConfigError(f"{path}: not readable as YAML ({problem})") from None
     if not isinstance(raw, dict):
         raise ServerConfigError(f"{path}: must hold settings by name")
-    if any(str(key).replace("-", "_") in SECRETS for key in raw):
+    if any(str(key).replace("-", "_") in KEYS for key in raw):
         _note_exposed(path, note)
     values: dict[str, Any] = {}
     for key, value in raw.items():
         name = str(key).replace("-", "_")
-        if value is None and name not in (*KEYS, *KEY_FILES):
+        if value is None and name not in KEYS:
             continue  # upstream writes null for an unset setting
         if name in UPSTREAM_IGNORED:
             note_ignored(name, value, note)
@@ -143,5 +145,5 @@ def _first_problem(error: ValidationError) -> str:
     name = str(problem["loc"][0])
     if problem["type"] == "extra_forbidden":
         return f"there is no setting `{name}`; `serve --help-all` lists them"
-    given = "" if name in SECRETS or problem["input"] in ("", None) else f", not {problem['input']!r}"
+    given = "" if name in KEYS or problem["input"] in ("", None) else f", not {problem['input']!r}"
     return f"`{flag(name)}`: {message}{given}"

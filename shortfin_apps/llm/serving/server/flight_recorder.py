@@ -22,7 +22,7 @@ _LIBRARIES = ("iree-base-runtime", "shortfin", "numpy")
 # Settings that determine the invocations; none are secret.
 _SETTINGS = (
     *("device", "runtime", "threads", "batch_mode", "chunk_tokens", "token_budget", "max_running"),
-    *("prefix_cache", "decode_ahead", "speculative", "speculative_tokens", "jump_ahead"),
+    *("prefix_cache", "decode_ahead", "speculative", "speculative_tokens"),
 )
 
 _tasks: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references
@@ -30,7 +30,7 @@ _tasks: set[asyncio.Task[None]] = set()  # the event loop keeps only weak refere
 
 def recorder_options(artifact: Artifact, config: ServerConfig) -> RecorderOptions | None:
     """Return the recorder's options; None if it is off."""
-    if not config.flight_recorder:
+    if config.dump_dir == "off":
         return None
     files = {}
     if (manifest := artifact.manifest) is not None:

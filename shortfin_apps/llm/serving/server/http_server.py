@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import ipaddress
 import logging
@@ -15,7 +14,6 @@ from types import FrameType
 import uvicorn
 
 from shortfin_apps.llm.serving.api.app import create_app, refusal
-from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.service import Service
 from shortfin_apps.llm.serving.server.banner import announce
 from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
@@ -28,6 +26,9 @@ from shortfin_apps.llm.serving.server.protocol import bounded
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
+KEEP_ALIVE_S = 75  # of an idle connection, nginx's value: no client pool keeps one for longer
+SEND_TIMEOUT_S = 30.0  # after which a client that does not read its answer is disconnected
+MAX_CONNECTIONS = 4096  # of one process: 8 times the requests that a server with default limits admits
 GRACE_S = 5  # added to the drain, so that the answers of aborted requests reach their clients
 LAST_STEP_S = 1  # maximum time that a forced stop waits for the engine's current step
 POLL_S = 0.1
@@ -189,22 +190,20 @@ async def close_engine(engine: RunningEngine, is_forced: Callable[[], bool]) -> 
 def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
     """Return uvicorn's settings for `service`. Raises ServerConfigError for invalid keys or certificates."""
     keys = key_ring(config)
-    password = config.ssl_keyfile_password
     http = uvicorn.Config(
         create_app(
             service,
             root_path=config.root_path,
             keys=keys,
             cors_origins=config.cors_origin,
-            has_page=config.page,
         ),
         http=bounded(
             read_timeout_s=config.read_timeout,
-            send_timeout_s=config.send_timeout,
+            send_timeout_s=SEND_TIMEOUT_S,
             max_body_bytes=config.max_body_bytes,
-            max_connections=config.limit_concurrency,
+            max_connections=MAX_CONNECTIONS,
             refuse=refusal(
-                f"the server has its {config.limit_concurrency} connections (--limit-concurrency); try again",
+                f"the server has its {MAX_CONNECTIONS} connections; try again",
                 service.metrics.clock,
             ),
         ),
@@ -213,10 +212,9 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
         log_config=None,
         access_log=False,  # serving/api/access_log.py logs more, but no query strings
         server_header=False,
-        timeout_keep_alive=config.timeout_keep_alive,
+        timeout_keep_alive=KEEP_ALIVE_S,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,
-        ssl_keyfile_password=None if password is None else password.get_secret_value(),
     )
     try:
         http.load()
@@ -231,12 +229,6 @@ def warn_if_open(config: ServerConfig) -> None:
     """Warn if anyone can reach the server without a key. Raises ServerConfigError for invalid keys."""
     if not (key_ring(config).required or _is_loopback(config.host)):
         logger.warning("anyone who can reach %s may use this server: set an --api-key", config.host)
-
-
-def limits_of(config: ServerConfig) -> Limits:
-    """Return the limits on one request: the settings named `max_...`."""
-    names = (field.name for field in dataclasses.fields(Limits))
-    return Limits(**{name: getattr(config, f"max_{name}") for name in names})
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from shortfin_apps.llm.components.kv_events.options import KVEventOptions
 from shortfin_apps.llm.serving.server.config import ServerConfig
@@ -18,7 +19,7 @@ def kv_event_options(config: ServerConfig, model_name: str) -> KVEventOptions | 
         endpoint=config.kv_events_endpoint,
         replay_endpoint=config.kv_events_replay_endpoint,
         topic=config.kv_events_topic or f"kv@{config.host}:{config.port}@{model_name}",
-        hash_seed=config.kv_events_hash_seed,
+        hash_seed=os.environ.get("PYTHONHASHSEED"),
     )
     if not options.is_local:
         logger.warning("anyone who can reach %s can read the token ids of prompts", options.endpoint)

@@ -14,14 +14,13 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.verification import verifying
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.components.self_test.options import NO_SELF_TEST, SelfTestOptions
-from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError
+from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults, penalties, unapplied_fields
 from shortfin_apps.llm.serving.api.service import Everywhere, ServedModel
 from shortfin_apps.llm.serving.dialects.choose import choose_dialect, description
 from shortfin_apps.llm.serving.dialects.dialect import Dialect
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
-from shortfin_apps.llm.serving.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.serving.frontend.engine_client import EngineClient
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
@@ -33,6 +32,8 @@ from shortfin_apps.llm.serving.server.warm_up import warm_up_progress
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, read_json_object
 
 logger = logging.getLogger(__name__)
+
+CONVERSATION_TOKENS = 1 << 22  # of finished chats, remembered so that a chat goes on with them: 16 MiB
 
 
 class RunningEngine(EngineClient, Protocol):
@@ -72,7 +73,6 @@ def open_artifact(config: ServerConfig) -> Artifact:
         parameters=config.parameters,
         model_config=config.model_config_json,
         tokenizer_json=config.tokenizer_json,
-        tokenizer_config_json=config.tokenizer_config_json,
         check_sizes=config.verify != "none",
     )
 
@@ -145,7 +145,7 @@ def served_model(
         max_requests=engine.max_requests,
         metrics=metrics,
         request_timeout_s=config.request_timeout,
-        conversation_tokens=config.conversation_tokens,
+        conversation_tokens=CONVERSATION_TOKENS,
         grammars=grammars,
         id_prefix=id_prefix,
     )
@@ -157,7 +157,6 @@ def served_model(
         exported_top_k=artifact.config.top_k,
         dialect=_dialect(tokenizer, config),
         info=artifact.config.to_dict(),
-        default_num_beams=config.num_beams,
         everywhere=everywhere,
         identity=_identity(artifact, config),
     )
@@ -230,13 +229,6 @@ def tell_defaults(generation: dict[str, Any], config: ServerConfig, *, returns_l
         )
 
 
-def _check_num_beams(artifact: Artifact, config: ServerConfig) -> None:
-    try:
-        check_num_beams(config.num_beams, artifact.config.top_k)
-    except InvalidRequestError as error:
-        raise ServerConfigError(f"--num-beams: {error}") from None
-
-
 def _check_same_tokens(tokenizer: Tokenizer, draft: Artifact) -> None:
     """Raise ArtifactError for a draft model with different token ids."""
     if not tokenizer.has_the_tokens_of(Tokenizer.load(draft.tokenizer, draft.tokenizer_config)):
@@ -262,7 +254,6 @@ def _load_engine(
     confirm: Callable[[], None],
 ) -> AsyncEngine:
     """Load the engine with the artefact's VMFB on the configured device; call `confirm` before returning."""
-    _check_num_beams(artifact, config)
     if draft is not None:
         _check_same_tokens(tokenizer, draft)
     _tell_dialect(tokenizer, config)
@@ -279,8 +270,8 @@ def _load_engine(
         runtime=config.runtime,
         threads=config.threads,
         device_ids=config.device_ids,
-        mode=config.mode_options(artifact.config.stride),
-        scheduling=config.scheduling_options(),
+        batching=config.batch_settings(),
+        tenant_weights=config.weights_of_tenants(),
         prefix_cache=config.prefix_cache,
         decode_ahead=config.decode_ahead,
         speculative=config.speculative,
@@ -288,7 +279,6 @@ def _load_engine(
         draft_model=None
         if draft is None
         else DraftFiles(config=draft.config, vmfb=draft.vmfb, parameters=draft.parameters),
-        jump_ahead=config.jump_ahead,
         pages=config.pages or _given_pages(artifact),
         max_running=config.max_running,
         max_queue=config.max_queue,
@@ -296,7 +286,7 @@ def _load_engine(
         vocab_size=artifact.vocab_size,
         tokenizer_vocab_size=tokenizer.vocab_size,
         stall_timeout_s=config.stall_timeout,
-        tune=config.tune,
+        tune=True,
         kv_events=kv_event_options(config, config.served_model_name or artifact.name),
         flight_recorder=recorder_options(artifact, config),
         self_test=_self_test_options(artifact, config),

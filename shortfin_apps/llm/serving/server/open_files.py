@@ -23,8 +23,7 @@ def allow(num_connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < wanted:
         logger.warning(
-            "this process may open %d files, too few for %d connections: raise `ulimit -n` or lower"
-            " --limit-concurrency",
+            "this process may open %d files, too few for %d connections: raise `ulimit -n`",
             allowed,
             num_connections,
         )

@@ -16,6 +16,8 @@ UPSTREAM_NAMES = {
 # Upstream's settings without an equivalent here, and whether the flag takes a value.
 UPSTREAM_IGNORED: dict[str, Literal["flag", "value"]] = {
     "program_isolation": "value",
+    "chunk_block_size": "value",
+    "num_beams": "value",
     "use_native_impls": "flag",
     "amdgpu_async_allocations": "flag",
     "amdgpu_async_caching": "flag",

@@ -16,6 +16,7 @@ from shortfin_apps.llm.serving.server.engine_process import EngineProcess
 from shortfin_apps.llm.serving.server.exit_status import exit_status_of, exit_with_thread
 from shortfin_apps.llm.serving.server.http_server import (
     BACKLOG,
+    MAX_CONNECTIONS,
     Server,
     bind,
     http_config,
@@ -42,7 +43,7 @@ def serve(config: ServerConfig, listener: socket.socket | None = None) -> int:
     logs.quieten_uvicorn(config.log_level)
     artifact, draft = open_artifact(config), open_draft(config)
     check_address_space([artifact, *([draft] if draft else ())], config)
-    open_files.allow(config.limit_concurrency)
+    open_files.allow(MAX_CONNECTIONS)
     name = config.served_model_name or artifact.name
     service = make_service(config, name, ServerMetrics(name, tenants=config.weighted_tenants))
     server: Server | EngineProcess

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import time
 
+from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.responses.store import ResponseStore
 from shortfin_apps.llm.serving.api.service import ReceiptSettings, Service
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.server.config import ServerConfig
-from shortfin_apps.llm.serving.server.http_server import limits_of
 from shortfin_apps.llm.serving.server.tracing import trace_provider
 
+# Seconds without output after which a stream sends a comment, so that no proxy closes it as idle: the HTML
+# standard's advice for event streams, and half the shortest common timeout (30 s).
+STREAM_KEEP_ALIVE_S = 15.0
+RESPONSE_TTL_S = 3600.0  # for which a response is stored; memory bounds the store before that
 
-def make_service(config: ServerConfig, name: str, metrics: ServerMetrics) -> Service:
+
+def make_service(
+    config: ServerConfig,
+    name: str,
+    metrics: ServerMetrics,
+    *,
+    stream_keep_alive_s: float | None = STREAM_KEEP_ALIVE_S,
+) -> Service:
     """Create the state for a model that is not loaded yet. Raises ReceiptError and ServerConfigError."""
     return Service(
         name=name,
         metrics=metrics,
         config=config.model_dump(mode="json"),  # secrets become asterisks
-        limits=limits_of(config),
+        limits=Limits(body_bytes=config.max_body_bytes),
         strict_fields=config.strict_fields,
         receipts=receipt_settings(config),
-        stream_keep_alive_s=config.stream_keep_alive or None,
+        stream_keep_alive_s=stream_keep_alive_s,
         responses=_responses(config),
         traces=trace_provider(config),
     )
@@ -39,4 +50,4 @@ def receipt_settings(config: ServerConfig) -> ReceiptSettings:
 def _responses(config: ServerConfig) -> ResponseStore:
     """Store none with several API processes: they share no memory, and the next request may reach another."""
     max_responses = config.stored_responses if config.api_processes == 1 else 0
-    return ResponseStore(max_responses, config.stored_responses_ttl, time.monotonic)
+    return ResponseStore(max_responses, RESPONSE_TTL_S, time.monotonic)

@@ -198,8 +198,8 @@ def _supervisor(
     config: ServerConfig, options: ClusterOptions, port: int, of_workers: Sequence[HeldPort], url: str
 ) -> Supervisor:
     ports = [held.port for held in of_workers]
-    public = read_keys(config.api_key, config.api_key_file)
-    admin = read_keys(config.admin_api_key, config.admin_api_key_file)
+    public = read_keys(config.api_key)
+    admin = read_keys(config.admin_api_key)
     keys = Keys(
         public=tuple(public), admin=tuple(admin), worker=secrets.token_hex(), control=secrets.token_hex()
     )

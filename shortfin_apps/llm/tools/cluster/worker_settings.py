@@ -13,7 +13,7 @@ from typing import Any
 from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.serving.server.config import (
     BUILD_SETTINGS,
-    SECRETS,
+    KEYS,
     ServerConfig,
     ServerConfigError,
     flag,
@@ -23,18 +23,17 @@ from shortfin_apps.llm.tools.cluster.ports import LOOPBACK
 # Settings of the router, and settings used to build the model before workers start.
 NOT_OF_WORKERS = (
     *("host", "port", "cors_origin", "ssl_certfile", "ssl_keyfile"),
-    *("api_key_file", "admin_api_key_file", *SECRETS, *BUILD_SETTINGS),
+    *(*KEYS, *BUILD_SETTINGS),
 )
 WITHOUT_MEANING = {
     "root_path": "no router strips a prefix; do that in the proxy",
-    "ssl_keyfile_password": "no router takes a password; give a key without one",
     "drain_delay": "the router is told first",
     **dict.fromkeys(
         ("kv_events_endpoint", "kv_events_replay_endpoint"),
         "each worker would need an endpoint of its own; start the servers yourself (docs/routers.md)",
     ),
     **dict.fromkeys(
-        ("gateway_key", "gateway_key_file", "tenant_header"),
+        ("gateway_key", "tenant_header"),
         "the router does not pass the tenant's header on; start the servers yourself (docs/routers.md)",
     ),
 }

@@ -185,7 +185,7 @@ def _engine(subject: Subject, schedule: Schedule, size: int) -> Engine:
     pages = 2 + (size + 1) * (-(-tokens // config.stride) + 2)
     options = EngineOptions(
         device=subject.device_name,
-        mode=schedule.mode_options(config),
+        batching=schedule.mode_options(config),
         prefix_cache=schedule.prefix_cache,
         pages=pages,
         max_running=size,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from shortfin_apps.llm.components.batching import BATCH_MODES
-from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.contract.config import ModelConfig
 
@@ -22,7 +22,7 @@ class Schedule:
     """
 
     name: str
-    mode: str = "default"
+    mode: BatchModeName = "default"
     is_warm: bool = False
     fills_batch: bool = False
     is_chunked: bool = False
@@ -37,13 +37,13 @@ class Schedule:
     def prefix_cache(self) -> PrefixCache:
         return "trie" if self.is_warm else "none"
 
-    def mode_options(self, config: ModelConfig) -> ModeOptions:
+    def mode_options(self, config: ModelConfig) -> BatchSettings:
         chunk_tokens = CHUNK_PAGES * config.stride if self.is_chunked else None
         budget = None if chunk_tokens is None else chunk_tokens + config.stride
-        return BATCH_MODES[self.mode](chunk_tokens=chunk_tokens, token_budget=budget)
+        return BatchSettings(batch_mode=self.mode, chunk_tokens=chunk_tokens, token_budget=budget)
 
 
-EXTEND = "extend-attention"
+EXTEND: Final = "extend-attention"
 SCHEDULES = {
     schedule.name: schedule
     for schedule in (

@@ -5,9 +5,10 @@ from itertools import count
 
 import pytest
 
+from shortfin_apps.llm.components.batching import make_mode
 from shortfin_apps.llm.components.batching.batch import Batch
-from shortfin_apps.llm.components.batching.mode import BatchMode
-from shortfin_apps.llm.components.batching.modes.default import DefaultMode, DefaultModeOptions
+from shortfin_apps.llm.components.batching.mode import BatchMode, BatchSettings
+from shortfin_apps.llm.components.batching.modes.default import DefaultMode
 from shortfin_apps.llm.components.batching.prefill_chunks import PrefillChunks
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import EntryFamily
@@ -97,31 +98,34 @@ def test_prompts_run_whole_when_the_model_has_no_start_positions() -> None:
     assert [len(t.token_ids) for t in batch.tasks] == [300]
 
 
-def chunks(options: DefaultModeOptions, entries: Entries = ALL_ENTRIES) -> list[int]:
+def chunks(options: BatchSettings, entries: Entries = ALL_ENTRIES) -> list[int]:
     """Tokens in each invocation for a single prompt of 1024 tokens."""
-    mode = options.make(fake_config(stride=16), entries)
+    mode = make_mode(options, fake_config(stride=16), entries)
     return [len(batch.tasks[0].token_ids) for batch in run_all(mode, [running("r", 1024)])]
 
 
 def test_a_chunk_length_is_kept_unless_a_budget_is_given_too() -> None:
-    assert chunks(DefaultModeOptions()) == [512] * 2
-    assert chunks(DefaultModeOptions(chunk_tokens=256)) == [256] * 4
-    assert chunks(DefaultModeOptions(chunk_tokens=128, token_budget=250)) == [256] * 4
-    assert chunks(DefaultModeOptions(token_budget=64, idle_budget=600)) == [608, 416]
+    assert chunks(BatchSettings(batch_mode="default")) == [512] * 2
+    assert chunks(BatchSettings(batch_mode="default", chunk_tokens=256)) == [256] * 4
+    assert chunks(BatchSettings(batch_mode="default", chunk_tokens=128, token_budget=250)) == [256] * 4
 
 
 def test_chunks_have_one_size_where_no_other_was_compiled() -> None:
     fixed_lengths = Entries(takes_any_chunk=False)
-    assert chunks(DefaultModeOptions(token_budget=256), fixed_lengths) == [128] * 8
+    assert chunks(BatchSettings(batch_mode="default", token_budget=256), fixed_lengths) == [128] * 8
 
 
 def test_a_chunk_length_for_a_model_that_takes_whole_prompts_is_refused() -> None:
-    with pytest.raises(ArtifactError, match="leave out `--chunk-block-size`"):
-        DefaultModeOptions(chunk_tokens=16).make(fake_config(has_prefill_position=False), ALL_ENTRIES)
+    with pytest.raises(ArtifactError, match="leave out `--chunk-tokens`"):
+        make_mode(
+            BatchSettings(batch_mode="default", chunk_tokens=16),
+            fake_config(has_prefill_position=False),
+            ALL_ENTRIES,
+        )
 
 
 def test_a_decode_leaves_what_a_prefill_might_take_while_requests_decode() -> None:
-    batching = DefaultModeOptions(token_budget=64).make(fake_config(), ALL_ENTRIES)
+    batching = make_mode(BatchSettings(batch_mode="default", token_budget=64), fake_config(), ALL_ENTRIES)
     batch = batching.next_batch([running("a", 20, computed=19), running("b", 20, computed=19)])
     assert batch is not None
     assert batching.spare_tokens(batch) == 62

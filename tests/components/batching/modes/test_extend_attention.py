@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shortfin_apps.llm.components.batching import make_mode
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.batching.modes.extend_attention import (
-    ExtendAttentionMode,
-    ExtendAttentionOptions,
-)
+from shortfin_apps.llm.components.batching.mode import BatchSettings
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionMode
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import EntryFamily
@@ -197,17 +196,17 @@ def padded(task: LlmTaskInput) -> int:
 
 def test_a_budget_without_room_for_a_decode_beside_a_page_is_refused() -> None:
     with pytest.raises(ArtifactError, match="`--token-budget 8` or more"):
-        ExtendAttentionOptions(token_budget=4).make(fake_config(), ALL_ENTRIES)
-    ExtendAttentionOptions(token_budget=5).make(fake_config(), ALL_ENTRIES)
+        make_mode(BatchSettings(batch_mode="extend-attention", token_budget=4), fake_config(), ALL_ENTRIES)
+    make_mode(BatchSettings(batch_mode="extend-attention", token_budget=5), fake_config(), ALL_ENTRIES)
 
 
 def test_the_default_budget_holds_two_pages_of_any_size() -> None:
-    ExtendAttentionOptions().make(fake_config(stride=512), ALL_ENTRIES)
+    make_mode(BatchSettings(batch_mode="extend-attention"), fake_config(stride=512), ALL_ENTRIES)
 
 
 def test_a_vmfb_without_extend_entries_is_refused() -> None:
     with pytest.raises(ArtifactError, match="no `extend` entry"):
-        ExtendAttentionOptions().make(fake_config(), Entries(has_extend=False))
+        make_mode(BatchSettings(batch_mode="extend-attention"), fake_config(), Entries(has_extend=False))
 
 
 def test_what_the_budget_has_left_counts_pages_of_prompts_by_their_context() -> None:

@@ -1,17 +1,17 @@
 """Chunked prefill: prefill and decode run in separate, alternating invocations.
 
-When both kinds of work wait, each decode invocation is followed by `prefills_per_decode` prefill invocations,
-so neither starves: a decoding request waits for at most that many prefills between two tokens, and prompts
-get that many prefills for each token of the decoding requests, regardless of their number.
+When both kinds of work wait, each decode invocation is followed by one prefill invocation, so neither
+starves: a decoding request waits for at most one prefill between two tokens, and prompts get one for each
+token of the decoding requests, regardless of their number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Self
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.batching.mode import BatchMode, CompiledEntries, ModeOptions
+from shortfin_apps.llm.components.batching.mode import BatchMode, BatchSettings, CompiledEntries
 from shortfin_apps.llm.components.batching.prefill_chunks import PrefillChunks
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
@@ -24,57 +24,37 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 DEFAULT_PREFILL_BUDGET = 320
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DefaultModeOptions(ModeOptions):
-    """`prefills_per_decode` prefill invocations run for each decode when both have work."""
-
-    prefills_per_decode: int = 1
-
-    def make(self, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False) -> BatchMode:
-        self._check(config)
-        return DefaultMode(
-            chunks=PrefillChunks(
-                stride=config.stride,
-                chunk_tokens=self.chunk(config) if config.has_prefill_position else None,
-                row_buckets=config.prefill_batch_sizes,
-                budget=self._prefill_budget(config, entries, on_gpu=on_gpu),
-            ),
-            max_decode_batch=max(config.decode_batch_sizes),
-            prefills_per_decode=self.prefills_per_decode,
-        )
-
-    def default_max_running(self, config: ModelConfig) -> int:
-        return max(config.decode_batch_sizes)
-
-    def _check(self, config: ModelConfig) -> None:
-        if self.chunk_tokens is not None and not config.has_prefill_position:
-            raise ArtifactError(
-                "a chunk length was given, but this model takes whole prompts only (`has_prefill_position` "
-                "is false in its config.json); leave out `--chunk-block-size`, or export it with that option"
-            )
-
-    def _prefill_budget(
-        self, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool
-    ) -> TokenBudget | None:
-        """The prefill budget; None keeps chunks at one size.
-
-        Chunks have one size if only a chunk length was given, as upstream's servers cut prompts, and if only
-        full prompts or chunks of fixed lengths were compiled.
-        """
-        has_budget = {self.token_budget, self.idle_budget, self.min_budget} != {None}
-        if not config.has_prefill_position or not entries.takes_any_chunk:
-            return None
-        if self.chunk_tokens is not None and not has_budget:
-            return None
-        return self.budget_of(config, DEFAULT_PREFILL_BUDGET, on_gpu=on_gpu)
-
-
 class DefaultMode(BatchMode):
+    """Alternates decodes and prefills; `prefills_per_decode` prefills run for each decode if both wait."""
+
     def __init__(self, *, chunks: PrefillChunks, max_decode_batch: int, prefills_per_decode: int = 1) -> None:
         self._chunks = chunks
         self._max_decode_batch = max_decode_batch
-        self._prefills_per_decode = prefills_per_decode
+        self.prefills_per_decode = prefills_per_decode
         self._prefills_since_decode = 0
+
+    @classmethod
+    def make(
+        cls, settings: BatchSettings, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False
+    ) -> Self:
+        if settings.chunk_tokens is not None and not config.has_prefill_position:
+            raise ArtifactError(
+                "a chunk length was given, but this model takes whole prompts only (`has_prefill_position` "
+                "is false in its config.json); leave out `--chunk-tokens`, or export it with that option"
+            )
+        return cls(
+            chunks=PrefillChunks(
+                stride=config.stride,
+                chunk_tokens=settings.chunk(config) if config.has_prefill_position else None,
+                row_buckets=config.prefill_batch_sizes,
+                budget=_prefill_budget(settings, config, entries, on_gpu=on_gpu),
+            ),
+            max_decode_batch=max(config.decode_batch_sizes),
+        )
+
+    @staticmethod
+    def default_max_running(config: ModelConfig) -> int:
+        return max(config.decode_batch_sizes)
 
     @property
     def max_task_tokens(self) -> int | None:
@@ -93,7 +73,7 @@ class DefaultMode(BatchMode):
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]
-        decode_is_due = self._prefills_since_decode >= self._prefills_per_decode
+        decode_is_due = self._prefills_since_decode >= self.prefills_per_decode
         if decodes and (decode_is_due or not prefills):
             self._prefills_since_decode = 0
             return self._decode_batch(decodes)
@@ -106,6 +86,21 @@ class DefaultMode(BatchMode):
         if len(decodes) > self._max_decode_batch:
             decodes = sorted(decodes, key=lambda r: r.last_turn)[: self._max_decode_batch]
         return Batch(EntryFamily.DECODE, tuple(LlmTaskInput.next_of(r, 1) for r in decodes))
+
+
+def _prefill_budget(
+    settings: BatchSettings, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool
+) -> TokenBudget | None:
+    """The prefill budget; None keeps chunks at one size.
+
+    Chunks have one size if only a chunk length was given, as upstream's servers cut prompts, and if only full
+    prompts or chunks of fixed lengths were compiled.
+    """
+    if not config.has_prefill_position or not entries.takes_any_chunk:
+        return None
+    if settings.chunk_tokens is not None and settings.token_budget is None:
+        return None
+    return settings.budget(config, DEFAULT_PREFILL_BUDGET, on_gpu=on_gpu)
 
 
 def _is_decode(request: Request) -> bool:

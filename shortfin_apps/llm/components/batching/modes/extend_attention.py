@@ -20,10 +20,10 @@ one longer chunk computes the same, as every layer stores a chunk's keys before 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Self
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.batching.mode import BatchMode, CompiledEntries, ModeOptions, whole_pages
+from shortfin_apps.llm.components.batching.mode import BatchMode, BatchSettings, CompiledEntries, whole_pages
 from shortfin_apps.llm.components.batching.token_budget import InvocationBudget, TokenBudget
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import EntryFamily
@@ -35,37 +35,6 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 # measured.
 DEFAULT_EXTEND_BUDGET = 256
 DEFAULT_MAX_RUNNING = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtendAttentionOptions(ModeOptions):
-    """Options of extend-attention, which are the common options of all modes."""
-
-    def make(self, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False) -> BatchMode:
-        min_budget = 2 * config.stride
-        self._check(config, entries, min_budget)
-        return ExtendAttentionMode(
-            stride=config.stride,
-            chunk_tokens=self.chunk(config),
-            budget=self.budget_of(config, max(DEFAULT_EXTEND_BUDGET, min_budget), on_gpu=on_gpu),
-        )
-
-    def default_max_running(self, config: ModelConfig) -> int:
-        return DEFAULT_MAX_RUNNING
-
-    def _check(self, config: ModelConfig, entries: CompiledEntries, min_budget: int) -> None:
-        for budget in (self.token_budget, self.idle_budget):
-            if budget is not None and whole_pages(budget, config) < min_budget:
-                raise ArtifactError(
-                    f"a token budget of {budget} has no room for a decode beside a page of prefill, as "
-                    f"this model's pages hold {config.stride} tokens; give `--token-budget {min_budget}` or "
-                    "more, or none"
-                )
-        if not entries.has_extend:
-            raise ArtifactError(
-                "the VMFB has no `extend` entry, which batch mode extend-attention needs; "
-                "rebuild it with `shortfin-llm build`, or use `--batch-mode default`"
-            )
 
 
 class ExtendAttentionMode(BatchMode):
@@ -83,6 +52,32 @@ class ExtendAttentionMode(BatchMode):
         self._stride = stride
         self._chunk_tokens = chunk_tokens
         self._budget = budget
+
+    @classmethod
+    def make(
+        cls, settings: BatchSettings, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False
+    ) -> Self:
+        least = 2 * config.stride
+        if settings.token_budget is not None and whole_pages(settings.token_budget, config) < least:
+            raise ArtifactError(
+                f"a token budget of {settings.token_budget} has no room for a decode beside a "
+                f"page of prefill, as this model's pages hold {config.stride} tokens; give `--token-budget "
+                f"{least}` or more, or none"
+            )
+        if not entries.has_extend:
+            raise ArtifactError(
+                "the VMFB has no `extend` entry, which batch mode extend-attention needs; "
+                "rebuild it with `shortfin-llm build`, or use `--batch-mode default`"
+            )
+        return cls(
+            stride=config.stride,
+            chunk_tokens=settings.chunk(config),
+            budget=settings.budget(config, max(DEFAULT_EXTEND_BUDGET, least), on_gpu=on_gpu),
+        )
+
+    @staticmethod
+    def default_max_running(config: ModelConfig) -> int:
+        return DEFAULT_MAX_RUNNING
 
     @property
     def max_task_tokens(self) -> int | None:

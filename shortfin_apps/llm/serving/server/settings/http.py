@@ -19,7 +19,6 @@ class HttpSettings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     root_path: str = Field("", description="path prefix that a reverse proxy strips")
     # nginx's value: a client pool with a shorter keep-alive never sends on a connection that is being closed.
-    timeout_keep_alive: int = Field(75, ge=1, description="seconds to keep an idle connection")
     shutdown_timeout: float = Field(
         30.0, ge=0, description="seconds for running requests to finish after Ctrl-C or SIGTERM"
     )
@@ -32,12 +31,6 @@ class HttpSettings(BaseSettings):
     read_timeout: float = Field(
         60.0, gt=0, description="seconds for a whole request to arrive before its connection is closed"
     )
-    limit_concurrency: int = Field(
-        4096,
-        ge=1,
-        description="most connections at once (of each API process); requests on further ones are "
-        "answered 503",
-    )
     api_processes: int = Field(
         1,
         ge=1,
@@ -46,21 +39,19 @@ class HttpSettings(BaseSettings):
     )
     ssl_keyfile: Path | None = Field(None, description="TLS: the private key (PEM)")
     ssl_certfile: Path | None = Field(None, description="TLS: the certificate chain (PEM); turns TLS on")
-    ssl_keyfile_password: SecretStr | None = Field(None, description="TLS: password of the private key")
     api_key: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="key for `Authorization: Bearer KEY`; repeatable (default: none needed)"
+        (),
+        description="key for `Authorization: Bearer KEY`, or @FILE with keys, one a line; repeatable "
+        "(default: none needed)",
     )
-    api_key_file: Path | None = Field(None, description="file with more API keys, one a line")
     admin_api_key: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="key that also allows /abort_all, /flush_cache and /log_level; repeatable"
+        (), description="key, or @FILE, that also allows /abort_all, /flush_cache and /log_level; repeatable"
     )
-    admin_api_key_file: Path | None = Field(None, description="file with more admin keys, one a line")
     gateway_key: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (),
-        description="key of a gateway, whose requests name their tenant in a header (--tenant-header), which "
+        description="key of a gateway, or @FILE; its requests name their tenant in --tenant-header, which "
         "is believed of no other key; repeatable",
     )
-    gateway_key_file: Path | None = Field(None, description="file with more gateway keys, one a line")
     tenant_header: str = Field(
         TENANT_HEADER,
         pattern=r"^[A-Za-z0-9-]+$",
@@ -70,7 +61,6 @@ class HttpSettings(BaseSettings):
     cors_origin: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="origin whose pages may call from a browser, or *; repeatable (default: none)"
     )
-    page: bool = Field(True, description="serve a page at / that shows what the server does (docs/page.md)")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe level to log"
     )
@@ -83,17 +73,7 @@ class HttpSettings(BaseSettings):
         "requests are exported by OTLP over HTTP; needs the extra `tracing`. The OTEL_... variables say the "
         "rest, the sampler too (docs/observability.md)",
     )
-    send_timeout: float = Field(
-        30.0, gt=0, description="seconds after which a client that does not read its answer is disconnected"
-    )
     # The HTML standard's advice for event streams, and half the shortest common timeout (30 s).
-    stream_keep_alive: float = Field(
-        15.0,
-        ge=0,
-        description="seconds without output after which a stream sends a comment, so that no proxy closes it "
-        "as idle, which most do after 30 to 60; before the first token, that also sends the status 200, and "
-        "no router retries the request elsewhere any more; 0 sends none",
-    )
 
     @field_validator("otlp_endpoint")
     @classmethod
@@ -108,6 +88,6 @@ class HttpSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_certificate(self) -> HttpSettings:
-        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password):
+        if self.ssl_certfile is None and self.ssl_keyfile:
             raise ValueError("TLS needs a certificate: give --ssl-certfile too")
         return self

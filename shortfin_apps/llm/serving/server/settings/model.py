@@ -26,9 +26,9 @@ class ModelSettings(BaseSettings):
     context_length: int | None = Field(
         None, ge=1, description="maximum tokens of one request, of a source (default: the model's)"
     )
-    tokenizer_json: Path | None = Field(None, description="tokenizer.json, instead of a model directory")
-    tokenizer_config_json: Path | None = Field(
-        None, description="its tokenizer_config.json (default: <stem>_config.json beside it)"
+    tokenizer_json: Path | None = Field(
+        None,
+        description="tokenizer.json, instead of a model directory; <stem>_config.json next to it is read too",
     )
     model_config_json: Path | None = Field(
         None, description="config.json of the VMFB, instead of a model directory"
@@ -48,10 +48,7 @@ class ModelSettings(BaseSettings):
     def _check_model_files(self) -> ModelSettings:
         pieces = {"--tokenizer_json": self.tokenizer_json, "--model_config": self.model_config_json}
         pieces["--vmfb"] = self.vmfb
-        others = {
-            "--parameters": self.parameters or None,
-            "--tokenizer_config_json": self.tokenizer_config_json,
-        }
+        others = {"--parameters": self.parameters or None}
         given = [flag for flag, value in {**pieces, **others}.items() if value is not None]
         missing = [flag for flag in pieces if flag not in given]
         if self.artifact is not None and given:
