@@ -46,7 +46,7 @@ class Batch:
 
     @property
     def label(self) -> str:
-        return f"{self.rows} x {self.tokens} behind {self.cached}"
+        return f"{self.rows} x {self.tokens} after {self.cached}"
 
 
 @dataclass(frozen=True, slots=True)

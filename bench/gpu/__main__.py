@@ -28,7 +28,7 @@ RUN = """\
 Makes a virtual environment of the pack's wheels and the weights of each model (in the temporary folder: 16 GB
 for the 8B model; TMPDIR names another), and measures part by part:
 
-  tokens        the tiny models' greedy tokens are those that the CPU chose
+  tokens        the tiny models' greedy tokens equal the CPU's
   entries       each entry, one call at a time (sync) and many in flight (queued)
   engine        steady decodes in process at each batch size, with decode loops and without, greedy and from
                 the whole vocabulary

@@ -5,11 +5,11 @@ The engines are llama.cpp, vLLM's CPU build, OpenVINO GenAI and onnxruntime-gena
     python -m bench.peers                          # set up what is missing, then W1 to W5, all in turns
     python -m bench.peers --set-up-only
     python -m bench.peers --preset W2 --repeat 1   # a short run
-    python -m bench.peers --weights q8_0,q4_1      # beside the peers' 8-bit and 4-bit models
+    python -m bench.peers --weights q8_0,q4_1      # with the peers' 8-bit and 4-bit models
     python -m bench.peers --servers ours,openvino  # only these two
     python -m bench.peers --weights bf16,q8_0,q4_1 \
         --servers ours,ours-extend,llama,vllm,vllm-zen,openvino,ort    # everything
-    python -m bench.peers --model FILE.gguf --weights own      # a file as it is, beside llama.cpp
+    python -m bench.peers --model FILE.gguf --weights own      # a file as it is, with llama.cpp
     python -m bench.peers --servers ours,llama --device cpu:haswell    # without newer instructions
 
 bench/peers/README.md lists the requirements. An interrupted set-up continues where it stopped.

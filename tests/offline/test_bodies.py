@@ -23,7 +23,7 @@ def test_a_list_of_those_are_several(prompts: object) -> None:
 
 @pytest.mark.parametrize("prompts", [None, 1, iter("a"), {"a"}])
 def test_anything_else_is_refused(prompts: object) -> None:
-    with pytest.raises(InvalidRequestError, match="prompts must be a text, token ids or a list of those"):
+    with pytest.raises(InvalidRequestError, match="prompts must be a text, token ids or a list of them"):
         is_one_prompt(prompts)
 
 

@@ -109,8 +109,8 @@ def test_a_saved_conversation_is_loaded(run: Run, conversation: Conversation, tm
 def test_files_need_names_and_others_take_none(run: Run) -> None:
     assert run("/save", "/load") == ["/save needs a file name", "/load needs a file name"]
     assert run("/undo 2", "/regen now") == [
-        "the command takes nothing behind it, but there is '2'",
-        "the command takes nothing behind it, but there is 'now'",
+        "the command has no arguments, but there is '2'",
+        "the command has no arguments, but there is 'now'",
     ]
     assert run("/regen") == ["regenerated"]
 

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching behind HTTP: runs in its own virtual environment."""
+"""OpenVINO GenAI's continuous batching over HTTP: runs in its own virtual environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""onnxruntime-genai behind HTTP, in static batches: runs in its own virtual environment.
+"""onnxruntime-genai over HTTP, in static batches: runs in its own virtual environment.
 
 Its continuous batching is for GPUs: on a CPU its Engine runs at most 4 requests at once, and takes no others
 until all have ended. So requests that wait together are one batch of its Generator, of any size.

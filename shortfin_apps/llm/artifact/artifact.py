@@ -232,13 +232,13 @@ class Artifact:
             _check_parameters(vmfb, parameters, program, manifest)
             _check_host(vmfb, manifest, (program,), this_host())
             manifest = manifest.using(program)
-        beside = tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
+        neighbour = tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
         return cls(
             vmfb=vmfb,
             parameters=parameters,
             config=manifest.load_config(model_config) if manifest else ModelConfig.load(model_config),
             tokenizer=tokenizer_json,
-            tokenizer_config=tokenizer_config_json or (beside if beside.is_file() else None),
+            tokenizer_config=tokenizer_config_json or (neighbour if neighbour.is_file() else None),
             manifest=manifest,
             is_loose=True,
         )
@@ -265,7 +265,7 @@ def _manifest_beside(vmfb: Path) -> Manifest | None:
     path = vmfb.with_name(MANIFEST)
     if _is_ours(path) and vmfb.name in (manifest := Manifest.load(path)).files:
         return manifest
-    logger.info("%s: there is no %s beside it, so its CPU and content are not checked", vmfb, MANIFEST)
+    logger.info("%s: there is no %s in its folder, so its CPU and content are not checked", vmfb, MANIFEST)
     return None
 
 

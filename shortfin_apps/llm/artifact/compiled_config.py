@@ -41,7 +41,7 @@ def _check(path: Path, config: ModelConfig, spec: ModelSpec, options: BuildOptio
     try:
         compiled = model_config(spec, options)
     except (BuildError, ArithmeticError, LookupError, TypeError, ValueError) as error:  # a damaged manifest
-        raise ArtifactError(f"{path}: the manifest's options are not those of a build ({error})") from error
+        raise ArtifactError(f"{path}: the manifest's options are not valid for a build ({error})") from error
     for name, value, right in _changed(config, compiled):
         raise ArtifactError(
             f"{path}: `{name}` is {value}, but the program was compiled for {right}; restore that field, or "

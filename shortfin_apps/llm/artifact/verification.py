@@ -92,7 +92,7 @@ def _covered(artifact: Artifact, manifest: Manifest) -> dict[str, FileRecord]:
     used = (artifact.vmfb, *artifact.parameters, artifact.tokenizer)
     for path in used:
         if not is_covered(path, artifact.vmfb, manifest):
-            logger.info("%s: not verified, as it is not in the manifest beside the VMFB", path)
+            logger.info("%s: not verified, as it is not in the VMFB's manifest", path)
     names = {path.resolve().name for path in used if is_covered(path, artifact.vmfb, manifest)}
     return _some(manifest.files, tuple(names))
 

@@ -36,7 +36,7 @@ examples:
   shortfin-llm serve smollm2                                   # what to do with it; `serve SOURCE` does both
 
 A second build of the same thing takes seconds: weights and programs are kept in the user's cache folder
-(SHORTFIN_LLM_CACHE names another). An interrupted build leaves nothing behind."""
+(SHORTFIN_LLM_CACHE names another). An interrupted build leaves no files."""
 
 DEFAULTS = BuildOptions()
 
@@ -210,7 +210,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
             "chunk_sizes",
             "chunk lengths, in tokens, that get a prefill of their own; 'none' for only the dynamic one",
         ),
-        ("extend_sizes", "token counts that get an extend entry of their own beside the dynamic one"),
+        ("extend_sizes", "token counts that get a separate extend entry in addition to the dynamic one"),
     ):
         group.add_argument(
             f"--{name.replace('_', '-')}",

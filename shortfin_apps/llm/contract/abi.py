@@ -243,8 +243,8 @@ def argument_names(
         names = tuple(name for name in names if name != "start_positions")
     if not has_windows or BLOCK_TABLES[0] not in names:
         return names
-    behind = names.index(BLOCK_TABLES[0]) + 1
-    return (*names[:behind], BLOCK_TABLES[1], *names[behind:])
+    after = names.index(BLOCK_TABLES[0]) + 1
+    return (*names[:after], BLOCK_TABLES[1], *names[after:])
 
 
 def named_results(results: Sequence[_T], top_k: int | None) -> dict[str, _T]:

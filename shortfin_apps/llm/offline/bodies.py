@@ -20,7 +20,7 @@ def is_one_prompt(prompts: object) -> bool:
         return True
     if not isinstance(prompts, Sequence):
         raise InvalidRequestError(
-            f"prompts must be a text, token ids or a list of those, not {type(prompts).__name__}", "prompts"
+            f"prompts must be a text, token ids or a list of them, not {type(prompts).__name__}", "prompts"
         )
     return len(prompts) > 0 and not isinstance(prompts[0], str | Sequence)
 

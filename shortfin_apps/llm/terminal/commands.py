@@ -89,7 +89,7 @@ class Commands:
     def _without_argument(self, action: Callable[[], None]) -> Callable[[str], None]:
         def run(argument: str) -> None:
             if argument:
-                raise InvalidRequestError(f"the command takes nothing behind it, but there is {argument!r}")
+                raise InvalidRequestError(f"the command has no arguments, but there is {argument!r}")
             action()
 
         return run

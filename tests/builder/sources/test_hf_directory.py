@@ -210,7 +210,7 @@ def test_refuses_missing_weights_and_paths_outside(tmp_path: Path) -> None:
         HfDirectorySource(tmp_path)
     index = {"weight_map": {"lm_head.weight": "../other.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    with pytest.raises(BuildError, match="not the name of a file beside it"):
+    with pytest.raises(BuildError, match="not the name of a file in its folder"):
         HfDirectorySource(tmp_path)
 
 

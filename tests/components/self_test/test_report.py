@@ -35,7 +35,7 @@ def test_a_sentence_names_entry_layer_and_kernels() -> None:
 
 def test_behind_the_layers_other_kernels_are_named() -> None:
     text = report.sentence(SUBJECT, [FAILURE], Location(None, "", "the reference"))
-    assert "behind the last layer" in text
+    assert "after the last layer" in text
     assert text.endswith("computed by fused/layer, cpu/top_k")
 
 

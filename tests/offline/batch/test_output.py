@@ -87,7 +87,7 @@ async def test_a_file_without_a_state_is_refused_and_kept(batch: BatchInput, out
     await begin(batch, out)
     state_path(out).unlink()
     with pytest.raises(
-        BatchFileError, match=r"has content, but no out.jsonl.state.json of a batch beside it"
+        BatchFileError, match=r"has content, but no out.jsonl.state.json of a batch next to it"
     ):
         finished(batch, out)
     assert ids_in(out) == ["a", "b"]

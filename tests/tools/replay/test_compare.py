@@ -60,7 +60,7 @@ def test_any_bit_of_any_logit_is_noticed(index: int, bit: int) -> None:
 def test_ends_are_told() -> None:
     assert difference(RECEIPT, again(TOKENS[:2], FinishReason.STOP)) == "ends after 2 of 3 tokens"
     longer = again((*TOKENS, (1, 1.0)))
-    assert difference(RECEIPT, longer) == "goes on behind token 3, which was the last"
+    assert difference(RECEIPT, longer) == "continues after token 3, which was the last"
     aborted = Receipt.parse(receipt_json(finish=FinishReason.ABORT))
     assert difference(aborted, longer) is None
 

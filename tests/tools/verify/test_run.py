@@ -39,7 +39,7 @@ def records_again(folder: Path, name: str) -> None:
 def test_a_right_artefact_passes(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(copy)]) == 0
     shown = capsys.readouterr().out
-    assert "all 7 files are those that were built" in shown
+    assert "all 7 files are unchanged since the build" in shown
     assert "decode_bs32" in shown
     found = verify(copy)
     assert found.is_right

@@ -182,7 +182,7 @@ def _check_delta_net(where: str, spec: ModelSpec) -> None:
     if spec.window is not None:
         raise unsupported(where, "a model with windows and states")
     if len(spec.slabs) < 2:
-        raise unsupported(where, "a model with no attention beside gated delta nets, or none of these")
+        raise unsupported(where, "a model with gated delta nets and no attention, or none of these")
 
 
 def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:
@@ -190,14 +190,14 @@ def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ..
     layers = spec.num_hidden_layers
     experts = sum(each.count for each in map(spec.experts_of, range(layers)) if each is not None)
     if layers + experts > len(found):  # checked before generating that many tensor names
-        beside = f" and {experts} experts" if experts else ""
-        raise BuildError(f"{where}: {len(found)} tensors are too few for {layers} layers{beside}")
+        more = f" and {experts} experts" if experts else ""
+        raise BuildError(f"{where}: {len(found)} tensors are too few for {layers} layers{more}")
     expected = tensor_shapes(spec)
     if missing := sorted(expected.keys() - found.keys()):
         raise BuildError(f"{where}: tensor `{missing[0]}` is missing")
     if unknown := sorted(found.keys() - expected.keys()):
         raise BuildError(
-            f"{where}: tensor `{unknown[0]}` belongs to no model that is supported; those are "
+            f"{where}: tensor `{unknown[0]}` belongs to no model that is supported; supported are "
             f"{supported_models()}"
         )
     for name, shape in expected.items():

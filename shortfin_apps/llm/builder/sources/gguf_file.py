@@ -382,7 +382,7 @@ class GgufSource(ModelSource):
         if ROPE_FACTORS not in factors:
             return scaling
         if scaling is not None:
-            raise unsupported(self._where, f"a rotary scaling beside `{ROPE_FACTORS}`")
+            raise unsupported(self._where, f"a rotary scaling in addition to `{ROPE_FACTORS}`")
         return llama3_scaling(
             self._where, factors[ROPE_FACTORS].astype(np.float64), found.head_dim, found.rope_theta
         )

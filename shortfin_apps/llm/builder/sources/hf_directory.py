@@ -403,7 +403,7 @@ class HfDirectorySource(ModelSource):
             raise BuildError(f"{index}: `weight_map` is missing")
         shards = {str(name) for name in names.values()}
         if outside := [name for name in shards if Path(name).name != name]:
-            raise BuildError(f"{index}: `{outside[0]}` is not the name of a file beside it")
+            raise BuildError(f"{index}: `{outside[0]}` is not the name of a file in its folder")
         return [self._directory / name for name in sorted(shards)]
 
     def _find_tensors(self) -> Iterator[tuple[str, tuple[Path, str]]]:

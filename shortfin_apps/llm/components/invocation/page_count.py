@@ -101,8 +101,8 @@ def pages_that_fit(
         if spare is None:
             return None
         taken = owned_bytes(program) if stage == 0 else 0
-        beside = taken_beside if stage == 0 else lambda num_pages: 0
-        fitting.append(_pages_within(config, stage, spare - taken, most, tokens_ahead, beside))
+        other = taken_beside if stage == 0 else lambda num_pages: 0
+        fitting.append(_pages_within(config, stage, spare - taken, most, tokens_ahead, other))
     return max(1 + context_pages, min(fitting))
 
 

@@ -52,7 +52,7 @@ def tokens_beside_decodes(runner: BatchRunner, most_tokens: int, clock: Callable
         if is_longer:
             break
     logger.info(
-        "a decode of %d rows takes %.1f ms; beside decodes, %s tokens of a light load's prompts are computed",
+        "a decode of %d rows takes %.1f ms; with decodes, %s tokens of a light load's prompts are computed",
         TYPICAL_ROWS,
         1e3 * decode_s,
         found,

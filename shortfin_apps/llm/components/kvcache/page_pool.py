@@ -14,7 +14,7 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         if num_pages < 2:
             raise ValueError(
-                f"A page table of {num_pages} pages has none left beside the scratch page; use 2 or more."
+                f"A page table of {num_pages} pages has none in addition to the scratch page; use 2 or more."
             )
         self.num_pages = num_pages
         self._references = [0] * num_pages

@@ -49,7 +49,7 @@ class Location:
 
     def __str__(self) -> str:
         if self.layer is None:
-            return f"its keys and values are those of {self.than}: what is behind the last layer's is wrong"
+            return f"its keys and values equal {self.than}'s: the error is after the last layer's"
         return f"first in layer {self.layer}: {self.what} differ from those of {self.than}"
 
 

@@ -57,7 +57,7 @@ examples:
   shortfin-llm batch in.jsonl -o out.jsonl                           # with the server on this machine
   shortfin-llm batch in.jsonl -o out.jsonl --url https://llm.example.org --concurrency 256
 
-Beside the output, OUT.state.json says which input it belongs to."""
+Next to the output, OUT.state.json says which input it belongs to."""
 
 
 def add_parser(subparsers: Subparsers) -> None:

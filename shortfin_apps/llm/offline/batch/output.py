@@ -129,7 +129,7 @@ def _check_same(path: Path, state: BatchState) -> None:
     remedy = "name another output, or begin anew with --restart, which empties it"
     if before is None:
         raise BatchFileError(
-            f"{path} has content, but no {state_path(path).name} of a batch beside it; {remedy}"
+            f"{path} has content, but no {state_path(path).name} of a batch next to it; {remedy}"
         )
     if before.input_sha256 != state.input_sha256:
         raise BatchFileError(f"{path} has results of another input, or the input has changed since; {remedy}")

@@ -3,7 +3,7 @@
 Complete: {"responses": [{"prompt", "responses": [{"text", "output_ids", "meta_info"}, ...]}, ...]}
           with `n` answers to each prompt, or `num_beams` answers, best first
 Streamed: data: {"text", "output_ids", "meta_info", "index"}, cumulative, then data: [DONE];
-          log-probabilities are not cumulative: an event holds only those of its new tokens
+          log-probabilities are not cumulative: an event has its new tokens' only
 """
 
 from __future__ import annotations

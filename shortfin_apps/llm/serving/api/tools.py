@@ -135,8 +135,8 @@ async def _grammar(
         return await compile_source(source, param)
     if (schema := _schema_of(source)) is None:
         raise InvalidRequestError(
-            f"`{param}` must be a JSON schema beside `tools`; leave one of them out, or set `tool_choice` to"
-            " `none`",
+            f"`{param}` must be a JSON schema if there are `tools`; leave one of them out, or set "
+            "`tool_choice` to `none`",
             param,
         )
     return await _compiled(use, lambda use: _lark(use, model, prompt, schema), compile_source, param)

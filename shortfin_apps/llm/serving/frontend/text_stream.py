@@ -81,10 +81,10 @@ class TextRequest:
 class TextDelta(NamedTuple):
     """New text and tokens of an answer, or a complete answer. Only the last delta has a `finish_reason`.
 
-    `text` may lag behind `token_ids`: an incomplete character or a possible start of a stop string is held
-    back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or stop token that
-    ended the answer, None for end-of-sequence. `error` is the cause of an abort that the client did not
-    request. The last delta has the `receipt` of the full answer, as JSON objects.
+    `text` may be shorter than the text of `token_ids`: an incomplete character or a possible start of a stop
+    string is held back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or stop
+    token that ended the answer, None for end-of-sequence. `error` is the cause of an abort that the client
+    did not request. The last delta has the `receipt` of the full answer, as JSON objects.
     """
 
     text: str

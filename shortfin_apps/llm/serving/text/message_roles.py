@@ -93,7 +93,7 @@ class MessageRoles:
                 self._log("refused messages of a user or of the assistant in a row: these become one")
                 yield turns
         if (thoughts := with_text_in_thoughts(messages)) != list(messages):
-            self._log("refused text beside a thought and calls: it becomes a part of the thought")
+            self._log("refused text with a thought and calls: it becomes a part of the thought")
             yield thoughts
 
     def _check(self, roles: set[str]) -> None:

@@ -54,7 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--from", dest="first", type=int, default=0, metavar="N", help="compare from this record on"
     )
-    parser.add_argument("--to", dest="last", type=int, metavar="N", help="stop behind this record")
+    parser.add_argument("--to", dest="last", type=int, metavar="N", help="stop after this record")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline for Perfetto")
     parser.add_argument(
         "--json", metavar="FILE", help="write the result as JSON; `-`: to stdout, without tables"

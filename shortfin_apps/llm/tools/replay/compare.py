@@ -77,7 +77,7 @@ def difference(receipt: Receipt, replayed: Replayed) -> str | None:
         return f"ends after {len(again)} of {len(ids)} tokens"
     if len(again) > len(ids):
         is_cut = receipt.finish is FinishReason.ABORT
-        return None if is_cut else f"goes on behind token {len(ids)}, which was the last"
+        return None if is_cut else f"continues after token {len(ids)}, which was the last"
     if replayed.end != receipt.logits:
         return f"the digest is {replayed.end}, not {receipt.logits}, and no mark tells at which token"
     return _other_finish(receipt, replayed)

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         lambda console: console.print(*tables(found), sep="\n", highlight=False),
     )
     if not found.is_tested and not found.wrong_files:
-        raise SelfTestError(f"{args.directory}: {found.untested}; its files are those that were built")
+        raise SelfTestError(f"{args.directory}: {found.untested}; its files are unchanged since the build")
     return EXIT_OK if found.is_right else EXIT_WRONG
 
 

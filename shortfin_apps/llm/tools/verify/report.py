@@ -15,7 +15,7 @@ def tables(found: Verified) -> Iterator[Table | str]:
     """Yields the wrong files, and a table of each program's entries."""
     count = len(found.manifest.files)
     if not found.wrong_files:
-        yield f"{found.directory}: all {count} files are those that were built"
+        yield f"{found.directory}: all {count} files are unchanged since the build"
     for name, problem in found.wrong_files.items():
         yield f"{found.directory / name}: {problem}"
     for result in found.results:

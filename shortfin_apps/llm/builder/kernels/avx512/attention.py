@@ -293,6 +293,6 @@ class DecodeAttentionGeometry(PagedAttentionGeometry):
         q = -(-self.group_bytes // TILE_ROW_BYTES) * TILE_ROW_BYTES
         return Regions({"q": q, "rope": self.rope_local.bytes, "rest": self.local.bytes})
 
-    def beside(self, out: str) -> dict[str, tuple[int, str]]:
+    def extra_results(self, out: str) -> dict[str, tuple[int, str]]:
         """Return the results of the dispatch besides the stages' buffers, by name: features and dtype."""
         return {}

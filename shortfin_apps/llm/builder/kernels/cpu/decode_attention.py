@@ -64,7 +64,7 @@ class VectorDecodeGeometry:
         types = {name: each.type for name, each in self.buffers.items()}
         return types | dict.fromkeys(self.sizes, "index")
 
-    def beside(self, out: str) -> dict[str, tuple[int, str]]:
+    def extra_results(self, out: str) -> dict[str, tuple[int, str]]:
         """Return the results of the dispatch besides the stages' buffers, by name: features and dtype.
 
         They are the rotated q and the value `out`, as the function's buffers are memrefs.

@@ -123,8 +123,8 @@ def _tokens_of(row, offsets, starts, seq_lens, tokens, rows, width, STRIDE: tl.c
         return start, tl.minimum(count, 1), row, row + 1
     else:
         first = tl.load(offsets + row).to(tl.int32)
-        behind = tl.load(offsets + row + 1, mask=row + 1 < rows, other=0).to(tl.int32)
-        end = tl.minimum(tl.where(row + 1 < rows, behind, tokens), tokens)
+        following = tl.load(offsets + row + 1, mask=row + 1 < rows, other=0).to(tl.int32)
+        end = tl.minimum(tl.where(row + 1 < rows, following, tokens), tokens)
         return start, tl.maximum(tl.minimum(count, end - first), 0), first, end
 
 

@@ -114,11 +114,13 @@ class FusedLayers:
         rows = (attend.qkv if attend else next(iter(reads.values()))).shape[0]
         if attend:
             reads = attend.reads() | reads
-        beside = attend.geometry.beside(attend.out) if attend else {}
-        stays = {name for stage in stages for name in _written_by(stage)} - results.keys() - beside.keys()
+        extra_results = attend.geometry.extra_results(attend.out) if attend else {}
+        stays = (
+            {name for stage in stages for name in _written_by(stage)} - results.keys() - extra_results.keys()
+        )
         scratch = {name: size for name, size in self._row_bytes.items() if name in stays}
         weights = self._load(e, stages, attend)
-        kernel = self._kernel(name, stages, [*reads, *weights], [*results, *beside], scratch)
+        kernel = self._kernel(name, stages, [*reads, *weights], [*results, *extra_results], scratch)
         calls = self._calls_of(e)
         whole_tiles = e.times(e.ceil_divide(rows, TILE_ROWS), TILE_ROWS)
         in_place = [calls.counters, attend.batch.cache] if attend else [calls.counters]
@@ -130,7 +132,7 @@ class FusedLayers:
             [
                 *in_place,
                 *(((rows, features), "f32") for features in results.values()),
-                *(((rows, features), dtype) for features, dtype in beside.values()),
+                *(((rows, features), dtype) for features, dtype in extra_results.values()),
                 ((whole_tiles, sum(scratch.values())), "i8"),
             ],
         )

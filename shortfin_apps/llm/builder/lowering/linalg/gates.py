@@ -20,9 +20,9 @@ class LinalgGates:
   %t = linalg.index 0 : index
   %d = linalg.index 1 : index
   %queries = arith.constant {self._queries} : index
-  %behind = arith.addi %d, %queries : index
+  %gate_column = arith.addi %d, %queries : index
   %is_query = arith.cmpi ult, %d, %queries : index
-  %column = arith.select %is_query, %d, %behind : index
+  %column = arith.select %is_query, %d, %gate_column : index
   %value = tensor.extract {x.name}[%t, %column] : {x.type}
   linalg.yield %value : f32"""
         return e.elementwise("td", ("td", (x.shape[0], self._features), "f32"), [], body)

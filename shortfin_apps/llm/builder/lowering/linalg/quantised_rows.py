@@ -42,8 +42,8 @@ def quantised_rows(e: Emitter, x: Tensor, kv_heads: int, row_bytes: int) -> Tens
   %column = arith.minui %at, %last_value : index
   %of_value = arith.divui %column, %head_dim : index
   %in_head = arith.remui %column, %head_dim : index
-  %behind = arith.subi %at, %values : index
-  %scale_of = arith.divui %behind, %scale_bytes : index
+  %scale_byte = arith.subi %at, %values : index
+  %scale_of = arith.divui %scale_byte, %scale_bytes : index
   %wanted = arith.select %is_value, %of_value, %scale_of : index
   %head = arith.minui %wanted, %last_head : index
   %bits = tensor.extract {largest.name}[%t, %head] : {largest.type}
@@ -53,7 +53,7 @@ def quantised_rows(e: Emitter, x: Tensor, kv_heads: int, row_bytes: int) -> Tens
   %scaled = arith.divf %element, %scale : f32
   %rounded = arith.addf %scaled, %to_integer : f32
   %quant = arith.bitcast %rounded : f32 to i32
-  %place = arith.remui %behind, %scale_bytes : index
+  %place = arith.remui %scale_byte, %scale_bytes : index
   %place.i32 = arith.index_cast %place : index to i32
   %shift = arith.muli %place.i32, %byte_bits : i32
   %scale_bits = arith.bitcast %scale : f32 to i32

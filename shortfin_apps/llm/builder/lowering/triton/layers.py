@@ -102,12 +102,12 @@ class TritonLayers:
             case [LastTokens() as last, Norm() as norm]:
                 x, deferred = self._last_tokens(e, values[last.x], values.batch, norm.weight)
                 values[last.out], values[norm.out] = x, deferred
-            case [AddNormed() as first, *last, (Norm() | Narrow()) as behind]:
+            case [AddNormed() as first, *last, (Norm() | Narrow()) as following]:
                 x, prepared = self._add_normed(
-                    e, values[first.x], first.weight, values[first.residual], behind
+                    e, values[first.x], first.weight, values[first.residual], following
                 )
-                for each in (first, *last, behind):
-                    values[each.out] = prepared if each is behind else x
+                for each in (first, *last, following):
+                    values[each.out] = prepared if each is following else x
             case [Linear() as first, *last, Norm() as norm]:
                 residual = values[first.residual] if first.residual else None
                 x, deferred = self._linear(e, values.operand(first.x), first.weight, residual, norm.weight)
@@ -174,9 +174,9 @@ class TritonLayers:
         return self._launcher.launch(e, kernel, operands)["y"]
 
     def _add_normed(
-        self, e: Emitter, x: Tensor, weight: str, residual: Tensor, behind: Operation | None
+        self, e: Emitter, x: Tensor, weight: str, residual: Tensor, following: Operation | None
     ) -> tuple[Tensor, Activations | None]:
-        """Return the sum, and the activations for the matmuls after the Norm or Narrow `behind`."""
+        """Return the sum, and the activations for the matmuls after the Norm or Narrow `following`."""
         features = self._spec.hidden_size
         block = power_of_two(features)
         vector, rows = buffer("f32", features), buffer("f32", "tokens", features)
@@ -201,8 +201,8 @@ class TritonLayers:
             "x": x,
             "weight": self._weights.load_one(e, weight),
             "residual": residual,
-            **self._norm(e, behind.weight if isinstance(behind, Norm) else None),
-            **({} if isinstance(behind, Narrow) else {"narrow": None}),
+            **self._norm(e, following.weight if isinstance(following, Norm) else None),
+            **({} if isinstance(following, Narrow) else {"narrow": None}),
         }
         made = self._launcher.launch(e, kernel, operands)
         return made["y"], Activations(made["narrow"]) if "narrow" in made else _prepared(made)

@@ -126,7 +126,7 @@ function heat(context, kind, title, latency, width, top, height, colour) {
   context.globalAlpha = 1;
 }
 
-/** The buckets that are shown: those with something in them, and some around. */
+/** The buckets to show: all with values, and some around them. */
 function range(latency, kind) {
   const last = latency.bounds[kind].length - 1;
   const used = latency.bounds[kind].map((_, i) => i).filter((i) => latency.columns.some((each) => each[kind][i]));
