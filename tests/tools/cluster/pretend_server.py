@@ -13,7 +13,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-from shortfin_apps.llm.tools.cluster.held_port import HandedDown
+from shortfin_apps.llm.tools.cluster.ports import HandedDown
 
 
 class Answer(BaseHTTPRequestHandler):

@@ -22,10 +22,8 @@ from shortfin_apps.llm.serving.server.building import BuildFailed, built
 from shortfin_apps.llm.serving.server.config import ServerConfig
 from shortfin_apps.llm.serving.server.keys import read_keys
 from shortfin_apps.llm.serving.server.model_loading import open_artifact
-from shortfin_apps.llm.tools.cluster.held_port import HeldPort
 from shortfin_apps.llm.tools.cluster.options import METRICS_PORT, ROUTER_NAMES, ClusterOptions
-from shortfin_apps.llm.tools.cluster.ports import LOOPBACK, Wanted, free_ports
-from shortfin_apps.llm.tools.cluster.process import Program
+from shortfin_apps.llm.tools.cluster.ports import LOOPBACK, HeldPort, Wanted, free_ports
 from shortfin_apps.llm.tools.cluster.router_flags import (
     METRICS_ROUTES,
     PACKAGES,
@@ -34,13 +32,14 @@ from shortfin_apps.llm.tools.cluster.router_flags import (
     dangers,
     router_flags,
 )
-from shortfin_apps.llm.tools.cluster.supervisor import ClusterError, Member, Supervisor
+from shortfin_apps.llm.tools.cluster.supervisor import ClusterError, Member, Program, Supervisor
 from shortfin_apps.llm.tools.cluster.worker_settings import check, worker_settings
 
 logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
 HIGHEST_PORT = 65_535
+PROGRAM = "shortfin_apps.llm.tools.cluster.program"
 DESCRIPTION = """\
 Starts several workers, each a `serve` of its own on loopback, and a router in front of them, which sends
 requests with a common prefix to the same worker. Takes the flags of `serve`: the address, TLS and origins are
@@ -219,16 +218,15 @@ def _supervisor(
 
 def _worker(number: int, held: HeldPort, settings: dict[str, Any]) -> Member:
     """Pass the address on the command line, and other settings, including keys, on standard input."""
-    module = ["shortfin_apps.llm.tools.cluster.worker_process", *map(str, held.fds)]
     flags = ["--host", LOOPBACK, "--port", str(held.port), "--config", "/dev/stdin"]
-    program = Program(f"worker {number}", [*module, *flags], settings, port=held)
+    words = [PROGRAM, "worker", *map(str, held.fds), *flags]
+    program = Program(f"worker {number}", words, settings, port=held)
     return Member(program, f"http://{LOOPBACK}:{held.port}/ready")
 
 
 def _router(options: ClusterOptions, flags: Sequence[str], ready_url: str) -> Member:
-    module = "shortfin_apps.llm.tools.cluster.router_process"
-    program = Program("router", [module, PACKAGES[options.router]], list(flags), logs_to_stdout=True)
-    return Member(program, ready_url)
+    words = [PROGRAM, "router", PACKAGES[options.router]]
+    return Member(Program("router", words, list(flags), logs_to_stdout=True), ready_url)
 
 
 def _url(config: ServerConfig, port: int) -> str:

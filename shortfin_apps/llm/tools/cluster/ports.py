@@ -1,12 +1,19 @@
-"""TCP ports for processes that bind their ports themselves."""
+"""TCP ports of a cluster: free ones for the router, and held ones for workers.
+
+The cluster's process holds a worker's port open while no worker accepts connections on it. If a worker bound
+its port itself, the port would be free during a restart. Any local program could then take it and receive
+prompts and keys from the router.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable
+import struct
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 from shortfin_apps.llm.serving.server.config import ServerConfigError
@@ -49,3 +56,112 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
             f"cannot listen on {host}, port {port} ({reason}); stop the program that uses it or choose"
             f" another `{flag}`"
         ) from None
+
+
+BACKLOG = 2048
+RETRY_S = 1.0
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a connection resets it
+ACCEPTS, ACCEPTS_NO_MORE = b"+", b"-"
+
+
+class HeldPort:
+    """Listens on a port of `host`, not in `taken`, until `close`, so that no other process can bind it.
+
+    `fds` are passed to a worker: the listener, and a socket on which the worker reports when it starts and
+    stops accepting connections (`HandedDown`). At other times this process refuses connections, so that the
+    router tries another worker. Create, use and close it in one event loop. Raises OSError.
+    """
+
+    def __init__(self, host: str, taken: Container[int] = ()) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = _listening(host, taken)
+        try:
+            self._told, self._tells = socket.socketpair()
+        except OSError:
+            self._listener.close()
+            raise
+        self._told.setblocking(False)
+        self._retry: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._told, self._hear)
+        self.refuse()
+
+    @property
+    def port(self) -> int:
+        number: int = self._listener.getsockname()[1]
+        return number
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        return self._listener.fileno(), self._tells.fileno()
+
+    def refuse(self) -> None:
+        """Refuse connections, as the worker has ended, until the next worker accepts them. Idempotent."""
+        with contextlib.suppress(BlockingIOError):
+            while self._told.recv(64):
+                pass  # discard the ended worker's messages
+        self._refuse()
+
+    def close(self) -> None:
+        self._accept()
+        self._loop.remove_reader(self._told)
+        for each in (self._listener, self._told, self._tells):
+            each.close()
+
+    def _hear(self) -> None:
+        if self._told.recv(64).endswith(ACCEPTS):
+            self._accept()
+        else:
+            self._refuse()
+
+    def _accept(self) -> None:
+        """Leave connections to the worker."""
+        self._loop.remove_reader(self._listener)
+        if self._retry is not None:
+            self._retry.cancel()
+
+    def _refuse(self) -> None:
+        self._loop.add_reader(self._listener, self._refuse_one)
+
+    def _refuse_one(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # out of file descriptors
+            self._loop.remove_reader(self._listener)
+            self._retry = self._loop.call_later(RETRY_S, self._refuse)
+            return
+        with connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+
+class HandedDown(socket.socket):
+    """The listener in a worker, which reports when connections are accepted and when no longer."""
+
+    def __init__(self, listener_fd: int, tells_fd: int) -> None:
+        super().__init__(fileno=listener_fd)
+        self._tells = socket.socket(fileno=tells_fd)
+        for each in (self, self._tells):
+            each.set_inheritable(False)  # the worker's own child processes must not inherit them
+
+    def listen(self, backlog: int = BACKLOG) -> None:
+        super().listen(backlog)
+        self._tell(ACCEPTS)
+
+    def close(self) -> None:
+        self._tell(ACCEPTS_NO_MORE)
+        self._tells.close()
+        super().close()
+
+    def _tell(self, what: bytes) -> None:
+        with contextlib.suppress(OSError):  # the cluster's process has ended, and this one will
+            self._tells.send(what)
+
+
+def _listening(host: str, taken: Container[int]) -> socket.socket:
+    while True:
+        listener = socket.create_server((host, 0), backlog=BACKLOG)
+        if listener.getsockname()[1] not in taken:
+            listener.setblocking(False)
+            return listener
+        listener.close()

@@ -7,9 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from shortfin_apps.llm.tools.cluster import worker_process
-from shortfin_apps.llm.tools.cluster.held_port import HandedDown, HeldPort
-from shortfin_apps.llm.tools.cluster.ports import LOOPBACK
+from shortfin_apps.llm.tools.cluster import program
+from shortfin_apps.llm.tools.cluster.ports import LOOPBACK, HandedDown, HeldPort
 
 
 async def test_a_worker_serves_on_the_port_that_it_was_handed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +21,7 @@ async def test_a_worker_serves_on_the_port_that_it_was_handed(monkeypatch: pytes
         listener.close()
         return 7
 
-    monkeypatch.setattr(worker_process, "serve", serve)
+    monkeypatch.setattr("shortfin_apps.llm.serving.server.command.main", serve)
     with closing(HeldPort(LOOPBACK)) as held:
         fds = [str(os.dup(fd)) for fd in held.fds]
-        assert worker_process.main([*fds, "--port", str(held.port)]) == 7
+        assert program.worker([*fds, "--port", str(held.port)]) == 7

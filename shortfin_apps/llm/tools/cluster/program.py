@@ -1,0 +1,37 @@
+"""The programs of a cluster, run by child.py.
+
+    python -m shortfin_apps.llm.tools.cluster.program worker LISTENER TELLS FLAG...
+    python -m shortfin_apps.llm.tools.cluster.program router PACKAGE
+
+A worker runs `serve` on a port held by the cluster's process: LISTENER and TELLS are the file descriptors of
+HandedDown. A router, smg or vllm_router, reads its flags as JSON from stdin, because they contain keys, which
+the process list would show to all users of the machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+
+from shortfin_apps.llm.tools.cluster.ports import HandedDown
+
+
+def worker(argv: Sequence[str]) -> int:
+    from shortfin_apps.llm.serving.server.command import main as serve  # a router does not need it
+
+    listener_fd, tells_fd, *flags = argv
+    return serve(flags, HandedDown(int(listener_fd), int(tells_fd)))
+
+
+def router(package: str, flags: list[str]) -> None:
+    """Run the router until a signal; the packages are forks with a common API."""
+    launch = importlib.import_module(f"{package}.launch_router")
+    module = importlib.import_module(f"{package}.router")
+    module.Router.from_args(launch.parse_router_args(flags)).start()
+
+
+if __name__ == "__main__":
+    kind, *words = sys.argv[1:]
+    sys.exit(worker(words) if kind == "worker" else router(*words, json.load(sys.stdin)))
