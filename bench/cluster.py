@@ -40,7 +40,7 @@ from pathlib import Path
 import httpx
 
 from shortfin_apps.llm.tools.bench.load import BenchRequest, run_pass
-from shortfin_apps.llm.tools.bench.prose import sentence
+from shortfin_apps.llm.tools.bench.workload import sentence
 
 WORKERS = 3
 PATIENCE_S = 120.0

@@ -22,7 +22,7 @@ from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Pr
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
-from shortfin_apps.llm.tools.bench.prose import text
+from shortfin_apps.llm.tools.bench.workload import text
 
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 Tokens = npt.NDArray[np.int64]

@@ -26,8 +26,7 @@ from running_server import running_server
 
 from shortfin_apps.llm.client import LlmClient
 from shortfin_apps.llm.serving.receipts.receipt import Receipt
-from shortfin_apps.llm.tools.replay.in_process import opened, replay
-from shortfin_apps.llm.tools.replay.schedules import EXTEND, SCHEDULES
+from shortfin_apps.llm.tools.replay.in_process import EXTEND, SCHEDULES, opened, replay
 
 PREFIX_TOKENS, NUM_PREFIXES = 32, 4
 OWN_TOKENS, FEW_TOKENS = 64, 12  # maximum own tokens of a prompt with a prefix, and without one

@@ -27,7 +27,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from running_server import RunningServer, running_server
 
-from shortfin_apps.llm.tools.bench.prose import text
+from shortfin_apps.llm.tools.bench.workload import text
 
 DISCONNECTS, NONSENSE, STREAMS = 0.3, 0.1, 0.7
 MAX_OUTPUT_TOKENS = 96

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from shortfin_apps.llm import __version__, cli
+from shortfin_apps.llm import __version__
 from shortfin_apps.llm.cli import COMMANDS, main
 from shortfin_apps.llm.contract.errors import ArtifactError
 
@@ -22,12 +22,14 @@ HEAVY = ("iree", "shortfin", "numpy", "fastapi", "gguf", "tokenizers", "shortfin
 class Scripted(ModuleType):
     """A subcommand's module with a `run` given by the test."""
 
+    DESCRIPTION = ""
+
     def __init__(self, outcome: BaseException | int) -> None:
         super().__init__("scripted")
         self.outcome = outcome
 
-    def add_parser(self, subparsers: cli.Subparsers) -> None:
-        subparsers.add_parser("serve").add_argument("word")
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("word")
 
     def run(self, args: argparse.Namespace) -> int:
         assert args.word == "x"

@@ -83,8 +83,8 @@ def parser() -> argparse.ArgumentParser:
     """`shortfin-llm` with every subcommand, and upstream's way to start the server as `server`."""
     top = argparse.ArgumentParser(exit_on_error=False)
     subparsers = top.add_subparsers(required=True)
-    for entry in cli.COMMANDS.values():
-        entry.load().add_parser(subparsers)
+    for name in cli.COMMANDS:
+        cli.add_command(subparsers, name)
     server_flags.add_arguments(subparsers.add_parser("server"))
     return top
 

@@ -13,7 +13,7 @@ from bench.running_server import running_server
 from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.artifact.file_names import MANIFEST
 from shortfin_apps.llm.components.batching import BATCH_MODES
-from shortfin_apps.llm.tools.bench.campaign import run_workload
+from shortfin_apps.llm.tools.bench.load import run_workload
 from shortfin_apps.llm.tools.bench.target import TargetOptions, open_target
 from shortfin_apps.llm.tools.bench.workload import Workload
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.running_server import running_server
-from shortfin_apps.llm.tools.bench.campaign import make_requests
-from shortfin_apps.llm.tools.bench.load import run_pass
+from shortfin_apps.llm.tools.bench.load import make_requests, run_pass
 from shortfin_apps.llm.tools.bench.stats import summarise
 from shortfin_apps.llm.tools.bench.target import TargetOptions, open_target
 from shortfin_apps.llm.tools.bench.workload import Workload

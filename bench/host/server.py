@@ -30,7 +30,7 @@ from shortfin_apps.llm.serving.server.engine_process import EngineProcess
 from shortfin_apps.llm.serving.server.http_server import Server, bind
 from shortfin_apps.llm.serving.server.model_loading import Loaded, LoadedEngine
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
-from shortfin_apps.llm.tools.bench.prose import word_prompt
+from shortfin_apps.llm.tools.bench.workload import word_prompt
 
 _TRAINING_WORDS = 20_000
 _NAME = "idle"

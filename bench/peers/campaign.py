@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from bench.peers.kinds import WeightKind
 from bench.peers.requirements import Needs
 from bench.peers.server import Launch, Server, free_port
-from shortfin_apps.llm.tools.bench.campaign import PassResult, run_workload
+from shortfin_apps.llm.tools.bench.load import PassResult, run_workload
 from shortfin_apps.llm.tools.bench.report import document
 from shortfin_apps.llm.tools.bench.stats import RequestRecord
 from shortfin_apps.llm.tools.bench.target import Target, TargetOptions, open_target

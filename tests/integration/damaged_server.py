@@ -37,10 +37,9 @@ from shortfin_apps.llm.serving.frontend.engine_thread import Abort
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
 from shortfin_apps.llm.tools.dump_replay.session import Where
 from shortfin_apps.llm.tools.dump_replay.session import replay as replay_dump
-from shortfin_apps.llm.tools.replay.in_process import opened
+from shortfin_apps.llm.tools.replay.in_process import EXTEND, SCHEDULES, opened
 from shortfin_apps.llm.tools.replay.in_process import replay as replay_receipts
 from shortfin_apps.llm.tools.replay.over_http import replay_on
-from shortfin_apps.llm.tools.replay.schedules import EXTEND, SCHEDULES
 from tests.integration.served_tiny import serving
 from tests.integration.server_process import PATIENCE_S
 

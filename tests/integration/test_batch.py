@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.offline.batch.state import state_path
+from shortfin_apps.llm.offline.batch.output import state_path
 from tests.integration.served_tiny import MODEL, serving
 from tests.integration.server_process import llm, start, stop
 from tests.offline.batch.batches import ids_in, line, results_in, write

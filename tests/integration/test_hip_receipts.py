@@ -23,9 +23,8 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.receipts.receipt import Receipt
-from shortfin_apps.llm.tools.replay.in_process import opened, replay
-from shortfin_apps.llm.tools.replay.outcomes import Outcome
-from shortfin_apps.llm.tools.replay.schedules import EXTEND, SCHEDULES
+from shortfin_apps.llm.tools.replay.compare import Outcome
+from shortfin_apps.llm.tools.replay.in_process import EXTEND, SCHEDULES, opened, replay
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.served_tiny import serving

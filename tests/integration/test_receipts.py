@@ -17,10 +17,9 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.client import LlmClient
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.serving.receipts.receipt import Receipt
-from shortfin_apps.llm.tools.replay.in_process import opened, replay
-from shortfin_apps.llm.tools.replay.outcomes import Outcome
+from shortfin_apps.llm.tools.replay.compare import Outcome
+from shortfin_apps.llm.tools.replay.in_process import EXTEND, SCHEDULES, opened, replay
 from shortfin_apps.llm.tools.replay.over_http import replay_on
-from shortfin_apps.llm.tools.replay.schedules import EXTEND, SCHEDULES
 from tests.conftest import BuildTiny
 from tests.integration.served_tiny import serving as serving_here
 from tests.integration.server_process import Service, llm, start, stop

@@ -14,14 +14,37 @@ from typing import Any
 
 import pytest
 
-import shortfin_apps.llm
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.client.answers import Chunk
 from shortfin_apps.llm.client.errors import ServerError
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError, UnavailableError
-from shortfin_apps.llm.offline.llm import LLM
+from shortfin_apps.llm.offline.llm import LLM, chunks_of
+from shortfin_apps.llm.serving.api.streamed_body import KEEP_ALIVE
 from shortfin_apps.llm.serving.server.config import ServerConfigError
 from tests.integration.served_tiny import serving
+from tests.scripted_server import DONE, completion_event, event
+
+
+def test_a_piece_of_several_events_is_several_chunks() -> None:
+    piece = completion_event("a") + completion_event("") + completion_event("b", "stop") + DONE
+    assert list(chunks_of(piece)) == [Chunk("a"), Chunk("b", "stop")]
+
+
+def test_comments_are_skipped() -> None:
+    """As `SHORTFIN_LLM_STREAM_KEEP_ALIVE` has them sent."""
+    piece = KEEP_ALIVE + completion_event("a", "stop") + KEEP_ALIVE + DONE
+    assert list(chunks_of(piece)) == [Chunk("a", "stop")]
+
+
+def test_an_error_in_the_stream_is_raised_after_what_came_before() -> None:
+    chunks = chunks_of(
+        completion_event("a") + event({"error": {"message": "no", "type": "service_unavailable_error"}})
+    )
+    assert next(chunks) == Chunk("a")
+    with pytest.raises(UnavailableError, match="no"):
+        next(chunks)
+
 
 PROMPTS: list[Any] = ["One, two,", [1, 2, 3], "Red, green,", "é" * 40]
 CHATS = [[{"role": "user", "content": text}] for text in ("hi", "what is it?")]
@@ -215,9 +238,8 @@ def test_a_model_that_nobody_closes_is_closed_when_it_is_collected(tiny_artifact
     ],
 )
 def test_a_program_ends_whether_or_not_it_closes_the_model(tiny_artifact: Artifact, code: str) -> None:
-    load = (
-        f"from shortfin_apps.llm import LLM\nllm = LLM({str(tiny_artifact.vmfb.parent)!r}, token_budget=9)\n"
-    )
+    model = str(tiny_artifact.vmfb.parent)
+    load = f"from shortfin_apps.llm.offline.llm import LLM\nllm = LLM({model!r}, token_budget=9)\n"
     assert outcome(load + code) == (0, "", "")
 
 
@@ -231,7 +253,7 @@ def outcome(program: str) -> tuple[int, str, str]:
 def test_ctrl_c_aborts_what_was_asked_for(tiny_artifact: Artifact) -> None:
     program = f"""
 import signal, threading
-from shortfin_apps.llm import LLM
+from shortfin_apps.llm.offline.llm import LLM
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with LLM({str(tiny_artifact.vmfb.parent)!r}, token_budget=320) as llm:
     engine = llm._model._loaded.engine
@@ -263,12 +285,9 @@ def test_a_source_is_built_first() -> None:
         assert len(llm.generate("a", max_tokens=1)) == 1
 
 
-def test_the_package_stays_light_until_it_is_asked_for_a_model() -> None:
+def test_importing_the_package_imports_no_libraries() -> None:
     code = "import sys, shortfin_apps.llm; print(*{'fastapi', 'numpy', 'asyncio'} & sys.modules.keys())"
     assert outcome(code) == (0, "\n", "")
-    assert shortfin_apps.llm.LLM is LLM
-    with pytest.raises(AttributeError, match="has no attribute 'LLMs'"):
-        shortfin_apps.llm.LLMs  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_answers_can_be_kept(llm: LLM) -> None:

@@ -15,7 +15,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from shortfin_apps.llm.cli import main
-from shortfin_apps.llm.terminal.history import history_file
+from shortfin_apps.llm.terminal.prompt import history_file
 from tests.scripted_server import DONE, Answer, ScriptedServer, event, says, streams, usage_event
 from tests.terminal.screen import PATIENCE_S, running
 

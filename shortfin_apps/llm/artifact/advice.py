@@ -1,14 +1,42 @@
-"""Suggests commands when `serve` is given something other than an artefact."""
+"""Suggests commands: to rebuild an artefact, and for something that is not one."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+from dataclasses import fields, replace
 from pathlib import Path
 
 from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
 from shortfin_apps.llm.builder.sources.catalogue import KINDS, source_name
+from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions
+
+_FLAGS = {"device_block_count": "--pages"}  # other flags have the name of their option
+_WEIGHTS = ("weights", "block_types")
+
+
+def rebuild_command(directory: Path, source: str, options: BuildOptions) -> str:
+    """Returns a `shortfin-llm build` command with the source and the options of `directory`'s build."""
+    words = ["shortfin-llm", "build", source, "-o", str(directory), "--weights", _weights(options)]
+    defaults = replace(BuildOptions.for_device(options.device), device=BuildOptions().device)
+    for option in fields(BuildOptions):
+        value = getattr(options, option.name)
+        if value != getattr(defaults, option.name) and option.name not in _WEIGHTS:
+            flag = _FLAGS.get(option.name, f"--{option.name.replace('_', '-')}")
+            words += [flag] if value is True else [flag, _text(value)]
+    return shlex.join(words)
+
+
+def _weights(options: BuildOptions) -> str:
+    return OWN_TYPES if options.block_types else options.weights
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(value)
+
 
 SCHEMES = ("hf:", "pypi:", "random:")
 OUTPUTS = Path("artifacts")  # where `build` writes without --output

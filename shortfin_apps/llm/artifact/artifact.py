@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from shortfin_apps.llm.artifact.advice import advice
+from shortfin_apps.llm.artifact.advice import advice, rebuild_command
 from shortfin_apps.llm.artifact.compiled_config import load_compiled_config
 from shortfin_apps.llm.artifact.file_names import (
     CONFIG,
@@ -28,7 +28,6 @@ from shortfin_apps.llm.artifact.program_record import (
     choose_program,
     reasons_against,
 )
-from shortfin_apps.llm.artifact.rebuild import rebuild_command
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.host_cpu import HostCpu, this_host

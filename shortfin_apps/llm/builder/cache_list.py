@@ -5,14 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.builder.cache import user_cache
 from shortfin_apps.llm.builder.cache_contents import Held, contents
 from shortfin_apps.llm.console import visible
-
-if TYPE_CHECKING:
-    from shortfin_apps.llm.cli import Subparsers
 
 HELP = "list what the cache holds"
 DESCRIPTION = """\
@@ -21,9 +17,8 @@ what was used last first. The hub's own cache (HF_HOME) is not listed. SHORTFIN_
 folder."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand `list`."""
-    subparsers.add_parser("list", help=HELP, description=DESCRIPTION)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`list` has none."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.builder.cache import user_cache
 from shortfin_apps.llm.builder.cache_contents import contents, remove, to_remove
@@ -13,18 +12,13 @@ from shortfin_apps.llm.builder.cache_list import megabytes, table
 from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import BuildError
 
-if TYPE_CHECKING:
-    from shortfin_apps.llm.cli import Subparsers
-
 HELP = "remove from the cache what was not used for long"
 DESCRIPTION = """\
 Removes what `shortfin-llm list` shows and was not used for long; it is built or downloaded again when it is
 needed. What a build is working on stays."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand `prune`."""
-    parser = subparsers.add_parser("prune", help=HELP, description=DESCRIPTION)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--older-than", type=_amount, metavar="DAYS", help="remove what was last used more days ago"
     )

@@ -19,7 +19,6 @@ from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions, KVType, Weight
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.artifact.artifact import Manifest
-    from shortfin_apps.llm.cli import Subparsers
 
 DESCRIPTION = f"""\
 Compiles a model for a device and puts all that a server needs into one folder. SOURCE is {KINDS}.
@@ -41,15 +40,7 @@ A second build of the same thing takes seconds: weights and programs are kept in
 DEFAULTS = BuildOptions()
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand with its help and arguments."""
-    parser = subparsers.add_parser(
-        "build",
-        help="compile a model for a device",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="the model to build, see above")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -83,7 +74,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, and print the artefact's path. Raises BuildError."""
+    """Build, print the artefact's path and put it into `args.output`. Raises BuildError."""
     first_look(args.source)
     _require_compiler()
     options, own_types = options_of(args), args.weights == OWN_TYPES
@@ -108,11 +99,8 @@ def run(args: argparse.Namespace) -> int:
         print(visible("\n".join(_kernels(artifact.manifest))), file=sys.stderr)
     if artifact.manifest and artifact.manifest.options.quantises_activations:
         print(f"note: {_ROUNDED_ACTIVATIONS}", file=sys.stderr)
-    if options.device.startswith("hip"):
-        from shortfin_apps.llm.tools.inspection.summary import summary  # reads the kernels' machine code
-
-        print(visible("\n".join(summary(out))), file=sys.stderr)
     print(out)
+    args.output = out
     return 0
 
 

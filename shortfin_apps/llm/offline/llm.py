@@ -9,22 +9,69 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, Unpack
 
-from shortfin_apps.llm.client.answers import ChatOptions, Chunk, Message, Prompt, Sampling
-from shortfin_apps.llm.client.errors import error_from_response
+import orjson
+
+from shortfin_apps.llm.client.answers import ChatOptions, Chunk, Message, Prompt, Sampling, parse_chunk
+from shortfin_apps.llm.client.errors import error_from_response, streamed_error
 from shortfin_apps.llm.contract.errors import LlmError
-from shortfin_apps.llm.offline.answers import Answer, failed, parse_answer
-from shortfin_apps.llm.offline.bodies import chat_body, check_names, completion_body, is_one_prompt, streamed
-from shortfin_apps.llm.offline.chunks import stream_chunks
+from shortfin_apps.llm.offline.answers import (
+    Answer,
+    chat_body,
+    check_names,
+    completion_body,
+    failed,
+    is_one_prompt,
+    parse_answer,
+    streamed,
+)
 from shortfin_apps.llm.offline.local_model import CHAT, COMPLETIONS, OK, LocalModel
-from shortfin_apps.llm.offline.loop_thread import LoopThread
+from shortfin_apps.llm.offline.loop_thread import LoopThread, together
 from shortfin_apps.llm.offline.progress import Told, answer_progress
 from shortfin_apps.llm.offline.settings import local_config
-from shortfin_apps.llm.offline.together import together
+
+DATA, DONE, END = b"data: ", b"[DONE]", b"\n\n"
+EMPTY = Chunk("")
+
+
+def stream_chunks(thread: LoopThread, model: LocalModel, path: str, body: bytes) -> Iterator[Chunk]:
+    """Send the request when the first chunk is requested; closing the iterator aborts it."""
+    chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+
+    async def read() -> None:
+        async with model.stream(path, body) as answer:
+            if answer.status != OK:
+                raise error_from_response(answer.status, await answer.whole(), None)
+            async for piece in answer.pieces():
+                for chunk in chunks_of(piece):
+                    chunks.put(chunk)
+
+    work = thread.work(read())
+    work.ended.add_done_callback(lambda _: chunks.put(None))
+    try:
+        thread.begin(work)
+        while (chunk := chunks.get()) is not None:
+            yield chunk
+        work.ended.result()  # raises the error that ended it
+    finally:
+        work.cancel()
+
+
+def chunks_of(piece: bytes) -> Iterator[Chunk]:
+    """Yield the chunks in complete server-sent events, without comments. Raises an error sent in one."""
+    for event in piece.split(END):
+        if event.startswith(DATA) and (data := event.removeprefix(DATA)) != DONE:
+            parsed = orjson.loads(data)
+            if "error" in parsed:
+                raise streamed_error(parsed["error"])
+            if (chunk := parse_chunk(parsed)) != EMPTY:
+                yield chunk
+
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,14 @@ Requests, defaults, answers and errors are therefore identical to the server's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from shortfin_apps.llm.offline.app_call import App, AppAnswer, calling
-from shortfin_apps.llm.offline.places import Places
 from shortfin_apps.llm.offline.settings import with_model
 from shortfin_apps.llm.serving.api.app import create_app
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
@@ -26,6 +27,176 @@ from shortfin_apps.llm.serving.server.model_loading import (
     open_draft,
 )
 from shortfin_apps.llm.serving.server.service import make_service
+
+Message = MutableMapping[str, Any]
+App = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+logger = logging.getLogger(__name__)
+
+
+class AppAnswer:
+    """An application's answer. Unread pieces are kept without limit."""
+
+    def __init__(self, body: bytes) -> None:
+        self.status = 500  # kept if the application ends without an answer
+        self.headers: dict[str, str] = {}  # by lower-case name
+        self._body: bytes | None = body  # None once the application has received it
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()  # None marks the end
+        self._begun = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        while (piece := await self._pieces.get()) is not None:
+            yield piece
+
+    async def whole(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def begins(self) -> None:
+        """Wait until `status` and `headers` are set."""
+        await self._begun.wait()
+
+    async def receive(self) -> Message:
+        """Return the request's body; later calls wait for the end of the answer."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._ended.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Add a message. Never waits, as the application may call it outside of a task."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {
+                name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]
+            }
+            self._begun.set()
+            return
+        if piece := message.get("body", b""):
+            self._pieces.put_nowait(piece)
+        if not message.get("more_body", False):
+            self.end()
+
+    def end(self) -> None:
+        if not self._ended.is_set():
+            self._pieces.put_nowait(None)
+        self._begun.set()
+        self._ended.set()
+
+
+@asynccontextmanager
+async def calling(app: App, path: str, body: bytes) -> AsyncIterator[AppAnswer]:
+    """POST JSON and yield the answer once it has started; leaving the context early ends the request."""
+    answer = AppAnswer(body)
+    task = asyncio.ensure_future(_run(app, _scope(path, body), answer))
+    try:
+        await answer.begins()
+        yield answer
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _run(app: App, scope: Message, answer: AppAnswer) -> None:
+    try:
+        await app(scope, answer.receive, answer.send)
+    except Exception as error:  # Starlette re-raises errors that it has answered with 500
+        logger.error("a request failed", exc_info=error)
+    finally:
+        answer.end()
+
+
+def _scope(path: str, body: bytes) -> Message:
+    headers = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body))}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode("ascii"),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()],
+        "server": ("localhost", None),
+        "client": None,
+        "state": {},
+    }
+
+
+class Places:
+    """As many places as the engine admits sequences; a request takes one for each of its sequences.
+
+    Waiting requests are served in order of arrival, so that a request with many sequences is not overtaken
+    forever. For one event loop.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._free = total
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._next_leaves: asyncio.Future[None] | None = None
+        self.num_left = 0  # requests that have returned their places so far
+
+    @asynccontextmanager
+    async def taken(self, count: int) -> AsyncIterator[None]:
+        """Hold `count` places, or all if there are fewer, during the context."""
+        count = min(count, self.total)
+        await self._take(count)
+        try:
+            yield
+        finally:
+            self._give_back(count)
+
+    def are_all_free_but(self, count: int) -> bool:
+        """Whether all places are free, except for the `count` of one request."""
+        return self._free + min(count, self.total) >= self.total
+
+    async def another_leaves(self, num_left: int, timeout_s: float) -> None:
+        """Wait until more than `num_left` requests have left, or for `timeout_s`."""
+        if self.num_left > num_left:
+            return
+        if self._next_leaves is None:
+            self._next_leaves = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._next_leaves)
+
+    async def _take(self, count: int) -> None:
+        if not self._waiting and count <= self._free:
+            self._free -= count
+            return
+        entry = (count, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        try:
+            await entry[1]
+        except asyncio.CancelledError:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+                self._hand_out()  # it may have blocked later requests
+            elif not entry[1].cancelled():  # it was given places in the same turn of the loop
+                self._give_back(count)
+            raise
+
+    def _give_back(self, count: int) -> None:
+        self._free += count
+        self.num_left += 1
+        if self._next_leaves is not None:
+            self._next_leaves.set_result(None)
+            self._next_leaves = None
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
+            count, place = self._waiting.popleft()
+            if not place.done():
+                self._free -= count
+                place.set_result(None)
+
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 OK, FULL = 200, 429

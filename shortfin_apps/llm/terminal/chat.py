@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import cast
 
-from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client import LlmClient, Message, Sampling
 from shortfin_apps.llm.console import PlainConsole, visible
 from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError
@@ -42,14 +41,7 @@ examples:
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "chat",
-        help="talk to a served model",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(
         "--plain", action="store_true", help="print answers as they are, not rendered as Markdown"
@@ -100,8 +92,7 @@ class Chat:
         # Not needed for a pipe.
         from prompt_toolkit.history import InMemoryHistory
 
-        from shortfin_apps.llm.terminal.history import history_file, open_history
-        from shortfin_apps.llm.terminal.prompt import Prompt
+        from shortfin_apps.llm.terminal.prompt import Prompt, history_file, open_history
 
         history = open_history(history_file(), self._say) if keeps_history else InMemoryHistory()
         return Prompt(history, self.commands.names).read

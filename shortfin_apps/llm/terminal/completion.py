@@ -9,7 +9,7 @@ from pathlib import Path
 
 import shtab
 
-from shortfin_apps.llm.cli import COMMANDS, Subparsers, make_parser
+from shortfin_apps.llm.cli import COMMANDS, make_parser
 
 SHELLS = ("bash", "zsh", "fish")
 FILES = ("DIR", "FILE", "IN", "MODEL", "OUT", "PATH", "SOURCE", "YAML")  # placeholders in `--help`
@@ -26,14 +26,7 @@ examples:
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "completion",
-        help="print a script that completes in a shell",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, help="the shell")
 
 

@@ -8,7 +8,6 @@ import sys
 from contextlib import aclosing
 from pathlib import Path
 
-from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.lone_surrogates import encodable
@@ -31,14 +30,7 @@ examples:
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "generate",
-        help="continue a text, streaming",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("prompt", nargs="?", help="the text; `-`, or no argument in a pipe, reads stdin")
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="read the text from a file")

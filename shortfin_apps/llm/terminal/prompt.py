@@ -1,17 +1,70 @@
-"""Reads turns typed at a terminal, with line editing and history."""
+"""Reads turns typed at a terminal, with line editing, and keeps them in a history file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import platformdirs
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import has_focus
-from prompt_toolkit.history import History
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from shortfin_apps.llm.lone_surrogates import encodable
+
+OWNER_ONLY = 0o600
+
+
+def history_file() -> Path:
+    """Return its path in the XDG state directory: ~/.local/state, unless XDG_STATE_HOME is set."""
+    return platformdirs.user_state_path("shortfin-llm") / "chat_history"
+
+
+def open_history(file: Path, say: Callable[[str], None]) -> History:
+    """Open the history in a file readable only by its owner; if that fails, report it and use memory."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, OWNER_ONLY)
+        try:
+            _check_own(descriptor)
+            os.fchmod(descriptor, OWNER_ONLY)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        say(f"(what you type is not kept for the next time: cannot write {file}: {error.strerror})")
+        return InMemoryHistory()
+    return _KeptHistory(file, say)
+
+
+def _check_own(descriptor: int) -> None:
+    """Raise OSError for another user's file, which a link may point to, and for anything not a file."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+        raise OSError(errno.EPERM, "it is not a file of this user")
+
+
+class _KeptHistory(FileHistory):
+    """History that lets the chat continue if it cannot be written, and reports that once."""
+
+    def __init__(self, file: Path, say: Callable[[str], None]) -> None:
+        super().__init__(str(file))
+        self._say = say
+        self._fails = False
+
+    def store_string(self, string: str) -> None:
+        if self._fails:
+            return
+        try:
+            super().store_string(encodable(string))
+        except OSError as error:
+            self._fails = True
+            self._say(f"(what you type is not kept any more: cannot write the history: {error.strerror})")
 
 
 class Prompt:

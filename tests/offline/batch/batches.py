@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from shortfin_apps.llm.offline.batch.output import Result, result_of
 from shortfin_apps.llm.offline.batch.requests import BatchInput, server_url
-from shortfin_apps.llm.offline.batch.results import Result, result_of
 from shortfin_apps.llm.offline.local_model import Answered
 
 

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.offline.batch.errors import BatchFileError
-from shortfin_apps.llm.offline.batch.requests import BatchInput, local_url, num_sequences, server_url
+from shortfin_apps.llm.offline.batch.requests import (
+    BatchFileError,
+    BatchInput,
+    local_url,
+    num_sequences,
+    server_url,
+)
 from tests.offline.batch.batches import line, opened, write
 
 LOCAL = local_url(("/v1/completions", "/v1/chat/completions"))

@@ -14,7 +14,7 @@ from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import OverloadedError
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
-from shortfin_apps.llm.terminal.top.reading import Reading, parsed
+from shortfin_apps.llm.terminal.top.figures import Reading, parsed
 from tests.components.stepped_engine import SteppedClock
 from tests.scripted_server import Answer
 from tests.serving.api.scripted_engine import ScriptedEngine

@@ -1,14 +1,71 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.responses import PlainTextResponse
 
-from shortfin_apps.llm.terminal.top.figures import EntryMix, Pages, figures_of, is_same_process, quantile
-from shortfin_apps.llm.terminal.top.reading import parsed
-from tests.terminal.top.metered import MeteredServer
+from shortfin_apps.llm.client import LlmClient, ServerError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.terminal.top.figures import (
+    EntryMix,
+    Pages,
+    WatchedServer,
+    figures_of,
+    is_same_process,
+    parsed,
+    quantile,
+)
+from tests.scripted_server import ScriptedServer, says
+from tests.terminal.top.metered import INFO, MeteredServer
+
+TEXT = """\
+# TYPE a counter
+a_total{x="1",y="p"} 2.0
+a_total{x="1",y="q"} 3.0
+a_total{x="2",y="q"} 4.0
+# TYPE h histogram
+h_bucket{le="0.5",m="one"} 1
+h_bucket{le="+Inf",m="one"} 2
+h_bucket{le="0.5",m="two"} 1
+h_bucket{le="+Inf",m="two"} 1
+"""
+
+NO_FIGURES = ("a NaN", "a +Inf", "a -Inf", "a 1e300", 'h_bucket{le="x"} 1', 'h_bucket{le="NaN"} 1')
+
+
+def test_samples_are_summed_over_the_labels_that_are_left_open() -> None:
+    reading = parsed(TEXT, 1.0)
+    assert reading.total("a_total") == 9
+    assert reading.total("a_total", x="1") == 5
+    assert reading.total("a_total", x="3") is None
+    assert reading.total("b") is None
+    assert reading.by_label("a_total", "y") == {"p": 2, "q": 7}
+    assert reading.buckets("h") == {0.5: 2, math.inf: 3}
+
+
+@pytest.mark.parametrize("line", NO_FIGURES)
+def test_a_metric_with_a_sample_that_is_no_figure_is_left_out(line: str) -> None:
+    name = line[0].replace("h", "h_bucket")
+    reading = parsed(f'{TEXT}# TYPE a gauge\na{{x="1"}} 1\n{line}\nb 2\n', 0.0)
+    assert reading.total(name) is None
+    assert reading.total("b") == 2
+
+
+@pytest.mark.parametrize("text", ["<html>", '{"error": 1}', "a{x= 1", "a b c d"])
+def test_another_text_is_refused(text: str) -> None:
+    with pytest.raises(ServerError, match="Prometheus"):
+        parsed(text, 0.0)
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with suppress(ServerError):
+        parsed(text, 0.0)
+
 
 BOUNDS = (0.001, 0.01, 0.1, 1.0, math.inf)
 
@@ -97,3 +154,52 @@ def test_a_quantile_lies_in_the_bucket_of_its_value(counts: list[int], share: fl
     place = BOUNDS.index(of_value)
     lower = BOUNDS[place - 1] if place else 0.0
     assert lower * (1 - 1e-6) <= found <= min(of_value, 1.0) * (1 + 1e-6)
+
+
+async def test_figures_are_those_since_the_last_reading(server: ScriptedServer) -> None:
+    metered = MeteredServer()
+    first = metered.answer()
+    metered.work(2.0)
+    server.on("/metrics", first, metered.answer())
+    server.on("/server_info", says(INFO))
+    times = iter((10.0, 12.0))
+    async with LlmClient(server.url, "key") as client:
+        watched = WatchedServer(client, times.__next__)
+        assert (await watched.read()).tokens_out_per_s is None
+        assert (await watched.read()).tokens_out_per_s == 25
+        assert watched.info == INFO
+    assert {seen.headers["authorization"] for seen in server.seen} == {"Bearer key"}
+    assert [seen.path for seen in server.seen] == ["/metrics", "/server_info", "/metrics"]
+
+
+async def test_after_a_restart_it_begins_anew(server: ScriptedServer) -> None:
+    old, new = MeteredServer(), MeteredServer()
+    old.work(2.0)
+    server.on("/metrics", old.answer(), new.answer())
+    server.on("/server_info", says(INFO), says({**INFO, "version": "2"}))
+    async with LlmClient(server.url) as client:
+        watched = WatchedServer(client)
+        await watched.read()
+        assert (await watched.read()).tokens_out_per_s is None
+        assert watched.info["version"] == "2"
+
+
+async def test_another_server_needs_no_server_info(server: ScriptedServer) -> None:
+    server.on("/metrics", lambda _, __: PlainTextResponse("vllm:num_requests_running 3\n"))
+    async with LlmClient(server.url) as client:
+        watched = WatchedServer(client)
+        assert (await watched.read()).running == 3
+        assert watched.info == {}
+
+
+async def test_a_server_without_metrics_cannot_be_watched(server: ScriptedServer) -> None:
+    async with LlmClient(server.url) as client:
+        with pytest.raises(InvalidRequestError, match=r"has no /metrics to watch \(Not Found\)"):
+            await WatchedServer(client).read()
+
+
+async def test_other_texts_than_metrics_are_refused(server: ScriptedServer) -> None:
+    server.on("/metrics", lambda _, __: PlainTextResponse("<html>"))
+    async with LlmClient(server.url) as client:
+        with pytest.raises(ServerError):
+            await WatchedServer(client).read()

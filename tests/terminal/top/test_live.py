@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from shortfin_apps.llm.client import AuthenticationError, LlmClient
+from shortfin_apps.llm.terminal.top.figures import WatchedServer
 from shortfin_apps.llm.terminal.top.live import LiveTable
-from shortfin_apps.llm.terminal.top.server import WatchedServer
 from tests.components.stepped_engine import SteppedClock
 from tests.scripted_server import ScriptedServer, says
 from tests.terminal.screen import PATIENCE_S, running

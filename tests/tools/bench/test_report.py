@@ -7,7 +7,7 @@ from typing import Any, cast
 import httpx
 from rich.console import Console
 
-from shortfin_apps.llm.tools.bench.campaign import PassResult
+from shortfin_apps.llm.tools.bench.load import PassResult
 from shortfin_apps.llm.tools.bench.report import compare, document, print_report
 from shortfin_apps.llm.tools.bench.stats import FIGURES, RequestRecord, summarise
 from shortfin_apps.llm.tools.bench.target import Target, TextPrompts

@@ -45,11 +45,11 @@ def test_a_log_that_nobody_reads_does_not_block_the_cluster(monkeypatch: pytest.
 @pytest.mark.parametrize("port", ["70000", "-1", "x"])
 def test_a_port_that_there_is_not_is_a_wrong_flag(port: str, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
+    command.add_arguments(parser)
     with pytest.raises(SystemExit):
-        parser.parse_args(["cluster", "m", "--metrics-port", port])
+        parser.parse_args(["m", "--metrics-port", port])
     assert "--metrics-port" in capsys.readouterr().err.splitlines()[-1]
-    assert parser.parse_args(["cluster", "m", "--metrics-port", "65535"]).metrics_port == 65535
+    assert parser.parse_args(["m", "--metrics-port", "65535"]).metrics_port == 65535
 
 
 async def test_too_few_descriptors_for_the_workers_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,12 @@ import pytest
 from rich.console import Console
 
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.tools.inspection.kernels import GpuCode
-from shortfin_apps.llm.tools.inspection.remarks import Remark
+from shortfin_apps.llm.tools.inspection.kernels import GpuCode, Remark
 from shortfin_apps.llm.tools.inspection.report import Report, make_report
 from shortfin_apps.llm.tools.inspection.subject import open_directory
 from shortfin_apps.llm.tools.inspection.tables import tables
 from tests.conftest import BuildTiny
-from tests.tools.inspection.test_remarks import PLAIN
+from tests.tools.inspection.test_kernels import PLAIN
 
 ENTRY = "decode_bs4"
 SPILLS = replace(PLAIN, name=f"{ENTRY}$async_dispatch_0_reduction_4x64_f32", num_vgpr_spills=7)

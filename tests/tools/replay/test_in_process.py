@@ -11,16 +11,31 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError, LlmError
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError, from_text, to_text
-from shortfin_apps.llm.tools.replay.in_process import opened, replay
-from shortfin_apps.llm.tools.replay.outcomes import Outcome
-from shortfin_apps.llm.tools.replay.schedules import EXTEND, SCHEDULES, Schedule
+from shortfin_apps.llm.tools.replay.compare import Outcome
+from shortfin_apps.llm.tools.replay.in_process import EXTEND, SCHEDULES, Schedule, opened, replay
+from tests.components.fake_device import fake_config
 from tests.conftest import BuildTiny
+
+
+def test_every_mode_computes_alone_and_in_a_full_batch_and_after_preemptions() -> None:
+    for mode in BATCH_MODES:
+        kinds = {(s.fills_batch, s.preempts) for s in SCHEDULES.values() if s.mode == mode}
+        assert kinds >= {(False, False), (True, False), (False, True)}
+
+
+def test_chunks_are_a_page_only_where_that_is_said() -> None:
+    config = fake_config(stride=4)
+    for schedule in SCHEDULES.values():
+        options = schedule.mode_options(config)
+        assert options.chunk_tokens == (4 if schedule.is_chunked else None)
+        assert options.batch_mode == schedule.mode
 
 
 def outcome_of(artifact: Artifact, receipts: Sequence[Receipt], schedule: str = "alone") -> Outcome:

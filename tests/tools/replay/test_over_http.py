@@ -9,7 +9,7 @@ from shortfin_apps.llm.client import LlmClient
 from shortfin_apps.llm.client.errors import ServerError
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError, to_text
-from shortfin_apps.llm.tools.replay.outcomes import Outcome
+from shortfin_apps.llm.tools.replay.compare import Outcome
 from shortfin_apps.llm.tools.replay.over_http import replay_on
 from tests.scripted_server import ScriptedServer, says
 from tests.serving.receipts.examples import TOKENS, receipt_json

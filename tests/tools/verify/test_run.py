@@ -11,8 +11,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.file_record import record
 from shortfin_apps.llm.cli import main
 from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.tools.verify.report import document
-from shortfin_apps.llm.tools.verify.run import verify
+from shortfin_apps.llm.tools.verify.run import document, verify
 
 
 @pytest.fixture

@@ -13,14 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client.client import DEFAULT_URL
 from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.offline.batch.output import BatchOutput
 from shortfin_apps.llm.offline.batch.requests import BatchInput, local_url, server_url
-from shortfin_apps.llm.offline.batch.run import Sender, Tally, run_batch, tally_of
-from shortfin_apps.llm.offline.batch.senders import LocalSender, ServerSender
+from shortfin_apps.llm.offline.batch.run import LocalSender, Sender, ServerSender, Tally, run_batch, tally_of
 from shortfin_apps.llm.offline.local_model import CHAT, COMPLETIONS, LocalModel
 from shortfin_apps.llm.offline.progress import answer_progress
 from shortfin_apps.llm.offline.settings import SETTINGS, local_config
@@ -60,14 +58,7 @@ examples:
 Next to the output, OUT.state.json says which input it belongs to."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "batch",
-        help="answer a file of requests, resuming",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="the requests (JSON Lines)")
     parser.usage = "%(prog)s IN [MODEL] -o OUT [options]"  # most options are settings of the model
     model = parser.add_argument(

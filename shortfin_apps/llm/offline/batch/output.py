@@ -1,26 +1,261 @@
-"""The output files of a batch: existing results, and appending new ones."""
+"""The output files of a batch: existing results, appending new ones, and which input they answer.
+
+Results survive a crash at any time, as complete lines, each once. A process killed while appending leaves a
+partial line at the end. A machine crash may lose unsynced data and leave zeros in its place. Both are cut off
+when the batch resumes. The state file `OUTPUT.state.json` is written to disk before the first result and
+kept, so that a complete batch is recognised as such.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
-from collections.abc import Awaitable, Callable, Iterable
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from stat import S_ISREG
+from typing import Any, BinaryIO, NamedTuple, Self
 
-from shortfin_apps.llm.offline.batch.errors import BatchFileError
-from shortfin_apps.llm.offline.batch.requests import BatchInput
-from shortfin_apps.llm.offline.batch.result_file import ResultFile
-from shortfin_apps.llm.offline.batch.results import Finished, Result
-from shortfin_apps.llm.offline.batch.state import (
-    SUFFIX,
-    BatchState,
-    files_beside,
-    read_state,
-    state_path,
-    write_state,
-)
+import msgspec
+import orjson
+
+from shortfin_apps.llm.offline.batch.requests import BatchFileError, BatchInput
+from shortfin_apps.llm.offline.local_model import OK, Answered
+from shortfin_apps.llm.serving.api.streaming import json_line
+
+
+class Finished(NamedTuple):
+    """A line of the input that has a result; `is_ok` is True for status 200."""
+
+    custom_id: str
+    is_ok: bool
+
+
+class Result(NamedTuple):
+    """A line of the output, with its token counts."""
+
+    finished: Finished
+    line: bytes
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    response: _Response
+
+
+def result_of(custom_id: str, answered: Answered) -> Result:
+    """Create the result of a request answered with any status."""
+    body = _parsed(answered.body)
+    response = {"status_code": answered.status, "request_id": answered.request_id, "body": body}
+    line = {
+        "id": f"batch_req_{uuid.uuid4().hex}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": None,
+    }
+    usage = body.get("usage") if isinstance(body, dict) else None
+    usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    return Result(
+        Finished(custom_id, answered.status == OK),
+        json_line(line) + b"\n",
+        _count(usage, "prompt_tokens"),
+        _count(details if isinstance(details, dict) else {}, "cached_tokens"),
+        _count(usage, "completion_tokens"),
+    )
+
+
+def read_result(line: bytes) -> Finished | None:
+    """Parse a line of an output; None if it is not a result."""
+    try:
+        read = msgspec.json.decode(line, type=_Line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return Finished(read.custom_id, read.response.status_code == OK)
+
+
+def _parsed(body: bytes) -> Any:
+    """Parse JSON; return anything else, such as a proxy's error page, as text."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body.decode("utf-8", "replace")
+
+
+def _count(counts: dict[str, Any], name: str) -> int:
+    count = counts.get(name)
+    return count if isinstance(count, int) else 0
+
+
+class ResultFile:
+    """An open file of results, locked against other processes while it is open."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._ends_in_part = False  # ends in a partial line, which must not be extended
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open the file, creating it if necessary. Raises BatchFileError."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            raise BatchFileError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            _lock(path, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(path, fd)
+
+    @property
+    def is_empty(self) -> bool:
+        return os.fstat(self._fd).st_size == 0
+
+    def finished(self) -> Iterator[Finished]:
+        """Yield finished lines, then cut off anything left by a crash.
+
+        Raises BatchFileError for a line that is neither a result nor left by a crash.
+        """
+        end = 0
+        with self._reader() as file:
+            for number, line in enumerate(file, 1):
+                found = read_result(line) if line.endswith(b"\n") else None
+                if found is None:
+                    if line.endswith(b"\n") and b"\0" not in line:
+                        raise BatchFileError(
+                            f"line {number} of {self.path} is not the result of a request;"
+                            " name another file, or overwrite it with --restart"
+                        )
+                    break
+                end += len(line)
+                yield found
+        self._cut(end)
+
+    def append(self, line: bytes) -> None:
+        """Append a line. Raises BatchFileError if it cannot be written in full; so do all later calls."""
+        if self._ends_in_part:
+            raise BatchFileError(f"cannot write {self.path}: it ends in a part of a line")
+        before = os.fstat(self._fd).st_size
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            self._ends_in_part = True
+            with contextlib.suppress(OSError):  # then the next run cuts it off
+                os.ftruncate(self._fd, before)
+            raise self._unwritable(error) from error
+
+    def sync(self) -> None:
+        """Flush all appended data to disk. Raises BatchFileError."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def clear(self) -> None:
+        self._cut(0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _cut(self, end: int) -> None:
+        try:
+            if os.fstat(self._fd).st_size != end:
+                os.ftruncate(self._fd, end)
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _reader(self) -> BinaryIO:
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        return open(self._fd, "rb", closefd=False)
+
+    def _unwritable(self, error: OSError) -> BatchFileError:
+        return BatchFileError(f"cannot write {self.path}: {error.strerror}")
+
+
+def _lock(path: Path, fd: int) -> None:
+    if not S_ISREG(os.fstat(fd).st_mode):
+        raise BatchFileError(f"{path} is not a regular file, which a batch needs to go on after a crash")
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BatchFileError(f"another batch writes {path}; wait for it, or name another file") from None
+    except OSError as error:
+        raise BatchFileError(f"cannot lock {path}: {error.strerror}") from error
+
+
+VERSION = 1
+SUFFIX = ".state.json"
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class BatchState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`errors` is the file of failed lines, relative to the output's directory; None without one."""
+
+    input_sha256: str
+    errors: str | None
+    version: int = VERSION
+
+
+def state_path(output: Path) -> Path:
+    return output.parent / f"{output.name}{SUFFIX}"  # also of `.` and `/`, which have no name
+
+
+def files_beside(output: Path) -> tuple[Path, Path]:
+    """Return the files that `write_state` replaces."""
+    return state_path(output), _new_path(output)
+
+
+def _new_path(output: Path) -> Path:
+    return output.parent / f"{output.name}{SUFFIX}.new"
+
+
+def read_state(output: Path) -> BatchState | None:
+    """Return the state, or None if it is missing or malformed."""
+    path = state_path(output)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BatchState) if path.is_file() else None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def write_state(output: Path, state: BatchState) -> None:
+    """Replace the state atomically and sync it to disk. Raises BatchFileError."""
+    path, new = files_beside(output)
+    try:
+        new.unlink(missing_ok=True)  # left by a crash, or a link to a file that must not be overwritten
+        with os.fdopen(os.open(new, _NEW_FILE, 0o666), "wb") as file:
+            file.write(msgspec.json.encode(state) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise BatchFileError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _sync_directory(directory: Path) -> None:
+    """Sync the names in `directory`, including the output's."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
 
 SYNC_AT = 128  # lines; as many more may be written while they are synced
 SYNC_S = 1.0

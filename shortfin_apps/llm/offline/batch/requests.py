@@ -19,8 +19,13 @@ from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
 
+from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.lone_surrogates import without_lone_surrogates
-from shortfin_apps.llm.offline.batch.errors import BatchFileError
+
+
+class BatchFileError(LlmError):
+    """A file of a batch cannot be read or written, or does not belong to the batch."""
+
 
 BOM = b"\xef\xbb\xbf"  # written first by Windows' editors
 MAX_SHOWN = 20  # bad lines

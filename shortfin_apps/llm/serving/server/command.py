@@ -25,12 +25,10 @@ EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand `serve`."""
-    description = (
-        "Serves a model over HTTP: one that `shortfin-llm build` compiled, or a source, built first."
-    )
-    parser = subparsers.add_parser("serve", help="serve a model over HTTP", description=description)
+DESCRIPTION = "Serves a model over HTTP: one that `shortfin-llm build` compiled, or a source, built first."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     server_flags.add_arguments(parser)
 
 

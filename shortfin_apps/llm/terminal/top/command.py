@@ -8,13 +8,14 @@ import json
 import sys
 from dataclasses import asdict
 
-from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client import LlmClient
 from shortfin_apps.llm.console import PlainConsole
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.terminal.options import add_address_options
-from shortfin_apps.llm.terminal.top.figures import Figures
-from shortfin_apps.llm.terminal.top.server import WatchedServer
+from shortfin_apps.llm.terminal.top.figures import (
+    Figures,
+    WatchedServer,
+)
 from shortfin_apps.llm.terminal.top.table import FiguresTable, server_line
 
 TIMEOUT_S = 10.0  # for one reading
@@ -35,14 +36,7 @@ examples:
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "top",
-        help="watch a running server",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=seconds, default=2.0, metavar="S", help="seconds between readings (default: 2)"
     )

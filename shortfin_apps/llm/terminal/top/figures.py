@@ -1,12 +1,77 @@
-"""Computes figures for the time between two readings."""
+"""Figures of a server for the time between two snapshots of its `/metrics`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from shortfin_apps.llm.terminal.top.reading import Reading
+from prometheus_client.parser import text_string_to_metric_families
+
+from shortfin_apps.llm.client import LlmClient, ServerError
+from shortfin_apps.llm.contract.errors import InvalidRequestError
+
+Labels = Mapping[str, str]
+LARGEST = 2.0**64
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All samples by name, read at `at_s` (seconds of a monotonic clock)."""
+
+    at_s: float
+    samples: Mapping[str, list[tuple[Labels, float]]]
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """Return the sum of the samples with these labels; None if there are none."""
+        values = [
+            value
+            for found, value in self.samples.get(name, ())
+            if all(found.get(label) == wanted for label, wanted in labels.items())
+        ]
+        return sum(values) if values else None
+
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        """Return the samples' sums, grouped by the value of a label."""
+        sums: dict[str, float] = {}
+        for found, value in self.samples.get(name, ()):
+            if label in found:
+                sums[found[label]] = sums.get(found[label], 0.0) + value
+        return sums
+
+    def buckets(self, name: str) -> dict[float, float]:
+        """Return a histogram's cumulative counts by upper bound; the last bound is infinite."""
+        return {float(bound): count for bound, count in self.by_label(f"{name}_bucket", "le").items()}
+
+
+def parsed(text: str, at_s: float) -> Reading:
+    """Parse Prometheus's text format. Raises ServerError for any other text.
+
+    A metric with a sample that is not a usable number is omitted: summaries of other servers are NaN before
+    their first observation.
+    """
+    samples: dict[str, list[tuple[Labels, float]]] = {}
+    unusable: set[str] = set()
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+                if not _is_figure(sample.value, sample.labels):
+                    unusable.add(sample.name)
+    except (ValueError, LookupError) as error:
+        raise ServerError("the server's /metrics are not in Prometheus's text format") from error
+    return Reading(at_s, {name: found for name, found in samples.items() if name not in unusable})
+
+
+def _is_figure(value: float, labels: Labels) -> bool:
+    """Whether the value is finite and not too large, and a bucket's bound is a number."""
+    try:
+        return abs(value) <= LARGEST and float(labels.get("le", 0)) > -math.inf
+    except ValueError:
+        return False
+
 
 TOKENS_IN, TOKENS_CACHED, TOKENS_OUT = (
     "vllm:prompt_tokens_total",
@@ -191,3 +256,41 @@ def _pages(reading: Reading, name: str) -> Pages | None:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
+
+
+class WatchedServer:
+    """Reads figures; `info` is `/server_info`, empty before the first reading or if there is none."""
+
+    def __init__(self, client: LlmClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._last: Reading | None = None
+        self.info: Mapping[str, Any] = {}
+
+    @property
+    def url(self) -> str:
+        return self._client.base_url
+
+    async def read(self) -> Figures:
+        """Return the figures since the last reading of the same process. Raises LlmError."""
+        reading = parsed(await self._metrics(), self._clock())
+        if self._last is None or not is_same_process(self._last, reading):
+            self._last = None
+            self.info = await self._server_info()
+        figures = figures_of(self._last, reading)
+        self._last = reading
+        return figures
+
+    async def _metrics(self) -> str:
+        try:
+            return await self._client.metrics()
+        except InvalidRequestError as error:
+            raise InvalidRequestError(
+                f"the server at {self.url} has no /metrics to watch ({error})"
+            ) from error
+
+    async def _server_info(self) -> Mapping[str, Any]:
+        try:
+            return await self._client.server_info()
+        except InvalidRequestError:  # another kind of server, without this route
+            return {}

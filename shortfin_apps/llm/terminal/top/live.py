@@ -17,8 +17,7 @@ from rich.text import Text
 from shortfin_apps.llm.client import ConnectionFailedError, ServerError
 from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import OverloadedError, UnavailableError
-from shortfin_apps.llm.terminal.top.figures import Figures
-from shortfin_apps.llm.terminal.top.server import WatchedServer
+from shortfin_apps.llm.terminal.top.figures import Figures, WatchedServer
 from shortfin_apps.llm.terminal.top.table import FiguresTable, Fitted, server_line
 
 AWAY = (ConnectionFailedError, OverloadedError, ServerError, UnavailableError)  # may be temporary

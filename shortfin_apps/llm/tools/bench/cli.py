@@ -12,12 +12,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client.client import DEFAULT_URL
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE, own_key
-from shortfin_apps.llm.tools.bench.campaign import run_campaign
-from shortfin_apps.llm.tools.bench.console import positive, positives, progress_bar, table_console, write_json
+from shortfin_apps.llm.tools.bench.console import (
+    add_json,
+    positive,
+    positives,
+    progress_bar,
+    table_console,
+    write_json,
+)
+from shortfin_apps.llm.tools.bench.load import run_campaign
 from shortfin_apps.llm.tools.bench.report import compare, document, print_report, ratio_table, read_document
 from shortfin_apps.llm.tools.bench.roofline import cli as roofline_cli
 from shortfin_apps.llm.tools.bench.target import TargetOptions, open_target, parse_urls
@@ -48,22 +54,13 @@ The exit status is 1 when a request failed.
 )
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "bench",
-        help="measure any OpenAI-compatible server",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     tools = parser.add_subparsers(dest="tool", metavar="TOOL", title="other tools")
     roofline_cli.add_parser(tools)
     _add_workload_options(parser)
     _add_server_options(parser)
     output = parser.add_argument_group("output")
-    output.add_argument(
-        "--json", metavar="FILE", help="write the results as JSON; `-`: to stdout, without tables"
-    )
+    add_json(output)
     output.add_argument(
         "--histogram",
         action=argparse.BooleanOptionalAction,

@@ -58,6 +58,13 @@ def show(doc: dict[str, Any], destination: str | None, print_tables: Callable[[P
         write_json(doc, destination)
 
 
+def add_json(parser: argparse._ActionsContainer) -> None:
+    """Add `--json`, for `show`."""
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the results as JSON; `-`: to stdout, without tables"
+    )
+
+
 def positive(text: str) -> int:
     """An argparse type: a positive integer."""
     if not text.isdecimal() or int(text) < 1:

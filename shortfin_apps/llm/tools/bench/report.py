@@ -17,9 +17,8 @@ from rich.table import Table
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.tools.bench.campaign import PassResult
-from shortfin_apps.llm.tools.bench.histogram import Histogram, side_by_side
-from shortfin_apps.llm.tools.bench.stats import median_figures, paired_ratios
+from shortfin_apps.llm.tools.bench.load import PassResult
+from shortfin_apps.llm.tools.bench.stats import Histogram, median_figures, paired_ratios, side_by_side
 from shortfin_apps.llm.tools.bench.target import Target
 from shortfin_apps.llm.tools.bench.workload import Workload
 

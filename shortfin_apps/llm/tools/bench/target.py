@@ -15,7 +15,7 @@ from httpx_aiohttp import HttpxAiohttpClient
 from shortfin_apps.llm.client import ConnectionFailedError, LlmClient, ServerError
 from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY, checked_timeout
 from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, is_library_error
-from shortfin_apps.llm.tools.bench.prose import Tokenize, token_prompt, word_prompt
+from shortfin_apps.llm.tools.bench.workload import Tokenize, token_prompt, word_prompt
 
 
 class PromptSource(Protocol):

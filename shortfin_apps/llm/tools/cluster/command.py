@@ -46,11 +46,7 @@ requests with a common prefix to the same worker. Takes the flags of `serve`: th
 the router's, keys are both's, the rest is every worker's. A process that ends is started again."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand `cluster`."""
-    parser = subparsers.add_parser(
-        "cluster", help="serve a model with several workers behind a router", description=DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     server_flags.add_arguments(parser)
     group = parser.add_argument_group("the cluster")
     group.add_argument("--workers", type=_at_least_one, default=2, metavar="N", help="workers (default: 2)")

@@ -33,5 +33,6 @@ def router(package: str, flags: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    kind, *words = sys.argv[1:]
-    sys.exit(worker(words) if kind == "worker" else router(*words, json.load(sys.stdin)))
+    if sys.argv[1] == "worker":
+        sys.exit(worker(sys.argv[2:]))
+    router(sys.argv[2], json.load(sys.stdin))

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.tools.bench.console import add_json, progress_bar, show
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shortfin_apps.llm.cli import Subparsers
     from shortfin_apps.llm.components.recorder.dump_file import Dump
     from shortfin_apps.llm.tools.dump_replay.session import Summary
 
@@ -31,15 +31,7 @@ The exit status is 0 if everything came out as on the server, failures included,
 A dump holds token ids of users' requests: docs/flight_recorder.md."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand, with its help and arguments."""
-    parser = subparsers.add_parser(
-        "replay-dump",
-        help="run a server's last minute again, from a dump",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="a dump of `shortfin-llm serve`")
     parser.add_argument(
         "directory", type=Path, nargs="?", metavar="DIR", help="the artefact that was served, or one like it"
@@ -56,15 +48,12 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--to", dest="last", type=int, metavar="N", help="stop after this record")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline for Perfetto")
-    parser.add_argument(
-        "--json", metavar="FILE", help="write the result as JSON; `-`: to stdout, without tables"
-    )
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay and print; return the exit status. Raises LlmError."""
     from shortfin_apps.llm.components.recorder.dump_file import read_dump
-    from shortfin_apps.llm.tools.bench.console import show
     from shortfin_apps.llm.tools.dump_replay.report import document, print_dump, print_summary
 
     if args.directory is None and args.trace is None:
@@ -85,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _replay(dump: Dump, args: argparse.Namespace) -> Summary:
     from shortfin_apps.llm.components.recorder.records import Turn
-    from shortfin_apps.llm.tools.bench.console import progress_bar
     from shortfin_apps.llm.tools.dump_replay.session import Where, replay  # imports the device libraries
 
     where = Where(

@@ -31,9 +31,14 @@ from shortfin_apps.llm.components.recorder.records import (
 from shortfin_apps.llm.contract.abi import EntryFamily, Layout
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import DeviceLostError
-from shortfin_apps.llm.tools.dump_replay.arguments import check_tokens, draw_arguments
-from shortfin_apps.llm.tools.dump_replay.known_pages import UNKNOWN_TOKEN, Held, KnownPages
-from shortfin_apps.llm.tools.dump_replay.replayed_requests import ReplayedRequests
+from shortfin_apps.llm.tools.dump_replay.state import (
+    UNKNOWN_TOKEN,
+    Held,
+    KnownPages,
+    ReplayedRequests,
+    check_tokens,
+    draw_arguments,
+)
 
 
 class Verdict(Enum):

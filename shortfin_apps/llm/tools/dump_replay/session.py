@@ -16,7 +16,7 @@ from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.tools.bench.roofline.emulated import open_emulated_gpu
+from shortfin_apps.llm.tools.bench.roofline.counts import open_emulated_gpu
 from shortfin_apps.llm.tools.dump_replay.replay import Outcome, Replay, Verdict
 
 NUM_SHOWN = 50  # maximum of kept outcomes that are not the same

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.tools.bench.console import add_json, show
 
 if TYPE_CHECKING:
-    from shortfin_apps.llm.cli import Subparsers
     from shortfin_apps.llm.tools.inspection.subject import Subject
 
 DESCRIPTION = """\
@@ -28,15 +28,7 @@ Registers, LDS and scratch are what the compiler wrote into each kernel's metada
 in the code, so one in a loop counts once; dispatches are those that one call of an entry records."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Adds the subcommand, with its help and arguments."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="show what a compiled model holds, and its GPU kernels",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory", type=Path, nargs="?", metavar="DIR", help="an artefact of `shortfin-llm build`"
     )
@@ -49,9 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="of an artefact for several CPUs, the program for this one (default: the best)",
     )
     parser.add_argument("--all", action="store_true", help="show kernels without remarks, too")
-    parser.add_argument(
-        "--json", metavar="FILE", help="write everything as JSON; `-`: to stdout, without tables"
-    )
+    add_json(parser)
     group = parser.add_argument_group("loose files, instead of DIR")
     group.add_argument("--vmfb", type=Path, metavar="FILE", help="compiled model")
     group.add_argument("--model-config", type=Path, metavar="FILE", help="its config.json")
@@ -69,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report. Raises LlmError."""
     from rich.console import Console
 
-    from shortfin_apps.llm.tools.bench.console import show
     from shortfin_apps.llm.tools.inspection.report import document, make_report, select_entries
     from shortfin_apps.llm.tools.inspection.tables import MIN_WIDTH, tables
 

@@ -1,22 +1,31 @@
-"""The report of `shortfin-llm inspect`, and its JSON document."""
+"""The report of `shortfin-llm inspect`, its JSON document, and the summary that `build` prints."""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.artifact.program_record import ProgramRecord
 from shortfin_apps.llm.components.runtime.vmfb import check_file
-from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError
+from shortfin_apps.llm.console import visible
+from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError, missing_extra
 from shortfin_apps.llm.tools.inspection.entries import EntryFacts, read_entries
-from shortfin_apps.llm.tools.inspection.kernels import GpuCode, KernelFacts, read_kernels
-from shortfin_apps.llm.tools.inspection.remarks import remarks
-from shortfin_apps.llm.tools.inspection.sizes import CacheSizes, ParameterGroup, cache_sizes, parameter_groups
-from shortfin_apps.llm.tools.inspection.subject import Subject
+from shortfin_apps.llm.tools.inspection.kernels import GpuCode, KernelFacts, Remark, read_kernels, remarks
+from shortfin_apps.llm.tools.inspection.subject import (
+    CacheSizes,
+    ParameterGroup,
+    Subject,
+    cache_sizes,
+    open_directory,
+    parameter_groups,
+)
 
 SCHEMA = "shortfin-llm-inspect/2"
 
@@ -130,3 +139,42 @@ def _kernel(kernel: KernelFacts) -> dict[str, Any]:
         "commonest_load": kernel.commonest_load,
         "remarks": [remark.value for remark in remarks(kernel)],
     }
+
+
+def after(args: argparse.Namespace) -> None:
+    """Prints on stderr what `build` made for a GPU. Raises ArtifactError."""
+    if args.device.startswith("hip"):
+        print(visible("\n".join(summary(args.output))), file=sys.stderr)
+
+
+def summary(directory: Path) -> list[str]:
+    """Returns the lines that `build` prints about its artefact's kernels. Raises ArtifactError.
+
+    Without the extra that reads machine code, which a build does not need, returns a line that names it.
+    """
+    try:
+        report = make_report(open_directory(directory))
+    except ModuleNotFoundError as error:
+        if (needed := missing_extra(error)) is None:
+            raise
+        return [f"no summary of the kernels: {needed}"]
+    lines = [*report.notes]
+    if report.code is not None:
+        lines += [_kernel_counts(report), _dispatches(report)]
+    return [*lines, f"`shortfin-llm inspect {directory}` shows more"]
+
+
+def _kernel_counts(report: Report) -> str:
+    num_matrix = sum(kernel.num_matrix_instructions > 0 for kernel in report.kernels)
+    found = [remark for kernel in report.kernels for remark in remarks(kernel)]
+    counts = ", ".join(f"{remark} {found.count(remark)}" for remark in Remark if remark in found)
+    chip = report.code.chip if report.code else ""
+    return (
+        f"kernels: {len(report.kernels):,} for {chip}, {num_matrix:,} with matrix instructions; "
+        f"remarks: {counts or 'none'}"
+    )
+
+
+def _dispatches(report: Report) -> str:
+    counts = [f"{entry.name} {entry.num_dispatches}" for entry in report.entries if entry.num_dispatches]
+    return f"dispatches of an invocation: {', '.join(counts) or 'not known'}"

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.tools.inspection.entries import EntryFacts
-from shortfin_apps.llm.tools.inspection.kernels import KernelFacts
-from shortfin_apps.llm.tools.inspection.remarks import Remark, remarks
+from shortfin_apps.llm.tools.inspection.kernels import KernelFacts, Remark, remarks
 from shortfin_apps.llm.tools.inspection.report import Report
 
 UNKNOWN = "?"

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.terminal.options import add_server_options, open_client
+from shortfin_apps.llm.tools.bench.console import add_json, show
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shortfin_apps.llm.cli import Subparsers
     from shortfin_apps.llm.serving.receipts.receipt import Receipt
-    from shortfin_apps.llm.tools.replay.outcomes import Outcome
+    from shortfin_apps.llm.tools.replay.compare import Outcome
 
 DESCRIPTION = """\
 Computes an answer again from its receipt, and compares tokens and logits to the bit. A request gets a receipt
@@ -38,21 +38,11 @@ RECEIPT may be a receipt, an answer that has some, a stream of events, or lines 
 The exit status is 0 if all is the same, 1 if anything differs, 2 for what cannot be replayed."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand, with its help and arguments."""
-    parser = subparsers.add_parser(
-        "replay",
-        help="compute an answer again from its receipt, and compare the bits",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("receipt", metavar="RECEIPT", help="a file with receipts; `-` reads stdin")
     parser.add_argument("directory", type=Path, nargs="?", metavar="DIR", help="the artefact that answered")
     parser.add_argument("--public-key", type=Path, metavar="FILE", help="verify the signatures with this key")
-    parser.add_argument(
-        "--json", metavar="FILE", help="write the results as JSON; `-`: to stdout, without a table"
-    )
+    add_json(parser)
     group = parser.add_argument_group("with DIR")
     group.add_argument("--schedule", metavar="NAMES", help="the ways to compute it (default: all of them)")
     group.add_argument("--device", default="cpu", help="where to compute it (default: %(default)s)")
@@ -64,8 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay receipts and print the outcome. Raises LlmError."""
-    from shortfin_apps.llm.tools.bench.console import show
-    from shortfin_apps.llm.tools.replay.outcomes import table
+    from shortfin_apps.llm.tools.replay.compare import table
     from shortfin_apps.llm.tools.replay.reading import read_receipts
 
     receipts = read_receipts(args.receipt)
@@ -108,8 +97,7 @@ def _on_server(receipts: Sequence[Receipt], args: argparse.Namespace) -> list[Ou
 
 
 def _in_process(receipts: Sequence[Receipt], args: argparse.Namespace) -> list[Outcome]:
-    from shortfin_apps.llm.tools.replay.in_process import opened, replay
-    from shortfin_apps.llm.tools.replay.schedules import SCHEDULES
+    from shortfin_apps.llm.tools.replay.in_process import SCHEDULES, opened, replay
 
     names = list(SCHEDULES) if args.schedule is None else args.schedule.split(",")
     if unknown := [name for name in names if name not in SCHEDULES]:

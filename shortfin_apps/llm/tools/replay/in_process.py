@@ -1,4 +1,4 @@
-"""Replays receipts on engines in this process, which serve no other requests."""
+"""Replays receipts on engines in this process, which serve no other requests, under various schedules."""
 
 from __future__ import annotations
 
@@ -8,24 +8,76 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.verification import verifying
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
+from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
 from shortfin_apps.llm.serving.receipts.draft import identity_of
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
 from shortfin_apps.llm.serving.receipts.sampling import RecordedSampling
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, bad_word_ids, first_out_of_range
-from shortfin_apps.llm.tools.replay.compare import computed_again, difference, other_model
-from shortfin_apps.llm.tools.replay.outcomes import Outcome
-from shortfin_apps.llm.tools.replay.schedules import Schedule
+from shortfin_apps.llm.tools.replay.compare import Outcome, computed_again, difference, other_model
+
+CHUNK_PAGES = 1  # chunk size of a chunked schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How to compute an answer again.
+
+    `is_warm`: all full pages of prompt and output are in the prefix cache. `fills_batch`: other prompts run
+    in the same steps. `is_chunked`: prompts are computed one page at a time. `preempts`: requests lose their
+    pages after the first token, and again halfway.
+    """
+
+    name: str
+    mode: BatchModeName = "default"
+    is_warm: bool = False
+    fills_batch: bool = False
+    is_chunked: bool = False
+    preempts: bool = False
+
+    @property
+    def suits_any_model(self) -> bool:
+        """Whether every model has the required entries."""
+        return self.mode == "default" and not self.is_chunked
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        return "trie" if self.is_warm else "none"
+
+    def mode_options(self, config: ModelConfig) -> BatchSettings:
+        chunk_tokens = CHUNK_PAGES * config.stride if self.is_chunked else None
+        budget = None if chunk_tokens is None else chunk_tokens + config.stride
+        return BatchSettings(batch_mode=self.mode, chunk_tokens=chunk_tokens, token_budget=budget)
+
+
+EXTEND: Final = "extend-attention"
+SCHEDULES = {
+    schedule.name: schedule
+    for schedule in (
+        Schedule(name="alone"),
+        Schedule(name="warm", is_warm=True),
+        Schedule(name="full-batch", fills_batch=True),
+        Schedule(name="chunked", is_chunked=True),
+        Schedule(name="preempted", preempts=True),
+        Schedule(name=EXTEND, mode=EXTEND),
+        Schedule(name=f"{EXTEND}-full-batch", mode=EXTEND, fills_batch=True),
+        Schedule(name=f"{EXTEND}-preempted", mode=EXTEND, preempts=True),
+    )
+}
+
 
 FULL_BATCH = 8  # requests in a step; companions fill it up, with prompts below COMPANION_TOKENS
 COMPANION_TOKENS = 48

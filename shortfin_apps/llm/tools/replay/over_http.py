@@ -11,8 +11,7 @@ from shortfin_apps.llm.client.errors import ServerError
 from shortfin_apps.llm.serving.receipts.draft import ModelIdentity
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
 from shortfin_apps.llm.serving.receipts.sampling import request_sampling
-from shortfin_apps.llm.tools.replay.compare import difference, other_model, replayed_of
-from shortfin_apps.llm.tools.replay.outcomes import Outcome
+from shortfin_apps.llm.tools.replay.compare import Outcome, difference, other_model, replayed_of
 
 
 async def replay_on(client: LlmClient, receipts: Sequence[Receipt], concurrency: int) -> Outcome:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.contract.errors import SelfTestError
-
-if TYPE_CHECKING:
-    from shortfin_apps.llm.cli import Subparsers
+from shortfin_apps.llm.tools.bench.console import add_json, positive, show
 
 EXIT_OK, EXIT_WRONG = 0, 1
 
@@ -32,27 +29,15 @@ An artefact of an older version, or of `build --no-self-test`, has no self-test:
 docs/self_test.md says what the self-test sees, and what it does not."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Adds the subcommand, with its help and arguments."""
-    parser = subparsers.add_parser(
-        "verify",
-        help="compare an artefact's files and results with what was built",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="an artefact of `shortfin-llm build`")
-    parser.add_argument("--threads", type=_positive, metavar="N", help="CPU workers (default: all CPUs)")
-    parser.add_argument(
-        "--json", metavar="FILE", help="write everything as JSON; `-`: to stdout, without tables"
-    )
+    parser.add_argument("--threads", type=positive, metavar="N", help="CPU workers (default: all CPUs)")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the results. Raises LlmError."""
-    from shortfin_apps.llm.tools.bench.console import show
-    from shortfin_apps.llm.tools.verify.report import document, tables
-    from shortfin_apps.llm.tools.verify.run import verify
+    from shortfin_apps.llm.tools.verify.run import document, tables, verify
 
     found = verify(args.directory, threads=args.threads)
     show(
@@ -63,9 +48,3 @@ def run(args: argparse.Namespace) -> int:
     if not found.is_tested and not found.wrong_files:
         raise SelfTestError(f"{args.directory}: {found.untested}; its files are unchanged since the build")
     return EXIT_OK if found.is_right else EXIT_WRONG
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)

@@ -1,9 +1,20 @@
-"""The invocations to time: batches as a server creates them, with pages in shuffled order."""
+"""The invocations to time, and their minimum work.
+
+Cases are batches as a server creates them, with pages in shuffled order. The roofline cost model counts:
+
+    bytes  every weight once; the embedding table only in the tokens' rows (in full if it is also the head);
+           as many routed experts as a token uses; of the KV cache, the pages of each task's earlier tokens
+           and K and V of the new tokens
+    FLOPs  2 x tokens x every matrix of every layer (experts: as many as a token uses); 2 x rows x head;
+           attention: 4 x (p + 1) x head_dim x query heads in each layer for a token at position p
+
+Activations and logits are not counted, as they can stay in the CPU's caches. Padding is not counted.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -15,6 +26,7 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +105,73 @@ def _task(plan: Plan, page_ids: list[int]) -> LlmTaskInput:
     )
     start = plan.context - plan.new_tokens
     return LlmTaskInput(Request(call), token_ids[start:], start, plan.context, page_ids, page_ids)
+
+
+EMBEDDING = "token_embd.weight"
+OF_EXPERTS = "_exps.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bytes to move and FLOPs to compute in one invocation (a multiply-add is two FLOPs)."""
+
+    num_bytes: int
+    flops: int
+
+    def floor_s(self, bytes_per_s: float, flops_per_s: float) -> float:
+        """The minimum time at these speeds, with memory traffic and computation overlapping."""
+        return max(self.num_bytes / bytes_per_s, self.flops / flops_per_s)
+
+    def is_memory_bound(self, bytes_per_s: float, flops_per_s: float) -> bool:
+        return self.num_bytes / bytes_per_s >= self.flops / flops_per_s
+
+
+class CostModel:
+    """Computes the work of a batch for one model. `parameter_bytes` are the sizes in its archive, by name."""
+
+    def __init__(self, spec: ModelSpec, config: ModelConfig, parameter_bytes: Mapping[str, int]) -> None:
+        self._spec = spec
+        self._stride = config.stride
+        self._page_bytes = sum(config.page_elements) * config.paged_kv_cache.dtype.itemsize
+        # Includes the scales of a block-quantised table.
+        table = sum(size for name, size in parameter_bytes.items() if name.startswith(EMBEDDING))
+        self._row_bytes = table // spec.vocab_size
+        self._weight_bytes = sum(parameter_bytes.values()) - (0 if spec.tie_word_embeddings else table)
+        if spec.experts is not None:
+            experts = sum(size for name, size in parameter_bytes.items() if OF_EXPERTS in name)
+            self._weight_bytes -= experts - experts * spec.experts.per_token // spec.experts.count
+
+    def of(self, batch: Batch) -> Work:
+        tokens = sum(len(task.token_ids) for task in batch.tasks)
+        cache_bytes = sum(self._cache_bytes(task) for task in batch.tasks)
+        attention = sum(self._attention_flops(task) for task in batch.tasks)
+        head = self._spec.vocab_size * self._spec.hidden_size
+        return Work(
+            num_bytes=self._weight_bytes + tokens * self._row_bytes + cache_bytes,
+            flops=2 * tokens * self._matrix_elements() + 2 * len(batch.tasks) * head + attention,
+        )
+
+    def _matrix_elements(self) -> int:
+        """Number of matrix elements of all layers, without embedding and head."""
+        spec = self._spec
+        heads = spec.num_attention_heads * spec.head_dim
+        attention = spec.hidden_size * (spec.qkv_features + heads)
+        feed_forwards = (self._feed_forward_elements(layer) for layer in range(spec.num_hidden_layers))
+        return spec.num_hidden_layers * attention + sum(feed_forwards)
+
+    def _feed_forward_elements(self, layer: int) -> int:
+        spec, experts = self._spec, self._spec.experts_of(layer)
+        if experts is None:
+            return 3 * spec.hidden_size * spec.intermediate_size
+        return spec.hidden_size * (experts.count + 3 * experts.per_token * experts.features)
+
+    def _cache_bytes(self, task: LlmTaskInput) -> int:
+        pages_read = -(-task.start_position // self._stride)
+        written = len(task.token_ids) * self._page_bytes // self._stride
+        return pages_read * self._page_bytes + written
+
+    def _attention_flops(self, task: LlmTaskInput) -> int:
+        """Causal attention: the sum of (p + 1) over the task's positions, times the FLOPs of one pair."""
+        pairs = (task.seq_len * (task.seq_len + 1) - task.start_position * (task.start_position + 1)) // 2
+        spec = self._spec
+        return 4 * pairs * spec.head_dim * spec.num_attention_heads * spec.num_hidden_layers

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.tools.bench.console import positive, positives, show
+from shortfin_apps.llm.tools.bench.console import add_json, positive, positives, show
 
 REPEATS = 5
 
@@ -30,7 +29,7 @@ Run nothing else meanwhile: another process takes bandwidth from the entries and
 evenly."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "roofline",
         help="compare the entries of a compiled model with this machine's limits",
@@ -62,9 +61,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="count bytes, matrix operations and launches on an emulated AMD GPU; needs a checkout",
     )
-    parser.add_argument(
-        "--json", metavar="FILE", help="write the results as JSON; `-`: to stdout, without tables"
-    )
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

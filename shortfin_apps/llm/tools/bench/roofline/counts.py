@@ -11,18 +11,41 @@ No time is measured. `Limits` convert bytes and FLOPs to the minimum time that t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from shortfin_apps.llm.components.batching.batch import Batch
-from shortfin_apps.llm.contract.errors import InvocationError
-from shortfin_apps.llm.tools.bench.roofline.cases import Case
-from shortfin_apps.llm.tools.bench.roofline.floors import Work
+from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError
+from shortfin_apps.llm.tools.bench.roofline.cases import Case, Work
 
-if TYPE_CHECKING:  # the emulated GPU is not in the installed package
-    from emulated_gpu.control import Finding, KernelCounters
+if TYPE_CHECKING:
+    from emulated_gpu.control import Control, Finding, KernelCounters
     from emulated_gpu.control import Report as GpuReport
+
+_MEMORY_BYTES = 128 << 30  # of the device; the host allocates only what is used
+
+
+def open_emulated_gpu(chip: str) -> Control:
+    """Make this process use an emulated GPU; it must not have used HIP. Raises InvalidRequestError."""
+    try:
+        from emulated_gpu.control import Control
+        from emulated_gpu.errors import EmulatedGpuError
+        from emulated_gpu.library import EmulatedGpu
+    except ModuleNotFoundError as error:
+        raise InvalidRequestError(
+            "the emulated GPU is not part of the installed package; run this in a checkout of the project, "
+            "with `python -m shortfin_apps.llm` in place of `shortfin-llm`",
+            "emulated",
+        ) from error
+    try:
+        os.environ.update(EmulatedGpu(chip, memory_bytes=_MEMORY_BYTES).environment())
+        control = Control()
+        control.command("unique-bytes 1")
+        return control
+    except EmulatedGpuError as error:
+        raise InvalidRequestError(str(error), "emulated") from error
 
 
 @dataclass(frozen=True, slots=True)

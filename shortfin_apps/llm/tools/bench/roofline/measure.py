@@ -1,15 +1,148 @@
-"""Alternates timing of cases and machine limits, so that each case has limits measured right after it."""
+"""Measures cases and machine limits in turns, so that each case has limits measured right after it.
+
+Two probes measure the limits. They are compiled for the artefact's target and run on its device:
+
+stream [rows, 16384] i32   reads every byte once, summing over rows
+matmul [1024, 1024] f32    norm and q, k, v projection, each 1024 wide, lowered like the model's own
+"""
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Protocol
 
+import numpy as np
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.choose import choose, make_lowering
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
+from shortfin_apps.llm.builder.program.compiler import compile_text
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.layout import StoredTypes
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes, parameter_types
 from shortfin_apps.llm.components.batching.batch import Batch
-from shortfin_apps.llm.tools.bench.roofline.cases import Case
-from shortfin_apps.llm.tools.bench.roofline.floors import Work
+from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
+from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
+from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
+from shortfin_apps.llm.model.operations import Linear, Norm
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.tools.bench.roofline.cases import Case, Work
+
+STREAM_COLUMNS = 16384
+STREAM_ROW_BYTES = 4 * STREAM_COLUMNS
+SIZE = 1024  # rows and input features of the matmul; it has three times as many output features
+RUNS = 5
+_I32 = np.dtype(np.int32)
+
+
+class Machine:
+    """The two probes on a device. Each result is the best of several back-to-back runs."""
+
+    def __init__(
+        self,
+        device: Device,
+        program: Program,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._device = device
+        self.program = program
+        self._clock = clock
+        self._streamed: DeviceBuffer | None = None
+        # Noise, here and in the weights: multiplying zeros takes less power, which allows higher clocks.
+        self._x = device.upload(np.random.default_rng(0).standard_normal((SIZE, SIZE), np.float32))
+
+    def bytes_per_s(self, num_bytes: int) -> float:
+        """Return the bandwidth of reading about `num_bytes`; caches hold more of a smaller read."""
+        rows = max(1, round(num_bytes / STREAM_ROW_BYTES))
+        if self._streamed is None or self._streamed.shape[0] != rows:
+            self._streamed = None  # frees the old buffer before allocating the new one
+            self._streamed = self._device.allocate((rows, STREAM_COLUMNS), _I32)
+        return rows * STREAM_ROW_BYTES / self._best_s("stream", self._streamed)
+
+    def flops_per_s(self) -> float:
+        return 2 * 3 * SIZE**3 / self._best_s("matmul", self._x)
+
+    def _best_s(self, entry: str, argument: DeviceBuffer) -> float:
+        best = float("inf")
+        for _ in range(1 + RUNS):
+            begin = self._clock()
+            self.program.submit(entry, [argument]).wait()
+            best = min(best, self._clock() - begin)
+        return best
+
+
+def load_machine(device: Device, spec: ModelSpec, options: BuildOptions) -> Machine:
+    """Compile the probes for the artefact's target, which takes seconds. Raises BuildError."""
+    with tempfile.TemporaryDirectory(prefix="roofline-") as folder:
+        vmfb, parameters = Path(folder, "machine.vmfb"), Path(folder, "machine.irpa")
+        target = resolve_target(options.device)
+        probe = _probe_spec(spec)
+        weights = WeightTypes(probe, options, target)
+        context = LoweringContext(probe, options, target, weights)
+        functions = [_stream(), _matmul(context)]
+        declarations = [*weights.declarations(), *context.rendered.texts.values()]
+        text = "\n".join(["module @module {", *declarations, *functions, "}"])
+        compile_text(text, target.flags, vmfb)
+        _write_noise(parameters, parameter_types(probe, options, target))
+        return Machine(device, device.load_program(vmfb, [parameters], "module"))
+
+
+def _probe_spec(spec: ModelSpec) -> ModelSpec:
+    """Return the spec of a layer of square matrices, so that the peak is independent of the model's sizes."""
+    return replace(
+        spec,
+        vocab_size=SIZE,
+        hidden_size=SIZE,
+        intermediate_size=SIZE,
+        num_hidden_layers=1,
+        num_attention_heads=SIZE // spec.head_dim,
+        num_key_value_heads=SIZE // spec.head_dim,
+    )
+
+
+def _matmul(context: LoweringContext) -> str:
+    e = Emitter()
+    x = Tensor("%x", (SIZE, SIZE), "f32")
+    values = Values({"x": x})
+    norm = Norm("x", "normed", "blk.0.attn_norm.weight")
+    linear = Linear("normed", "qkv", "blk.0.attn_qkv.weight")
+    make_lowering(context, choose(context)).lower(e, [norm, linear], values, ["qkv"])
+    return _function("matmul", e, x, values["qkv"])
+
+
+def _stream() -> str:
+    e = Emitter()
+    rows = e.value(f"tensor.dim %x, {e.constant(0)} : tensor<?x{STREAM_COLUMNS}xi32>")
+    x = Tensor("%x", (rows, STREAM_COLUMNS), "i32")
+    body = "  %sum = arith.addi %out, %a : i32\n  linalg.yield %sum : i32"
+    sums = e.elementwise("rc", ("r", (rows,), "i32"), [(x, "rc")], body, e.fill("0", (rows,), "i32"))
+    return _function("stream", e, x, sums)
+
+
+def _function(name: str, e: Emitter, x: Tensor, result: Tensor) -> str:
+    body = "\n".join(e.lines)
+    return (
+        f"func.func @{name}({x.name}: {x.type}) -> {result.type} {{\n{body}\n"
+        f"return {result.name} : {result.type}\n}}"
+    )
+
+
+def _write_noise(path: Path, types: StoredTypes) -> None:
+    rng = np.random.default_rng(0)
+    values = {
+        name: (0.1 * rng.standard_normal(shape, np.float32)).astype(MLIR_DTYPES[dtype])
+        if dtype != "i8"
+        else rng.integers(-128, 128, shape, np.int8)
+        for name, (shape, dtype) in types.items()
+    }
+    entries = [ArchiveEntry(name, value.nbytes) for name, value in values.items()]
+    write_archive(path, entries, (value.tobytes() for value in values.values()))
+
 
 MIN_RUNS = 3
 MIN_SAMPLE_S = 0.25  # of back-to-back runs; their median is one sample

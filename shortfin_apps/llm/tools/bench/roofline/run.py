@@ -20,12 +20,9 @@ from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.contract.gpu_code.code_object import code_objects_in
 from shortfin_apps.llm.contract.gpu_code.occupancy import waves_by_kernel
 from shortfin_apps.llm.tools.bench.console import progress_bar
-from shortfin_apps.llm.tools.bench.roofline.cases import Case, choose, plans
-from shortfin_apps.llm.tools.bench.roofline.counts import count
-from shortfin_apps.llm.tools.bench.roofline.emulated import open_emulated_gpu
-from shortfin_apps.llm.tools.bench.roofline.floors import CostModel, Work
-from shortfin_apps.llm.tools.bench.roofline.machine import load_machine
-from shortfin_apps.llm.tools.bench.roofline.measure import measure
+from shortfin_apps.llm.tools.bench.roofline.cases import Case, CostModel, Work, choose, plans
+from shortfin_apps.llm.tools.bench.roofline.counts import count, open_emulated_gpu
+from shortfin_apps.llm.tools.bench.roofline.measure import load_machine, measure
 from shortfin_apps.llm.tools.bench.roofline.profile import CodeMap, Share, load_code_map, profile
 from shortfin_apps.llm.tools.bench.roofline.report import counts_document, document
 

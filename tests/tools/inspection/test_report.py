@@ -6,12 +6,11 @@ from collections import Counter
 
 import pytest
 
-from shortfin_apps.llm.artifact.rebuild import rebuild_command
+from shortfin_apps.llm.artifact.advice import rebuild_command
 from shortfin_apps.llm.cli import main
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.tools.inspection.entries import read_entries
-from shortfin_apps.llm.tools.inspection.kernels import read_kernels
-from shortfin_apps.llm.tools.inspection.remarks import remarks
+from shortfin_apps.llm.tools.inspection.kernels import read_kernels, remarks
 from shortfin_apps.llm.tools.inspection.subject import open_directory
 from tests.conftest import BuildTiny
 

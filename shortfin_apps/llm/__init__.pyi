@@ -1,3 +1,0 @@
-from shortfin_apps.llm.offline.llm import LLM as LLM
-
-__version__: str

@@ -1,0 +1,195 @@
+"""State of a replay: a dump's requests, the tokens that its pages hold, and the arguments of its draws."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
+from shortfin_apps.llm.components.kvcache.base import Lease
+from shortfin_apps.llm.components.recorder.dump_file import DumpError
+from shortfin_apps.llm.components.recorder.records import Array, Draw, KnownRequest, Pages, Task
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.sampling.row_edits import words_of
+from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
+
+_SAMPLE = {"row_indices": "<i8", "positions": "<i8", "sampling": "<i8"}
+_ADJUSTED = {"penalties": "<f4", "edits": "<i4", "allowed": "<i4", "allowed_indices": "<i8"}
+
+Values = npt.NDArray[Any]
+
+
+def check_tokens(task: Task, vocab_size: int | None) -> None:
+    """Raise DumpError for tokens outside of the model's vocabulary."""
+    if vocab_size is not None and max(task.token_ids) >= vocab_size:
+        raise DumpError(f"token {max(task.token_ids)} is not in the model's vocabulary of {vocab_size}")
+
+
+def draw_arguments(record: Draw, result: BatchResult) -> dict[str, Values]:
+    """Return the arguments of a draw from `result`. Raises DumpError."""
+    names = _SAMPLE | _ADJUSTED if "edits" in record.arguments else _SAMPLE
+    if set(record.arguments) != set(names):
+        raise DumpError(f"record {record.number} has other arguments than a draw takes")
+    arrays = {name: _array(record, record.arguments[name], dtype) for name, dtype in names.items()}
+    rows, vocab_size = result.on_device["logits"].shape[0], result.on_device["logits"].shape[-1]
+    num_draws = arrays["positions"].size
+    is_valid = (
+        arrays["positions"].shape == arrays["row_indices"].shape == (num_draws,)
+        and arrays["sampling"].shape == (len(SamplingField), num_draws)
+        and _within(arrays["row_indices"], 0, rows)
+    )
+    if is_valid and "edits" in arrays:
+        is_valid = _are_valid_edits(arrays, num_draws, vocab_size)
+    if not is_valid or record.num_draws > num_draws:
+        raise DumpError(f"record {record.number} draws from rows or tokens that are not there")
+    return arrays
+
+
+def _are_valid_edits(arrays: dict[str, Values], num_draws: int, vocab_size: int) -> bool:
+    edits, allowed = arrays["edits"], arrays["allowed"]
+    return (
+        edits.ndim == 2
+        and edits.shape[0] == len(EditField)
+        and _within(edits[EditField.ROW], -1, num_draws)
+        and _within(edits[EditField.TOKEN_ID][edits[EditField.ROW] >= 0], 0, vocab_size)
+        and allowed.ndim == 2
+        and allowed.shape[1] == words_of(vocab_size)
+        and _within(arrays["allowed_indices"], -1, len(allowed))
+        and arrays["penalties"].shape == (len(PenaltyField), num_draws)
+        and arrays["allowed_indices"].shape == (num_draws,)
+    )
+
+
+def _within(array: Values, least: int, end: int) -> bool:
+    return not array.size or bool(array.min() >= least and array.max() < end)
+
+
+def _array(record: Draw, array: Array, dtype: str) -> Values:
+    try:
+        if array.dtype != dtype:
+            raise ValueError(f"it is of {array.dtype}")
+        return np.frombuffer(array.data, dtype).reshape([int(size) for size in array.shape])
+    except ValueError as error:
+        raise DumpError(f"record {record.number} has a malformed argument ({error})") from None
+
+
+UNKNOWN_TOKEN = -1  # not a token id of any request
+
+
+class Held(Enum):
+    """How a page's content compares to what a request expects."""
+
+    SAME = "same"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+
+
+@dataclass(slots=True)
+class _Content:
+    """The tokens of a page, and a digest of all tokens before; None if computed from unknown pages."""
+
+    before: bytes | None
+    token_ids: list[int]
+
+
+class KnownPages:
+    """Pages of `stride` tokens. State pages depend on all their tokens, so they are compared exactly."""
+
+    def __init__(self, stride: int, *, is_exact: bool = False) -> None:
+        self._stride = stride
+        self._is_exact = is_exact
+        self._pages: dict[int, _Content] = {}
+
+    def held(self, page_ids: Sequence[int], token_ids: Sequence[int], first: int) -> list[tuple[int, Held]]:
+        """Return the blocks of `token_ids` from `first` on, each with the state of its page."""
+        stride = self._stride
+        found = []
+        for block, digest in enumerate(_digests(token_ids, stride)):
+            expected = token_ids[block * stride : (block + 1) * stride]
+            if block >= first:
+                found.append((block, self._compare(page_ids[block], digest, expected)))
+        return found
+
+    def _compare(self, page_id: int, before: bytes, expected: Sequence[int]) -> Held:
+        content = self._pages.get(page_id)
+        if content is None or content.before is None:
+            return Held.UNKNOWN
+        held = content.token_ids if self._is_exact else content.token_ids[: len(expected)]
+        return Held.SAME if content.before == before and held == list(expected) else Held.OTHER
+
+    def wrote(self, page_ids: Sequence[int], token_ids: Sequence[int], start: int, *, is_known: bool) -> None:
+        """Record writes of the tokens from `start` on; `is_known` is False if unknown pages were read."""
+        stride = self._stride
+        for block in range(start // stride, -(-len(token_ids) // stride)):
+            begin = block * stride
+            before = _digest(token_ids[:begin]) if is_known else None
+            self._pages[page_ids[block]] = _Content(before, list(token_ids[begin : begin + stride]))
+
+    def forget(self, page_ids: Iterable[int]) -> None:
+        """Forget pages that were zeroed."""
+        for page_id in page_ids:
+            self._pages.pop(page_id, None)
+
+
+def _digest(token_ids: Sequence[int]) -> bytes:
+    return hashlib.blake2b(np.asarray(token_ids, np.int64).tobytes(), digest_size=16).digest()
+
+
+def _digests(token_ids: Sequence[int], stride: int) -> Iterator[bytes]:
+    """Yield a digest of the tokens before each block."""
+    sum_ = hashlib.blake2b(digest_size=16)
+    for begin in range(0, len(token_ids), stride):
+        yield sum_.copy().digest()
+        sum_.update(np.asarray(token_ids[begin : begin + stride], np.int64).tobytes())
+
+
+class ReplayedRequests:
+    """Requests by number. The pages of requests in `unchecked` have not been checked yet."""
+
+    def __init__(self, known: Sequence[KnownRequest]) -> None:
+        self._requests = {each.number: _request(each) for each in known}
+        self.unchecked = set(self._requests)
+
+    def __getitem__(self, number: int) -> Request:
+        return self._requests[number]
+
+    def change(self, pages: Sequence[Pages]) -> None:
+        """Apply changes to block tables. Raises DumpError for a change that leaves a gap."""
+        for each in pages:
+            request = self._requests[each.request]
+            assert request.lease is not None, "it was given one"
+            if not each.offset and not each.is_window:
+                has_windows = request.lease.window_page_ids is not None
+                request.lease = Lease([], [] if has_windows else None)
+                self.unchecked.add(each.request)
+            table = request.lease.window_page_ids if each.is_window else request.lease.page_ids
+            if table is None or each.offset > len(table):
+                raise DumpError(f"request {each.request} has a block table with a gap")
+            table[each.offset :] = each.page_ids
+
+    def tokens(self, number: int, end: int) -> list[int]:
+        """Return the request's first `end` tokens. Raises DumpError if it has fewer."""
+        token_ids = self._requests[number].token_ids
+        if end > len(token_ids):
+            raise DumpError(f"request {number} has no token at position {len(token_ids)}")
+        return token_ids[:end]
+
+
+def _request(known: KnownRequest) -> Request:
+    call = GenerateCall(
+        request_id=known.request_id,
+        prompt_token_ids=tuple(known.token_ids),
+        params=SamplingParams(max_tokens=1),
+    )
+    request = Request(call, arrival_s=known.arrival_s)
+    windows = known.window_page_ids
+    request.lease = Lease(list(known.page_ids), None if windows is None else list(windows))
+    return request
