@@ -108,7 +108,7 @@ bench: $(VENV)/runtime.stamp ## measure the server that `make serve` runs in ano
 
 clean: ## remove .venv, artefacts and caches
 	rm -rf $(VENV) $(WITHOUT_SHORTFIN) $(NEWEST) .aarch64 .artifacts .site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
-	find shortfin_apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find shortfin_apps tests emulated_gpu -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # `make serve` needs no development tools; a stamp stands for what pyproject.toml asked for when it was made.
 # OVERRIDES names a file of requirements that replace those of pyproject.toml.
@@ -116,8 +116,8 @@ $(VENV)/runtime.stamp: pyproject.toml $(OVERRIDES) | $(BIN)/uv
 	@$(call pip_install,--editable '.[$(EXTRAS)]')
 	@touch $@
 
-$(VENV)/dev.stamp: pyproject.toml $(OVERRIDES) $(VENV)/runtime.stamp
-	@$(call pip_install,--group dev)
+$(VENV)/dev.stamp: pyproject.toml emulated_gpu/pyproject.toml $(OVERRIDES) $(VENV)/runtime.stamp
+	@$(call pip_install,--editable ./emulated_gpu --group dev)
 	@touch $@
 
 $(VENV)/docs.stamp: pyproject.toml $(VENV)/runtime.stamp

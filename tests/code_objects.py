@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from emulated_gpu.machine_code.code_object import read_code_object
 from shortfin_apps.llm.contract.gpu_code.code_object import code_objects_in
-from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.conftest import BuildTiny
 

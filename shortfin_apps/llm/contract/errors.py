@@ -114,15 +114,17 @@ def file_problem(error: OSError) -> str:
 # The extra that installs each module, as in pyproject.toml.
 EXTRA_OF = {
     **dict.fromkeys(("gguf", "safetensors", "filelock", "platformdirs"), "build"),
-    **dict.fromkeys(("elftools", "tinygrad"), "gpu-build"),
+    "elftools": "gpu-build",
     "huggingface_hub": "hub",
     **dict.fromkeys(("prompt_toolkit", "markdown_it", "shtab", "aiohttp", "httpx_aiohttp"), "terminal"),
 }
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Returns a sentence that says which extra to install, or None if the module is not one of an extra."""
+    """Returns a sentence that says what to install, or None if the module is of no extra."""
     module = (error.name or "").partition(".")[0]
+    if module == "emulated_gpu":  # in no index
+        return "this needs emulated_gpu: run `pip install ./emulated_gpu` in a checkout of shortfin-llm"
     if module not in EXTRA_OF:
         return None
     return f"this needs {module}: run `pip install 'shortfin-llm[{EXTRA_OF[module]}]'`"

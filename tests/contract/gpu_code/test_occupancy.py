@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.contract.gpu_code.code_object import CodeObject, Descriptor, Kernel
+from emulated_gpu.machine_code.code_object import CodeObject, Descriptor, Kernel, read_code_object
 from shortfin_apps.llm.contract.gpu_code.occupancy import RESOURCES, waves_by_kernel, waves_per_simd
-from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
 from tests.code_objects import CHIPS, tiny_code_objects
 from tests.conftest import BuildTiny
 

@@ -10,9 +10,8 @@ import msgpack
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.contract.gpu_code.code_object import CodeObject
-from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
+from emulated_gpu.errors import CodeObjectError
+from emulated_gpu.machine_code.code_object import CodeObject, read_code_object
 from tests.code_objects import CHIPS, largest_code_object
 from tests.conftest import BuildTiny
 from tests.matrices import slow_but
@@ -81,12 +80,12 @@ def test_code_lies_in_an_executable_segment(image: bytes, code_object: CodeObjec
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
 def test_a_damaged_code_object_is_refused(image: bytes, part: float) -> None:
-    with pytest.raises(ArtifactError, match="cannot be read"):
+    with pytest.raises(CodeObjectError, match="cannot be read"):
         read_code_object(image[: int(len(image) * part)])
 
 
 def test_an_unknown_chip_is_named_by_its_number(image: bytes) -> None:
     other = bytearray(image)
     struct.pack_into("<I", other, 48, 0x2C)  # e_flags of gfx900
-    with pytest.raises(ArtifactError, match=r"number 0x2c; known are .*gfx942"):
+    with pytest.raises(CodeObjectError, match=r"number 0x2c; known are .*gfx942"):
         read_code_object(bytes(other))

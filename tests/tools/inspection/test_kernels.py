@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.contract.gpu_code.code_object import Descriptor, Kernel
-from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
+from emulated_gpu.machine_code.code_object import Descriptor, Kernel, read_code_object
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.tools.inspection.kernels import (
     KernelFacts,

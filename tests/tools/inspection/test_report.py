@@ -43,13 +43,11 @@ def test_a_build_for_a_gpu_needs_no_summary(
     """Triton is often there with PyTorch, and what reads machine code is not."""
     options = BuildOptions(device="hip:gfx942")
     folder = build_tiny(options).vmfb.parent
-    monkeypatch.delitem(sys.modules, "shortfin_apps.llm.contract.gpu_code.reading", raising=False)
-    monkeypatch.setitem(sys.modules, "elftools.common.exceptions", None)
-    monkeypatch.setitem(sys.modules, "elftools", None)
+    monkeypatch.setitem(sys.modules, "emulated_gpu.errors", None)
     assert main(shlex.split(rebuild_command(folder, "random:tiny", options))[1:]) == 0
     out, err = capsys.readouterr()
     assert out == f"{folder}\n"
-    needed = "this needs elftools: run `pip install 'shortfin-llm[gpu-build]'`"
+    needed = "this needs emulated_gpu: run `pip install ./emulated_gpu` in a checkout of shortfin-llm"
     assert err.splitlines()[-1] == f"no summary of the kernels: {needed}"
 
 

@@ -1,1 +1,1 @@
-"""AMD machine code: code objects, and the instructions in them."""
+"""AMD machine code in a VMFB: its code objects, and how many waves of a kernel fit."""

@@ -1,15 +1,18 @@
-"""AMD code objects: ELF files with kernels, their descriptors and their metadata.
+"""Finds AMD code objects in a VMFB; the package `emulated_gpu` reads their kernels and instructions.
 
-Source: LLVM's "User Guide for AMDGPU Backend" (ELF header, kernel descriptor, code object metadata).
+Source: LLVM's "User Guide for AMDGPU Backend" (ELF header).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.contract.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from emulated_gpu.machine_code.code_object import CodeObject
 
 # The byte of e_flags that identifies the processor (EF_AMDGPU_MACH).
 _CHIPS = {0x4C: "gfx942", 0x4F: "gfx950", 0x41: "gfx1100", 0x4E: "gfx1201"}
@@ -19,65 +22,22 @@ _OS_ABI = 64  # ELFOSABI_AMDGPU_HSA
 _HEADER = struct.Struct("<4s4B8xHHIQQQIHHHHHH")
 
 
-@dataclass(frozen=True)
-class Argument:
-    """A kernel's argument; sizes in bytes, `kind` as in the metadata: `by_value`, `global_buffer`."""
+def read_code_objects(vmfb: bytes) -> list[CodeObject]:
+    """Reads the code objects in a VMFB, in order.
 
-    offset: int
-    size: int
-    kind: str
+    Needs the package `emulated_gpu` if there are any. Raises ArtifactError for a damaged one or an
+    unknown chip.
+    """
+    images = list(code_objects_in(vmfb))
+    if not images:
+        return []
+    from emulated_gpu.errors import CodeObjectError
+    from emulated_gpu.machine_code.code_object import read_code_object
 
-
-@dataclass(frozen=True)
-class Descriptor:
-    """The kernel descriptor, which the hardware reads to start a kernel; sizes in bytes, scratch per lane."""
-
-    lds_bytes: int
-    scratch_bytes: int
-    kernarg_bytes: int
-    entry_offset: int  # from the descriptor to the first instruction
-    rsrc3: int
-    rsrc1: int
-    rsrc2: int
-    properties: int
-    preload: int
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel of a code object."""
-
-    name: str
-    descriptor: Descriptor
-    arguments: tuple[Argument, ...]
-    lanes: int
-    num_vgprs: int
-    num_agprs: int
-    num_sgprs: int
-    num_vgpr_spills: int
-    num_sgpr_spills: int
-    max_workgroup: int
-    workgroup: tuple[int, int, int] | None  # the size that a launch is required to have
-    entry: int  # address of the first instruction
-    code: bytes
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A part of the loaded image: `data` at `address`, then zeros up to `size` bytes."""
-
-    address: int
-    size: int
-    data: bytes
-
-
-@dataclass(frozen=True)
-class CodeObject:
-    """The kernels of one executable, compiled for one chip."""
-
-    chip: str
-    segments: tuple[Segment, ...]
-    kernels: tuple[Kernel, ...]
+    try:
+        return [read_code_object(each) for each in images]
+    except CodeObjectError as error:
+        raise ArtifactError(str(error)) from error
 
 
 def code_objects_in(data: bytes) -> Iterator[bytes]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shortfin_apps.llm.contract.gpu_code.code_object import CodeObject, Kernel
+if TYPE_CHECKING:
+    from emulated_gpu.machine_code.code_object import CodeObject, Kernel
 
 _WGP_MODE = 1 << 29  # of compute_pgm_rsrc1: a workgroup may use the two CUs of a WGP
 _SIMDS = 4  # per CU on CDNA; per WGP (two CUs) on RDNA

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.contract.gpu_code.code_object import CodeObject, Kernel, code_objects_in
+from shortfin_apps.llm.contract.gpu_code.code_object import read_code_objects
 from shortfin_apps.llm.contract.gpu_code.occupancy import waves_per_simd
+
+if TYPE_CHECKING:
+    from emulated_gpu.machine_code.code_object import CodeObject, Kernel
 
 _MATRIX = re.compile(r"v_s?(mfma|mfmac|wmma|swmmac)_")
 # The last part of a load's name is the size per lane, in the spelling of CDNA or RDNA.
@@ -82,12 +86,9 @@ def read_kernels(vmfb: Path) -> GpuCode | None:
 
     Raises ArtifactError for a chip with an unknown instruction set, and for code objects of several chips.
     """
-    images = list(code_objects_in(vmfb.read_bytes()))
-    if not images:
+    found = read_code_objects(vmfb.read_bytes())
+    if not found:
         return None
-    from shortfin_apps.llm.contract.gpu_code.reading import read_code_object  # an extra
-
-    found = [read_code_object(each) for each in images]
     chips = sorted({each.chip for each in found})
     if len(chips) > 1:
         raise ArtifactError(f"{vmfb}: has code for {' and '.join(chips)}; compile it for one chip")
@@ -121,8 +122,8 @@ def facts_of(kernel: Kernel, chip: str) -> KernelFacts:
 
 def _mnemonics(kernel: Kernel, chip: str) -> Counter[str]:
     # These import the instruction tables, which takes a second.
-    from shortfin_apps.llm.contract.gpu_code.decode import decode
-    from shortfin_apps.llm.contract.gpu_code.formats import INSTRUCTION_SETS
+    from emulated_gpu.machine_code.decode import decode
+    from emulated_gpu.machine_code.formats import INSTRUCTION_SETS
 
     return Counter(each.shape.mnemonic for each in decode(kernel.code, kernel.entry, INSTRUCTION_SETS[chip]))
 

@@ -6,12 +6,12 @@ from itertools import takewhile
 
 import pytest
 
+from emulated_gpu.machine_code.code_object import read_code_object
+from emulated_gpu.machine_code.decode import Shape, decode
+from emulated_gpu.machine_code.formats import INSTRUCTION_SETS
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.contract.gpu_code.decode import Shape, decode
-from shortfin_apps.llm.contract.gpu_code.formats import INSTRUCTION_SETS
-from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
 from tests.code_objects import CHIPS
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from emulated_gpu.machine_code.code_object import read_code_object
 from shortfin_apps.llm.builder.graph.batch import Slab
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import buffer
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
-from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
 from shortfin_apps.llm.model.config import page_elements
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.contract.gpu_code.reading import read_code_object
+from emulated_gpu.machine_code.code_object import read_code_object
 from tests.hip import CHIPS
 
 pytest.importorskip("triton", reason="Triton is not installed")

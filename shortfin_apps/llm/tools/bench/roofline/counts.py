@@ -35,8 +35,7 @@ def open_emulated_gpu(chip: str) -> Control:
         from emulated_gpu.library import EmulatedGpu
     except ModuleNotFoundError as error:
         raise InvalidRequestError(
-            "the emulated GPU is not part of the installed package; run this in a checkout of the project, "
-            "with `python -m shortfin_apps.llm` in place of `shortfin-llm`",
+            "the emulated GPU is a package of its own: run `pip install ./emulated_gpu` in a checkout",
             "emulated",
         ) from error
     try:

@@ -17,7 +17,7 @@ from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.runtime.parameters import parameter_bytes
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.contract.gpu_code.code_object import code_objects_in
+from shortfin_apps.llm.contract.gpu_code.code_object import read_code_objects
 from shortfin_apps.llm.contract.gpu_code.occupancy import waves_by_kernel
 from shortfin_apps.llm.tools.bench.console import progress_bar
 from shortfin_apps.llm.tools.bench.roofline.cases import Case, CostModel, Work, choose, plans
@@ -63,11 +63,8 @@ def roofline_counts(
             "the machine code of an AMD GPU does: build it with `--device hip:gfx942`",
             "emulated",
         )
-    from shortfin_apps.llm.contract.gpu_code.reading import read_code_object  # an extra
-
     gpu = open_emulated_gpu(artifact.manifest.target.cpu)
-    images = code_objects_in(artifact.vmfb.read_bytes())
-    waves = waves_by_kernel(map(read_code_object, images))
+    waves = waves_by_kernel(read_code_objects(artifact.vmfb.read_bytes()))
     with closing(open_device("hip")) as device:
         runner, cases = _prepare(artifact, device, patterns, contexts, prompt_tokens)
         with _progress("entries", len(cases)) as on_case:

@@ -1,0 +1,1 @@
+"""AMD machine code: code objects, and the instructions in them."""

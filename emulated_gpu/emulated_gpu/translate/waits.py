@@ -1,0 +1,48 @@
+"""Translates waits for memory: how many accesses of each kind may remain outstanding (-1: any number).
+
+Fields of s_waitcnt: the CDNA 3 and RDNA 3 ISA manuals, "SOPP instructions". RDNA 4 has one instruction per
+counter.
+"""
+
+from __future__ import annotations
+
+from emulated_gpu.machine_code.decode import Shape
+from emulated_gpu.translate.operands import Machine
+from emulated_gpu.translate.program import Class, Record
+
+_ANY = -1
+
+
+def wait(shape: Shape, machine: Machine) -> Record | None:
+    """Return the record of a wait for data (loads, LDS, scalar loads); None for another instruction."""
+    counts = _counts(shape.mnemonic, shape.fields.get("simm16", 0), machine)
+    if counts is None:
+        return None
+    loads, lds, scalar = counts
+    return Record("s_waitcnt", Class.WAIT, offset=loads, offset1=lds, target=scalar)
+
+
+def _counts(mnemonic: str, immediate: int, machine: Machine) -> tuple[int, int, int] | None:
+    match mnemonic:
+        case "s_waitcnt" if machine.instruction_set == "cdna":
+            loads = immediate & 15 | immediate >> 14 << 4
+            return _limit(loads, 63), _limit(immediate >> 8 & 15, 15), _ANY
+        case "s_waitcnt":
+            return _limit(immediate >> 10, 63), _limit(immediate >> 4 & 63, 63), _ANY
+        case "s_waitcnt_vmcnt" | "s_wait_loadcnt":
+            return immediate & 63, _ANY, _ANY
+        case "s_waitcnt_lgkmcnt" | "s_wait_dscnt" | "s_wait_storecnt_dscnt":
+            return _ANY, immediate & 63, _ANY
+        case "s_wait_loadcnt_dscnt":
+            return immediate >> 8 & 63, immediate & 63, _ANY
+        case "s_wait_kmcnt":
+            return _ANY, _ANY, immediate & 31
+        case "s_wait_idle":
+            return 0, 0, 0
+        case _:
+            return None
+
+
+def _limit(count: int, largest: int) -> int:
+    """Return the limit. A counter's maximum means that nothing is waited for."""
+    return _ANY if count == largest else count

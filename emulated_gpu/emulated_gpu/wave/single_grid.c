@@ -1,0 +1,28 @@
+// Runs a program over a grid, without HIP; for tests of the executor (emulated_gpu_tests/wave/single_grid.py).
+#include "wave.h"
+
+typedef struct {
+  uint32_t grid[3], block[3];  // workgroups, and lanes of a workgroup
+  uint64_t max_instructions;   // of a wave
+  uint32_t counts_unique_bytes;
+  uint32_t status;  // set: enum launch_status
+  counters_t counters;  // set
+} single_grid_t;
+
+// Runs the program's first kernel. Returns false, with a message in `error`, if it cannot be loaded.
+__attribute__((visibility("default"))) bool single_grid_run(
+    const char *path, single_grid_t *run, char *error, uint32_t error_size) {
+  program_t *program = program_load(path, error, error_size);
+  if (!program) return false;
+  launch_t launch = {.kernarg = NULL};
+  memcpy(launch.grid, run->grid, sizeof launch.grid);
+  memcpy(launch.block, run->block, sizeof launch.block);
+  const struct launch_options before = launch_options;
+  launch_options.max_instructions = run->max_instructions;
+  launch_options.counts_unique_bytes = run->counts_unique_bytes;
+  run->counters = (counters_t){.loaded_bytes = 0};
+  run->status = launch_run(program_kernel_at(program, 0), &launch, &run->counters);
+  launch_options = before;
+  program_free(program);
+  return true;
+}

@@ -1,5 +1,0 @@
-"""This package's exceptions."""
-
-
-class EmulatedGpuError(Exception):
-    """The emulated GPU cannot be built, or did not understand a command."""
