@@ -35,14 +35,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "builder.graph": ("model",),
     "builder.sources": ("contract", "model", "builder.progress"),
     "artifact": ("contract", "model", "builder.sources"),
-    "builder.weights": ("contract", "model", "builder.target", "builder.quantise", "builder.graph", "builder.sources"),
+    "builder.weights": (
+        *("contract", "model", "builder.target", "builder.quantise", "builder.graph", "builder.sources"),
+    ),
     "builder.self_test": (
         *("contract", "model", "builder.target", "builder.quantise", "builder.sources"),
         *("builder.weights",),
     ),
     "builder.kernels": ("contract", "model", "builder.weights"),
-    "builder.lowering": ("contract", "model", "builder.target", "builder.graph", "builder.weights", "builder.kernels"),
-    "builder.program": ("contract", "model", "builder.target", "builder.graph", "builder.weights", "builder.lowering"),
+    "builder.lowering": (
+        *("contract", "model", "builder.target", "builder.graph", "builder.weights", "builder.kernels"),
+    ),
+    "builder.program": (
+        *("contract", "model", "builder.target", "builder.graph", "builder.weights", "builder.lowering"),
+    ),
     # From an artefact to a running engine.
     "components": (),
     "components.kvcache": (),
