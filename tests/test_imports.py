@@ -150,7 +150,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.recorder", "components.invocation", "tools.bench.console", "tools.bench.roofline"),
     ),
     "tools.bench": ("contract", "client", "terminal", "tools.bench.console", "tools.bench.roofline"),
-    "tools.cluster": ("contract", "console", "restart_delay", "components.runtime.device", "serving.server"),
+    "tools.cluster": (
+        *("contract", "console", "restart_delay", "components.runtime.device", "serving.server"),
+        *("tools.bench.console",),
+    ),
 }
 
 # Which parts may import each of these libraries.

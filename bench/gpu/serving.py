@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,6 @@ async def measure(model: Model, directory: Path, device: str, emit: Callable[[di
                                 "about": workload.about,
                                 "mode": mode,
                                 "decode_ahead": decode_ahead,
-                                **summary.to_dict(),
+                                **asdict(summary),
                             }
                         )

@@ -21,7 +21,7 @@ from shortfin_apps.llm.client import (
     ServerError,
     Usage,
 )
-from shortfin_apps.llm.client.client import RetryPolicy, parse_retry_after
+from shortfin_apps.llm.client.client import RetryPolicy, parse_retry_after, together
 from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, OverloadedError, UnavailableError
 from tests.scripted_server import (
     DONE,
@@ -433,3 +433,33 @@ async def test_wait_ready_times_out(client: LlmClient, server: ScriptedServer) -
     server.on("/ready", says({}, 503))
     with pytest.raises(UnavailableError, match=r"not ready within 0\.01 s"):
         await client.wait_ready(0.01)
+
+
+async def test_all_run_at_once() -> None:
+    barrier = asyncio.Barrier(3)
+
+    async def work() -> None:
+        await barrier.wait()
+
+    await together(work, 3)
+    await together(work, 0)
+
+
+async def test_the_first_error_ends_the_others_and_is_raised_unchanged() -> None:
+    cancelled, error = 0, KeyError("x")
+    waiting = iter([False, False, True])
+
+    async def work() -> None:
+        nonlocal cancelled
+        if next(waiting):
+            raise error
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
+
+    with pytest.raises(KeyError) as raised:
+        await together(work, 3)
+    assert raised.value is error
+    assert cancelled == 2

@@ -18,10 +18,10 @@ from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 from shortfin_apps.llm.model.config import model_config
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
-PAGE_COUNT = "device_block_count"  # chosen at deployment
 CONTEXT = "max_seq_len"  # may be lowered at deployment
 BATCH_SIZES = ("prefill_batch_sizes", "decode_batch_sizes")  # some may be removed at deployment
 CACHE = "paged_kv_cache"
+PAGE_COUNT = f"{CACHE}.device_block_count"  # chosen at deployment
 
 
 def load_compiled_config(
@@ -51,21 +51,15 @@ def _check(path: Path, config: ModelConfig, spec: ModelSpec, options: BuildOptio
 
 def _changed(config: ModelConfig, compiled: ModelConfig) -> Iterator[tuple[str, str, str]]:
     """Yields the fields that the program does not allow: the name, the value and the compiled value."""
-    config, compiled = _normalised(config), _normalised(compiled)
-    for field in fields(ModelConfig):
-        value, right = getattr(config, field.name), getattr(compiled, field.name)
-        if field.name == CACHE:
-            continue
-        if not _is_allowed(field.name, value, right):
-            yield field.name, _shown(value), _shown(right)
-    for field in fields(config.paged_kv_cache):
-        value = getattr(config.paged_kv_cache, field.name)
-        right = getattr(compiled.paged_kv_cache, field.name)
-        if field.name != PAGE_COUNT and value != right:
-            yield f"{CACHE}.{field.name}", _shown(value), _shown(right)
+    right = _values(compiled)
+    for name, value in _values(config).items():
+        if not _is_allowed(name, value, right[name]):
+            yield name, _shown(value), _shown(right[name])
 
 
 def _is_allowed(name: str, value: Any, right: Any) -> bool:
+    if name == PAGE_COUNT:
+        return True
     if name == CONTEXT:
         return bool(value <= right)
     if name in BATCH_SIZES:
@@ -73,10 +67,11 @@ def _is_allowed(name: str, value: Any, right: Any) -> bool:
     return bool(value == right)
 
 
-def _normalised(config: ModelConfig) -> ModelConfig:
-    """Returns the config with the elements of a page, which a config.json may omit."""
+def _values(config: ModelConfig) -> dict[str, Any]:
+    """Returns all fields, with the elements of a page, which a config.json may omit."""
     cache = replace(config.paged_kv_cache, paged_kv_block_size_elements_per_device=config.page_elements)
-    return replace(config, paged_kv_cache=cache)
+    own = {field.name: getattr(config, field.name) for field in fields(config) if field.name != CACHE}
+    return own | {f"{CACHE}.{field.name}": getattr(cache, field.name) for field in fields(cache)}
 
 
 def _shown(value: object) -> str:

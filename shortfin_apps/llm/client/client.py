@@ -6,7 +6,16 @@ import asyncio
 import itertools
 import random as random_module
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC
@@ -189,8 +198,7 @@ class LlmClient:
             for index, prompt in waiting:
                 answers[index] = await self.generate(prompt, **sampling)
 
-        workers = min(max_concurrency or self.max_concurrency, len(prompts))
-        await _all_or_none([worker() for _ in range(workers)])
+        await together(worker, min(max_concurrency or self.max_concurrency, len(prompts)))
         return [answers[index] for index in range(len(prompts))]
 
     async def models(self) -> list[str]:
@@ -408,12 +416,11 @@ def _parse_json(content: str | bytes, what: str) -> Any:
         raise ServerError(f"{what} is not JSON") from error
 
 
-async def _all_or_none(jobs: Sequence[Awaitable[None]]) -> None:
-    """Run jobs concurrently; the first failure cancels the others and is raised unchanged."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
+async def together(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
+    """Run `count` coroutines from `work` at once; the first error cancels the others and is raised."""
     try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

@@ -18,6 +18,7 @@ from typing import Any, Self, Unpack
 import orjson
 
 from shortfin_apps.llm.client.answers import ChatOptions, Chunk, Message, Prompt, Sampling, parse_chunk
+from shortfin_apps.llm.client.client import together
 from shortfin_apps.llm.client.errors import error_from_response, streamed_error
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.offline.answers import (
@@ -31,7 +32,7 @@ from shortfin_apps.llm.offline.answers import (
     streamed,
 )
 from shortfin_apps.llm.offline.local_model import CHAT, COMPLETIONS, OK, LocalModel
-from shortfin_apps.llm.offline.loop_thread import LoopThread, together
+from shortfin_apps.llm.offline.loop_thread import LoopThread
 from shortfin_apps.llm.offline.progress import Told, answer_progress
 from shortfin_apps.llm.offline.settings import local_config
 

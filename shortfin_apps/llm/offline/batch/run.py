@@ -20,13 +20,13 @@ from shortfin_apps.llm.client.client import (
     checked_timeout,
     normalised_url,
     parse_retry_after,
+    together,
 )
 from shortfin_apps.llm.client.errors import ConnectionFailedError, error_from_response
 from shortfin_apps.llm.contract.errors import UnavailableError
 from shortfin_apps.llm.offline.batch.output import BatchOutput, Result, result_of
 from shortfin_apps.llm.offline.batch.requests import BatchInput, BatchRequest
 from shortfin_apps.llm.offline.local_model import Answered, LocalModel
-from shortfin_apps.llm.offline.loop_thread import together
 from shortfin_apps.llm.offline.progress import Told
 
 RETRIED_STATUSES = (429, 502, 503, 504)

@@ -59,8 +59,7 @@ def document(
 ) -> dict[str, Any]:
     """The JSON document of a run: each pass, the medians over repeats, the ratios to the first server."""
     runs = [
-        {"target": r.target, "workload": r.workload, "repeat": r.repeat, **r.summary.to_dict()}
-        for r in results
+        {"target": r.target, "workload": r.workload, "repeat": r.repeat, **asdict(r.summary)} for r in results
     ]
     return {
         "schema": SCHEMA,

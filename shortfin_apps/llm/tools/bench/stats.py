@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -174,9 +174,6 @@ class Summary:
     client_cpu_share: float  # of one core, used by the load generator
     ttft_ms_histogram: Sequence[Bin]
     itl_ms_histogram: Sequence[Bin]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 HIGHER_IS_BETTER = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")

@@ -22,6 +22,7 @@ from shortfin_apps.llm.serving.server.building import BuildFailed, built
 from shortfin_apps.llm.serving.server.config import ServerConfig
 from shortfin_apps.llm.serving.server.keys import read_keys
 from shortfin_apps.llm.serving.server.model_loading import open_artifact
+from shortfin_apps.llm.tools.bench.console import positive
 from shortfin_apps.llm.tools.cluster.options import METRICS_PORT, ROUTER_NAMES, ClusterOptions
 from shortfin_apps.llm.tools.cluster.ports import LOOPBACK, HeldPort, Wanted, free_ports
 from shortfin_apps.llm.tools.cluster.router_flags import (
@@ -49,7 +50,7 @@ the router's, keys are both's, the rest is every worker's. A process that ends i
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     server_flags.add_arguments(parser)
     group = parser.add_argument_group("the cluster")
-    group.add_argument("--workers", type=_at_least_one, default=2, metavar="N", help="workers (default: 2)")
+    group.add_argument("--workers", type=positive, default=2, metavar="N", help="workers (default: 2)")
     group.add_argument(
         "--router",
         choices=ROUTER_NAMES,
@@ -241,12 +242,6 @@ def _banner(options: ClusterOptions, url: str, model: str) -> str:
         f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n    -d {shlex.quote(body)}\n"
         f"  curl {url}{METRICS_ROUTES[options.router]} http://{LOOPBACK}:{options.metrics_port}/metrics"
     )
-
-
-def _at_least_one(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("it must be at least 1")
-    return number
 
 
 def _port(text: str) -> int:

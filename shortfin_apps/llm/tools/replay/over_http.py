@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from shortfin_apps.llm.client import LlmClient
+from shortfin_apps.llm.client.client import together
 from shortfin_apps.llm.client.errors import ServerError
 from shortfin_apps.llm.serving.receipts.draft import ModelIdentity
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
@@ -24,13 +24,7 @@ async def replay_on(client: LlmClient, receipts: Sequence[Receipt], concurrency:
             again = _receipt_in(await client.generate_native(_body(receipt)))
             outcome.add(index, _difference(receipt, again))
 
-    workers = [asyncio.ensure_future(worker()) for _ in range(min(concurrency, len(receipts)))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for each in workers:
-            each.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await together(worker, min(concurrency, len(receipts)))
     return outcome
 
 

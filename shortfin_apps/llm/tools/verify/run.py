@@ -68,14 +68,6 @@ class Verified:
         return not self.wrong_files and all(each.is_right for each in self.results)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A device for a program: its kind and, for GPUs, its index."""
-
-    device: str
-    device_ids: tuple[str, ...] = ()
-
-
 def verify(directory: Path, *, threads: int | None = None) -> Verified:
     """Verifies files and programs. Raises ArtifactError without an artefact of the installed IREE release."""
     artifact = Artifact.open(directory, for_this_host=False, check_sizes=False)
@@ -88,8 +80,8 @@ def verify(directory: Path, *, threads: int | None = None) -> Verified:
         untested = "it has no self-test; `shortfin-llm build` adds one"
     elif not {SELF_TEST, CONFIG} & wrong.keys():
         file = SelfTestFile.load(artifact.self_test)
-        for program, place in _places(manifest.every_program):
-            results.append(_tested(artifact, directory, program, place, file, threads))
+        for program, kind, ids in _places(manifest.every_program):
+            results.append(_tested(artifact, program, kind, ids, file, threads))
         if not results:
             names = ", ".join(each.target.description for each in manifest.every_program)
             untested = f"no device here runs its programs, which are for {names}"
@@ -102,17 +94,17 @@ def verify(directory: Path, *, threads: int | None = None) -> Verified:
     )
 
 
-def _places(programs: Sequence[ProgramRecord]) -> Iterator[tuple[ProgramRecord, _Place]]:
-    """Yields each program with each available device that can run it."""
+def _places(programs: Sequence[ProgramRecord]) -> Iterator[tuple[ProgramRecord, str, tuple[str, ...]]]:
+    """Yields each program with each available device that can run it: its kind and, for GPUs, its index."""
     host = this_host()
     for program in programs:
         target = program.target
         kind = target.device.partition(":")[0]
         if kind in GPU_NAMES:
             for index in range(gpus_at_hand(kind)):
-                yield program, _Place(kind, (str(index),))
+                yield program, kind, (str(index),)
         elif not host.is_of_another_architecture(target.architecture) and not host.missing(target.features):
-            yield program, _Place(CPU)
+            yield program, CPU, ()
 
 
 def _num_pages(config: ModelConfig) -> int:
@@ -122,19 +114,18 @@ def _num_pages(config: ModelConfig) -> int:
 
 def _tested(
     artifact: Artifact,
-    directory: Path,
     program: ProgramRecord,
-    place: _Place,
+    kind: str,
+    device_ids: tuple[str, ...],
     file: SelfTestFile,
     threads: int | None,
 ) -> ProgramResult:
     name = program.target.name
     config = artifact.config
     try:
-        device = open_device(place.device, threads=threads, device_ids=place.device_ids)
-        with closing(device):
-            paths = [directory / program.parameters]
-            loaded = device.load_program(directory / program.vmfb, paths, config.module_name)
+        with closing(open_device(kind, threads=threads, device_ids=device_ids)) as device:
+            vmfb, parameters = (artifact.vmfb.with_name(each) for each in program.files)
+            loaded = device.load_program(vmfb, [parameters], config.module_name)
             check_program(loaded, config)
             num_pages = _num_pages(config)
             num_window_pages = 0 if config.window_tokens is None else num_pages
@@ -153,7 +144,7 @@ def _tested(
                 differing_bits=tuple(outcome.differing_bits()),
             )
     except ArtifactError as error:
-        return ProgramResult(program=name, device=place.device, problem=str(error))
+        return ProgramResult(program=name, device=kind, problem=str(error))
 
 
 def tables(found: Verified) -> Iterator[Table | str]:

@@ -12,7 +12,15 @@ from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.model.experts import RoutedExperts
 from shortfin_apps.llm.model.spec import ModelSpec
-from shortfin_apps.llm.tools.bench.roofline.cases import CostModel, Plan, Work, choose, make_batch, plans
+from shortfin_apps.llm.tools.bench.roofline.cases import (
+    Choice,
+    CostModel,
+    Plan,
+    Work,
+    choose,
+    make_batch,
+    plans,
+)
 from tests.components.fake_device import fake_config
 
 STRIDE = 4
@@ -48,11 +56,11 @@ def test_pages_are_not_in_order() -> None:
 def test_plans_skip_lengths_beyond_the_context() -> None:
     config = fake_config()
     longest = config.max_seq_len
-    found = list(plans(config, [longest, longest + 1], [longest + 1, STRIDE], has_extend=True))
+    found = list(plans(config, Choice([], [longest, longest + 1], [longest + 1, STRIDE]), has_extend=True))
     assert {plan.context for plan in found} == {longest, STRIDE}
     not_planned = {EntryFamily.DECODE_LOOP, EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE}
     assert {plan.family for plan in found} == set(EntryFamily) - not_planned
-    without = plans(config, [longest], [STRIDE], has_extend=False)
+    without = plans(config, Choice([], [longest], [STRIDE]), has_extend=False)
     assert EntryFamily.EXTEND not in {plan.family for plan in without}
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,8 @@ class Gpu:
 
 
 def test_the_kernels_of_one_invocation_are_summed() -> None:
-    gpu, begun = Gpu(), list[str]()
+    gpu: Any = Gpu()
+    begun: list[str] = []
     results = count([(FIRST, WORK), (SECOND, WORK)], gpu, gpu, {}, lambda case: begun.append(case.entry))
     assert begun == ["decode_bs1", "decode_bs2"]
     expected = {"launches": 3, "num_bytes": 170, "matrix_flops": 120, "lds_conflict_cycles": 14}
@@ -97,7 +99,7 @@ def test_the_kernels_of_one_invocation_are_summed() -> None:
 
 
 def test_waves_are_a_mean_over_the_launches_of_known_kernels() -> None:
-    gpu = Gpu()
+    gpu: Any = Gpu()
     [counts] = count([(FIRST, WORK)], gpu, gpu, {"first": 8.0, "second": 2.0}, lambda case: None)
     assert counts.waves == (2 * 8 + 2) / 3
     [counts] = count([(FIRST, WORK)], gpu, gpu, {"second": 2.0}, lambda case: None)
@@ -119,6 +121,6 @@ def test_the_shortest_time_is_that_of_bytes_or_flops(
 
 
 def test_counts_of_kernels_that_do_something_wrong_are_not_given() -> None:
-    gpu = Gpu(Finding("lds_race", "softmax", "ds_write_b32", (0, 0, 0), 1, 0, 3, 0x40, 8, 0))
+    gpu: Any = Gpu(Finding("lds_race", "softmax", "ds_write_b32", (0, 0, 0), 1, 0, 3, 0x40, 8, 0))
     with pytest.raises(InvocationError, match=r"decode_bs1.*lds_race by softmax"):
         count([(FIRST, WORK)], gpu, gpu, {}, lambda case: None)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -88,6 +89,10 @@ class Runner:
         self.runs += 1
 
 
+def runs_of(*times: float) -> Any:
+    return Runner(*times)
+
+
 class Steady:
     """A machine of 100 bytes/s and 10 FLOP/s."""
 
@@ -99,13 +104,13 @@ class Steady:
 
 
 def test_a_sample_is_the_median_of_runs_after_the_first() -> None:
-    runner = Runner(9.0, 1.0, 2.0, 3.0)
+    runner = runs_of(9.0, 1.0, 2.0, 3.0)
     assert sample_s(runner, CASE.batch) == 2.0
     assert runner.runs == 1 + MIN_RUNS
 
 
 def test_short_runs_are_repeated_until_they_are_long_enough() -> None:
-    runner = Runner(MIN_SAMPLE_S / 10)
+    runner = runs_of(MIN_SAMPLE_S / 10)
     sample_s(runner, CASE.batch)
     assert runner.runs in (11, 12)  # the sum of ten tenths may fall short
 
@@ -115,7 +120,11 @@ def test_cases_take_turns() -> None:
     turns: list[str] = []
     work = Work(1, 1)
     results = measure(
-        [(CASE, work), (other, work)], Runner(1.0), Steady(), 2, lambda case: turns.append(case.entry)
+        [(CASE, work), (other, work)],
+        runs_of(1.0),
+        cast(Any, Steady()),
+        2,
+        lambda case: turns.append(case.entry),
     )
     assert turns == ["decode_bs1", "decode_bs2"] * 2
     assert [len(result.samples) for result in results] == [2, 2]

@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.buckets import Buckets
@@ -51,18 +52,24 @@ class Case:
     batch: Batch
 
 
-def plans(
-    config: ModelConfig, contexts: Sequence[int], prompt_tokens: Sequence[int], *, has_extend: bool
-) -> Iterator[Plan]:
+class Choice(NamedTuple):
+    """Shell-style patterns of entries, contexts of decodes, and lengths of prompts, in tokens."""
+
+    patterns: Sequence[str]
+    contexts: Sequence[int]
+    prompt_tokens: Sequence[int]
+
+
+def plans(config: ModelConfig, choice: Choice, *, has_extend: bool) -> Iterator[Plan]:
     """Yield every decode batch size at every context, and prefill and extend at every prompt length.
 
     Lengths beyond the model's context are skipped.
     """
-    for context in contexts:
+    for context in choice.contexts:
         for rows in config.decode_batch_sizes:
             if context <= config.max_seq_len:
                 yield Plan(EntryFamily.DECODE, rows, 1, context)
-    for tokens in prompt_tokens:
+    for tokens in choice.prompt_tokens:
         if tokens > config.max_seq_len:
             continue
         for rows in config.prefill_batch_sizes:

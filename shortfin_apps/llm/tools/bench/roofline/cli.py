@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.tools.bench.console import add_json, positive, positives, show
+
+if TYPE_CHECKING:
+    from shortfin_apps.llm.tools.bench.roofline.cases import Choice
 
 REPEATS = 5
 
@@ -76,9 +80,7 @@ def _run_emulated(args: argparse.Namespace) -> int:
     for flag in ("repeat", "threads", "profile"):
         if getattr(args, flag):
             raise InvalidRequestError(f"--{flag} is about time, of which --emulated measures none", flag)
-    doc = roofline_counts(
-        args.directory, patterns=args.entry, contexts=args.context, prompt_tokens=args.prompt_tokens
-    )
+    doc = roofline_counts(args.directory, _choice(args))
 
     def print_tables(console: Console) -> None:
         console.print(counts_table(doc))
@@ -92,15 +94,8 @@ def _run_timed(args: argparse.Namespace) -> int:
     from shortfin_apps.llm.tools.bench.roofline.report import profile_tables, speeds, table
     from shortfin_apps.llm.tools.bench.roofline.run import roofline  # imports the compiler's bindings
 
-    doc = roofline(
-        args.directory,
-        patterns=args.entry,
-        contexts=args.context,
-        prompt_tokens=args.prompt_tokens,
-        repeats=args.repeat or REPEATS,
-        threads=args.threads,
-        with_profile=args.profile,
-    )
+    repeats = args.repeat or REPEATS
+    doc = roofline(args.directory, _choice(args), repeats, args.threads, with_profile=args.profile)
 
     def print_tables(console: Console) -> None:
         console.print(table(doc))
@@ -109,3 +104,9 @@ def _run_timed(args: argparse.Namespace) -> int:
 
     show(doc, args.json, print_tables)
     return 0
+
+
+def _choice(args: argparse.Namespace) -> Choice:
+    from shortfin_apps.llm.tools.bench.roofline.cases import Choice
+
+    return Choice(args.entry, args.context, args.prompt_tokens)

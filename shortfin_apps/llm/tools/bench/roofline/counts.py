@@ -3,7 +3,7 @@
     bytes    distinct bytes loaded plus distinct bytes stored, per launch: the memory bus traffic if every
              launch started with cold caches that are large enough for all that it reads
     matrix   multiply-adds of matrix instructions, without vector instructions
-    floor    bytes and FLOPs of floors.py
+    floor    bytes and FLOPs of the cost model in cases.py
     waves    waves of a kernel that a SIMD holds at once (`gpu_code/occupancy.py`), averaged over launches
 
 No time is measured. `Limits` convert bytes and FLOPs to the minimum time that the chip needs for them.
@@ -14,15 +14,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError
 from shortfin_apps.llm.tools.bench.roofline.cases import Case, Work
 
 if TYPE_CHECKING:
     from emulated_gpu.control import Control, Finding, KernelCounters
-    from emulated_gpu.control import Report as GpuReport
 
 _MEMORY_BYTES = 128 << 30  # of the device; the host allocates only what is used
 
@@ -61,19 +60,6 @@ LIMITS = {
     "gfx942": Limits("MI300X", 5.3e12, 1307e12),
     "gfx1100": Limits("RX 7900 XTX", 0.96e12, 123e12),
 }
-
-
-class Gpu(Protocol):
-    """The part of the emulated GPU's `Control` used here; a report covers the time since `clear_report`."""
-
-    def clear_report(self) -> None: ...
-    def report(self) -> GpuReport: ...
-
-
-class Runner(Protocol):
-    """The part of BatchRunner used here."""
-
-    def run(self, batch: Batch) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +106,8 @@ class Counts:
 
 def count(
     cases: Sequence[tuple[Case, Work]],
-    runner: Runner,
-    gpu: Gpu,
+    runner: BatchRunner,
+    gpu: Control,
     waves: Mapping[str, float],
     on_case: Callable[[Case], None],
 ) -> list[Counts]:

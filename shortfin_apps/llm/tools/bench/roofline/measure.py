@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import StoredTypes
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes, parameter_types
 from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
@@ -148,23 +148,6 @@ MIN_RUNS = 3
 MIN_SAMPLE_S = 0.25  # of back-to-back runs; their median is one sample
 
 
-class Runner(Protocol):
-    """The part of BatchRunner used here: runs a batch and adds the invocation's time to `device_s`."""
-
-    @property
-    def device_s(self) -> float: ...
-
-    def run(self, batch: Batch) -> object: ...
-
-
-class Speeds(Protocol):
-    """The part of Machine used here: its current speeds."""
-
-    def bytes_per_s(self, num_bytes: int) -> float: ...
-
-    def flops_per_s(self) -> float: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One repeat of one case: the case's time, and the machine's speeds right after it."""
@@ -211,8 +194,8 @@ class Result:
 
 def measure(
     cases: Sequence[tuple[Case, Work]],
-    runner: Runner,
-    machine: Speeds,
+    runner: BatchRunner,
+    machine: Machine,
     repeats: int,
     on_sample: Callable[[Case], None],
 ) -> list[Result]:
@@ -226,7 +209,7 @@ def measure(
     return [Result(case, work, tuple(samples[index])) for index, (case, work) in enumerate(cases)]
 
 
-def sample_s(runner: Runner, batch: Batch) -> float:
+def sample_s(runner: BatchRunner, batch: Batch) -> float:
     """The median time of back-to-back invocations, after one unmeasured."""
     runner.run(batch)
     times: list[float] = []

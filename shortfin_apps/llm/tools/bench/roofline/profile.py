@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.tools.bench.roofline.measure import Runner
 
 PERIOD_NS = 250_000
 _SYSCALLS = {"x86_64": 298, "aarch64": 241}  # of perf_event_open
@@ -199,7 +199,7 @@ def functions_of(elf: Any) -> Iterator[Function]:
                     yield Function(entry.attributes["DW_AT_name"].value.decode(), begin, begin + size)
 
 
-def profile(runner: Runner, batch: Batch, code: CodeMap) -> list[Share]:
+def profile(runner: BatchRunner, batch: Batch, code: CodeMap) -> list[Share]:
     """Sample back-to-back invocations; the largest share comes first."""
     runner.run(batch)
     runs, begin = 0, runner.device_s

@@ -12,15 +12,14 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.page_table import make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
-from shortfin_apps.llm.components.runtime.device import Device, Program
+from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.runtime.parameters import parameter_bytes
-from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.contract.gpu_code.code_object import read_code_objects
 from shortfin_apps.llm.contract.gpu_code.occupancy import waves_by_kernel
 from shortfin_apps.llm.tools.bench.console import progress_bar
-from shortfin_apps.llm.tools.bench.roofline.cases import Case, CostModel, Work, choose, plans
+from shortfin_apps.llm.tools.bench.roofline.cases import Case, Choice, CostModel, Work, choose, plans
 from shortfin_apps.llm.tools.bench.roofline.counts import count, open_emulated_gpu
 from shortfin_apps.llm.tools.bench.roofline.measure import load_machine, measure
 from shortfin_apps.llm.tools.bench.roofline.profile import CodeMap, Share, load_code_map, profile
@@ -28,21 +27,14 @@ from shortfin_apps.llm.tools.bench.roofline.report import counts_document, docum
 
 
 def roofline(
-    directory: Path,
-    *,
-    patterns: Sequence[str],
-    contexts: Sequence[int],
-    prompt_tokens: Sequence[int],
-    repeats: int,
-    threads: int | None = None,
-    with_profile: bool = False,
+    directory: Path, choice: Choice, repeats: int, threads: int | None, *, with_profile: bool
 ) -> dict[str, Any]:
-    """Measure the artefact in `directory` and return report.py's document. Raises LlmError."""
+    """Measure the artefact in `directory` and return the document of report.py. Raises LlmError."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None, "a directory has one"
     name = artifact.manifest.options.device.partition(":")[0]
     with closing(open_device(name, threads=threads)) as device:
-        runner, cases = _prepare(artifact, device, patterns, contexts, prompt_tokens)
+        runner, cases = _prepare(artifact, device, choice)
         code = load_code_map(artifact.vmfb) if with_profile else None
         machine = load_machine(device, artifact.manifest.spec, artifact.manifest.options)
         with _progress("samples", len(cases) * repeats) as on_sample:
@@ -51,9 +43,7 @@ def roofline(
         return document(artifact.manifest, results, profiles)
 
 
-def roofline_counts(
-    directory: Path, *, patterns: Sequence[str], contexts: Sequence[int], prompt_tokens: Sequence[int]
-) -> dict[str, Any]:
+def roofline_counts(directory: Path, choice: Choice) -> dict[str, Any]:
     """Count the work of the artefact's entries on an emulated AMD GPU. Raises LlmError."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None, "a directory has one"
@@ -66,39 +56,26 @@ def roofline_counts(
     gpu = open_emulated_gpu(artifact.manifest.target.cpu)
     waves = waves_by_kernel(read_code_objects(artifact.vmfb.read_bytes()))
     with closing(open_device("hip")) as device:
-        runner, cases = _prepare(artifact, device, patterns, contexts, prompt_tokens)
+        runner, cases = _prepare(artifact, device, choice)
         with _progress("entries", len(cases)) as on_case:
             return counts_document(artifact.manifest, count(cases, runner, gpu, waves, on_case))
 
 
 def _prepare(
-    artifact: Artifact,
-    device: Device,
-    patterns: Sequence[str],
-    contexts: Sequence[int],
-    prompt_tokens: Sequence[int],
+    artifact: Artifact, device: Device, choice: Choice
 ) -> tuple[BatchRunner, list[tuple[Case, Work]]]:
     """Return a runner of the artefact's program, and the cases with their work."""
     assert artifact.manifest is not None
-    program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
-    check_program(program, artifact.config)
-    cases = _cases(program, artifact.config, patterns, contexts, prompt_tokens)
-    num_pages = 1 + max(case.plan.pages(artifact.config.stride) for case in cases)
-    costs = CostModel(artifact.manifest.spec, artifact.config, parameter_bytes(artifact.parameters))
-    runner = make_runner(device, program, artifact.config, num_pages)
-    return runner, [(case, costs.of(case.batch)) for case in cases]
-
-
-def _cases(
-    program: Program,
-    config: ModelConfig,
-    patterns: Sequence[str],
-    contexts: Sequence[int],
-    prompt_tokens: Sequence[int],
-) -> list[Case]:
+    config = artifact.config
+    program = device.load_program(artifact.vmfb, artifact.parameters, config.module_name)
+    check_program(program, config)
     buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
-    all_plans = plans(config, contexts, prompt_tokens, has_extend=buckets.has_extend)
-    return choose(all_plans, buckets, config.stride, patterns)
+    all_plans = plans(config, choice, has_extend=buckets.has_extend)
+    cases = choose(all_plans, buckets, config.stride, choice.patterns)
+    num_pages = 1 + max(case.plan.pages(config.stride) for case in cases)
+    costs = CostModel(artifact.manifest.spec, config, parameter_bytes(artifact.parameters))
+    runner = make_runner(device, program, config, num_pages)
+    return runner, [(case, costs.of(case.batch)) for case in cases]
 
 
 @contextmanager
