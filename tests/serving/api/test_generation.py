@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api.generation import check_limits
+from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
 from shortfin_apps.llm.serving.api.schema import CompletionBody
 from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
@@ -13,7 +13,7 @@ from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
 def test_what_is_over_a_limit_is_named(fields: dict[str, object]) -> None:
     body = CompletionBody.model_validate({"prompt": "a", **fields})
     with pytest.raises(InvalidRequestError, match=f"`{next(iter(fields))}`"):
-        check_limits(Harness().service, body)
+        Limits().check_body(body)
 
 
 async def test_only_a_completion_of_no_tokens_is_empty(harness: Harness) -> None:

@@ -10,6 +10,7 @@ import pytest
 from shortfin_apps.llm.components.grammar.compiler import MAX_CHARS
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.serving.api import generation
 from shortfin_apps.llm.serving.api.schema import ChatBody
 from shortfin_apps.llm.serving.api.tools import ToolUse, answer_rules
 from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS
@@ -484,11 +485,11 @@ async def test_a_function_of_too_many_arguments_takes_any(
     assert lets_through(grammar, TOKENIZER, CALL)
 
 
-async def test_others_run_between_the_grammars_that_are_tried() -> None:
+async def test_others_run_between_the_grammars_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes up to 0.15 s to be written for a function with 19,000 arguments."""
     log: list[str] = []
 
-    async def refuse(source: GrammarSource, param: str) -> Any:
+    async def refuse(source: GrammarSource, param: str, tenant: str) -> Any:
         log.append("tried")
         raise InvalidRequestError("too long", param)
 
@@ -497,11 +498,20 @@ async def test_others_run_between_the_grammars_that_are_tried() -> None:
             log.append("other")
             await asyncio.sleep(0)
 
-    model: Any = SimpleNamespace(dialect=HERMES, generator=SimpleNamespace(tokenizer=TOKENIZER))
+    async def through(request: Any, work: Any) -> Any:
+        return await work
+
+    monkeypatch.setattr(generation, "unless_disconnected", through)
+    generator = SimpleNamespace(tokenizer=TOKENIZER, compile_grammar=refuse)
+    model: Any = SimpleNamespace(dialect=HERMES, generator=generator)
+    state = SimpleNamespace(service=SimpleNamespace(model=model))
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=state))
     loose = Function("f", {"properties": {"a": {"type": "integer", "minimum": 1}}})
     use = ToolUse(functions=(loose, Function("g", strict=True)))
     running = asyncio.create_task(other())
+    grammar, _ = answer_rules(ChatBody(messages=MESSAGES), use, model, "")
+    assert grammar is not None
     with pytest.raises(InvalidRequestError, match="too long"):
-        await answer_rules(ChatBody(messages=MESSAGES), use, model, "", refuse)
+        await generation.compiled(grammar, "", request)
     assert log[:5] == ["tried", "other", "tried", "other", "tried"]
     await running

@@ -16,13 +16,12 @@ from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import InvalidRequestError, RequestAbortedError
 from shortfin_apps.llm.serving.api.access_log import access_of
 from shortfin_apps.llm.serving.api.auth import caller_of
-from shortfin_apps.llm.serving.api.generation import GenerateRequest, check_limits, engine_requests, terms_of
+from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests
 from shortfin_apps.llm.serving.api.json_body import note_unread
 from shortfin_apps.llm.serving.api.limits import excess_of
 from shortfin_apps.llm.serving.api.schema import ChatBody, ChatMessage, SamplingFields, ServingFields
 from shortfin_apps.llm.serving.api.service import Service, service_of
 from shortfin_apps.llm.serving.api.streaming import unless_disconnected
-from shortfin_apps.llm.serving.api.structured_output import compiler_for
 from shortfin_apps.llm.serving.api.tools import (
     AnswerForm,
     ToolUse,
@@ -61,12 +60,12 @@ async def chat_prompt(body: ChatBody, request: Request, *, messages_field: str =
     service = service_of(request)
     note_unread(body.messages, body.chat_template_kwargs, request, messages_field)
     model = service.model
-    use = tool_use(body, model.dialect)
+    use, variables = tool_use(body, model.dialect), template_variables(body, model)
     text = await conversation_text(
         service,
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
-        variables=template_variables(body, model),
+        variables=variables,
         tools=use.shown,
     )
     salt = caller_of(request).cache_salt(body.cache_salt)
@@ -128,15 +127,13 @@ async def chat_turn(
     Raises InvalidRequestError, also if `max_tokens` exceeds the free context, unless `cuts_to_fit`.
     """
     service = service_of(request)
-    check_limits(service, body)
+    service.limits.check_body(body)
     model = service.model
     logprobs = _logprobs(body)
     service.limits.check_logprobs(logprobs, "top_logprobs")
     model.generator.check_count(body.n or 1, "n")
     prompt = await chat_prompt(body, request, messages_field=messages_field)
-    tenant = terms_of(body, request).tenant
-    compile_source = compiler_for(request, model.generator, tenant)
-    grammar, form = await answer_rules(body, prompt.use, model, prompt.text, compile_source)
+    grammar, form = answer_rules(body, prompt.use, model, prompt.text)
     room = max(model.generator.max_seq_len - len(prompt.token_ids), 1)
     fills_context = cuts_to_fit and body.max_tokens is not None and body.max_tokens > room
     if fills_context:
@@ -159,7 +156,7 @@ async def chat_turn(
         conversation=prompt.text,
         shown_ids=shown_ids(form, model),
     )
-    requests = engine_requests(wanted, request)
+    requests = await engine_requests(wanted, request)
     return ChatTurn(requests=requests, form=form, fills_context=fills_context)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +23,10 @@ from shortfin_apps.llm.serving.api.sampling import (
     params_named,
     stop_strings,
 )
-from shortfin_apps.llm.serving.api.schema import OpenAIBody, SamplingFields, ServingFields
-from shortfin_apps.llm.serving.api.service import Service, request_id_of, service_of
+from shortfin_apps.llm.serving.api.schema import SamplingFields, ServingFields
+from shortfin_apps.llm.serving.api.service import request_id_of, service_of
+from shortfin_apps.llm.serving.api.streaming import unless_disconnected
+from shortfin_apps.llm.serving.api.structured_output import AskedGrammar
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator, with_seed
 from shortfin_apps.llm.serving.frontend.text_stream import TextRequest
 from shortfin_apps.llm.serving.text.tokenizer import bad_word_ids
@@ -53,19 +57,12 @@ class GenerateRequest:
     num_answers: int = 1
     logprobs: int | None = None
     logprobs_field: str = "logprobs"
-    grammar: Grammar | None = None
+    grammar: AskedGrammar | None = None
     include_stop: bool | None = None
     num_beams: int = 1
     request_id: str | None = None  # None: the HTTP request's
     conversation: str | None = None
     shown_ids: frozenset[int] = frozenset()
-
-
-def check_limits(service: Service, body: OpenAIBody) -> None:
-    """Raise InvalidRequestError for too many choices, stop strings, banned words or log-probabilities."""
-    service.limits.check_choices(body.n, body.stop)
-    service.limits.check_bad_words(body.bad_words)
-    service.limits.check_logprobs(body.prompt_logprobs, "prompt_logprobs")
 
 
 def terms_of(body: ServingFields, request: Request) -> Terms:
@@ -82,10 +79,12 @@ def terms_of(body: ServingFields, request: Request) -> Terms:
     )
 
 
-def engine_requests(wanted: GenerateRequest, request: Request) -> list[TextRequest]:
+async def engine_requests(wanted: GenerateRequest, request: Request) -> list[TextRequest]:
     """Create the requests of one prompt, one for each answer. Errors name fields as the body does."""
     service, sampling, serving = service_of(request), wanted.sampling, wanted.serving
-    params = _params(wanted, service.model.generator)
+    terms = terms_of(serving, request)
+    grammar = None if wanted.grammar is None else await compiled(wanted.grammar, terms.tenant, request)
+    params = _params(wanted, grammar, service.model.generator)
     first = TextRequest(
         request_id=wanted.request_id or request_id_of(request),
         prompt_token_ids=wanted.prompt_token_ids,
@@ -96,7 +95,7 @@ def engine_requests(wanted: GenerateRequest, request: Request) -> list[TextReque
         shown_ids=wanted.shown_ids,
         cache_salt=caller_of(request).cache_salt(serving.cache_salt),
         num_beams=wanted.num_beams,
-        terms=terms_of(serving, request),
+        terms=terms,
         conversation=wanted.conversation,
         generates=wanted.max_tokens != 0,
     )
@@ -105,7 +104,19 @@ def engine_requests(wanted: GenerateRequest, request: Request) -> list[TextReque
     return with_receipts(requests, serving.receipt, sampling, service)
 
 
-def _params(wanted: GenerateRequest, generator: TextGenerator) -> SamplingParams:
+async def compiled(asked: AskedGrammar, tenant: str, request: Request) -> Grammar:
+    """Compile a grammar, until the client disconnects. Raises InvalidRequestError if all are refused."""
+    generator, (*others, last) = service_of(request).model.generator, asked.sources
+    for looser in others:
+        with suppress(InvalidRequestError):
+            return await unless_disconnected(
+                request, generator.compile_grammar(looser(), asked.param, tenant)
+            )
+        await asyncio.sleep(0)  # lets other requests run: writing one for many arguments takes long
+    return await unless_disconnected(request, generator.compile_grammar(last(), asked.param, tenant))
+
+
+def _params(wanted: GenerateRequest, grammar: Grammar | None, generator: TextGenerator) -> SamplingParams:
     """Merge the body's parameters and the model's defaults."""
     given, names = given_params(wanted.sampling, wanted.prefix)
     names |= {"max_tokens": wanted.max_tokens_field, "logprobs": wanted.logprobs_field}
@@ -131,5 +142,5 @@ def _params(wanted: GenerateRequest, generator: TextGenerator) -> SamplingParams
             allowed_token_ids=tokens.allowed_token_ids,
             bad_words=bad_word_ids(generator.tokenizer, tuple(wanted.sampling.bad_words or ())),
             logprobs=wanted.logprobs,
-            output_grammar=wanted.grammar,
+            output_grammar=grammar,
         )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from shortfin_apps.llm.components.request.sampling_params import MAX_LOGPROBS
 from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.serving.api.schema import OpenAIBody
 
 MAX_CONTAINERS = 20_000  # objects and arrays in one body: a long conversation has a few thousand
 MAX_NAMES = 100_000  # members of all objects in one body
@@ -72,6 +73,12 @@ class Limits:
                 f" {self.prompt_chars:,}",
                 param,
             )
+
+    def check_body(self, body: OpenAIBody) -> None:
+        """Check the numbers of choices, stop strings, banned words and log-probabilities."""
+        self.check_choices(body.n, body.stop)
+        self.check_bad_words(body.bad_words)
+        self.check_logprobs(body.prompt_logprobs, "prompt_logprobs")
 
     def check_choices(
         self,

@@ -19,7 +19,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.sampling_params import PARAMS
 from shortfin_apps.llm.contract.errors import InvalidRequestError
@@ -27,7 +26,7 @@ from shortfin_apps.llm.serving.api.access_log import access_of
 from shortfin_apps.llm.serving.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
 from shortfin_apps.llm.serving.api.best_of import Choices, choices_of
 from shortfin_apps.llm.serving.api.errors import Problem, problem_of, register_shape
-from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests, terms_of
+from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests
 from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.logprobs_work import encoded, made, num_logprobs
@@ -35,7 +34,7 @@ from shortfin_apps.llm.serving.api.sampling import NamedTokens, first_given, par
 from shortfin_apps.llm.serving.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.serving.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.serving.api.streaming import DONE, EventStream, event, unless_disconnected
-from shortfin_apps.llm.serving.api.structured_output import compiled_grammar, compiler_for
+from shortfin_apps.llm.serving.api.structured_output import AskedGrammar, asked_grammar
 from shortfin_apps.llm.serving.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.serving.frontend.prompt_scoring import (
     PromptLogprobs,
@@ -84,7 +83,7 @@ class Item:
     sampling: SamplingBody
     tokens: NamedTokens
     choices: Choices
-    grammar: Grammar | None
+    grammar: AskedGrammar | None
     request_id: str
     logprobs: int | None
     logprob_start: int | None  # first prompt token to score
@@ -96,7 +95,7 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     model = service_of(request).model
     items = await read_items(body, request)
-    by_item = [engine_requests(wanted_of(item, body, model), request) for item in items]
+    by_item = [await engine_requests(wanted_of(item, body, model), request) for item in items]
     requests = list(chain.from_iterable(by_item))
     new_answer = partial(
         CumulativeAnswer,
@@ -186,7 +185,6 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
     rids = _request_ids(body.rid, count, request_id_of(request))
     with params_named(NAMES):
         tokens = {key: NamedTokens.of(each, generator.tokenizer.vocab_size) for key, each in given.items()}
-    compile_source = compiler_for(request, generator, terms_of(body, request).tenant)
     items = []
     for i in range(count):
         prompt_token_ids = (
@@ -200,7 +198,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
                 sampling=sampling[i],
                 tokens=tokens[id(sampling[i])],
                 choices=choices[i],
-                grammar=await compiled_grammar(sampling[i], compile_source, PREFIX),
+                grammar=asked_grammar(sampling[i], PREFIX),
                 request_id=rids[i],
                 logprobs=logprobs[i],
                 logprob_start=_checked_start(starts[i], prompt_token_ids),

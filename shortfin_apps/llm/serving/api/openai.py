@@ -24,7 +24,7 @@ from shortfin_apps.llm.serving.api.answers import (
 )
 from shortfin_apps.llm.serving.api.best_of import Choices, choices_of
 from shortfin_apps.llm.serving.api.chat import chat_turn
-from shortfin_apps.llm.serving.api.generation import GenerateRequest, check_limits, engine_requests, terms_of
+from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests
 from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields, check_model
 from shortfin_apps.llm.serving.api.logprobs_work import encoded, made, num_logprobs, work_of
 from shortfin_apps.llm.serving.api.openai_events import ChunkEvents
@@ -33,7 +33,7 @@ from shortfin_apps.llm.serving.api.sampling import NamedTokens
 from shortfin_apps.llm.serving.api.schema import ChatBody, CompletionBody, OpenAIBody, StreamOptions
 from shortfin_apps.llm.serving.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.serving.api.streaming import EventStream, unless_disconnected
-from shortfin_apps.llm.serving.api.structured_output import compiled_grammar, compiler_for
+from shortfin_apps.llm.serving.api.structured_output import asked_grammar
 from shortfin_apps.llm.serving.frontend.prompt_scoring import (
     PromptLogprobs,
     prompt_logprobs,
@@ -59,13 +59,12 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     service = service_of(request)
     check_fields(body, request)
     model = service.model
-    check_limits(service, body)
+    service.limits.check_body(body)
     service.limits.check_choices(None, None, best_of=body.best_of)
     service.limits.check_logprobs(body.logprobs, "logprobs")
     choices = choices_of(body, body.logprobs, stream=body.stream)
     batch = _batch(body, service, choices)
-    tenant = terms_of(body, request).tenant
-    grammar = await compiled_grammar(body, compiler_for(request, model.generator, tenant))
+    grammar = asked_grammar(body)
     prompts = await _prompt_ids(batch, body, model.generator)
     tokens = NamedTokens.of(body, model.generator.tokenizer.vocab_size)
     requests: list[TextRequest] = []
@@ -85,7 +84,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
             grammar=grammar,
             include_stop=body.include_stop_str_in_output,
         )
-        requests += engine_requests(wanted, request)
+        requests += await engine_requests(wanted, request)
     echoes = await _echoes(batch, choices.returned, model.generator) if body.echo else None
     extras = _extras(body, body.logprobs if body.echo else None)
     returned = choices.of_returned(requests)

@@ -8,11 +8,10 @@ json_schema, regex, ebnf, grammar   (SGLang, llama.cpp)
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import orjson
-from starlette.requests import Request
 
 from shortfin_apps.llm.components.grammar.compiler import MAX_CHARS, check_size
 from shortfin_apps.llm.components.grammar.source import (
@@ -22,36 +21,28 @@ from shortfin_apps.llm.components.grammar.source import (
     choice_source,
     schema_source,
 )
-from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.schema import SamplingFields, StructuredOutputs
-from shortfin_apps.llm.serving.api.streaming import unless_disconnected
-from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
 
 Named = tuple[str, GrammarSource]  # a grammar with the field that holds it
-CompileSource = Callable[[GrammarSource, str], Awaitable[Grammar]]  # the second argument is the field
 
 
-def compiler_for(request: Request, generator: TextGenerator, tenant: str) -> CompileSource:
-    """Return a function that compiles a request's grammars until its client disconnects."""
+class AskedGrammar(NamedTuple):
+    """A grammar to compile: the first of `sources` that is not refused. `param` is the field for errors.
 
-    async def compile_source(source: GrammarSource, param: str) -> Grammar:
-        return await unless_disconnected(request, generator.compile_grammar(source, param, tenant))
-
-    return compile_source
-
-
-async def compiled_grammar(
-    body: SamplingFields, compile_source: CompileSource, prefix: str = ""
-) -> Grammar | None:
-    """Compile the grammar for the answers to `body`. Errors name its fields with `prefix`.
-
-    Raises InvalidRequestError for an invalid or unsupported grammar, and for more than one.
+    A source is made when it is tried, as writing one may take long.
     """
+
+    param: str
+    sources: Sequence[Callable[[], GrammarSource]]
+
+
+def asked_grammar(body: SamplingFields, prefix: str = "") -> AskedGrammar | None:
+    """Return the grammar that the body gives; see `named_source`."""
     if (named := named_source(body, prefix)) is None:
         return None
     param, source = named
-    return await compile_source(source, param)
+    return AskedGrammar(param, [lambda: source])
 
 
 def named_source(body: SamplingFields, prefix: str = "") -> Named | None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from shortfin_apps.llm.components.grammar.json_schema import without_annotations
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
-from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.schema import AllowedToolChoice, ChatBody, NamedTool, Tool
 from shortfin_apps.llm.serving.api.service import ServedModel
-from shortfin_apps.llm.serving.api.structured_output import CompileSource, Named, named_source
+from shortfin_apps.llm.serving.api.structured_output import AskedGrammar, Named, named_source
 from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect, Function
 from shortfin_apps.llm.serving.dialects.lark import Lark, one_of
 from shortfin_apps.llm.serving.dialects.output_parser import OutputParser
@@ -105,41 +103,39 @@ def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] 
     return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
 
 
-async def answer_rules(
-    body: ChatBody, use: ToolUse, model: ServedModel, prompt: str, compile_source: CompileSource
-) -> tuple[Grammar | None, AnswerForm]:
+def answer_rules(
+    body: ChatBody, use: ToolUse, model: ServedModel, prompt: str
+) -> tuple[AskedGrammar | None, AnswerForm]:
     """Return the grammar of the answers to `prompt`, if one is needed, and how to parse them.
 
-    Raises InvalidRequestError for a grammar other than JSON combined with tools, and for an unsupported one.
+    Raises InvalidRequestError for a grammar other than JSON combined with tools.
     """
     named = named_source(body)
-    grammar = await _grammar(named, use, model, prompt, compile_source)
+    grammar = _grammar(named, use, model, prompt)
     return grammar, PLAIN if _is_bare(named, use, model) else _form(body, use, model, prompt)
 
 
-async def _grammar(
-    named: Named | None, use: ToolUse, model: ServedModel, prompt: str, compile_source: CompileSource
-) -> Grammar | None:
-    """Compile a grammar, if one is needed: a thought, then a call or JSON.
+def _grammar(named: Named | None, use: ToolUse, model: ServedModel, prompt: str) -> AskedGrammar | None:
+    """Return a grammar, if one is needed: a thought, then a call or JSON.
 
     If calls are optional, text with valid calls is enforced only if a function is strict.
     """
     if use.is_required:
-        return await _compiled(use, lambda use: _lark(use, model, prompt, None), compile_source, "tools")
+        return AskedGrammar("tools", _sources(use, lambda use: _lark(use, model, prompt, None)))
     if named is None:
         if not use.is_strict:
             return None
-        return await _compiled(use, lambda use: _lark_of_text(use, model, prompt), compile_source, "tools")
+        return AskedGrammar("tools", _sources(use, lambda use: _lark_of_text(use, model, prompt)))
     param, source = named
     if _is_bare(named, use, model):
-        return await compile_source(source, param)
+        return AskedGrammar(param, [lambda: source])
     if (schema := _schema_of(source)) is None:
         raise InvalidRequestError(
             f"`{param}` must be a JSON schema if there are `tools`; leave one of them out, or set "
             "`tool_choice` to `none`",
             param,
         )
-    return await _compiled(use, lambda use: _lark(use, model, prompt, schema), compile_source, param)
+    return AskedGrammar(param, _sources(use, lambda use: _lark(use, model, prompt, schema)))
 
 
 def _is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
@@ -199,13 +195,8 @@ def _most_calls(use: ToolUse) -> int:
     return MAX_CALLS if use.parallel else 1
 
 
-async def _compiled(
-    use: ToolUse, lark_of: Callable[[ToolUse], str], compile_source: CompileSource, param: str
-) -> Grammar:
-    """Compile `lark_of(use)`. If it is refused, retry with looser arguments for non-strict functions.
-
-    Raises InvalidRequestError if strict functions or a schema are refused even then.
-    """
+def _sources(use: ToolUse, lark_of: Callable[[ToolUse], str]) -> list[Callable[[], GrammarSource]]:
+    """Return `lark_of(use)`, and the same with looser arguments of non-strict functions."""
     functions = tuple(
         replace(each, parameters=without_annotations(each.parameters)) for each in use.functions
     )
@@ -214,16 +205,11 @@ async def _compiled(
         loose = tuple(each if each.strict else loosen(each) for each in functions)
         if loose != candidates[-1]:
             candidates.append(loose)
-    *others, last = (replace(use, functions=functions) for functions in candidates)
-    for looser in others:
-        with suppress(InvalidRequestError):
-            return await _compiled_lark(lark_of(looser), compile_source, param)
-        await asyncio.sleep(0)  # lets other requests run: writing one for many arguments takes long
-    return await _compiled_lark(lark_of(last), compile_source, param)
 
+    def source(functions: tuple[Function, ...]) -> GrammarSource:
+        return GrammarSource(GrammarKind.LARK, lark_of(replace(use, functions=functions)))
 
-async def _compiled_lark(lark: str, compile_source: CompileSource, param: str) -> Grammar:
-    return await compile_source(GrammarSource(GrammarKind.LARK, lark), param)
+    return [partial(source, each) for each in candidates]
 
 
 def _types_only(function: Function) -> Function:
