@@ -8,7 +8,7 @@ from shortfin_apps.llm.components.invocation.row_draws import (
     padded_draws,
     padded_edits,
 )
-from shortfin_apps.llm.components.request.token_counts import TokenCounts
+from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.contract.abi import NOT_SEEN, EditField, PenaltyField
 

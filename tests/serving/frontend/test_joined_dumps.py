@@ -14,7 +14,7 @@ from shortfin_apps.llm.components.recorder.dumps import (
     WrittenDump,
 )
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
-from shortfin_apps.llm.serving.frontend.joined_dumps import JoinedDumps
+from shortfin_apps.llm.serving.frontend.async_engine import JoinedDumps
 
 FACTS = DeviceFacts(device="fake", num_pages=32, num_window_pages=0, stride=4)
 

@@ -11,11 +11,12 @@ releases it. A transition that is not in the table raises; the engine then ends 
 from __future__ import annotations
 
 import secrets
+from array import array
+from collections.abc import Sequence
 from enum import StrEnum
 
 from shortfin_apps.llm.components.kvcache.base import AvailablePages, KVCache, Lease
 from shortfin_apps.llm.components.request.messages import ComputedTask, FinishReason, GenerateCall
-from shortfin_apps.llm.components.request.token_counts import TokenCounts
 
 
 class State(StrEnum):
@@ -163,3 +164,28 @@ class Request:
         if state not in TRANSITIONS[self.state]:
             raise IllegalTransitionError(self, state)
         self.state = state
+
+
+class TokenCounts:
+    """Counts of the tokens of a growing sequence; the first `num_prompt` are seen, but not counted.
+
+    A step adds one token, so the time to catch up does not depend on the sequence's length. `token_ids` are
+    the distinct tokens, and `counts` how often each was generated, both as 64-bit integers in order of first
+    appearance; `places` maps a token ID to its index.
+    """
+
+    def __init__(self, num_prompt: int) -> None:
+        self.token_ids, self.counts = array("q"), array("q")
+        self._num_prompt = num_prompt
+        self._num_read = 0
+        self.places: dict[int, int] = {}
+
+    def catch_up(self, token_ids: Sequence[int]) -> None:
+        """Read the new tokens of `token_ids`, which must extend the last call's."""
+        for position in range(self._num_read, len(token_ids)):
+            place = self.places.setdefault(token_ids[position], len(self.places))
+            if place == len(self.token_ids):
+                self.token_ids.append(token_ids[position])
+                self.counts.append(0)
+            self.counts[place] += position >= self._num_prompt
+        self._num_read = len(token_ids)

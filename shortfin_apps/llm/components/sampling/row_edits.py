@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.request.token_counts import TokenCounts
+from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.contract.abi import NOT_SEEN, EditField, PenaltyField
 
 Ints32 = npt.NDArray[np.int32]

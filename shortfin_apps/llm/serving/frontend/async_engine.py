@@ -19,13 +19,17 @@ from shortfin_apps.llm.components.engine.snapshot import Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.recorder.dumps import Dumps, WrittenDump
 from shortfin_apps.llm.components.request.messages import GenerateCall
-from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, UnavailableError
+from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError, LlmError, UnavailableError
 from shortfin_apps.llm.serving.frontend.admission import Admission
 from shortfin_apps.llm.serving.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.serving.frontend.draining import Draining
-from shortfin_apps.llm.serving.frontend.engine_thread import Abort, EngineThread, FlushCache, IdleTest
-from shortfin_apps.llm.serving.frontend.joined_dumps import JoinedDumps
-from shortfin_apps.llm.serving.frontend.looks import Looks
+from shortfin_apps.llm.serving.frontend.engine_thread import (
+    Abort,
+    EngineThread,
+    FlushCache,
+    IdleTest,
+    Look,
+)
 from shortfin_apps.llm.serving.frontend.open_requests import OpenRequests
 from shortfin_apps.llm.serving.frontend.stall_watch import StallWatch
 
@@ -201,3 +205,73 @@ class AsyncEngine:
         self._dump_soon("the engine's thread has ended")
         self._requests.answer_all(UnavailableError("the engine has stopped; restart the server"))
         self._looks.end()
+
+
+class Looks:
+    """Pending snapshot requests. Only the event loop's thread uses this."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        self._thread = thread
+        self._waiting: set[asyncio.Future[Snapshot | None]] = set()
+
+    async def look(self, after: int) -> Snapshot:
+        """Returns a snapshot after the current step. Raises UnavailableError if the thread has ended."""
+        if not self._thread.is_alive or self._thread.is_stopping:
+            raise _ended()
+        answer: asyncio.Future[Snapshot | None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(answer)
+        self._thread.send(Look(after, lambda snapshot: _give(answer, snapshot)))
+        try:
+            snapshot = await answer
+        finally:
+            self._waiting.discard(answer)
+        if snapshot is None:
+            raise InvocationError("no snapshot of the engine could be taken; the server's log says why")
+        return snapshot
+
+    def end(self) -> None:
+        """Fails the pending requests: the thread no longer answers them."""
+        for answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(_ended())
+
+
+def _give(answer: asyncio.Future[Snapshot | None], snapshot: Snapshot | None) -> None:
+    if not answer.done():  # the caller may have been cancelled
+        answer.set_result(snapshot)
+
+
+def _ended() -> UnavailableError:
+    return UnavailableError("there is nothing to see: the engine has ended; restart the server")
+
+
+class JoinedDumps:
+    """Writes dumps for callers on an event loop. Each caller gets a dump that started after its call.
+
+    This way a flood of calls neither occupies the threads that other work needs, nor deletes its first dumps
+    before they are read.
+    """
+
+    def __init__(self, dumps: Dumps) -> None:
+        self._dumps = dumps
+        self._writing = asyncio.Lock()
+        self._waiting: dict[str, asyncio.Task[WrittenDump]] = {}  # not started yet, by reason
+
+    async def write(self, reason: str) -> WrittenDump:
+        """Writes a dump, or joins one that waits to be written. Raises DumpError."""
+        task = self._waiting.get(reason)
+        if task is None:
+            task = self._waiting[reason] = asyncio.ensure_future(self._write(reason))
+            task.add_done_callback(_retrieve)
+        return await asyncio.shield(task)  # cancelling one caller must not cancel the dump for others
+
+    async def _write(self, reason: str) -> WrittenDump:
+        async with self._writing:
+            del self._waiting[reason]
+            return await asyncio.to_thread(self._dumps.write, reason)
+
+
+def _retrieve(task: asyncio.Task[WrittenDump]) -> None:
+    """Retrieves the task's error: callers get it from the task; unretrieved, asyncio would log it."""
+    if not task.cancelled():
+        task.exception()
