@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from shortfin_apps.llm.console import PlainConsole, visible
 
 
-class Stage(Protocol):
-    """A running stage of a build."""
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A running stage of a build.
 
-    def advance(self, amount: int) -> None:
-        """Report that `amount` more of the stage's total is done."""
-        ...
+    `advance` reports that so much more of the stage's total is done; `say` shows the current activity.
+    """
 
-    def say(self, text: str) -> None:
-        """Show the current activity."""
-        ...
+    advance: Callable[[int], None]
+    say: Callable[[str], None]
 
 
 class BuildProgress(Protocol):
@@ -44,7 +44,7 @@ class PlainProgress:
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
         self.note(name)
-        yield _PlainStage(self, name)
+        yield Stage(advance=lambda _: None, say=lambda text: self.note(f"{name}: {text}"))
 
     def note(self, text: str) -> None:
         print(visible(text), file=sys.stderr, flush=True)
@@ -55,18 +55,6 @@ class QuietProgress(PlainProgress):
 
     def note(self, text: str) -> None:
         pass
-
-
-class _PlainStage:
-    def __init__(self, progress: PlainProgress, name: str) -> None:
-        self._progress = progress
-        self._name = name
-
-    def advance(self, amount: int) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        self._progress.note(f"{self._name}: {text}")
 
 
 class RichProgress:
@@ -85,22 +73,14 @@ class RichProgress:
             TextColumn("{task.fields[text]}", markup=False),
         )
         with Progress(*columns, console=self._console) as bars:
-            yield _RichStage(bars, bars.add_task(name, total=total, text=""))
+            task = bars.add_task(name, total=total, text="")
+            yield Stage(
+                advance=lambda amount: bars.advance(task, amount),
+                say=lambda text: bars.update(task, text=text),
+            )
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
-
-
-class _RichStage:
-    def __init__(self, bars: Progress, task: TaskID) -> None:
-        self._bars = bars
-        self._task = task
-
-    def advance(self, amount: int) -> None:
-        self._bars.advance(self._task, amount)
-
-    def say(self, text: str) -> None:
-        self._bars.update(self._task, text=text)
 
 
 def default_progress() -> BuildProgress:
