@@ -59,7 +59,7 @@ _BUILDER = Path(__file__).parent
 _PACKAGE = _BUILDER.parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
 # Files of contract/ that build results depend on.
-_CONTRACT = ("abi.py", "irpa.py", "sampling_rule.py", "self_test_file.py")
+_CONTRACT = ("abi.py", "irpa.py", "sampling_rule.py", "self_test_file.py", "tokenizer_config.py")
 # Code that the parameters, the programs and the self-tests depend on. NEITHER lists all other code.
 WEIGHTS_CODE = ("irpa.py", "model", "quantise.py", "sources", "weights")
 PROGRAM_CODE = (
@@ -87,6 +87,7 @@ NEITHER = (
     "cpu_list.py",
     "output.py",
     "progress.py",
+    "tokenizer_config.py",
 )
 
 

@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.sources.hf_hub import fetch_model
 from shortfin_apps.llm.contract.errors import BuildError
 from tests.builder.model_files import write_hf
 from tests.builder.sources.test_first_look import write_header
-from tests.builder.sources.test_gguf_parts import write_parts
+from tests.builder.sources.test_gguf_header import write_parts
 
 
 class Hub:

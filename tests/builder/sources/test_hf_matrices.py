@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+from shortfin_apps.llm.builder.sources.hf_matrices import stacked_experts
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.builder.weights.own_types import with_own_types
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.model.weight_blocks import BlockType
+from shortfin_apps.llm.model.weight_blocks import E2M1, MXFP4, BlockType
+from tests.builder.golden_families import GoldenFamily, stored_weights
 from tests.builder.model_files import write_hf
 from tests.builder.sources.test_hf_quantised import AWQ_ORDER, packed
 
@@ -122,3 +126,164 @@ def test_a_matrix_without_all_its_tensors_is_refused(tmp_path: Path) -> None:
     save(tensors, path)
     with pytest.raises(BuildError, match=r"`blk\.0\.attn_v\.weight` lacks `scales`"):
         HfDirectorySource(directory)
+
+
+Tensors = dict[str, npt.NDArray[Any]]
+EXPERTS, HIDDEN, FEATURES = 5, 64, 96
+SIZES = {"hidden_size": HIDDEN, "intermediate_size": FEATURES}
+STACK = "model.layers.1.mlp.experts.{}_proj{}"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The tiny model with its experts in MXFP4."""
+    family = GoldenFamily.of("gpt-oss")
+    family.config.update(SIZES, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": []})
+    rng = np.random.default_rng(0)
+    tensors: Tensors = {name: resized(tensor) for name, tensor in family.tensors.items()}
+    for name in [name for name in tensors if name.endswith("_proj") and tensors[name].ndim == 3]:
+        count, inputs, outputs = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = rng.integers(0, 256, (count, outputs, inputs // 32, 16), np.uint8)
+        tensors[f"{name}_scales"] = rng.integers(118, 124, (count, outputs, inputs // 32), np.uint8)
+    tmp_path.joinpath("config.json").write_text(json.dumps(family.config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def resized(tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """With sizes that are whole blocks in place of the golden model's."""
+    sizes: dict[int, int] = {48: HIDDEN, 80: FEATURES, 160: 2 * FEATURES}
+    shape: tuple[int, ...] = tensor.shape
+    return np.resize(tensor, [sizes.get(size, size) for size in shape])
+
+
+def written(directory: Path, change: Callable[[Tensors], object]) -> Path:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def expected(tensors: Tensors, projection: str) -> npt.NDArray[np.float32]:
+    """[experts, out, in], element by element as the format has them."""
+    packed, scales = (tensors[STACK.format(projection, ending)] for ending in ("_blocks", "_scales"))
+    values = np.zeros((*packed.shape[:3], 32), np.float32)
+    values[..., 0::2], values[..., 1::2] = E2M1[packed & 15] / 2, E2M1[packed >> 4] / 2
+    values *= np.exp2(scales.astype(np.float32) - 127)[..., None]
+    return values.reshape(*packed.shape[:2], -1)
+
+
+def test_mxfp4_keeps_every_value_in_its_own_bits(directory: Path) -> None:
+    source, tensors = HfDirectorySource(directory), load_file(directory / "model.safetensors")
+    gate_up, down = (expected(tensors, projection) for projection in ("gate_up", "down"))
+    stored = stored_weights(source)
+    gates_then_ups = np.concatenate([gate_up[:, 0::2], gate_up[:, 1::2]], axis=1)
+    np.testing.assert_array_equal(stored["blk.1.ffn_gate_up_exps.weight"], gates_then_ups)
+    np.testing.assert_array_equal(stored["blk.1.ffn_down_exps.weight"], down)
+    blocks = source.blocks("blk.1.ffn_up.3.weight")
+    assert blocks is not None
+    assert blocks.type == MXFP4
+    np.testing.assert_array_equal(blocks.dequantise(), gate_up[3, 1::2])
+
+
+def test_the_rest_of_the_model_stays_in_floats(directory: Path) -> None:
+    options = with_own_types(HfDirectorySource(directory), BuildOptions())
+    kinds = dict(options.block_types)
+    assert (options.weights, options.activations) == ("q4", "bf16")
+    assert kinds["blk.0.ffn_gate_up_exps.weight"] == kinds["blk.2.ffn_down_exps.weight"] == MXFP4
+    assert {kinds[name] for name in ("token_embd.weight", "blk.1.attn_qkv.weight", "output.weight")} == {None}
+
+
+def test_biases_of_gate_and_up_come_in_turn(directory: Path) -> None:
+    bias = load_file(directory / "model.safetensors")[STACK.format("gate_up", "_bias")]
+    stored = stored_weights(HfDirectorySource(directory))["blk.1.ffn_gate_up_exps.bias"]
+    np.testing.assert_array_equal(stored, np.concatenate([bias[:, 0::2], bias[:, 1::2]], axis=1))
+
+
+def test_a_scale_that_no_f16_has_is_refused(directory: Path) -> None:
+    def enlarge(tensors: Tensors) -> None:
+        tensors[STACK.format("down", "_scales")][2, 0, 0] = 200
+
+    source = HfDirectorySource(written(directory, enlarge))
+    with pytest.raises(BuildError, match=r"`blk\.1\.ffn_down\.2\.weight` contains NaN or infinite"):
+        source.blocks("blk.1.ffn_down.2.weight")
+    assert source.blocks("blk.1.ffn_down.1.weight") is not None
+
+
+def test_a_projection_without_scales_is_refused(directory: Path) -> None:
+    name = STACK.format("gate_up", "_scales")
+    with pytest.raises(BuildError, match=r"layer 1 lacks `mlp\.experts\.gate_up_proj`"):
+        HfDirectorySource(written(directory, lambda tensors: tensors.pop(name)))
+
+
+@pytest.mark.parametrize("shape", [(), (EXPERTS,), (EXPERTS, 1, 1, 1, 1)])
+@pytest.mark.parametrize("ending", ["_blocks", "_scales", "_bias"])
+def test_a_projection_of_other_dimensions_is_refused(
+    directory: Path, ending: str, shape: tuple[int, ...]
+) -> None:
+    name = STACK.format("down", ending)
+    with pytest.raises(BuildError, match=rf"tensor `{name}` has shape \(.*\), not [234] dimensions"):
+        HfDirectorySource(
+            written(directory, lambda tensors: tensors.update({name: np.zeros(shape, np.uint8)}))
+        )
+
+
+@pytest.mark.parametrize(
+    ("ending", "change"),
+    [
+        ("_blocks", lambda array: array[..., :8]),
+        ("_blocks", lambda array: array.astype(np.float32)),
+        ("_scales", lambda array: array[..., :1]),  # would be taken for the scale of every block
+        ("_scales", lambda array: array[:, 1:]),
+        ("_scales", lambda array: array.astype(np.float32)),
+    ],
+)
+def test_blocks_and_scales_that_do_not_fit_are_refused(
+    directory: Path, ending: str, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+) -> None:
+    name = STACK.format("down", ending)
+    with pytest.raises(BuildError, match=rf"tensor `{name}` is \w+ of \(.*\), expected U8 of \(5, 64, 3"):
+        HfDirectorySource(
+            written(directory, lambda tensors: tensors.update({name: change(tensors[name]).copy()}))
+        )
+
+
+def test_a_projection_in_floats_and_in_blocks_is_refused(directory: Path) -> None:
+    floats = {STACK.format("down", ""): np.zeros((EXPERTS, FEATURES, HIDDEN), np.float32)}
+    with pytest.raises(BuildError, match=r"layer 1 has several forms of `mlp\.experts\.down_proj`"):
+        HfDirectorySource(written(directory, lambda tensors: tensors.update(floats)))
+
+
+def test_empty_experts_of_any_number_are_refused_before_they_are_named() -> None:
+    """Their shape takes a few bytes of the file's header."""
+    path, name = Path("model.safetensors"), STACK.format("down", "")
+    stored = SimpleNamespace(get_slice=lambda _: SimpleNamespace(get_shape=lambda: [1 << 40, 0, 0]))
+    with pytest.raises(
+        BuildError, match="x: its tensors hold 1,099,511,627,776 experts, but at most 262,144"
+    ):
+        stacked_experts("x", {name: (path, name)}, {path: stored})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("swiglu_limit", 5.0), ("swiglu_alpha", 1.0), ("quantization_config", {"quant_method": "bitsandbytes"})],
+)
+def test_what_would_compute_something_else_is_refused(directory: Path, field: str, value: object) -> None:
+    config = json.loads(directory.joinpath("config.json").read_text())
+    directory.joinpath("config.json").write_text(json.dumps({**config, field: value}))
+    with pytest.raises(BuildError, match="not supported"):
+        HfDirectorySource(directory)
+
+
+def test_a_config_without_the_kinds_of_layers_and_the_rotation_has_those_of_gpt_oss(directory: Path) -> None:
+    config = json.loads(directory.joinpath("config.json").read_text())
+    for name in ("layer_types", "rope_parameters", "num_experts_per_tok"):
+        del config[name]
+    directory.joinpath("config.json").write_text(json.dumps(config))
+    spec = HfDirectorySource(directory).spec
+    assert spec.windowed_layers == (0, 2)
+    assert spec.rope_theta == 150000.0
+    assert spec.rope_scaling is not None
+    assert spec.rope_scaling.magnitude == pytest.approx(1.3465735902799727)
+    assert spec.experts is not None
+    assert spec.experts.per_token == 4

@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
-from shortfin_apps.llm.builder.sources.delta_rows import delta_row_order
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_LAYERS
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.experts import RoutedExperts
 from shortfin_apps.llm.model.family import FAMILIES, SUPPORTED, tensor_shapes
 from shortfin_apps.llm.model.spec import ModelSpec, WeightType
-from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
+from shortfin_apps.llm.model.weight_blocks import E2M1, MXFP4, Blocks, BlockType, Terms
 
+FLOAT_TYPES = ("F64", "F32", "F16", "BF16")  # as GGUF and safetensors name them
 Array = npt.NDArray[Any]
 Model = TypeVar("Model", bound=BaseModel)
 # Limited, as lists with an item per layer are created before the layers' tensors are looked up.
@@ -143,6 +144,22 @@ def _ungated_row_order(spec: ModelSpec) -> npt.NDArray[np.intp]:
     return np.concatenate([heads[:, 0, _head_row_order(spec)].reshape(-1), heads[:, 1].reshape(-1)])
 
 
+def delta_row_order(net: DeltaNet, name: str) -> npt.NDArray[np.intp] | None:
+    """Return the source's row index of each row of a fused tensor, by projection; None for other tensors."""
+    sharing = net.value_heads // net.key_heads
+    if name.endswith(".ssm_in.weight"):  # q, k, v and gates
+        values = sharing * net.value_dim
+        return _by_part(net.key_heads, (net.key_dim, net.key_dim, values, values))
+    return _by_part(net.key_heads, (sharing, sharing)) if name.endswith(".ssm_ba.weight") else None
+
+
+def _by_part(heads: int, sizes: tuple[int, ...]) -> npt.NDArray[np.intp]:
+    """Return the indices, part by part, of rows stored as `heads` times parts of the given `sizes`."""
+    rows = np.arange(heads * sum(sizes)).reshape(heads, -1)
+    parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
 def check_spec(where: str, spec: ModelSpec) -> None:
     """Raise BuildError for inconsistent sizes; `where` names the source."""
     if spec.num_attention_heads % spec.num_key_value_heads:
@@ -256,3 +273,16 @@ def as_float(where: str, array: Array) -> Array:
     if not np.isfinite(array).all():
         raise BuildError(f"{where} contains NaN or infinite values; the file is damaged")
     return array
+
+
+def mxfp4_blocks(quants: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> Blocks:
+    """Create blocks from 4-bit `quants` [rows, blocks, 32] and `scales` [rows, blocks].
+
+    MXFP4 (OCP Microscaling Formats, version 1.0) is 32 floats of 4 bits (e2m1) with a power of two (e8m0).
+    f16 represents scales from 2^-24 to 2^15. Weights with smaller scales, all below 1e-6, are rounded; larger
+    scales become infinite, which callers must reject.
+    """
+    half_exponent = 128  # e8m0's bias of 127, plus 1 to halve the scale, as E2M1 has doubled values
+    with np.errstate(over="ignore"):
+        narrow = np.exp2(scales.astype(np.float32) - half_exponent).astype(np.float16)
+    return Blocks(MXFP4, E2M1[quants].reshape(len(quants), -1), Terms(narrow))

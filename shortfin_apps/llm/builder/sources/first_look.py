@@ -7,11 +7,10 @@ from pathlib import Path
 
 from shortfin_apps.llm.builder.sources.base import unsupported
 from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES
-from shortfin_apps.llm.builder.sources.gguf_header import Scalar, read_scalars, scalars_at_start
-from shortfin_apps.llm.builder.sources.gguf_parts import parts_of
+from shortfin_apps.llm.builder.sources.gguf_header import Scalar, parts_of, read_scalars, scalars_at_start
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import check_tokenizer
 from shortfin_apps.llm.builder.sources.hf_families import hf_family
-from shortfin_apps.llm.builder.sources.json_file import read_json
+from shortfin_apps.llm.builder.sources.hf_files import read_json
 from shortfin_apps.llm.contract.errors import BuildError
 
 

@@ -1,4 +1,6 @@
-"""Convert the quantised blocks of a GGUF tensor to Blocks, keeping every value.
+"""Matrices in a GGUF file: those of stacked experts one by one, and quantised blocks as Blocks.
+
+One tensor holds all matrices of a layer's experts, [experts, out, in], or all biases.
 
 K-quants have an f16 for 256 weights and an integer for 16 or 32 weights; their products are scales and
 minima. Blocks keep both factors. The layouts are defined in llama.cpp's `ggml/src/ggml-common.h` (block_q8_0,
@@ -9,28 +11,53 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
+from gguf.quants import IQ4_NL
 
-from shortfin_apps.llm.builder.sources.base import Quantisation
-from shortfin_apps.llm.builder.sources.mxfp4 import mxfp4_blocks
+from shortfin_apps.llm.builder.sources.base import FLOAT_TYPES, Quantisation, mxfp4_blocks
+from shortfin_apps.llm.builder.sources.metadata_limits import MAX_EXPERTS, check_at_most
 from shortfin_apps.llm.model.weight_blocks import BLOCK, MXFP4, Q4_1, Q8_0, Blocks, BlockType, Terms
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
 _FEW_BITS = re.compile(r"(I?Q|TQ|MXFP|NVFP)[1-4](_.*)?")
+_STACKED = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.(weight|bias)")
+_RANKS = {"weight": 3, "bias": 2}
 _F16 = np.dtype("<f2")
-# Values of the quants of IQ4_NL and IQ4_XS (`kvalues_iq4nl`).
-_IQ4_VALUES = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8
-)
+_IQ4_VALUES = np.array(IQ4_NL.kvalues, np.int8)  # of the quants of IQ4_NL and IQ4_XS
 
 Bytes = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]
-Quant = TypeVar("Quant", np.int8, np.uint8)
+Quants = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
+# Quants [rows, blocks, .., quants], scales and, for some types, minima.
+Read = tuple[Quants, Terms] | tuple[Quants, Terms, Terms]
+
+
+def each_matrix(where: str, tensors: Iterable[ReaderTensor]) -> Iterator[ReaderTensor]:
+    """Yield the tensors, splitting tensors of a layer's experts into one per expert, without copying.
+
+    They have the names of older files, `blk.LAYER.ffn_gate.EXPERT.weight`. Raises BuildError for more experts
+    than any model has; `where` names the file.
+    """
+    num_experts = 0
+    for tensor in tensors:
+        stacked = _STACKED.fullmatch(tensor.name)
+        if stacked is None or len(tensor.shape) != _RANKS[stacked[2]]:
+            yield tensor
+            continue
+        num_experts += len(tensor.data)  # unlimited by the file's size, if the experts are empty
+        check_at_most(where, "its tensors hold {} experts", num_experts, MAX_EXPERTS)
+        for expert, data in enumerate(tensor.data):
+            yield tensor._replace(
+                name=f"{stacked[1]}.{expert}.{stacked[2]}",
+                shape=tensor.shape[:-1],
+                n_elements=tensor.n_elements // len(tensor.data),
+                n_bytes=data.nbytes,
+                data_offset=tensor.data_offset + expert * data.nbytes,
+                data=data,
+            )
 
 
 def read_blocks(tensor: ReaderTensor) -> Blocks | None:
@@ -38,7 +65,8 @@ def read_blocks(tensor: ReaderTensor) -> Blocks | None:
     if tensor.tensor_type not in _READERS:
         return None
     kind, read = _READERS[tensor.tensor_type]
-    return read(_Data(tensor), kind)
+    quants, *terms = read(_Data(tensor))
+    return Blocks(kind, quants.reshape(-1, int(tensor.shape[0])), *terms)
 
 
 def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
@@ -55,7 +83,7 @@ def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
 
 def block_type_of(kind: GGMLQuantizationType) -> BlockType | None:
     """Return the type of `read_blocks`, or the nearest for other quantised types; None for float types."""
-    if kind.name in _FLOATS:
+    if kind.name in FLOAT_TYPES:
         return None
     if kind in _READERS:
         return _READERS[kind][0]
@@ -66,10 +94,9 @@ class _Data:
     """The bytes of a tensor's blocks."""
 
     def __init__(self, tensor: ReaderTensor) -> None:
-        self.columns = int(tensor.shape[0])
-        self._weights, size = GGML_QUANT_SIZES[tensor.tensor_type]
-        data = np.asarray(tensor.data, np.uint8)
-        self._blocks = np.ascontiguousarray(data).reshape(-1, self.columns // self._weights, size)
+        weights, size = GGML_QUANT_SIZES[tensor.tensor_type]
+        data = np.ascontiguousarray(np.asarray(tensor.data, np.uint8))
+        self._blocks = data.reshape(-1, int(tensor.shape[0]) // weights, size)
 
     def part(self, start: int, end: int | None = None) -> Bytes:
         """Return bytes of every block, [rows, blocks, end - start]."""
@@ -79,54 +106,48 @@ class _Data:
         """Return the f16 at byte `start` of every block, [rows, blocks]."""
         return self.part(start, start + _F16.itemsize).view(_F16)[..., 0].astype(np.float16)
 
-    def quants(self, values: npt.NDArray[Quant]) -> npt.NDArray[Quant]:
-        """Reshape [rows, blocks, .., quants] to a matrix."""
-        return values.reshape(-1, self.columns)
+
+def _q8_0(data: _Data) -> Read:
+    return data.part(2).view(np.int8), Terms(data.f16(0))
 
 
-def _q8_0(data: _Data, kind: BlockType) -> Blocks:
-    return Blocks(kind, data.quants(data.part(2).view(np.int8)), Terms(data.f16(0)))
-
-
-def _q4_0(data: _Data, kind: BlockType) -> Blocks:
+def _q4_0(data: _Data) -> Read:
     scales = data.f16(0)
-    return Blocks(kind, data.quants(_nibbles(data.part(2))), Terms(scales), Terms(scales * np.float16(-8)))
+    return _nibbles(data.part(2)), Terms(scales), Terms(scales * np.float16(-8))
 
 
-def _q4_1(data: _Data, kind: BlockType) -> Blocks:
-    return Blocks(kind, data.quants(_nibbles(data.part(4))), Terms(data.f16(0)), Terms(data.f16(2)))
+def _q4_1(data: _Data) -> Read:
+    return _nibbles(data.part(4)), Terms(data.f16(0)), Terms(data.f16(2))
 
 
-def _q5_0(data: _Data, kind: BlockType) -> Blocks:
-    quants = _five_bits(data.part(2, 6), data.part(6)) - np.int8(16)
-    return Blocks(kind, data.quants(quants), Terms(data.f16(0)))
+def _q5_0(data: _Data) -> Read:
+    return _five_bits(data.part(2, 6), data.part(6)) - np.int8(16), Terms(data.f16(0))
 
 
-def _q5_1(data: _Data, kind: BlockType) -> Blocks:
-    quants = _five_bits(data.part(4, 8), data.part(8))
-    return Blocks(kind, data.quants(quants), Terms(data.f16(0)), Terms(data.f16(2)))
+def _q5_1(data: _Data) -> Read:
+    return _five_bits(data.part(4, 8), data.part(8)), Terms(data.f16(0)), Terms(data.f16(2))
 
 
-def _iq4_nl(data: _Data, kind: BlockType) -> Blocks:
-    return Blocks(kind, data.quants(_IQ4_VALUES[_nibbles(data.part(2))]), Terms(data.f16(0)))
+def _iq4_nl(data: _Data) -> Read:
+    return _IQ4_VALUES[_nibbles(data.part(2))], Terms(data.f16(0))
 
 
-def _iq4_xs(data: _Data, kind: BlockType) -> Blocks:
+def _iq4_xs(data: _Data) -> Read:
     high = data.part(2, 4).view("<u2") >> 2 * np.arange(8, dtype=np.uint16) & 3
     low = np.stack([data.part(4, 8) & 15, data.part(4, 8) >> 4], axis=-1).reshape(high.shape)
     scales = (low | high.astype(np.uint8) << 4).view(np.int8) - np.int8(32)
     packed = data.part(8)
     quants = _IQ4_VALUES[_nibbles(packed.reshape(*packed.shape[:2], 8, 16))]
-    return Blocks(kind, data.quants(quants), _terms(data.f16(0), scales))
+    return quants, _terms(data.f16(0), scales)
 
 
-def _q2_k(data: _Data, kind: BlockType) -> Blocks:
+def _q2_k(data: _Data) -> Read:
     terms = data.part(0, 16)
     scales, minima = _terms(data.f16(80), terms & 15), _terms(data.f16(82), -(terms >> 4).view(np.int8))
-    return Blocks(kind, data.quants(_bit_pairs(data.part(16, 80))), scales, minima)
+    return _bit_pairs(data.part(16, 80)), scales, minima
 
 
-def _q3_k(data: _Data, kind: BlockType) -> Blocks:
+def _q3_k(data: _Data) -> Read:
     """Read `scale * (q - 4)`: the minimum is -4 scales, stored as twice the f16 times an i8."""
     third = np.unpackbits(data.part(0, 32)[..., None, :], axis=-2, bitorder="little")
     quants = _bit_pairs(data.part(32, 96)) | third.reshape(*third.shape[:2], -1) << 2
@@ -135,36 +156,37 @@ def _q3_k(data: _Data, kind: BlockType) -> Blocks:
     top = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
     scales, unit = (low | top << 4).view(np.int8) - np.int8(32), data.f16(108)
     minima = _terms(unit * np.float16(2), scales * np.int8(-2))
-    return Blocks(kind, data.quants(quants), _terms(unit, scales), minima)
+    return quants, _terms(unit, scales), minima
 
 
-def _q4_k(data: _Data, kind: BlockType) -> Blocks:
-    return Blocks(kind, data.quants(_nibbles_of_two(data.part(16))), *_k_terms(data))
+def _q4_k(data: _Data) -> Read:
+    return _nibbles_of_two(data.part(16)), *_k_terms(data)
 
 
-def _q5_k(data: _Data, kind: BlockType) -> Blocks:
+def _q5_k(data: _Data) -> Read:
     fifth = np.unpackbits(data.part(16, 48)[..., None, :], axis=-2, bitorder="little")
     low = _nibbles_of_two(data.part(48))
     quants = low | fifth.reshape(low.shape) << 4
-    return Blocks(kind, data.quants(quants.view(np.int8)), *_k_terms(data))
+    return quants.view(np.int8), *_k_terms(data)
 
 
-def _q6_k(data: _Data, kind: BlockType) -> Blocks:
+def _q6_k(data: _Data) -> Read:
     low, high = data.part(0, 128), data.part(128, 192)
     low = low.reshape(*low.shape[:2], 2, 64)
     low = np.concatenate([low & 15, low >> 4], axis=-1)
     quants = low | _bit_pairs(high).reshape(low.shape) << 4
     scales = _terms(data.f16(208), data.part(192, 208).view(np.int8))
-    return Blocks(kind, data.quants(quants.view(np.int8) - np.int8(32)), scales)
+    return quants.view(np.int8) - np.int8(32), scales
 
 
-def _mxfp4(data: _Data, kind: BlockType) -> Blocks:
-    return mxfp4_blocks(_nibbles(data.part(1)), data.part(0, 1)[..., 0])
+def _mxfp4(data: _Data) -> Read:
+    blocks = mxfp4_blocks(_nibbles(data.part(1)), data.part(0, 1)[..., 0])
+    return blocks.quants, blocks.scales
 
 
 _K_QUANT = 256  # weights that share an f16
 _Q5_1 = BlockType(8, has_minima=True)
-_READERS: dict[GGMLQuantizationType, tuple[BlockType, Callable[[_Data, BlockType], Blocks]]] = {
+_READERS: dict[GGMLQuantizationType, tuple[BlockType, Callable[[_Data], Read]]] = {
     GGMLQuantizationType.Q8_0: (Q8_0, _q8_0),
     GGMLQuantizationType.Q4_0: (Q4_1, _q4_0),
     GGMLQuantizationType.Q4_1: (Q4_1, _q4_1),

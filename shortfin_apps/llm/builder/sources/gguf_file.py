@@ -41,10 +41,14 @@ from shortfin_apps.llm.builder.sources.base import (
     sha256_of,
     unsupported,
 )
-from shortfin_apps.llm.builder.sources.gguf_blocks import block_type_of, quantisation_of, read_blocks
-from shortfin_apps.llm.builder.sources.gguf_experts import each_matrix
+from shortfin_apps.llm.builder.sources.gguf_blocks import (
+    block_type_of,
+    each_matrix,
+    quantisation_of,
+    read_blocks,
+)
 from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES, GgufFamily
-from shortfin_apps.llm.builder.sources.gguf_parts import parts_of, whole_stem
+from shortfin_apps.llm.builder.sources.gguf_header import parts_of, whole_stem
 from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS, ROPE_FACTORS, GgufRope, llama3_scaling
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import (
     GgufVocabulary,

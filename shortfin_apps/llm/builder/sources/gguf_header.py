@@ -1,8 +1,9 @@
-"""Read the single values in a GGUF file's metadata, without its arrays and tensors, in milliseconds."""
+"""The parts of a GGUF model, and the single values in its metadata, read without arrays and tensors."""
 
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
 )
 from shortfin_apps.llm.contract.errors import BuildError
 
+# Part names of llama.cpp's llama-gguf-split.
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 # struct formats of value types, by type number (docs/gguf.md of llama.cpp).
 _NUMBERS = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}
@@ -121,3 +124,24 @@ def _form(kind: int) -> str:
     if kind not in _NUMBERS:
         raise ValueError(f"a value has type {kind}")
     return _NUMBERS[kind]
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return all files of the model that `path` belongs to; the first has its metadata. Raises BuildError."""
+    match = _PART.fullmatch(path.stem)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    names = [f"{match['stem']}-{number + 1:05}-of-{count:05}{path.suffix}" for number in range(count)]
+    parts = [path.with_name(name) for name in names]
+    if path not in parts:
+        raise BuildError(f"{path}: is none of its {count} parts")
+    if missing := [part for part in parts if not part.exists()]:
+        raise BuildError(f"{missing[0]}: no such file; {path.name} is one of {count} parts")
+    return parts
+
+
+def whole_stem(stem: str) -> str:
+    """Return a file's name without its extension and part number."""
+    match = _PART.fullmatch(stem)
+    return match["stem"] if match else stem

@@ -25,6 +25,7 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
 )
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.contract.errors import BuildError, is_library_error
+from shortfin_apps.llm.contract.tokenizer_config import NAMED_TOKENS
 
 
 class TokenType(IntEnum):
@@ -53,9 +54,9 @@ class GgufVocabulary(BaseModel):
     eos_token_id: int | None = Field(None, alias="ggml.eos_token_id")
     eot_token_id: int | None = Field(None, alias="ggml.eot_token_id")
     eom_token_id: int | None = Field(None, alias="ggml.eom_token_id")
-    unknown_token_id: int | None = Field(None, alias="ggml.unknown_token_id")
-    separator_token_id: int | None = Field(None, alias="ggml.seperator_token_id")  # llama.cpp's spelling
-    padding_token_id: int | None = Field(None, alias="ggml.padding_token_id")
+    unk_token_id: int | None = Field(None, alias="ggml.unknown_token_id")
+    sep_token_id: int | None = Field(None, alias="ggml.seperator_token_id")  # llama.cpp's spelling
+    pad_token_id: int | None = Field(None, alias="ggml.padding_token_id")
     cls_token_id: int | None = Field(None, alias="ggml.cls_token_id")
     mask_token_id: int | None = Field(None, alias="ggml.mask_token_id")
     add_bos_token: bool | None = Field(None, alias="ggml.add_bos_token")
@@ -197,7 +198,7 @@ def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     """Build SentencePiece's BPE: merges are derived from scores, with a fallback to byte tokens."""
     _check_scores(where, vocabulary)
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
-    unknown = vocabulary.text(vocabulary.unknown_token_id) or "<unk>"
+    unknown = vocabulary.text(vocabulary.unk_token_id) or "<unk>"
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocab,
@@ -222,7 +223,7 @@ def _unigram(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     least = min(found, default=0.0)
     scored = zip(vocabulary.tokens, vocabulary.scores, kinds, strict=True)
     vocab = [(token, score if kind in plain else least) for token, score, kind in scored]
-    unknown, has_bytes = vocabulary.unknown_token_id, TokenType.BYTE in kinds
+    unknown, has_bytes = vocabulary.unk_token_id, TokenType.BYTE in kinds
     tokenizer = Tokenizer(models.Unigram(vocab, 0 if unknown is None else unknown, has_bytes))
     _mark_spaces(tokenizer, vocabulary, _cleaning(vocabulary))
     return tokenizer
@@ -311,13 +312,7 @@ def _frame(tokenizer: Tokenizer, vocabulary: GgufVocabulary, add_bos: bool) -> N
 
 def _tokenizer_config(vocabulary: GgufVocabulary, add_bos: bool) -> dict[str, Any]:
     config = {
-        "bos_token": vocabulary.text(vocabulary.bos_token_id),
-        "eos_token": vocabulary.text(vocabulary.eos_token_id),
-        "unk_token": vocabulary.text(vocabulary.unknown_token_id),
-        "sep_token": vocabulary.text(vocabulary.separator_token_id),
-        "pad_token": vocabulary.text(vocabulary.padding_token_id),
-        "cls_token": vocabulary.text(vocabulary.cls_token_id),
-        "mask_token": vocabulary.text(vocabulary.mask_token_id),
+        **{name: vocabulary.text(getattr(vocabulary, f"{name}_id")) for name in NAMED_TOKENS},
         "add_bos_token": add_bos,
         "add_eos_token": vocabulary.add_eos_token,
         "chat_template": templates(vocabulary.chat_template, vocabulary.named_templates),
@@ -332,12 +327,9 @@ def _generation_config(vocabulary: GgufVocabulary) -> dict[str, Any]:
     eos = list(dict.fromkeys(i for i in (*named, *ends) if vocabulary.text(i) is not None))
     if control.issuperset(TURN_ENDS):
         eos = [i for i in eos if vocabulary.text(i) != MESSAGE_END]
-    config: dict[str, Any] = {"eos_token_id": eos}
-    if vocabulary.text(vocabulary.bos_token_id) is not None:
-        config["bos_token_id"] = vocabulary.bos_token_id
-    if vocabulary.text(vocabulary.padding_token_id) is not None:
-        config["pad_token_id"] = vocabulary.padding_token_id
-    return config
+    others = {"bos_token_id": vocabulary.bos_token_id, "pad_token_id": vocabulary.pad_token_id}
+    known = {name: token_id for name, token_id in others.items() if vocabulary.text(token_id) is not None}
+    return {"eos_token_id": eos, **known}
 
 
 _BUILDERS: dict[str, Callable[[str, GgufVocabulary], Tokenizer]] = {

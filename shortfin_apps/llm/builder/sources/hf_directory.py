@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat
 from safetensors import SafetensorError, safe_open
 
 from shortfin_apps.llm.builder.sources.base import (
+    FLOAT_TYPES,
     Array,
     LayerCount,
     ModelSource,
@@ -28,18 +29,23 @@ from shortfin_apps.llm.builder.sources.base import (
     sha256_of,
     unsupported,
 )
-from shortfin_apps.llm.builder.sources.hf_experts import StackedExperts
 from shortfin_apps.llm.builder.sources.hf_families import HF_FAMILIES, HfFamily, hf_family
-from shortfin_apps.llm.builder.sources.hf_matrices import QuantisedMatrices, read_tensor
-from shortfin_apps.llm.builder.sources.hf_quantisation import matrix_format
-from shortfin_apps.llm.builder.sources.hf_rope import HfRope
-from shortfin_apps.llm.builder.sources.hf_tokenizer import (
+from shortfin_apps.llm.builder.sources.hf_files import (
     generation_config,
+    read_json,
     tokenizer_config,
     tokenizer_files,
     tokenizer_text,
 )
-from shortfin_apps.llm.builder.sources.json_file import read_json
+from shortfin_apps.llm.builder.sources.hf_matrices import (
+    ExpertTensor,
+    QuantisedMatrix,
+    quantised_matrices,
+    read_tensor,
+    stacked_experts,
+)
+from shortfin_apps.llm.builder.sources.hf_quantised import matrix_format
+from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.builder.sources.known_fields import HF_CONFIG, HF_ROPE
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_NAME_CHARS, check_at_most
 from shortfin_apps.llm.contract.errors import BuildError
@@ -54,7 +60,6 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 ROPE_KINDS = ("full_attention", "sliding_attention")
 ROUNDED = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 _SINKS = "self_attn.sinks"  # the only tensor name without a suffix
 GGUF_NAMES = {
@@ -301,11 +306,11 @@ class HfDirectorySource(ModelSource):
 
     @property
     def quantisation(self) -> Quantisation | None:
-        return self._matrices.quantisation
+        return next((q for q in (each.quantisation for each in self._matrices.values()) if q), None)
 
     def tensor(self, name: str) -> Array:
         if name in self._matrices:
-            array = as_float(f"{self._where}: `{name}`", self._matrices.values(name))
+            array = as_float(f"{self._where}: `{name}`", self._matrices[name].values())
         else:
             path, hf_name = place = self._tensors[name]
             array = as_float(f"{path}: tensor `{hf_name}`", read_tensor(self._files, place))
@@ -319,11 +324,12 @@ class HfDirectorySource(ModelSource):
         return array if order is None else array[order]
 
     def blocks(self, name: str) -> Blocks | None:
-        blocks, order = self._matrices.blocks(name), row_order(self.spec, name)
+        blocks = self._matrices[name].blocks() if name in self._matrices else None
+        order = row_order(self.spec, name)
         return blocks if order is None or blocks is None else blocks.take_rows(order)
 
     def block_type(self, name: str) -> BlockType | None:
-        return self._matrices.block_type(name)
+        return self._matrices[name].block_type if name in self._matrices else None
 
     def tokenizer_files(self) -> TokenizerFiles:
         return TokenizerFiles(
@@ -417,16 +423,16 @@ class HfDirectorySource(ModelSource):
                 if not tied and not hf_name.endswith("rotary_emb.inv_freq"):
                     yield ours, (path, hf_name)
 
-    def _find_matrices(self) -> QuantisedMatrices | StackedExperts:
+    def _find_matrices(self) -> Mapping[str, QuantisedMatrix | ExpertTensor]:
         """Find the matrices not stored as one tensor each, and remove their tensors from `_tensors`."""
         quantisation, stacks = self._config.quantization_config, self._config.family.stacks_experts
         if stacks and (quantisation or {}).get("quant_method") in (None, "mxfp4"):
-            return StackedExperts(self._where, self._tensors, self._files)
+            return stacked_experts(self._where, self._tensors, self._files)
         kind = matrix_format(self._where, quantisation)
-        return QuantisedMatrices(self._where, kind, self._tensors, self._files)
+        return quantised_matrices(self._where, kind, self._tensors, self._files) if kind else {}
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes = self._matrices.shapes
+        shapes = {name: each.shape for name, each in self._matrices.items()}
         for name, (path, hf_name) in self._tensors.items():
             header = self._files[path].get_slice(hf_name)
             if header.get_dtype() not in FLOAT_TYPES:

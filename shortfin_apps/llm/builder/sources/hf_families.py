@@ -29,7 +29,7 @@ class HfFamily:
     fields: frozenset[str] = frozenset()  # of `config.json`, which Llama rejects unless they are neutral
     harmless: frozenset[str] = frozenset()  # fields that Llama rejects, and that have no effect here
     has_experts: bool = False
-    stacks_experts: bool = False  # one tensor holds all of a layer, with biases (hf_experts.py)
+    stacks_experts: bool = False  # one tensor holds all of a layer, with biases (hf_matrices.py)
     has_sinks: bool = False
     activation: Activation | None = None  # regardless of `hidden_act`
     has_delta_nets: bool = False  # in `linear_attention` layers; others have gates of attention's result

@@ -10,8 +10,7 @@ from typing import Protocol, TypeVar
 from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf_start
 from shortfin_apps.llm.builder.sources.hf_directory import WEIGHTS, WEIGHTS_INDEX
-from shortfin_apps.llm.builder.sources.hf_tokenizer import TOKENIZER_FILES
-from shortfin_apps.llm.builder.sources.json_file import read_json
+from shortfin_apps.llm.builder.sources.hf_files import TOKENIZER_FILES, read_json
 from shortfin_apps.llm.contract.errors import BuildError
 
 _NAME = re.compile(

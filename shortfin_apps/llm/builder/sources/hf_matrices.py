@@ -1,107 +1,232 @@
-"""Quantised matrices in a Hugging Face directory, each stored as several tensors."""
+"""Matrices of a Hugging Face directory that are stored otherwise than as one tensor each.
+
+A quantised matrix has several tensors (hf_quantised.py). gpt-oss has one tensor for all experts of a layer:
+
+    mlp.experts.gate_up_proj         [experts, in, out] floats
+    mlp.experts.gate_up_proj_blocks  [experts, out, in / 32, 16] u8, and
+    mlp.experts.gate_up_proj_scales  [experts, out, in / 32] u8, which replace it: MXFP4
+    mlp.experts.gate_up_proj_bias    [experts, out]
+
+`down_proj` is stored likewise. Outputs of `gate_up_proj` alternate between gate and up.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 from safetensors import SafetensorError
 
-from shortfin_apps.llm.builder.sources.base import Array, Quantisation
+from shortfin_apps.llm.builder.sources.base import Array, Quantisation, as_float, mxfp4_blocks
 from shortfin_apps.llm.builder.sources.hf_quantised import MatrixFormat
-from shortfin_apps.llm.builder.sources.safetensors_fp8 import FP8_TYPES, read_fp8
+from shortfin_apps.llm.builder.sources.metadata_limits import MAX_EXPERTS, check_at_most
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.weight_blocks import BLOCK, Blocks, BlockType
+from shortfin_apps.llm.model.weight_blocks import BLOCK, MXFP4, Blocks, BlockType
 
 Place = tuple[Path, str]  # a file, and the name of a tensor in it
+Files = Mapping[Path, Any]  # opened by safetensors
+
+_FP8_TYPES = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+_SIZE_BYTES = 8
+_STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias|_blocks|_scales)?")
+# The outputs of a projection that a kind of tensor has.
+_OUTPUTS = {
+    "gate_up": {"gate": slice(0, None, 2), "up": slice(1, None, 2)},
+    "down": {"down": slice(None)},
+}
+_RANKS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
 
 
-class QuantisedMatrices:
-    """The quantised matrices, removed from `tensors`; `files` are opened by safetensors."""
+@dataclass(frozen=True, slots=True)
+class QuantisedMatrix:
+    """A matrix in the format `kind`; `places` are its tensors by suffix."""
 
-    def __init__(
-        self,
-        where: str,
-        kind: MatrixFormat | None,
-        tensors: dict[str, Place],
-        files: Mapping[Path, Any],
-    ) -> None:
-        self._where = where
-        self._format = kind
-        self._files = files
-        self._places = {} if kind is None else _taken(kind, tensors)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
+    where: str
+    name: str
+    kind: MatrixFormat
+    places: Mapping[str, Place]
+    files: Files
 
     @property
     def quantisation(self) -> Quantisation | None:
-        """The quantisation; None if all matrices are floats, of 8 bits or more."""
-        if self._format is None or self._format.block_type(BLOCK) is None or not self._places:
-            return None
-        return Quantisation(self._format.name, "q4", kept=True)
+        """The quantisation; None for floats of 8 bits."""
+        is_float = self.kind.block_type(BLOCK) is None
+        return None if is_float else Quantisation(self.kind.name, "q4", kept=True)
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: self._shape(name) for name in self._places}
+    def shape(self) -> tuple[int, ...]:
+        """The matrix's shape. Raises BuildError if a tensor is missing or is no matrix."""
+        shapes = {ending: _stored_shape(self.files, place) for ending, place in self.places.items()}
+        if missing := [ending for ending in self.kind.needed if ending not in shapes]:
+            raise BuildError(f"{self.where}: `{self.name}` lacks `{missing[0]}`")
+        if odd := [ending for ending in self.kind.needed if len(shapes[ending]) != 2]:
+            raise BuildError(f"{self.where}: `{odd[0]}` of `{self.name}` is no matrix")
+        return self.kind.shape(shapes)
 
-    def block_type(self, name: str) -> BlockType | None:
-        if self._format is None or name not in self._places:
+    @property
+    def block_type(self) -> BlockType | None:
+        return self.kind.block_type(self.shape[1])
+
+    def values(self) -> Array:
+        """Return the matrix in f32. Raises BuildError."""
+        return self.kind.values(f"{self.where}: `{self.name}`", self._tensors())
+
+    def blocks(self) -> Blocks | None:
+        """Return the matrix's blocks; None for floats. Raises BuildError."""
+        return self.kind.blocks(f"{self.where}: `{self.name}`", self._tensors())
+
+    def _tensors(self) -> dict[str, Array]:
+        return {ending: read_tensor(self.files, place) for ending, place in self.places.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTensor:
+    """The tensor of one expert: `outputs` of its share of the tensors in `stack`, by suffix."""
+
+    where: str
+    name: str
+    stack: Mapping[str, Place]
+    expert: int
+    outputs: slice
+    files: Files
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        return Quantisation("MXFP4", "q4", kept=True) if self.block_type else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self._is_bias:
+            return (self._num_outputs(_stored_shape(self.files, self.stack["_bias"])[1]),)
+        if self.block_type is None:
+            _, in_features, out_features = _stored_shape(self.files, self.stack[""])
+            return self._num_outputs(out_features), in_features
+        _, out_features, blocks, _ = _stored_shape(self.files, self.stack["_blocks"])
+        return self._num_outputs(out_features), blocks * BLOCK
+
+    @property
+    def block_type(self) -> BlockType | None:
+        return MXFP4 if "_blocks" in self.stack and not self._is_bias else None
+
+    def values(self) -> Array:
+        """Return a matrix [out, in] or a bias [out]. Raises BuildError."""
+        if (blocks := self.blocks()) is not None:
+            return blocks.dequantise()
+        if self._is_bias:
+            return self._read("_bias")[self.outputs]
+        return np.ascontiguousarray(self._read("").T[self.outputs])
+
+    def blocks(self) -> Blocks | None:
+        """Return the blocks of an MXFP4 matrix; None for other tensors. Raises BuildError."""
+        if self.block_type is None:
             return None
-        return self._format.block_type(self._shape(name)[1])
+        packed, scales = (self._read(ending)[self.outputs] for ending in ("_blocks", "_scales"))
+        quants = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+        blocks = mxfp4_blocks(quants, scales)
+        as_float(f"{self.where}: `{self.name}`", blocks.scales.values)
+        return blocks
 
-    def values(self, name: str) -> Array:
-        """Return a matrix in f32. Raises BuildError."""
-        assert self._format is not None
-        return self._format.values(*self._content(name))
+    @property
+    def _is_bias(self) -> bool:
+        return self.name.endswith(".bias")
 
-    def blocks(self, name: str) -> Blocks | None:
-        """Return a matrix's blocks; None for floats and for other tensors. Raises BuildError."""
-        if self._format is None or name not in self._places:
-            return None
-        return self._format.blocks(*self._content(name))
+    def _num_outputs(self, all_outputs: int) -> int:
+        return len(range(all_outputs)[self.outputs])
 
-    def _content(self, name: str) -> tuple[str, dict[str, Array]]:
-        """Return a matrix's name for errors, and its tensors."""
-        places = self._places[name].items()
-        return f"{self._where}: `{name}`", {
-            ending: read_tensor(self._files, place) for ending, place in places
-        }
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        assert self._format is not None
-        places = self._places[name].items()
-        shapes = {ending: tuple(self._files[path].get_slice(n).get_shape()) for ending, (path, n) in places}
-        if missing := [ending for ending in self._format.needed if ending not in shapes]:
-            raise BuildError(f"{self._where}: `{name}` lacks `{missing[0]}`")
-        if odd := [ending for ending in self._format.needed if len(shapes[ending]) != 2]:
-            raise BuildError(f"{self._where}: `{odd[0]}` of `{name}` is no matrix")
-        return self._format.shape(shapes)
+    def _read(self, ending: str) -> Array:
+        """Read the expert's share of a tensor."""
+        path, name = self.stack[ending]
+        try:
+            array: Array = self.files[path].get_slice(name)[self.expert]
+        except (SafetensorError, OSError, TypeError, ValueError) as error:
+            raise BuildError(f"{path}: tensor `{name}` cannot be read ({error})") from error
+        return array
 
 
-def read_tensor(files: Mapping[Path, Any], place: Place) -> Array:
+def quantised_matrices(
+    where: str, kind: MatrixFormat, tensors: dict[str, Place], files: Files
+) -> dict[str, QuantisedMatrix]:
+    """Return the matrices in the format `kind` by name, and remove their tensors from `tensors`."""
+    stems = (name.rpartition(".") for name in tensors)
+    marked = {stem for stem, _, ending in stems if ending in kind.marks}
+    endings = sorted({*kind.marks, *kind.needed, *kind.others})
+    found = {}
+    for stem in sorted(marked):
+        places = {each: tensors.pop(f"{stem}.{each}") for each in endings if f"{stem}.{each}" in tensors}
+        found[f"{stem}.weight"] = QuantisedMatrix(where, f"{stem}.weight", kind, places, files)
+    return found
+
+
+def stacked_experts(where: str, tensors: dict[str, Place], files: Files) -> dict[str, ExpertTensor]:
+    """Return the experts' tensors by GGUF name, and remove the stacks from `tensors`.
+
+    Raises BuildError for a projection that lacks a tensor or has one of another rank or type, and for more
+    experts than any model has.
+    """
+    stacks: dict[tuple[str, str], dict[str, Place]] = {}
+    for name in list(tensors):
+        if match := _STACK.fullmatch(name):
+            layer, projection, ending = match.groups()
+            stacks.setdefault((layer, projection), {})[ending or ""] = tensors.pop(name)
+    found, num_experts = {}, 0
+    for (layer, projection), stack in stacks.items():
+        _check_stack(where, layer, projection, stack, files)
+        count = min(_stored_shape(files, place)[0] for place in stack.values())
+        num_experts += count  # unlimited by the file's size, if the experts are empty
+        check_at_most(where, "its tensors hold {} experts", num_experts, MAX_EXPERTS)
+        for expert in range(count):
+            for kind, outputs in _OUTPUTS[projection].items():
+                for suffix in ("weight", *(["bias"] if "_bias" in stack else [])):
+                    name = f"blk.{layer}.ffn_{kind}.{expert}.{suffix}"
+                    found[name] = ExpertTensor(where, name, stack, expert, outputs, files)
+    return found
+
+
+def _check_stack(where: str, layer: str, projection: str, stack: Mapping[str, Place], files: Files) -> None:
+    """Raise BuildError unless these are all tensors of one projection, of the right ranks."""
+    weights = stack.keys() - {"_bias"}
+    if weights != {""} and weights != {"_blocks", "_scales"}:
+        problem = "has several forms of" if "" in weights else "lacks"
+        raise BuildError(f"{where}: layer {layer} {problem} `mlp.experts.{projection}_proj`")
+    for ending, (path, name) in stack.items():
+        if len(shape := _stored_shape(files, (path, name))) != _RANKS[ending]:
+            raise BuildError(f"{path}: tensor `{name}` has shape {shape}, not {_RANKS[ending]} dimensions")
+    if "" in stack:
+        return
+    wanted = _stored_shape(files, stack["_blocks"])[:-1]
+    for (path, name), shape in ((stack["_blocks"], (*wanted, BLOCK // 2)), (stack["_scales"], wanted)):
+        dtype, found = files[path].get_slice(name).get_dtype(), _stored_shape(files, (path, name))
+        if (dtype, found) != ("U8", shape):
+            raise BuildError(f"{path}: tensor `{name}` is {dtype} of {found}, expected U8 of {shape}")
+
+
+def read_tensor(files: Files, place: Place) -> Array:
     """Read a tensor. Raises BuildError."""
     path, name = place
     try:
-        if files[path].get_slice(name).get_dtype() in FP8_TYPES:
-            return read_fp8(path, name)
+        if files[path].get_slice(name).get_dtype() in _FP8_TYPES:
+            return _read_fp8(path, name)
         array: Array = files[path].get_tensor(name)
     except (SafetensorError, OSError, TypeError, ValueError) as error:
         raise BuildError(f"{path}: tensor `{name}` cannot be read ({error})") from error
     return array
 
 
-def _taken(kind: MatrixFormat, tensors: dict[str, Place]) -> dict[str, dict[str, Place]]:
-    """Return the tensors of each quantised matrix by suffix, removing them from `tensors`."""
-    stems = (name.rpartition(".") for name in tensors)
-    marked = {stem for stem, _, ending in stems if ending in kind.marks}
-    endings = {*kind.marks, *kind.needed, *kind.others}
-    return {
-        f"{stem}.weight": {
-            ending: tensors.pop(f"{stem}.{ending}")
-            for ending in sorted(endings)
-            if f"{stem}.{ending}" in tensors
-        }
-        for stem in sorted(marked)
-    }
+def _read_fp8(path: Path, name: str) -> Array:
+    """Read 8-bit floats, which safetensors cannot convert to numpy; the header is known to be valid."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(_SIZE_BYTES), "little")
+        entry = json.loads(file.read(header_bytes))[name]
+    dtype, offset = _FP8_TYPES[entry["dtype"]], _SIZE_BYTES + header_bytes + entry["data_offsets"][0]
+    return np.fromfile(path, dtype, int(np.prod(entry["shape"])), offset=offset).reshape(entry["shape"])
+
+
+def _stored_shape(files: Files, place: Place) -> tuple[int, ...]:
+    path, name = place
+    return tuple(files[path].get_slice(name).get_shape())

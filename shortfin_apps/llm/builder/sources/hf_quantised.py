@@ -1,4 +1,4 @@
-"""Formats of quantised matrices in Hugging Face directories: their tensors and values.
+"""Formats of quantised matrices in Hugging Face directories: `quantization_config`, tensors and values.
 
 GPTQ, AWQ and compressed-tensors store 4-bit integers, eight per 32-bit word, with the value `scale * (q -
 zero)`; a group of input features shares a scale and a zero. 8-bit floats have a scale for the matrix, for
@@ -7,15 +7,17 @@ each output feature, or for each tile.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from shortfin_apps.llm.builder.sources.base import Array, unsupported
+from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.weight_blocks import BLOCK, Blocks, BlockType, Terms
 
@@ -25,51 +27,37 @@ Quants = npt.NDArray[np.uint8]
 _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _IN_WORD = 8  # 4-bit integers
 _IN_ORDER = tuple(range(_IN_WORD))
+_GPTQ_ADDED = {"gptq": 1, "gptq_v2": 0}  # to stored zeros, by `checkpoint_format`
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # position of each integer in its word
 
 
-class MatrixFormat(Protocol):
+class MatrixFormat(ABC):
     """The storage format of a matrix [out, in] in several tensors, named after it plus a suffix each."""
 
-    @property
-    def name(self) -> str:
-        """The name for users."""
-        ...
+    name: ClassVar[str]  # for users
+    marks: ClassVar[tuple[str, ...]]  # suffixes; every matrix in this format has at least one
+    needed: ClassVar[tuple[str, ...]]  # suffixes of the required matrices
+    others: ClassVar[tuple[str, ...]] = ()  # suffixes of optional tensors
 
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Suffixes; every matrix in this format has at least one."""
-        ...
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Suffixes of the required matrices."""
-        ...
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Suffixes of optional tensors."""
-        ...
-
+    @abstractmethod
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """Return the matrix's shape from its tensors' shapes."""
-        ...
 
     def block_type(self, in_features: int) -> BlockType | None:
         """Return the type of `blocks`; None for floats."""
-        ...
+        return None
 
     def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks | None:
         """Return the matrix's blocks; None for floats. Raises BuildError."""
-        ...
+        return None
 
+    @abstractmethod
     def values(self, where: str, tensors: Mapping[str, Array]) -> Array:
         """Return the matrix in f32. Raises BuildError."""
-        ...
 
 
 @dataclass(frozen=True)
-class _Int4:
+class _Int4(MatrixFormat):
     """4-bit integers in groups of `group` input features, or of all if it is None."""
 
     group: int | None
@@ -80,8 +68,8 @@ class _Int4:
     def values(self, where: str, tensors: Mapping[str, Array]) -> Array:
         return self.blocks(where, tensors).dequantise()
 
-    def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks:
-        raise NotImplementedError
+    @abstractmethod
+    def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks: ...
 
     def _made(self, where: str, quants: Quants, scales: Array, zeros: Array) -> Blocks:
         """Create blocks from `quants` [out, in], and `scales` and `zeros` [out, in / group]."""
@@ -139,7 +127,6 @@ class Awq(_Int4):
     name = "AWQ"
     marks = ("qweight",)
     needed = ("qweight", "qzeros", "scales")
-    others = ()
 
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
         columns, words = shapes["qweight"]
@@ -182,7 +169,7 @@ class PackedInt4(_Int4):
 
 
 @dataclass(frozen=True)
-class Fp8:
+class Fp8(MatrixFormat):
     """`weight` [out, in] in E4M3, multiplied by `weight_scale` or by `weight_scale_inv`.
 
     There is one scale, one per output feature, or one per `tile`; the last tile may be partial.
@@ -196,12 +183,6 @@ class Fp8:
 
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
         return shapes["weight"]
-
-    def block_type(self, in_features: int) -> BlockType | None:
-        return None
-
-    def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks | None:
-        return None
 
     def values(self, where: str, tensors: Mapping[str, Array]) -> Array:
         weight = tensors["weight"]
@@ -229,3 +210,94 @@ def _unpacked(words: Array, places: tuple[int, ...] = _IN_ORDER) -> Quants:
     shifts = np.array(places, np.uint32) * 4
     four = np.ascontiguousarray(words).view(np.uint32)[..., None] >> shifts & 15
     return four.astype(np.uint8).reshape(*words.shape[:-1], -1)
+
+
+class _Weights(BaseModel):
+    """The weights of a compressed-tensors group."""
+
+    num_bits: int
+    type: str = "int"
+    strategy: str | None = None
+    group_size: int | None = None
+    block_structure: tuple[PositiveInt, PositiveInt] | None = None
+
+
+class _Group(BaseModel):
+    weights: _Weights | None = None
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    quant_method: str
+    bits: int | None = None
+    group_size: int | None = None
+    checkpoint_format: str = "gptq"
+    version: str = "gemm"
+    fmt: str = "e4m3"
+    weight_block_size: tuple[PositiveInt, PositiveInt] | None = None
+    format: str | None = None
+    config_groups: dict[str, _Group] = {}
+    sparsity_config: dict[str, Any] | None = None
+
+
+def matrix_format(where: str, raw: dict[str, Any] | None) -> MatrixFormat | None:
+    """Return the format of quantised matrices; None if there is no `quantization_config`.
+
+    Raises BuildError naming the format if it is not supported.
+    """
+    if raw is None:
+        return None
+    config = parse(f"{where}/config.json: quantization_config", _Config, raw)
+    if (made := _format_of(config)) is None:
+        raise unsupported(where, f"weights quantised by {_described(config)}")
+    return made
+
+
+def _format_of(config: _Config) -> MatrixFormat | None:
+    match config.quant_method:
+        case "gptq" if config.bits == 4 and config.checkpoint_format in _GPTQ_ADDED:
+            return Gptq(_group(config.group_size), _GPTQ_ADDED[config.checkpoint_format])
+        case "awq" if config.bits == 4 and config.version.lower() == "gemm":
+            return Awq(_group(config.group_size))
+        case "fp8" if config.fmt == "e4m3":
+            return Fp8(config.weight_block_size)
+        case "compressed-tensors" if not config.sparsity_config:
+            return _compressed_tensors(config)
+    return None
+
+
+def _compressed_tensors(config: _Config) -> MatrixFormat | None:
+    kinds = [group.weights for group in config.config_groups.values() if group.weights is not None]
+    if not kinds or any(kind != kinds[0] for kind in kinds):
+        return None
+    kind = kinds[0]
+    match config.format, kind.type, kind.num_bits, kind.strategy:
+        case "pack-quantized", "int", 4, "group" | "channel":
+            return PackedInt4(_group(kind.group_size))
+        case "float-quantized" | "naive-quantized", "float", 8, "tensor" | "channel":
+            return Fp8(None)
+        case "float-quantized", "float", 8, "block" if kind.block_structure:
+            return Fp8(kind.block_structure)
+    return None
+
+
+def _group(size: int | None) -> int | None:
+    """Return the group size; None for -1, which stands for all input features."""
+    return None if size is None or size < 0 else size
+
+
+def _described(config: _Config) -> str:
+    method = f"`{config.quant_method}`"
+    kinds = {
+        f"{group.weights.type}{group.weights.num_bits}"
+        for group in config.config_groups.values()
+        if group.weights
+    }
+    details = [
+        *([f"{config.bits} bits"] if config.bits else []),
+        *([f"format {config.format}"] if config.format else []),
+        *sorted(kinds),
+        *([f"version {config.version}"] if config.quant_method == "awq" else []),
+    ]
+    return f"{method} ({', '.join(details)})" if details else method

@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from shortfin_apps.llm.builder.sources.base import Array, ModelSource, TokenizerFiles
+from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.experts import RoutedExperts
 from shortfin_apps.llm.model.family import tensor_shapes
@@ -108,6 +109,14 @@ class RandomTinySource(ModelSource):
                 "pad_token_id": ids["<|pad|>"],
             },
         )
+
+
+def random_source(name: str) -> RandomTinySource:
+    """Return the source `random:NAME`. Raises BuildError for an unknown name."""
+    if name not in RANDOM_SPECS:
+        known = " and ".join(f"random:{each}" for each in RANDOM_SPECS)
+        raise BuildError(f"random:{name}: there are only {known}")
+    return RandomTinySource(RANDOM_SPECS[name])
 
 
 def byte_tokenizer() -> Tokenizer:

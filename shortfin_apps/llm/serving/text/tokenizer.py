@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 
 from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError, is_library_error
+from shortfin_apps.llm.contract.tokenizer_config import NAMED_TOKENS
 from shortfin_apps.llm.lone_surrogates import encodable
 from shortfin_apps.llm.serving.text.chat_template import pick_template
 from shortfin_apps.llm.serving.text.content_escape import ContentEscape
@@ -22,8 +23,6 @@ from shortfin_apps.llm.serving.text.token_length import TokenLength
 LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
 REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
 NOT_GIVEN = {"tools": None, "documents": None}  # transformers' defaults for templates
-# From `tokenizer_config.json` and `special_tokens_map.json`; passed to templates, as in transformers.
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # Used for trials of the template for tools.
 TRIAL_TOOL: Mapping[str, Any] = {

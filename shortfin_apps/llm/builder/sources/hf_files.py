@@ -1,22 +1,24 @@
-"""The tokenizer's settings and the sampling defaults in a Hugging Face model directory."""
+"""Text files of a Hugging Face model directory: JSON, the tokenizer's settings, sampling defaults."""
 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.builder.sources.base import templates
-from shortfin_apps.llm.builder.sources.json_file import read_json, read_text
 from shortfin_apps.llm.builder.sources.metadata_limits import (
+    MAX_JSON_BYTES,
     MAX_TEMPLATE_CHARS,
     check_at_most,
     check_charsmap,
     check_vocabulary,
 )
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.tokenizer_config import NAMED_TOKENS
 
 # Names and patterns, in order of precedence.
 TOKENIZER_FILES = (
@@ -27,19 +29,32 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "additional_chat_templates/*.jinja",
 )
-_TOKENIZER_KEYS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-    "add_bos_token",
-    "add_eos_token",
-    "chat_template",
-)
+_TOKENIZER_KEYS = (*NAMED_TOKENS, "add_bos_token", "add_eos_token", "chat_template")
 _NOT_KEPT = ("_from_model_config", "transformers_version", "eos_token_id")  # fields of generation_config.json
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """Return the JSON object in `path`; empty if it is `optional` and missing. Raises BuildError."""
+    if optional and not path.exists():
+        return {}
+    try:
+        value = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise BuildError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise BuildError(f"{path}: must hold a JSON object")
+    return value
+
+
+def read_text(path: Path) -> str:
+    """Return the text in `path`. Raises BuildError, also for a file that is too large to be metadata."""
+    try:
+        check_at_most(str(path), "has {} bytes", path.stat().st_size, MAX_JSON_BYTES)
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BuildError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BuildError(f"{path}: cannot be read ({error})") from error
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
