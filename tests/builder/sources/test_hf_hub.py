@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.builder.sources import hf_hub
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.sources.hf_hub import fetch_model
@@ -16,7 +17,7 @@ from tests.builder.sources.test_first_look import write_header
 from tests.builder.sources.test_gguf_header import write_parts
 
 
-class Hub:
+class Hub(hf_hub.Hub):
     """Stands for the hub: copies what is asked for of a repository's files into a snapshot."""
 
     def __init__(self, files: Path, snapshot: Path) -> None:

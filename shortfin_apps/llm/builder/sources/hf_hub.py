@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf_start
@@ -18,25 +18,33 @@ _NAME = re.compile(
 )
 Answer = TypeVar("Answer")
 _FORMS = "hf:ORG/NAME, hf:ORG/NAME@REVISION or hf:ORG/NAME:Q4_K_M, a GGUF file of the repository"
-
-
 _START = 1 << 18  # first bytes of a GGUF file, which contain the architecture and the kind of tokenizer
 
 
-class Hub(Protocol):
-    """The part of the hub's interface that is used."""
+class Hub:
+    """The part of the hub's interface that is used; the library is imported on use, because that is slow."""
 
     def fetch(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         """Download files; return their directory."""
-        ...
+        from huggingface_hub import snapshot_download
+
+        return str(snapshot_download(repo_id, revision=revision, allow_patterns=allow_patterns))
 
     def files(self, repo_id: str, revision: str | None) -> list[str] | None:
         """List a repository's files; None if HF_HUB_OFFLINE is set."""
-        ...
+        from huggingface_hub import constants, list_repo_files
+
+        if constants.HF_HUB_OFFLINE:
+            return None
+        return list(list_repo_files(repo_id, revision=revision))
 
     def read_start(self, repo_id: str, revision: str | None, name: str) -> bytes:
         """Read the first bytes of a file."""
-        ...
+        from huggingface_hub import HfFileSystem
+
+        path = f"{repo_id}/{name}"
+        with HfFileSystem().open(path, "rb", revision=revision, block_size=_START) as file:
+            return bytes(file.read(_START))
 
 
 def fetch_model(name: str, progress: BuildProgress, hub: Hub | None = None) -> Path:
@@ -50,7 +58,7 @@ def fetch_model(name: str, progress: BuildProgress, hub: Hub | None = None) -> P
     match = _NAME.fullmatch(name)
     if match is None:
         raise BuildError(f"hf:{name}: expected {_FORMS}")
-    repository = _Repository(name, match["id"], match["revision"], hub or _HuggingFace())
+    repository = _Repository(name, match["id"], match["revision"], hub or Hub())
     with progress.stage("fetch") as stage:
         stage.say(f"{name} from the Hugging Face hub")
         if match["quantisation"] is not None:
@@ -134,26 +142,3 @@ def _weight_files(directory: Path) -> list[str]:
         return sorted(set(read_json(index)["weight_map"].values()))
     except (KeyError, TypeError, AttributeError) as error:
         raise BuildError(f"{index}: not an index of weights ({error})") from error
-
-
-class _HuggingFace:
-    """A Hub that imports the library on use, because the import is slow."""
-
-    def fetch(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        from huggingface_hub import snapshot_download
-
-        return str(snapshot_download(repo_id, revision=revision, allow_patterns=allow_patterns))
-
-    def files(self, repo_id: str, revision: str | None) -> list[str] | None:
-        from huggingface_hub import constants, list_repo_files
-
-        if constants.HF_HUB_OFFLINE:
-            return None
-        return list(list_repo_files(repo_id, revision=revision))
-
-    def read_start(self, repo_id: str, revision: str | None, name: str) -> bytes:
-        from huggingface_hub import HfFileSystem
-
-        path = f"{repo_id}/{name}"
-        with HfFileSystem().open(path, "rb", revision=revision, block_size=_START) as file:
-            return bytes(file.read(_START))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation
+from shortfin_apps.llm.builder.kernels.cpu.int8 import QuantiseRowsGeometry, RowQuantisation
 
 
 @pytest.mark.parametrize(("size", "whole", "rest"), [(576, 576, 0), (96, 64, 2), (112, 64, 3), (48, 0, 3)])
@@ -32,3 +32,12 @@ def test_bf16_is_measured_by_cache_lines(
     size: int, dtype: str, eps: float | None, measures_bf16: bool
 ) -> None:
     assert RowQuantisation(size=size, dtype=dtype, eps=eps).measures_bf16 == measures_bf16
+
+
+def test_workgroups_share_no_segment_of_a_tile() -> None:
+    assert 16 % QuantiseRowsGeometry(576, "bf16", None).row_block == 0
+
+
+@pytest.mark.parametrize(("eps", "reads"), [(None, ["x"]), (1e-5, ["x", "norm"])])
+def test_a_norm_brings_its_weights(eps: float | None, reads: list[str]) -> None:
+    assert list(QuantiseRowsGeometry(576, "f32", eps).interface.reads) == reads

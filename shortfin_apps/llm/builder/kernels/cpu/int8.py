@@ -1,15 +1,16 @@
-"""Geometry of int8.mlir.j2: quantisation of rows for the int8 matmuls on vectors and AMX."""
+"""Geometry of int8.mlir.j2 and quantise_rows.mlir.j2: quantised rows for the int8 matmuls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from shortfin_apps.llm.builder.kernels.activations import TILE_ROW_BYTES, TILE_ROWS, Int8Tiles
-from shortfin_apps.llm.builder.kernels.interface import Buffer, buffer
+from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RowQuantisation:
     """Quantises rows of `size` values of `dtype`, a multiple of 16, to Int8Tiles and a scale per row.
 
@@ -71,3 +72,14 @@ def int8_buffers(tiles: Int8Tiles) -> dict[str, Buffer]:
         "tiles": buffer("i8", "row_tiles", tiles.tiles, TILE_ROWS, TILE_ROW_BYTES),
         "x_scales": buffer("f32", "rows"),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseRowsGeometry(RowQuantisation):
+    """x [rows, size] `dtype` to bytes and scales, RMS-normed first with `eps` unless it is None."""
+
+    row_block: ClassVar[int] = 8  # rows per workgroup
+
+    @property
+    def interface(self) -> Interface:
+        return Interface(("rows",), self.reads, int8_buffers(self.tiles))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.cpu.int8 import QuantiseRowsGeometry
 from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS, MatmulInt8Geometry
-from shortfin_apps.llm.builder.kernels.cpu.quantise_rows import QuantiseRowsGeometry
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.target import Target
