@@ -60,35 +60,13 @@ _PACKAGE = _BUILDER.parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
 # Files of contract/ that build results depend on.
 _CONTRACT = ("abi.py", "irpa.py", "sampling_rule.py", "self_test_file.py", "tokenizer_config.py")
-# Code that the parameters, the programs and the self-tests depend on. NEITHER lists all other code.
+# Code that the parameters, the programs and the self-tests depend on.
 WEIGHTS_CODE = ("irpa.py", "model", "quantise.py", "sources", "weights")
 PROGRAM_CODE = (
-    *(
-        "abi.py",
-        "graph",
-        "kernels",
-        "lowering",
-        "model",
-        "program",
-        "sampling_rule.py",
-        "target.py",
-    ),
+    *("abi.py", "graph", "kernels", "lowering", "model", "program", "sampling_rule.py", "target.py"),
     "weights",
 )
 SELF_TEST_CODE = (*WEIGHTS_CODE, "self_test", "self_test_file.py")
-NEITHER = (
-    "__init__.py",
-    "builder.py",
-    "cache.py",
-    "cache_contents.py",
-    "cache_list.py",
-    "cache_prune.py",
-    "cli.py",
-    "cpu_list.py",
-    "output.py",
-    "progress.py",
-    "tokenizer_config.py",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
