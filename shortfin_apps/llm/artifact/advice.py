@@ -18,7 +18,8 @@ _WEIGHTS = ("weights", "block_types")
 
 def rebuild_command(directory: Path, source: str, options: BuildOptions) -> str:
     """Returns a `shortfin-llm build` command with the source and the options of `directory`'s build."""
-    words = ["shortfin-llm", "build", source, "-o", str(directory), "--weights", _weights(options)]
+    words = ["shortfin-llm", "build", source, "-o", str(directory), "--weights"]
+    words.append(OWN_TYPES if options.block_types else options.weights)
     defaults = replace(BuildOptions.for_device(options.device), device=BuildOptions().device)
     for option in fields(BuildOptions):
         value = getattr(options, option.name)
@@ -26,10 +27,6 @@ def rebuild_command(directory: Path, source: str, options: BuildOptions) -> str:
             flag = _FLAGS.get(option.name, f"--{option.name.replace('_', '-')}")
             words += [flag] if value is True else [flag, _text(value)]
     return shlex.join(words)
-
-
-def _weights(options: BuildOptions) -> str:
-    return OWN_TYPES if options.block_types else options.weights
 
 
 def _text(value: object) -> str:

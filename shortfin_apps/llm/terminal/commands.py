@@ -44,11 +44,9 @@ def shown(sampling: Sampling) -> str:
     """Format the parameters in the syntax of `changed`."""
     if not sampling:
         return "(no parameters are set; the server has defaults)"
-    return " ".join(f"{name}={shlex.quote(_text(value))}" for name, value in sampling.items())
-
-
-def _text(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return " ".join(
+        f"{name}={shlex.quote(json.dumps(value, ensure_ascii=False))}" for name, value in sampling.items()
+    )
 
 
 def _parsed(name: str, text: str) -> object:

@@ -217,11 +217,7 @@ def state_path(output: Path) -> Path:
 
 def files_beside(output: Path) -> tuple[Path, Path]:
     """Return the files that `write_state` replaces."""
-    return state_path(output), _new_path(output)
-
-
-def _new_path(output: Path) -> Path:
-    return output.parent / f"{output.name}{SUFFIX}.new"
+    return state_path(output), output.parent / f"{output.name}{SUFFIX}.new"
 
 
 def read_state(output: Path) -> BatchState | None:

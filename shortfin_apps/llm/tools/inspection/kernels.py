@@ -92,11 +92,7 @@ def read_kernels(vmfb: Path) -> GpuCode | None:
     chips = sorted({each.chip for each in found})
     if len(chips) > 1:
         raise ArtifactError(f"{vmfb}: has code for {' and '.join(chips)}; compile it for one chip")
-    return GpuCode(chips[0], tuple(map(_kernels, found)))
-
-
-def _kernels(code_object: CodeObject) -> tuple[KernelFacts, ...]:
-    return tuple(facts_of(kernel, code_object.chip) for kernel in code_object.kernels)
+    return GpuCode(chips[0], tuple(tuple(facts_of(k, each.chip) for k in each.kernels) for each in found))
 
 
 def facts_of(kernel: Kernel, chip: str) -> KernelFacts:

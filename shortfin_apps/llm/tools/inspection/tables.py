@@ -140,7 +140,8 @@ def _kernels(report: Report, show_all: bool) -> Iterator[RenderableType]:
         made.add_row(*_cells(row), ", ".join(row.remarks))
     if shown:
         yield made
-        yield _legend({remark for row in shown for remark in row.remarks})
+        noted = {remark for row in shown for remark in row.remarks}
+        yield "\n".join([LEGEND, *(f"  {each}: {each.meaning}" for each in Remark if each in noted)])
     if len(shown) < len(rows):
         num_others = sum(len(row.kernels) for row in rows) - sum(len(row.kernels) for row in shown)
         yield f"{num_others:,} kernels without a remark are not shown; `--all` shows them."
@@ -204,10 +205,6 @@ LEGEND = """\
 launches: the most in one invocation of an entry; VGPRs: with AGPRs where they share a file; LDS: bytes of a
 workgroup; scratch: bytes of a lane; waves: those that a SIMD can hold at once; matrix: matrix instructions in
 the code; loads: loads from global memory in the code, as count x bytes of a lane; code: instructions"""
-
-
-def _legend(shown: set[Remark]) -> str:
-    return "\n".join([LEGEND, *(f"  {remark}: {remark.meaning}" for remark in Remark if remark in shown)])
 
 
 def _range(values: list[int]) -> str:

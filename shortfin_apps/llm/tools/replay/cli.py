@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.terminal.options import add_server_options, open_client
@@ -65,12 +65,9 @@ def run(args: argparse.Namespace) -> int:
     def print_tables(console: Console) -> None:
         console.print(table(outcomes))
 
-    show(_document(outcomes, args.public_key is not None), args.json, print_tables)
+    doc = {"verified": args.public_key is not None, "schedules": [each.document() for each in outcomes]}
+    show(doc, args.json, print_tables)
     return 1 if any(outcome.differences for outcome in outcomes) else 0
-
-
-def _document(outcomes: Sequence[Outcome], is_verified: bool) -> dict[str, Any]:
-    return {"verified": is_verified, "schedules": [outcome.document() for outcome in outcomes]}
 
 
 def _verify(receipts: Sequence[Receipt], public_key: Path) -> None:

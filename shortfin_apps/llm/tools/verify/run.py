@@ -175,18 +175,13 @@ def _program(found: Verified, result: ProgramResult) -> Iterator[Table | str]:
             entry,
             str(len(rows)),
             f"{max(errors):.2g}" if errors else "",
-            _bits(result, entry) if errors else "",
+            ("differ" if entry in result.differing_bits else "same") if errors else "",
             failures.get(entry) or ("ok" if rows else "too few pages"),
         )
     yield table
     if result.failures:
         subject = report.Subject(device=result.device, kernels=_kernels(found, result))
         yield report.sentence(subject, result.failures, result.location)
-
-
-def _bits(result: ProgramResult, entry: str) -> str:
-    """Returns whether the entry's logits are bit-identical to most entries' logits."""
-    return "differ" if entry in result.differing_bits else "same"
 
 
 def document(found: Verified) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _entry(result: Result) -> dict[str, Any]:
         "phase": result.case.plan.family.value,
         "bytes": result.work.num_bytes,
         "flops": result.work.flops,
-        "bound": _bound(result),
+        "bound": "memory" if result.is_memory_bound else "arithmetic",
         "bytes_per_s": [sample.bytes_per_s for sample in samples],
         "flops_per_s": [sample.flops_per_s for sample in samples],
         "time_s": [sample.time_s for sample in samples],
@@ -198,10 +198,6 @@ def _entry_table(title: str, *numbers: str) -> Table:
 
 def _case_cells(entry: dict[str, Any]) -> tuple[str, str, str]:
     return entry["entry"], f"{entry['rows']} x {entry['new_tokens']}", f"{entry['context']:,}"
-
-
-def _bound(result: Result) -> str:
-    return "memory" if result.is_memory_bound else "arithmetic"
 
 
 def _ms(seconds: float) -> str:
