@@ -1,7 +1,5 @@
 // What happens at the start and end of every function of the API.
 #pragma once
-#include <stdio.h>
-
 #include "hip.h"
 
 // Counts and logs the call, then returns from the caller where a fault on demand or a lost device says so.
@@ -25,5 +23,5 @@ hipError_t call_enter_anyway(const char *function, const char *format, ...)
 // Keeps a failure for hipGetLastError, and returns it.
 hipError_t call_leave(hipError_t error);
 
-// Writes {"name": count, ...}.
-void calls_write_counts(FILE *out);
+// Reads the environment and starts the executors, once.
+void library_start(void);

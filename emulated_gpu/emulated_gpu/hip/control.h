@@ -11,4 +11,3 @@ API void emulated_gpu_clear_report(void);
 API void emulated_gpu_free(void *text);
 // The number by which commands know a stream, or -1.
 API int emulated_gpu_stream_number(hipStream_t stream);
-const char *hipGetErrorName(hipError_t error);

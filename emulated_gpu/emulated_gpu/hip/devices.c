@@ -1,15 +1,11 @@
 // Devices and contexts: a device has one context, its address.
 #include "devices.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "calls.h"
-#include "executor.h"
-#include "faults.h"
-#include "report.h"
+#include "../wave/launch.h"
 
 static const chip_t chips[] = {
   {"gfx942", 0x4c, 9, 4, 64, 304, 64 << 10},
@@ -21,7 +17,6 @@ enum { NUM_CHIPS = sizeof chips / sizeof *chips };
 
 settings_t settings;
 device_t devices[MAX_DEVICES];
-static pthread_once_t started = PTHREAD_ONCE_INIT;
 
 static _Noreturn void refuse(const char *variable, const char *value) {
   fprintf(stderr, "emulated_gpu: %s=%s is not understood\n", variable, value);
@@ -58,7 +53,7 @@ static bool order_of_environment(void) {
   return true;
 }
 
-static void read_settings(void) {
+void devices_read_settings(void) {
   read_chip();
   settings.num_devices = (int)number_of("EMULATED_GPU_DEVICES", 1, 0, MAX_DEVICES);
   settings.memory_bytes = number_of("EMULATED_GPU_MEMORY", 4ull << 30, 0, UINT64_MAX);
@@ -70,20 +65,11 @@ static void read_settings(void) {
   launch_options.max_instructions =
       number_of("EMULATED_GPU_MAX_INSTRUCTIONS", launch_options.max_instructions, 1, UINT64_MAX);
   settings.logs_calls = number_of("EMULATED_GPU_LOG", 0, 0, 1);
-}
-
-static void start(void) {
-  read_settings();
-  report_start();
   for (int i = 0; i < settings.num_devices; i++) {
     devices[i].index = i;
     devices[i].memory_bytes = settings.memory_bytes;
-    executor_start(&devices[i]);
   }
-  faults_start();
 }
-
-void devices_start(void) { pthread_once(&started, start); }
 
 device_t *device_at(int ordinal) {
   return ordinal >= 0 && ordinal < settings.num_devices ? &devices[ordinal] : NULL;
@@ -94,7 +80,7 @@ device_t *device_at(int ordinal) {
 static _Thread_local device_t **contexts;
 static _Thread_local int num_contexts, capacity;
 
-static bool push_context(device_t *device) {
+bool context_push(device_t *device) {
   if (num_contexts == capacity) {
     const int wanted = capacity ? 2 * capacity : 64;
     device_t **grown = realloc(contexts, (size_t)wanted * sizeof *grown);
@@ -111,102 +97,21 @@ device_t *current_device(void) {
   return context ? context : &devices[0];
 }
 
-static hipError_t make_current(device_t *device) {
+hipError_t context_set(device_t *device) {
   if (num_contexts) contexts[num_contexts - 1] = device;
-  else if (!push_context(device)) return hipErrorOutOfMemory;
+  else if (!context_push(device)) return hipErrorOutOfMemory;
   return hipSuccess;
 }
 
-static bool is_context(const device_t *context) {
+bool context_is_known(const device_t *context) {
   return !context || (context >= devices && context < devices + settings.num_devices);
 }
 
-API hipError_t hipCtxSetCurrent(hipCtx_t context) {
-  ENTER_ANYWAY("%p", (void *)context);
-  if (!is_context(context)) return call_leave(hipErrorInvalidContext);
-  return make_current(context);
-}
-API hipError_t hipCtxGetCurrent(hipCtx_t *context) {
-  ENTER_ANYWAY(" ");
-  *context = settings.num_devices ? current_device() : NULL;
-  return hipSuccess;
-}
-API hipError_t hipCtxPushCurrent(hipCtx_t context) {
-  ENTER_ANYWAY("%p", (void *)context);
-  if (!is_context(context)) return call_leave(hipErrorInvalidContext);
-  return push_context(context) ? hipSuccess : call_leave(hipErrorOutOfMemory);
-}
-API hipError_t hipCtxPopCurrent(hipCtx_t *context) {
-  ENTER_ANYWAY(" ");
-  if (!num_contexts) return call_leave(hipErrorInvalidContext);
+bool context_pop(device_t **context) {
+  if (!num_contexts) return false;
   num_contexts--;
   if (context) *context = contexts[num_contexts];
-  return hipSuccess;
+  return true;
 }
-API hipError_t hipSetDevice(int ordinal) {
-  ENTER_ANYWAY("%d", ordinal);
-  device_t *device = device_at(ordinal);
-  return device ? make_current(device) : call_leave(hipErrorInvalidDevice);
-}
-API hipError_t hipDevicePrimaryCtxRetain(hipCtx_t *context, hipDevice_t ordinal) {
-  ENTER_ANYWAY("%d", ordinal);
-  *context = device_at(ordinal);
-  return *context ? hipSuccess : call_leave(hipErrorInvalidDevice);
-}
-API hipError_t hipDevicePrimaryCtxRelease(hipDevice_t ordinal) {
-  ENTER_ANYWAY("%d", ordinal);
-  return device_at(ordinal) ? hipSuccess : call_leave(hipErrorInvalidDevice);
-}
-
-// ---- devices
-
-API hipError_t hipInit(unsigned flags) {
-  ENTER_ANYWAY("%u", flags);
-  if (flags) return call_leave(hipErrorInvalidValue);
-  return settings.num_devices ? hipSuccess : call_leave(hipErrorNoDevice);
-}
-API hipError_t hipGetDeviceCount(int *count) {
-  ENTER_ANYWAY(" ");
-  *count = settings.num_devices;
-  return *count ? hipSuccess : call_leave(hipErrorNoDevice);
-}
-API hipError_t hipDeviceGet(hipDevice_t *device, int ordinal) {
-  ENTER_ANYWAY("%d", ordinal);
-  if (!device_at(ordinal)) return call_leave(hipErrorInvalidDevice);
-  *device = ordinal;
-  return hipSuccess;
-}
-API hipError_t hipDeviceGetName(char *name, int size, hipDevice_t ordinal) {
-  ENTER_ANYWAY("%d", ordinal);
-  if (!device_at(ordinal)) return call_leave(hipErrorInvalidDevice);
-  snprintf(name, (size_t)size, "Emulated %s", settings.chip->name);
-  return hipSuccess;
-}
-API hipError_t hipDeviceGetUuid(hipUUID *uuid, hipDevice_t ordinal) {
-  ENTER_ANYWAY("%d", ordinal);
-  if (!device_at(ordinal)) return call_leave(hipErrorInvalidDevice);
-  char text[32];  // 16 characters, as AMD's are: "GPU-" and hexadecimal digits without it
-  snprintf(text, sizeof text, "%016x", 0xe0000000u + (unsigned)ordinal);
-  memcpy(uuid->bytes, text, sizeof uuid->bytes);
-  return hipSuccess;
-}
-
-// ---- peers
 
 bool device_is_lost(const device_t *device) { return device->is_lost; }
-
-API hipError_t hipDeviceCanAccessPeer(int *can, int ordinal, int peer) {
-  ENTER("%d %d", ordinal, peer);
-  if (!device_at(ordinal) || !device_at(peer)) return call_leave(hipErrorInvalidDevice);
-  *can = ordinal != peer;
-  return hipSuccess;
-}
-API hipError_t hipDeviceEnablePeerAccess(int peer, unsigned flags) {
-  ENTER("%d %u", peer, flags);
-  device_t *device = current_device();
-  if (!device_at(peer) || peer == device->index) return call_leave(hipErrorInvalidDevice);
-  if (flags) return call_leave(hipErrorInvalidValue);
-  const uint64_t bit = 1ull << peer;
-  const uint64_t before = __atomic_fetch_or(&device->peers, bit, __ATOMIC_RELAXED);
-  return before & bit ? call_leave(hipErrorPeerAccessAlreadyEnabled) : hipSuccess;
-}

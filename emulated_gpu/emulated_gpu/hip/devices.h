@@ -42,9 +42,14 @@ typedef struct {
 extern settings_t settings;
 extern device_t devices[MAX_DEVICES];
 
-// Reads the environment and starts the executors, once.
-void devices_start(void);
+// Reads the environment.
+void devices_read_settings(void);
+// The stack of contexts that each thread has, whose top is the current device; NULL is device 0.
 device_t *current_device(void);
+bool context_push(device_t *device);  // false where the host is out of memory
+bool context_pop(device_t **context);  // false where there is none; `context` may be NULL
+hipError_t context_set(device_t *device);  // in place of the top
+bool context_is_known(const device_t *context);
 bool device_is_lost(const device_t *device);
 // Makes all devices another chip for modules that are loaded from now on; false where the name is none.
 bool device_set_chip(const char *name);

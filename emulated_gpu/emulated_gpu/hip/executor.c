@@ -29,23 +29,6 @@ static void free_work(work_t *work) {
   free(work);
 }
 
-void executor_wake(device_t *device) { pthread_cond_signal(&device->work_ready); }
-
-void executor_wake_all(void) {
-  for (int d = 0; d < settings.num_devices; d++) executor_wake(&devices[d]);
-}
-
-void executor_fail(device_t *device, hipError_t error) {
-  if (device->error == hipSuccess) device->error = error;
-  executor_wake(device);
-}
-
-bool executor_is_idle(const device_t *device) {
-  for (const stream_t *s = device->streams; s; s = s->next)
-    if (s->head || s->is_busy) return false;
-  return true;
-}
-
 // Runs without the lock, which is held before and after.
 static void run(stream_t *stream, work_t *work) {
   device_t *device = stream->device;
@@ -60,7 +43,7 @@ static void run(stream_t *stream, work_t *work) {
   pthread_mutex_lock(&work_lock);
   num_running--;
   stream->is_busy = false;
-  if (error != hipSuccess) executor_fail(device, error);
+  if (error != hipSuccess) device_fail(device, error);
 }
 
 static void hand_to_host(stream_t *stream, work_t *work) {
@@ -74,14 +57,14 @@ static void hand_to_host(stream_t *stream, work_t *work) {
 static void finish_step(stream_t *stream) {
   stream_sweep(stream);
   pthread_cond_broadcast(&work_finished);
-  if (settings.is_late) executor_wake_all();  // a host may now need another device's work
+  if (settings.is_late) devices_wake();  // a host may now need another device's work
 }
 
 // Streams of any device may wait for a mark.
 static void wake_blocked_by(const mark_t *mark) {
   for (int d = 0; d < settings.num_devices; d++)
     for (stream_t *s = devices[d].streams; s; s = s->next)
-      if (s->head && s->head->kind == WORK_WAIT && s->head->mark == mark) executor_wake(&devices[d]);
+      if (s->head && s->head->kind == WORK_WAIT && s->head->mark == mark) device_wake(&devices[d]);
 }
 
 static void step(stream_t *stream) {
@@ -143,7 +126,7 @@ static void *call_host(void *argument) {
     free_work(c.work);
     pthread_mutex_lock(&work_lock);
     c.stream->is_busy = false;
-    executor_wake(c.stream->device);
+    device_wake(c.stream->device);
     finish_step(c.stream);
   }
   pthread_mutex_unlock(&work_lock);
@@ -178,7 +161,7 @@ void executor_note_call(const char *function) {
 __attribute__((destructor(201))) static void stop(void) {
   pthread_mutex_lock(&work_lock);
   is_stopping = true;
-  executor_wake_all();
+  devices_wake();
   for (int d = 0; d < settings.num_devices; d++) pthread_cond_signal(&host_queues[d].filled);
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);

@@ -24,9 +24,7 @@
 #include <string.h>
 
 #include "../wave/launch.h"
-#include "control.h"
 #include "devices.h"
-#include "executor.h"
 #include "order.h"
 
 typedef struct {
@@ -122,7 +120,7 @@ static bool set_stalled(const words_t *w, bool is_stalled) {
     s->is_stalled = is_stalled;
     is_found = true;
   }
-  executor_wake(device);
+  device_wake(device);
   pthread_mutex_unlock(&work_lock);
   return is_found;
 }
@@ -132,7 +130,7 @@ static bool lose(const words_t *w) {
   if (!device) return false;
   pthread_mutex_lock(&work_lock);
   device->is_lost = true;
-  executor_fail(device, hipErrorNoDevice);
+  device_fail(device, hipErrorNoDevice);
   pthread_mutex_unlock(&work_lock);
   return true;
 }
@@ -141,7 +139,7 @@ static bool revive(const words_t *w) {
   device_t *device = device_of(w, 1);
   if (!device) return false;
   pthread_mutex_lock(&work_lock);
-  while (!executor_is_idle(device)) pthread_cond_wait(&work_finished, &work_lock);
+  while (!device_is_idle(device)) pthread_cond_wait(&work_finished, &work_lock);
   device->is_lost = false;
   device->error = hipSuccess;
   pthread_mutex_unlock(&work_lock);
@@ -153,7 +151,7 @@ static bool set_order(const words_t *w) {
   if (w->count != 2 || (!is_late && strcmp(w->word[1], "random"))) return false;
   pthread_mutex_lock(&work_lock);
   settings.is_late = is_late;
-  executor_wake_all();
+  devices_wake();
   pthread_mutex_unlock(&work_lock);
   return true;
 }
@@ -218,23 +216,11 @@ static bool command(const char *text) {
   return !words.count || carry_out(&words);
 }
 
-static bool command_or_complain(const char *text) {
+bool fault_command(const char *text) {
   const bool is_understood = command(text);
   if (!is_understood) fprintf(stderr, "emulated_gpu: the command '%s' is not understood\n", text);
   return is_understood;
 }
-
-API bool emulated_gpu_command(const char *text) {
-  devices_start();
-  return command_or_complain(text);
-}
-
-API int emulated_gpu_stream_number(hipStream_t handle) {
-  const stream_t *stream = stream_of(handle);
-  return stream ? stream->number : -1;
-}
-
-API void emulated_gpu_free(void *text) { free(text); }
 
 // ---- from the environment
 
@@ -243,7 +229,7 @@ static void *read_pipe(void *path) {
   for (;;) {  // each writer that closes the pipe ends one round
     FILE *pipe = fopen(path, "re");
     if (!pipe) return NULL;
-    while (fgets(line, sizeof line, pipe)) command_or_complain(line);
+    while (fgets(line, sizeof line, pipe)) fault_command(line);
     fclose(pipe);
   }
 }
@@ -252,7 +238,7 @@ void faults_start(void) {
   const char *commands = getenv("EMULATED_GPU_FAULTS");
   char *copy = strdup(commands ? commands : ""), *rest = copy;
   for (char *text; (text = strtok_r(rest, ";", &rest));)
-    if (!command_or_complain(text)) abort();
+    if (!fault_command(text)) abort();
   free(copy);
   char *path = getenv("EMULATED_GPU_CONTROL");
   pthread_t thread;

@@ -8,3 +8,5 @@ void faults_start(void);
 hipError_t fault_of_call(const char *function);
 // What a launch of this kernel is to fail with once it would run.
 hipError_t fault_of_launch(const char *kernel);
+// Carries out one command; false with a message on standard error where it is not understood.
+bool fault_command(const char *command);

@@ -35,6 +35,8 @@
 typedef enum { HIP_ERRORS(X) } hipError_t;
 #undef X
 
+API const char *hipGetErrorName(hipError_t error);
+
 typedef struct device *hipCtx_t;
 typedef struct stream *hipStream_t;
 typedef struct event *hipEvent_t;

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "executor.h"
-
 static const uint64_t STREAM_MAGIC = 0x6d61657274736968;
 
 pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -33,6 +31,23 @@ stream_t *stream_of(hipStream_t handle) {
 }
 
 // ---- with the lock held
+
+void device_wake(device_t *device) { pthread_cond_signal(&device->work_ready); }
+
+void devices_wake(void) {
+  for (int d = 0; d < settings.num_devices; d++) device_wake(&devices[d]);
+}
+
+void device_fail(device_t *device, hipError_t error) {
+  if (device->error == hipSuccess) device->error = error;
+  device_wake(device);
+}
+
+bool device_is_idle(const device_t *device) {
+  for (const stream_t *s = device->streams; s; s = s->next)
+    if (s->head || s->is_busy) return false;
+  return true;
+}
 
 static bool is_idle(const stream_t *s) { return !s->head && !s->is_busy; }
 
@@ -140,7 +155,7 @@ static hipError_t submit(stream_t *stream, work_t *work) {
   if (error == hipSuccess) {
     follow_null_stream(stream);
     append(stream, work);
-    executor_wake(stream->device);
+    device_wake(stream->device);
   }
   pthread_mutex_unlock(&work_lock);
   if (error == hipSuccess) return hipSuccess;
@@ -168,7 +183,7 @@ hipError_t stream_call_host(stream_t *stream, hipHostFn_t call, void *data) {
 void stream_wait(stream_t *stream, mark_t *mark) {
   pthread_mutex_lock(&work_lock);
   append_wait(stream, mark);
-  executor_wake(stream->device);
+  device_wake(stream->device);
   pthread_mutex_unlock(&work_lock);
 }
 
@@ -176,7 +191,7 @@ mark_t *stream_mark(stream_t *stream) {
   pthread_mutex_lock(&work_lock);
   follow_null_stream(stream);
   mark_t *mark = append_mark(stream);
-  executor_wake(stream->device);
+  device_wake(stream->device);
   pthread_mutex_unlock(&work_lock);
   return mark;
 }
@@ -191,7 +206,7 @@ hipError_t mark_wait(mark_t *mark) {
   pthread_mutex_lock(&work_lock);
   mark->references++;
   if (!mark->num_waiting++) set_wanted(mark);
-  if (settings.is_late) executor_wake_all();  // the executors of work that this host needs
+  if (settings.is_late) devices_wake();  // the executors of work that this host needs
   while (!mark->is_done) pthread_cond_wait(&mark_finished, &work_lock);
   if (!--mark->num_waiting) set_unwanted(mark);
   const hipError_t error = mark->error;

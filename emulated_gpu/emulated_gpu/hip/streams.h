@@ -76,3 +76,10 @@ work_t *stream_take_head(stream_t *stream);
 void stream_sweep(stream_t *stream);
 void mark_finish(mark_t *mark, hipError_t error);
 void mark_release(mark_t *mark);
+// The device's thread looks for something to run, or all devices' threads do.
+void device_wake(device_t *device);
+void devices_wake(void);
+// A device that fails: what it has been given is released without running.
+void device_fail(device_t *device, hipError_t error);
+// Whether it has nothing left to do.
+bool device_is_idle(const device_t *device);

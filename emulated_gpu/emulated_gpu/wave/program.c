@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "waits.h"
-
 struct program {
   uint32_t num_kernels;
   kernel_t *kernels;
@@ -15,6 +13,18 @@ struct program {
 };
 
 typedef struct { const uint8_t *at, *end; } cursor_t;
+
+// The counter that an instruction's data is waited for by.
+static enum wait_counter wait_counter_of(const instruction_t *i, int generation) {
+  switch (i->class) {
+    case CLASS_LOAD: case CLASS_SCRATCH: return WAIT_LOADS;
+    case CLASS_ATOMIC: return WAIT_LOADS;
+    case CLASS_STORE: return generation == 9 ? WAIT_LOADS : WAIT_NONE;  // later chips count stores apart
+    case CLASS_LDS: return WAIT_LDS;
+    case CLASS_SCALAR_MEMORY: return generation == 12 ? WAIT_SCALAR : WAIT_LDS;
+    default: return WAIT_NONE;
+  }
+}
 
 static const void *take(cursor_t *c, size_t bytes) {
   if (!c->at || (size_t)(c->end - c->at) < bytes) return c->at = NULL;

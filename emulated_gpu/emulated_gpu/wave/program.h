@@ -30,6 +30,9 @@ enum instruction_class {
   CLASS_LDS, CLASS_SCRATCH, CLASS_BRANCH, CLASS_BARRIER, CLASS_WAIT, CLASS_ATOMIC, CLASS_MESSAGE, NUM_CLASSES,
 };
 
+// The counters that registers depend on. Before RDNA 4, scalar loads count with LDS (lgkmcnt).
+enum wait_counter { WAIT_LOADS, WAIT_LDS, WAIT_SCALAR, NUM_WAIT_COUNTERS, WAIT_NONE = NUM_WAIT_COUNTERS };
+
 enum memory_flag { MEMORY_OFFEN = 1, MEMORY_IDXEN = 2, MEMORY_TO_LDS = 4, MEMORY_RETURNS = 8, MEMORY_TFE = 16 };
 
 // What a kernel argument is filled with; the order of `translate/program.py`.

@@ -1,18 +1,9 @@
-// Waits for memory (waits.h). Order of arrival: LLVM, "User Guide for AMDGPU Backend", memory model, and SIInsertWaitcnts.
-#include "waits.h"
-
+// Waits for memory: which registers still await data, as the hardware's counters would have it.
+//
+// The emulator delivers loaded data at once. A kernel that reads a register without the s_waitcnt that its load needs
+// would still compute the right result here, so each register remembers the access that fills it until a wait covers it.
+// Order of arrival: LLVM, "User Guide for AMDGPU Backend", memory model, and SIInsertWaitcnts.
 #include "wave.h"
-
-enum wait_counter wait_counter_of(const instruction_t *i, int generation) {
-  switch (i->class) {
-    case CLASS_LOAD: case CLASS_SCRATCH: return WAIT_LOADS;
-    case CLASS_ATOMIC: return WAIT_LOADS;
-    case CLASS_STORE: return generation == 9 ? WAIT_LOADS : WAIT_NONE;  // later chips count stores apart
-    case CLASS_LDS: return WAIT_LDS;
-    case CLASS_SCALAR_MEMORY: return generation == 12 ? WAIT_SCALAR : WAIT_LDS;
-    default: return WAIT_NONE;
-  }
-}
 
 bool waits_outstanding(const waits_t *waits) {
   for (int c = 0; c < NUM_WAIT_COUNTERS; c++)

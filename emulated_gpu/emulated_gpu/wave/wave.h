@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "launch.h"
-#include "waits.h"
 
 #define MAX_LANES 64
 #define NUM_VGPRS 520
@@ -42,6 +41,21 @@ typedef struct group {
   struct unique_bytes *unique;  // NULL unless they are counted
 } group_t;
 
+// ---- waits for memory (waits.c)
+
+typedef struct {
+  uint32_t sequence;  // of the access in its counter; 0: none outstanding
+  uint8_t counter;
+  uint8_t unordered;  // only a wait for 0 covers it
+} wait_ticket_t;
+
+typedef struct {
+  uint32_t issued[NUM_WAIT_COUNTERS], completed[NUM_WAIT_COUNTERS];
+  uint32_t unordered[NUM_WAIT_COUNTERS];  // the last access that may overtake others
+  uint32_t lds;  // the last access to the memory of LDS, which exchanges between lanes do not touch
+  wait_ticket_t vgpr[520][2], sgpr[128][2];  // of each half, which D16 loads fill apart
+} waits_t;
+
 typedef struct wave {
   uint32_t v[NUM_VGPRS][MAX_LANES] __attribute__((aligned(64)));
   uint64_t v_defined[NUM_VGPRS];  // the lanes that hold a defined value
@@ -67,6 +81,16 @@ typedef struct wave {
   uint64_t executed;
   counters_t counters;
 } wave_t;
+
+bool waits_outstanding(const waits_t *waits);
+// Reports registers that `i` reads or overwrites before their data has arrived.
+void waits_check(wave_t *w, const instruction_t *i);
+// Notes an access that has been issued.
+void waits_issue(wave_t *w, const instruction_t *i);
+// s_waitcnt: at most `remaining` accesses of `counter` are still outstanding afterwards; -1: no wait.
+void waits_for(wave_t *w, enum wait_counter counter, int32_t remaining);
+// A barrier makes nothing arrive: LDS accesses must have been waited for.
+void waits_check_barrier(wave_t *w, const instruction_t *i);
 
 typedef struct { uint32_t lane[MAX_LANES] __attribute__((aligned(64))); } lanes32_t;
 typedef struct { uint64_t lane[MAX_LANES] __attribute__((aligned(64))); } lanes64_t;
