@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-_GOLDEN_FILE = Path(__file__).parents[2] / "golden" / "matrix_layouts.json"
+_GOLDEN_FILE = Path(__file__).with_name("matrix_layouts.json")
 GOLDEN: Mapping[str, Any] = json.loads(_GOLDEN_FILE.read_text())
 
 FLOATS = {

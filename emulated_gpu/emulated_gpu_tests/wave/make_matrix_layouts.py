@@ -1,7 +1,7 @@
 """Writes matrix_layouts.json: where AMD's matrix instruction calculator places the elements of matrices.
 
     git clone https://github.com/ROCm/amd_matrix_instruction_calculator calculator
-    python tests/golden/make_matrix_layouts.py calculator > tests/golden/matrix_layouts.json
+    cd emulated_gpu/emulated_gpu_tests/wave && python make_matrix_layouts.py calculator > matrix_layouts.json
 
 (The calculator needs PyPI's `tabulate`.) Every layout is linear over bits, so a matrix needs one line: the
 coordinates [row or column, k or column, block] that each bit of the lane, and each bit of the element's
