@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "limited_process": (),
     "address_space": ("contract",),
     "console": (),
+    "setting": (),
     "lone_surrogates": (),
     "restart_delay": (),
     "cli": ("contract", "address_space", "console"),
@@ -52,14 +53,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # From an artefact to a running engine.
     "components": (),
     "components.kvcache": (),
-    "components.kv_events": ("contract", "components.kvcache"),
+    "components.kv_events": ("contract", "setting", "components.kvcache"),
     "components.runtime.device": (),
     "components.runtime": ("contract", "components.runtime.device"),
     "components.request": ("contract", "components.kvcache"),
     "components.grammar": ("contract", "limited_process", "components.request"),
     "components.sampling": ("contract", "components.request"),
     "components.speculation": ("components.request",),
-    "components.batching": ("contract", "components.kvcache", "components.request"),
+    "components.batching": ("contract", "setting", "components.kvcache", "components.request"),
     "components.recorder": ("contract", "components.request", "components.batching"),
     "components.invocation": (
         *("contract", "components.kvcache", "components.runtime.device", "components.request"),
@@ -73,6 +74,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("contract", "components.kvcache", "components.request", "components.sampling"),
         *("components.speculation", "components.batching", "components.recorder"),
         *("components.invocation",),
+    ),
+    "components.settings": (
+        *("setting", "components.kvcache", "components.kv_events", "components.runtime"),
+        *("components.speculation", "components.batching", "components.self_test", "serving.frontend"),
     ),
     # From an engine to HTTP.
     "serving": (),
@@ -90,12 +95,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "serving.speculative_loading": (
         *("contract", "components.kvcache", "components.runtime.device", "components.runtime"),
-        *("components.speculation", "components.invocation", "components.engine"),
+        *("components.speculation", "components.invocation", "components.engine", "components.settings"),
     ),
     "serving.loading": (
         *("contract", "components.kvcache", "components.kv_events", "components.runtime.device"),
-        *("components.runtime", "components.speculation", "components.batching", "components.recorder"),
-        *("components.invocation", "components.self_test", "components.engine", "serving.frontend"),
+        *("components.runtime", "components.batching", "components.recorder", "components.invocation"),
+        *("components.self_test", "components.engine", "components.settings", "serving.frontend"),
         *("serving.speculative_loading",),
     ),
     "serving.api": (
@@ -104,20 +109,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("serving.engine_link",),
     ),
     "serving.server": (
-        *("contract", "address_space", "console", "restart_delay", "cli", "model", "builder.sources"),
-        *("artifact", "components.kvcache", "components.kv_events", "components.runtime.device"),
-        *("components.runtime", "components.grammar", "components.speculation", "components.batching"),
-        *("components.recorder", "components.self_test", "serving.receipts", "serving.text"),
-        *("serving.dialects", "serving.frontend", "serving.engine_link", "serving.speculative_loading"),
-        *("serving.loading", "serving.api"),
+        *("contract", "address_space", "console", "setting", "restart_delay", "cli", "model"),
+        *("builder.sources", "artifact", "components.runtime.device", "components.runtime"),
+        *("components.grammar", "components.recorder", "components.self_test", "components.settings"),
+        *("serving.receipts", "serving.text", "serving.dialects", "serving.frontend"),
+        *("serving.engine_link", "serving.speculative_loading", "serving.loading", "serving.api"),
     ),
     "server": ("serving.server",),
     # On the other side of HTTP, and tools that read or measure what was built.
     "client": ("contract", "lone_surrogates"),
     "terminal": ("contract", "console", "lone_surrogates", "cli", "client"),
     "offline": (
-        *("contract", "console", "lone_surrogates", "serving.frontend", "serving.api", "serving.server"),
-        *("client", "terminal"),
+        *("contract", "console", "setting", "lone_surrogates", "serving.frontend", "serving.api"),
+        *("serving.server", "client", "terminal"),
     ),
     "tools": (),
     "tools.bench.console": ("contract", "console"),
@@ -141,8 +145,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tools.replay": (
         *("contract", "artifact", "components.kvcache", "components.runtime.device"),
         *("components.runtime", "components.request", "components.grammar", "components.batching"),
-        *("components.engine", "serving.receipts", "serving.text", "serving.loading", "client"),
-        *("terminal", "tools.bench.console"),
+        *("components.engine", "components.settings", "serving.receipts", "serving.text"),
+        *("serving.loading", "client", "terminal", "tools.bench.console"),
     ),
     "tools.dump_replay": (
         *("contract", "artifact", "components.kvcache", "components.runtime.device"),

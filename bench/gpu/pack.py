@@ -39,9 +39,10 @@ from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import stored_types, weight_layout
 from shortfin_apps.llm.builder.weights.write import write_weights
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.config import model_config
 from shortfin_apps.llm.model.family import weight_shapes
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.loading import make_engine
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTION = "shortfin-llm"
@@ -134,7 +135,7 @@ def expected_tokens(model: Model) -> list[list[int]]:
         pack_model(model.for_device("cpu"), packed)
         complete(packed, whole)
         artifact = Artifact.open(whole)
-        options = EngineOptions(prefix_cache="none", decode_ahead="off")
+        options = EngineSettings(prefix_cache="none", decode_ahead="off")
         engine = make_engine(
             device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options
         )

@@ -36,8 +36,9 @@ from shortfin_apps.llm.components.invocation.page_table import make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.errors import LlmError
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.loading import ModelFacts, make_engine
 from shortfin_apps.llm.serving.speculative_loading import DraftFiles
 
 Emit = Callable[[dict[str, Any]], None]
@@ -230,16 +231,18 @@ def _engine(
     draft = DraftFiles(
         config=artifact.config, vmfb=artifact.vmfb, parameters=artifact.parameters, round_cost=0
     )
-    options = EngineOptions(
+    facts = ModelFacts(draft_model=draft if speculates else None)
+    options = EngineSettings(
         speculative="ngram" if speculates else "off",
-        draft_model=draft if speculates else None,
         batching=mode,
         prefix_cache="none",
         decode_ahead=setting,
         pages=pages,
         max_running=max_running,
     )
-    return make_engine(device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options)
+    return make_engine(
+        device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options, facts
+    )
 
 
 if __name__ == "__main__":

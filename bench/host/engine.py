@@ -11,7 +11,8 @@ from bench.host.device import IdleDevice, model_config
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.components.settings import EngineSettings
+from shortfin_apps.llm.serving.loading import make_engine
 
 PROMPT_TOKENS, OUTPUT_TOKENS, UNMEASURED_STEPS = 128, 512, 8
 VOCAB_SIZE = 4096
@@ -19,7 +20,7 @@ VOCAB_SIZE = 4096
 
 def idle_engine(rows: int, vocab_size: int, *, step_s: float = 0.0) -> Engine:
     """Create an engine for up to `rows` requests. Invocations take `step_s` and no CPU time."""
-    options = EngineOptions(batching=WIDE_PREFILLS, max_running=rows)
+    options = EngineSettings(batching=WIDE_PREFILLS, max_running=rows)
     device = IdleDevice(rows, vocab_size, step_s)
     engine = make_engine(device, model_config(rows), Path(), (), frozenset(), options)
     compute_prompts_first(engine)

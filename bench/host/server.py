@@ -74,14 +74,14 @@ def served(
 
 
 def serve(rows: int, step_s: float, config: ServerConfig) -> None:
-    logs.set_up(config.log_level, config.log_format)
+    logs.set_up(config.http.log_level, config.http.log_format)
     service = Service(name=_NAME, metrics=ServerMetrics(_NAME), config={})
     server: Server | EngineProcess
-    if config.api_processes == 1:
+    if config.http.api_processes == 1:
         server = Server(config, service, lambda: load(rows, step_s, service.metrics))
     else:
         server = EngineProcess(config, _NAME, lambda: load_engine(rows, step_s), "bench.host.api_process")
-    server.run(sockets=[bind(config.host, config.port)])
+    server.run(sockets=[bind(config.http.host, config.http.port)])
     if server.failure is not None:
         raise server.failure
 

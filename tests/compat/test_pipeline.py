@@ -16,8 +16,9 @@ from shortfin_apps.llm.components.invocation.page_count import page_table_bytes
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.loading import make_engine
 from tests.compat.test_toy_llama import LEAST_TOKENS, NEAR_TIE
 from tests.compat.toy_llama import CASES, PIPELINE, stages_of, write_toy_llama
 from tests.integration.generation import assert_same, generate
@@ -53,7 +54,7 @@ def open_cpus(count: int) -> Iterator[Device]:
         device.close()
 
 
-def open_pipeline(device: Device, artifact: Artifact, options: EngineOptions) -> Engine:
+def open_pipeline(device: Device, artifact: Artifact, options: EngineSettings) -> Engine:
     return make_engine(device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options)
 
 
@@ -81,7 +82,7 @@ def test_tokens_equal_upstreams_alone_batched_and_repeated(
     count = min(len(case.token_ids) for case in CASES)
     mode = BatchSettings(batch_mode="default", chunk_tokens=chunk_tokens)
     with open_cpus(NUM_STAGES) as device:
-        engine = open_pipeline(device, pipeline, EngineOptions(prefix_cache=prefix_cache, batching=mode))
+        engine = open_pipeline(device, pipeline, EngineSettings(prefix_cache=prefix_cache, batching=mode))
         for case in CASES:
             (alone,) = generate(engine, [case.prompt_token_ids], len(case.token_ids))
             assert assert_same(alone, case.token_ids, NEAR_TIE) >= LEAST_TOKENS
@@ -96,7 +97,7 @@ def test_tokens_equal_upstreams_alone_batched_and_repeated(
 def test_each_slab_lies_on_its_stages_device_and_is_written_there(pipeline: Artifact) -> None:
     with open_cpus(NUM_STAGES) as device:
         observed = Observed(device)
-        engine = open_pipeline(cast(Device, observed), pipeline, EngineOptions(prefix_cache="none"))
+        engine = open_pipeline(cast(Device, observed), pipeline, EngineSettings(prefix_cache="none"))
         names = [cast(Any, observed.slabs[stage]).array.device.raw_device.name for stage in range(NUM_STAGES)]
         assert len(set(names)) == NUM_STAGES
         slabs = [observed.slabs[stage] for stage in range(NUM_STAGES)]
@@ -116,7 +117,7 @@ def test_one_device_is_too_few_and_the_message_says_what_to_do(runtime: Runtime,
     try:
         too_few = r"more devices than the 1 .*--device-ids.*--runtime shortfin"
         with pytest.raises(ArtifactError, match=too_few) as caught:
-            open_pipeline(device, pipeline, EngineOptions())
+            open_pipeline(device, pipeline, EngineSettings())
         assert len(str(caught.value)) < 400
     finally:
         device.close()

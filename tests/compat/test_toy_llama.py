@@ -10,7 +10,7 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
-from shortfin_apps.llm.serving.loading import EngineOptions
+from shortfin_apps.llm.components.settings import EngineSettings
 from tests.compat.toy_llama import CASES, PROGRAMS, Case, make_weights, write_toy_llama
 from tests.integration.generation import assert_same, generate, open_engine
 from tests.integration.server_process import PATIENCE_S, Service, start_with, stop
@@ -60,7 +60,9 @@ def test_tokens_equal_upstreams_alone_batched_and_repeated(
     cases = cases_for(program)
     prompts = [case.prompt_token_ids for case in cases]
     counts = {len(case.token_ids) for case in cases}
-    with open_engine(toy_llama(program), EngineOptions(runtime=runtime, prefix_cache=prefix_cache)) as engine:
+    with open_engine(
+        toy_llama(program), EngineSettings(runtime=runtime, prefix_cache=prefix_cache)
+    ) as engine:
         for case in cases:
             (alone,) = generate(engine, [case.prompt_token_ids], len(case.token_ids))
             assert assert_same(alone, case.token_ids, NEAR_TIE) >= LEAST_TOKENS

@@ -150,7 +150,7 @@ def test_any_other_value_loads_or_is_refused(field: str, value: object) -> None:
 
 def test_every_setting_of_upstreams_server_config_is_accepted(tmp_path: Path) -> None:
     config = serve(tmp_path, SERVER)
-    assert (config.prefix_cache, config.device_ids) == ("none", ())
+    assert (config.engine.prefix_cache, config.engine.device_ids) == ("none", ())
 
 
 def test_null_keeps_the_default_of_a_setting(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_null_keeps_the_default_of_a_setting(tmp_path: Path) -> None:
 def test_a_flag_wins_over_upstreams_file(tmp_path: Path) -> None:
     settings = {**SERVER, "device_ids": ["0", "1"], "chunk_block_size": 2}
     config = serve(tmp_path, settings, "--chunk_block_size=3", "--prefix_sharing_algorithm=trie")
-    assert (config.prefix_cache, config.device_ids) == ("trie", ("0", "1"))
+    assert (config.engine.prefix_cache, config.engine.device_ids) == ("trie", ("0", "1"))
 
 
 def test_an_unknown_setting_is_refused_as_upstream_does(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.loading import ModelFacts, make_engine
 from tests.compat.upstream_abi import CONTEXT, STRIDE, VOCABULARY, Variant, compile_to, continuation
 from tests.runtimes import RUNTIMES
 
@@ -55,8 +56,12 @@ def runtime(request: pytest.FixtureRequest) -> Runtime:
     return chosen
 
 
-def make(device: Device, vmfb: Path, config: ModelConfig, options: EngineOptions) -> Engine:
-    return make_engine(device, config, vmfb, (), frozenset(), options)
+def make(
+    device: Device, vmfb: Path, config: ModelConfig, options: EngineSettings, vocab_size: int | None = None
+) -> Engine:
+    return make_engine(
+        device, config, vmfb, (), frozenset(), options, ModelFacts(tokenizer_vocab_size=vocab_size)
+    )
 
 
 def generate(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
@@ -78,7 +83,7 @@ EXPECTED = [continuation(prompt, COUNT) for prompt in PROMPTS]
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_prompts_alone_and_batched(runtime: Runtime, variant: Variant, compiled: Compiled) -> None:
     device = open_device("local-task", runtime)
-    options = EngineOptions(prefix_cache="none")
+    options = EngineSettings(prefix_cache="none")
     try:
         engine = make(device, compiled(variant), variant.config(pages=128), options)
         assert [generate(engine, [prompt])[0] for prompt in PROMPTS] == EXPECTED
@@ -96,7 +101,7 @@ def test_in_chunks_with_shared_prefixes_and_few_pages(
     shared = PROMPTS[-1][: 2 * STRIDE]
     prompts = [shared + [i] * i for i in range(1, 2 * STRIDE)]
     mode = BatchSettings(batch_mode="default", chunk_tokens=chunk_pages * STRIDE)
-    options = EngineOptions(prefix_cache=prefix_cache, batching=mode)
+    options = EngineSettings(prefix_cache=prefix_cache, batching=mode)
     device = open_device("local-task", runtime)
     try:
         engine = make(device, compiled(variant), variant.config(pages=16), options)
@@ -153,7 +158,7 @@ def test_a_config_of_another_program_is_refused_at_start(
     device = open_device("local-task", runtime)
     try:
         with pytest.raises(ArtifactError, match=field) as caught:
-            make(device, compiled(variant), _wrong(variant.config())[fault], EngineOptions())
+            make(device, compiled(variant), _wrong(variant.config())[fault], EngineSettings())
         assert "\n" not in str(caught.value)
     finally:
         device.close()
@@ -167,13 +172,14 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(
     variant = VARIANTS[name]
     device = open_device("local-task", runtime)
     try:
-        make(device, compiled(variant), variant.config(), EngineOptions(tokenizer_vocab_size=VOCABULARY))
+        make(device, compiled(variant), variant.config(), EngineSettings(), VOCABULARY)
         with pytest.raises(ArtifactError, match=f"{VOCABULARY + 1} tokens but the model only {VOCABULARY}"):
             make(
                 device,
                 compiled(variant),
                 variant.config(),
-                EngineOptions(tokenizer_vocab_size=VOCABULARY + 1),
+                EngineSettings(),
+                VOCABULARY + 1,
             )
     finally:
         device.close()
@@ -182,7 +188,7 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(
 def test_chunks_are_refused_for_a_model_without_prefill_position(compiled: Compiled) -> None:
     """Like upstream, whose `--chunk_block_size` needs `has_prefill_position`."""
     variant = VARIANTS["logits"]
-    options = EngineOptions(batching=BatchSettings(batch_mode="default", chunk_tokens=STRIDE))
+    options = EngineSettings(batching=BatchSettings(batch_mode="default", chunk_tokens=STRIDE))
     device = open_device("local-task", "iree")
     try:
         with pytest.raises(ArtifactError, match="--chunk-tokens"):

@@ -119,8 +119,8 @@ def test_the_server_takes_the_flags() -> None:
     (server,) = rendered(EVERYTHING)["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert server["args"][0] == "serve"
     config = parse(*server["args"][1:])
-    assert (config.host, config.device, config.max_queue) == ("0.0.0.0", "hip", 64)
-    assert [key.get_secret_value() for key in config.api_key] == ["@/keys/keys"]
+    assert (config.http.host, config.engine.device, config.engine.max_queue) == ("0.0.0.0", "hip", 64)
+    assert [key.get_secret_value() for key in config.http.api_key] == ["@/keys/keys"]
 
 
 @needs_helm
@@ -131,7 +131,7 @@ def test_a_pod_has_time_to_drain(pre_stop_s: int, drain_s: int) -> None:
     ]
     (server,) = pod["spec"]["containers"]
     assert server["lifecycle"]["preStop"]["sleep"]["seconds"] == pre_stop_s
-    assert parse(*server["args"][1:]).shutdown_timeout == drain_s
+    assert parse(*server["args"][1:]).http.shutdown_timeout == drain_s
     assert pod["spec"]["terminationGracePeriodSeconds"] > pre_stop_s + drain_s + SERVER_GRACE_S
 
 

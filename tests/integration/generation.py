@@ -12,7 +12,8 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.components.settings import EngineSettings
+from shortfin_apps.llm.serving.loading import NO_FACTS, ModelFacts, make_engine
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,14 @@ class Continuation:
 
 
 @contextmanager
-def open_engine(artifact: Artifact, options: EngineOptions) -> Iterator[Engine]:
+def open_engine(
+    artifact: Artifact, options: EngineSettings, facts: ModelFacts = NO_FACTS
+) -> Iterator[Engine]:
     device = open_device(options.device, options.runtime, threads=options.threads)
     try:
-        yield make_engine(device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options)
+        yield make_engine(
+            device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options, facts
+        )
     finally:
         device.close()
 

@@ -25,9 +25,10 @@ from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.errors import DeviceLostError, LlmError, UnavailableError
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
-from shortfin_apps.llm.serving.loading import EngineOptions, load_engine
+from shortfin_apps.llm.serving.loading import load_engine
 from tests.hip import CHIPS, describe
 from tests.integration.generation import Continuation, assert_same
 
@@ -117,14 +118,14 @@ class Schedule:
         """Whether the GPU is of no use any more once the fault has struck."""
         return not self.is_stall and self.fault != "none"
 
-    def options(self) -> EngineOptions:
+    def options(self) -> EngineSettings:
         stall_timeout_s = PATIENCE_S if self.fault in ("stall", "none") else STALL_TIMEOUT_S
-        return EngineOptions(
+        return EngineSettings(
             device="hip",
             batching=self.mode,
             prefix_cache=self.prefix_cache,
             max_queue=MAX_REQUESTS,
-            stall_timeout_s=stall_timeout_s,
+            stall_timeout=stall_timeout_s,
         )
 
 

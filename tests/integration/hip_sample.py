@@ -14,8 +14,8 @@ from pathlib import Path
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.hip import EmulatedGpus
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 
@@ -26,17 +26,17 @@ PROMPTS = [[(7 * index + 3 * length) % 250 for index in range(length)] for lengt
 SIZES = BuildOptions(prefill_batch_sizes=(2,), decode_batch_sizes=(4,))
 
 
-def tokens_of(artifact: Artifact, options: EngineOptions) -> list[Continuation]:
+def tokens_of(artifact: Artifact, options: EngineSettings) -> list[Continuation]:
     with open_engine(artifact, options) as engine:
         return generate(engine, PROMPTS, MAX_TOKENS)
 
 
 def main(folder: Path) -> None:
-    expected = tokens_of(build("random:tiny", folder / "cpu", SIZES, QuietProgress()), EngineOptions())
+    expected = tokens_of(build("random:tiny", folder / "cpu", SIZES, QuietProgress()), EngineSettings())
     for_gpu = replace(SIZES, device=f"hip:{CHIP}")
     artifact = build("random:tiny", folder / "gpu", for_gpu, QuietProgress())
     with EmulatedGpus().watch(CHIP):
-        got = tokens_of(artifact, EngineOptions(device="hip"))
+        got = tokens_of(artifact, EngineSettings(device="hip"))
     assert_all_same(expected, got, TOLERANCE, MAX_TOKENS)
 
 

@@ -14,8 +14,8 @@ from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.request.messages import GenerateCall, TokenLogprobs
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.reference.forward import forward
-from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.components.sampling.reference import F32, adjusted
 from tests.conftest import BuildTiny
 from tests.integration.generation import open_engine
@@ -57,7 +57,7 @@ def test_tokens_and_scores_are_those_of_the_reference(
     forced = tuple(prompts[0][1:])
     scoring = SamplingParams(max_tokens=len(forced), temperature=0, logprobs=0, forced_token_ids=forced)
     calls.append(GenerateCall(request_id="scored", prompt_token_ids=(prompts[0][0],), params=scoring))
-    options = EngineOptions(batching=BatchSettings(batch_mode=mode), pages=num_pages)
+    options = EngineSettings(batching=BatchSettings(batch_mode=mode), pages=num_pages)
     with open_engine(build_tiny(OPTIONS), options) as engine:
         for call in calls:
             engine.check(call)

@@ -19,6 +19,7 @@ from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.reference.forward import forward
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.api.app import create_app
@@ -26,7 +27,6 @@ from shortfin_apps.llm.serving.api.service import Service
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.frontend.beam_search import BeamSearch, Hypothesis
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
-from shortfin_apps.llm.serving.loading import EngineOptions
 from shortfin_apps.llm.serving.server import config_sources
 from shortfin_apps.llm.serving.server.model_loading import load_model
 from tests.conftest import BuildTiny
@@ -73,7 +73,7 @@ def prompts() -> list[list[int]]:
 
 
 @asynccontextmanager
-async def serving(artifact: Artifact, options: EngineOptions) -> AsyncIterator[AsyncEngine]:
+async def serving(artifact: Artifact, options: EngineSettings) -> AsyncIterator[AsyncEngine]:
     with open_engine(artifact, options) as made:
         engine = AsyncEngine(made, max_requests=16)
         engine.start()
@@ -105,7 +105,7 @@ async def test_beams_match_the_reference(
     chunk_tokens: int,
 ) -> None:
     """1, 2 and 4 beams of every prompt, all concurrently."""
-    options = EngineOptions(
+    options = EngineSettings(
         prefix_cache=prefix_cache, batching=BatchSettings(batch_mode="default", chunk_tokens=chunk_tokens)
     )
     cases = [(prompt, num_beams) for prompt in prompts for num_beams in (1, 2, 4)]

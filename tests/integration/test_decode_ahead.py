@@ -15,8 +15,8 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import Runtime
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.generation import open_engine
@@ -70,10 +70,10 @@ def answers(engine: Engine, asked: Sequence[GenerateCall]) -> list[Answer]:
 
 
 def compare(artifact: Artifact, asked: Sequence[GenerateCall], **options: Any) -> None:
-    with open_engine(artifact, EngineOptions(decode_ahead="off", **options)) as engine:
+    with open_engine(artifact, EngineSettings(decode_ahead="off", **options)) as engine:
         expected = answers(engine, asked)
         assert engine.stats().steps_ahead == 0
-    with open_engine(artifact, EngineOptions(decode_ahead="on", **options)) as engine:
+    with open_engine(artifact, EngineSettings(decode_ahead="on", **options)) as engine:
         assert answers(engine, asked) == expected
         assert engine.stats().steps_ahead > 0
 
@@ -97,7 +97,7 @@ def test_answers_are_those_without_when_requests_stop_and_are_preempted(
 ) -> None:
     growing = [15] * len(LENGTHS)  # prompts that fill a page, and three more while they decode
     options: dict[str, Any] = {"runtime": "iree", "mode": mode, "pages": 9}
-    with open_engine(artifact, EngineOptions(**options)) as engine:
+    with open_engine(artifact, EngineSettings(**options)) as engine:
         undisturbed = answers(engine, calls(40, lengths=growing))
         assert engine.stats().preemptions > 0
     stops = frozenset(tokens[30] for tokens, _ in undisturbed)
@@ -107,7 +107,7 @@ def test_answers_are_those_without_when_requests_stop_and_are_preempted(
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_steady_decode_uploads_block_tables_alone(artifact: Artifact, runtime: Runtime) -> None:
-    with open_engine(artifact, EngineOptions(runtime=runtime)) as engine:
+    with open_engine(artifact, EngineSettings(runtime=runtime)) as engine:
         params = SamplingParams(max_tokens=60, temperature=0.0)
         for name in "abcd":
             engine.add(GenerateCall(request_id=name, prompt_token_ids=(1, 2, ord(name)), params=params))

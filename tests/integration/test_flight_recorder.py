@@ -19,11 +19,12 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.recorder.dump_file import read_dump
-from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
+from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, DumpFacts, Dumps
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.loading import make_engine
 from shortfin_apps.llm.tools.dump_replay.replay import Verdict
 from shortfin_apps.llm.tools.dump_replay.session import Where, replay
 from tests.conftest import BuildTiny
@@ -166,7 +167,7 @@ def test_a_dump_of_a_cpu_is_replayed_on_an_emulated_gpu(
     """By best candidates, as the program is another; the GPU's checks find nothing."""
     recorder = FlightRecorder()
     device = open_device("cpu", "iree")
-    options = EngineOptions(runtime="iree")
+    options = EngineSettings(runtime="iree")
     engine = make_engine(
         device,
         tiny_artifact.config,
@@ -183,7 +184,7 @@ def test_a_dump_of_a_cpu_is_replayed_on_an_emulated_gpu(
     )
     assert tiny_artifact.manifest is not None
     files = {"model.vmfb": tiny_artifact.manifest.files["model.vmfb"].sha256}
-    written = Dumps(recorder, RecorderOptions(directory=tmp_path, files=files), facts).write("a test")
+    written = Dumps(recorder, tmp_path, DumpFacts(files=files), facts).write("a test")
     device.close()
     with emulated_gpus.watch("gfx942"):
         few = BuildOptions(

@@ -21,8 +21,8 @@ import pytest
 
 from emulated_gpu.library import EmulatedGpu
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS
 from tests.integration.generation import generate, open_engine
@@ -45,7 +45,7 @@ def workload(
     random = np.random.default_rng(3)
     assert tiny_artifact.vocab_size is not None
     prompts = [random.integers(0, tiny_artifact.vocab_size, n).tolist() for n in LENGTHS]
-    with open_engine(tiny_artifact, EngineOptions(runtime="iree")) as engine:
+    with open_engine(tiny_artifact, EngineSettings(runtime="iree")) as engine:
         expected = [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
     artefacts = {chip: str(_build(build_tiny, chip).vmfb.parent) for chip in CHIPS}
     path = tmp_path_factory.mktemp("workload") / "workload.json"

@@ -13,8 +13,8 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.components.batching.mode import BatchSettings
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.hip import EmulatedGpus
 from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
@@ -49,7 +49,7 @@ def on_cpu(
 ) -> list[Continuation]:
     """The tokens of each prompt when it runs alone on the CPU."""
     artifact = build(str(source), tmp_path_factory.mktemp("cpu") / "artefact", OPTIONS, QuietProgress())
-    with open_engine(artifact, EngineOptions(runtime="iree", prefix_cache="none")) as engine:
+    with open_engine(artifact, EngineSettings(runtime="iree", prefix_cache="none")) as engine:
         return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
 
 
@@ -79,7 +79,7 @@ def test_tokens_are_those_of_the_cpu(
     mode: BatchSettings,
 ) -> None:
     """Once from the start, and once behind the pages that are cached then."""
-    with open_engine(artifact, EngineOptions(device="hip", batching=mode)) as engine:
+    with open_engine(artifact, EngineSettings(device="hip", batching=mode)) as engine:
         cold = generate(engine, prompts, MAX_TOKENS)
         warm = generate(engine, prompts, MAX_TOKENS)
         assert engine.stats().cached_tokens == sum((n - 1) // 16 * 16 for n in LENGTHS)

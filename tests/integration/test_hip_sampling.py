@@ -13,8 +13,8 @@ from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.generation import open_engine
@@ -51,7 +51,7 @@ def artifact(
 
 
 def tokens_of(
-    artifact: Artifact, options: EngineOptions, kinds: list[dict[str, Any]] = KINDS, **params: Any
+    artifact: Artifact, options: EngineSettings, kinds: list[dict[str, Any]] = KINDS, **params: Any
 ) -> tuple[list[tuple[int, ...]], EngineStats]:
     found: dict[str, tuple[int, ...]] = {str(row): () for row in range(len(kinds))}
     with open_engine(artifact, options) as engine:
@@ -68,7 +68,7 @@ def tokens_of(
 
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
 def test_loops_entries_and_the_host_draw_the_same_tokens(artifact: Artifact, mode: BatchSettings) -> None:
-    options = EngineOptions(device="hip", batching=mode, decode_ahead="on")
+    options = EngineSettings(device="hip", batching=mode, decode_ahead="on")
     on_host, stats = tokens_of(artifact, options, logprobs=0)  # which brings all logits to the host
     assert "sample_bs8" not in stats.entries
     in_loops, stats = tokens_of(artifact, options)
@@ -83,7 +83,7 @@ def test_loops_entries_and_the_host_draw_the_same_tokens(artifact: Artifact, mod
 def test_rows_adjusted_on_the_device_have_the_tokens_of_the_host(
     artifact: Artifact, mode: BatchSettings
 ) -> None:
-    options = EngineOptions(device="hip", batching=mode)
+    options = EngineSettings(device="hip", batching=mode)
     on_host, stats = tokens_of(artifact, options, ADJUSTED, logprobs=0)  # which brings all logits to the host
     assert "adjusted_sample_bs8" not in stats.entries
     on_device, stats = tokens_of(artifact, options, ADJUSTED)

@@ -8,8 +8,8 @@ import pytest
 
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.hip import EmulatedGpus
 from tests.integration.generation import generate, open_engine
 from tests.integration.test_smollm2 import CASES
@@ -28,13 +28,13 @@ PAGES = 16
 @pytest.mark.timeout(3600)
 def test_greedy_tokens_are_those_of_the_cpu_in_f32(emulated_gpus: EmulatedGpus, tmp_path: Path) -> None:
     on_cpu = build(SOURCE, tmp_path / "cpu", BuildOptions(weights="f32", kv="f32"), QuietProgress())
-    with open_engine(on_cpu, EngineOptions(pages=PAGES)) as engine:
+    with open_engine(on_cpu, EngineSettings(pages=PAGES)) as engine:
         [expected] = generate(engine, [CASE["prompt_ids"]], MAX_TOKENS)
     options = BuildOptions(device=f"hip:{CHIP}", prefill_batch_sizes=(1,), decode_batch_sizes=(1,))
     artifact = build(SOURCE, tmp_path / "gpu", options, QuietProgress())
     with (
         emulated_gpus.watch(CHIP),
-        open_engine(artifact, EngineOptions(device="hip", pages=PAGES)) as engine,
+        open_engine(artifact, EngineSettings(device="hip", pages=PAGES)) as engine,
     ):
         [got] = generate(engine, [CASE["prompt_ids"]], MAX_TOKENS)
     assert len(got.token_ids) == MAX_TOKENS

@@ -14,8 +14,8 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
@@ -45,7 +45,7 @@ def prompts(tiny_artifact: Artifact) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def on_cpu(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
     """The tokens of each prompt when it runs alone on the CPU."""
-    with open_engine(tiny_artifact, EngineOptions(runtime="iree", prefix_cache="none")) as engine:
+    with open_engine(tiny_artifact, EngineSettings(runtime="iree", prefix_cache="none")) as engine:
         return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
 
 
@@ -85,7 +85,7 @@ def test_tokens_are_those_of_the_cpu(
     mode: BatchSettings,
     prefix_cache: PrefixCache,
 ) -> None:
-    options = EngineOptions(device="hip", batching=mode, prefix_cache=prefix_cache)
+    options = EngineSettings(device="hip", batching=mode, prefix_cache=prefix_cache)
     with open_engine(artifact, options) as engine:
         check(on_cpu, generate(engine, prompts, MAX_TOKENS))
         if prefix_cache == "trie":
@@ -105,7 +105,7 @@ def test_preempted_requests_lose_nothing(
     mode: BatchSettings,
 ) -> None:
     growing = LENGTHS.index(GROWING)
-    options = EngineOptions(device="hip", batching=mode, pages=PAGES, prefix_cache="none")
+    options = EngineSettings(device="hip", batching=mode, pages=PAGES, prefix_cache="none")
     with open_engine(artifact, options) as engine:
         got = generate(engine, [prompts[growing]] * NUM_GROWING, MAX_TOKENS)
         assert engine.stats().preemptions > 0
@@ -116,7 +116,7 @@ def test_preempted_requests_lose_nothing(
 def test_iree_runtime_gives_the_same_tokens(
     artifact: Artifact, prompts: Sequence[Sequence[int]], on_cpu: Sequence[Continuation]
 ) -> None:
-    options = EngineOptions(
+    options = EngineSettings(
         device="hip", runtime="iree", batching=BatchSettings(batch_mode="extend-attention", token_budget=80)
     )
     with open_engine(artifact, options) as engine:

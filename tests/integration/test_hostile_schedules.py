@@ -22,7 +22,7 @@ from shortfin_apps.llm.components.request.messages import Delta, FinishReason, G
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Array
 from shortfin_apps.llm.components.runtime.iree_local import LocalBuffer
-from shortfin_apps.llm.serving.loading import EngineOptions
+from shortfin_apps.llm.components.settings import EngineSettings
 from tests.components.stepped_engine import SteppedClock
 from tests.integration.generation import Continuation, generate, open_engine
 
@@ -44,7 +44,7 @@ def alone(tiny_artifact: Artifact) -> dict[Prompt, Continuation]:
     rng = random.Random(17)
     stems = [[rng.randrange(128, 250) for _ in range(max(LENGTHS))] for _ in range(2)]
     prompts = [(*stem[:length], rng.randrange(128, 250)) for stem in stems for length in LENGTHS]
-    with open_engine(tiny_artifact, EngineOptions(runtime="iree", prefix_cache="none")) as engine:
+    with open_engine(tiny_artifact, EngineSettings(runtime="iree", prefix_cache="none")) as engine:
         return {prompt: generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts}
 
 
@@ -160,7 +160,7 @@ def test_no_schedule_changes_anothers_answer(
     tiny_artifact: Artifact, alone: dict[Prompt, Continuation], mode: BatchModeName, seed: int
 ) -> None:
     rng = random.Random(seed)
-    options = EngineOptions(
+    options = EngineSettings(
         runtime="iree",
         pages=rng.choice([16, 18, 24, 40]),
         prefix_cache=rng.choice(["none", "trie", "trie"]),

@@ -12,8 +12,8 @@ from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.settings import EngineSettings, OnOff
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions, UseDecodeLoops
 from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 
@@ -42,7 +42,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def alone(artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
-    options = EngineOptions(
+    options = EngineSettings(
         runtime="iree", prefix_cache="none", batching=BatchSettings(batch_mode="default", chunk_tokens=256)
     )
     with open_engine(artifact, options) as engine:
@@ -67,9 +67,9 @@ def test_batched_and_chunked(
     alone: Sequence[Continuation],
     prefix_cache: PrefixCache,
     mode: BatchSettings,
-    decode_ahead: UseDecodeLoops,
+    decode_ahead: OnOff,
 ) -> None:
-    options = EngineOptions(
+    options = EngineSettings(
         runtime="iree", prefix_cache=prefix_cache, batching=mode, decode_ahead=decode_ahead
     )
     with open_engine(artifact, options) as engine:
@@ -84,7 +84,7 @@ def test_batched_and_chunked(
 def test_after_preemption(
     artifact: Artifact, prompts: Sequence[Sequence[int]], alone: Sequence[Continuation]
 ) -> None:
-    with open_engine(artifact, EngineOptions(runtime="iree", pages=13)) as engine:
+    with open_engine(artifact, EngineSettings(runtime="iree", pages=13)) as engine:
         got = generate(engine, prompts, MAX_TOKENS)
         assert engine.stats().preemptions > 0
     check(alone, got)
@@ -93,7 +93,7 @@ def test_after_preemption(
 def test_a_conversation_is_never_prefilled_twice(artifact: Artifact) -> None:
     """Each turn computes its new tokens and less than two pages more."""
     turn, token_ids = list(b"What is next? "), list(b"You count. ")
-    with open_engine(artifact, EngineOptions(runtime="iree")) as engine:
+    with open_engine(artifact, EngineSettings(runtime="iree")) as engine:
         for _ in range(6):
             token_ids += turn
             before = engine.stats().cached_tokens

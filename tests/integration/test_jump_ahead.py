@@ -17,7 +17,8 @@ from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSour
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.components.settings import EngineSettings
+from shortfin_apps.llm.serving.loading import make_engine
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.integration.test_speculation import ARRIVALS, MODES, Answer, answers
 
@@ -73,7 +74,7 @@ def run(artifact: Artifact, asked: list[GenerateCall], **options: Any) -> tuple[
     ends = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config).eos_token_ids
     with closing(open_device("cpu", "iree")) as device:
         files = (artifact.config, artifact.vmfb, artifact.parameters, frozenset(ends))
-        engine = make_engine(device, *files, EngineOptions(runtime="iree", **options))
+        engine = make_engine(device, *files, EngineSettings(runtime="iree", **options))
         return answers(engine, asked), engine.stats()
 
 

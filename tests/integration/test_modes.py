@@ -14,7 +14,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
-from shortfin_apps.llm.serving.loading import EngineOptions
+from shortfin_apps.llm.components.settings import EngineSettings
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 from tests.runtimes import RUNTIMES
 
@@ -60,7 +60,7 @@ def prompts(tiny_artifact: Artifact) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
     """The tokens of each prompt when it runs alone and whole, in the default mode."""
-    options = EngineOptions(
+    options = EngineSettings(
         runtime="iree", prefix_cache="none", batching=BatchSettings(batch_mode="default", chunk_tokens=512)
     )
     with open_engine(tiny_artifact, options) as engine:
@@ -85,7 +85,7 @@ def test_the_modes_agree(
             chunk_tokens=traffic.chunk_tokens,
             token_budget=traffic.token_budget if with_budget else None,
         )
-        options = EngineOptions(runtime=runtime, batching=mode_options, prefix_cache=traffic.prefix_cache)
+        options = EngineSettings(runtime=runtime, batching=mode_options, prefix_cache=traffic.prefix_cache)
         with open_engine(tiny_artifact, options) as engine:
             crowd = [prompts[index] for index in traffic.prompts]
             got = generate(engine, crowd, MAX_TOKENS, traffic.arrivals)
@@ -99,7 +99,7 @@ def test_after_preemption(tiny_artifact: Artifact) -> None:
     """Twelve requests that grow from one page to three, in 25 pages. The output of a preempted one is then
     recomputed as a prefill, whose sums have another order, so near ties may differ.
     """
-    options = EngineOptions(
+    options = EngineSettings(
         runtime="iree", batching=BatchSettings(batch_mode="extend-attention"), prefix_cache="none", pages=26
     )
     prompts = [[index] for index in range(12)]

@@ -20,8 +20,9 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.errors import InvocationError
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.loading import make_engine
 from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.runtimes import needs_shortfin
 
@@ -93,7 +94,7 @@ def answer_of(deltas: Sequence[Delta]) -> Answer:
 
 
 def open_and_serve(
-    artifact: Artifact, options: EngineOptions, *rounds: Sequence[tuple[int, Tokens]]
+    artifact: Artifact, options: EngineSettings, *rounds: Sequence[tuple[int, Tokens]]
 ) -> list[list[Answer]]:
     device = open_device(options.device, options.runtime)
     try:
@@ -117,7 +118,7 @@ def prompts() -> list[Tokens]:
 @pytest.fixture(scope="module")
 def alone(tiny_artifact: Artifact, prompts: Sequence[Tokens]) -> list[Answer]:
     """The answer to each prompt without any other request."""
-    options = EngineOptions(runtime="iree", prefix_cache="none")
+    options = EngineSettings(runtime="iree", prefix_cache="none")
     rounds = [[(0, prompt)] for prompt in prompts]
     return [answer for [answer] in open_and_serve(tiny_artifact, options, *rounds)]
 
@@ -128,9 +129,9 @@ def alone(tiny_artifact: Artifact, prompts: Sequence[Tokens]) -> list[Answer]:
         for case in itertools.product(["iree", "shortfin"], ["none", "trie"], ["default", "extend-attention"])
     ]
 )
-def options(request: pytest.FixtureRequest) -> EngineOptions:
+def options(request: pytest.FixtureRequest) -> EngineSettings:
     runtime, prefix_cache, mode = request.param
-    return EngineOptions(
+    return EngineSettings(
         runtime=runtime,
         batching=BatchSettings(batch_mode=mode, chunk_tokens=64),
         prefix_cache=prefix_cache,
@@ -143,7 +144,7 @@ def test_a_prompt_with_nan_fails_alone(
     prompts: Sequence[Tokens],
     alone: Sequence[Answer],
     tmp_path: Path,
-    options: EngineOptions,
+    options: EngineSettings,
 ) -> None:
     """With the bad token first, in the middle and last, in the first chunk and later ones.
 
@@ -171,7 +172,7 @@ def test_a_prompt_with_nan_fails_alone_with_keys_and_values_in_bytes(
 ) -> None:
     """Bytes have no NaN: the scales of the token's heads have it, and its pages are zeroed as others are."""
     artifact = build_tiny(replace(TINY_OPTIONS, kv="q8_0"))
-    options = EngineOptions(runtime="iree", pages=PAGES)
+    options = EngineSettings(runtime="iree", pages=PAGES)
     good = [(2 * index, prompt) for index, prompt in enumerate(prompts)]
     [expected] = open_and_serve(artifact, options, good)
     bad = [(1, (*prompts[-1][:66], BAD, *prompts[-1][67:])), (3, (BAD,))]
@@ -185,7 +186,7 @@ def test_nan_in_a_decode_ends_that_request(
     prompts: Sequence[Tokens],
     alone: Sequence[Answer],
     tmp_path: Path,
-    options: EngineOptions,
+    options: EngineSettings,
 ) -> None:
     """The bad token is one that only a single request generates."""
     victim, place = next(

@@ -15,7 +15,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
-from shortfin_apps.llm.serving.loading import EngineOptions
+from shortfin_apps.llm.components.settings import EngineSettings
 from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.integration.generation import Continuation, assert_all_same, assert_same, generate, open_engine
 from tests.matrices import slow_but
@@ -36,7 +36,7 @@ def prompts(tiny_artifact: Artifact) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
     """The tokens of each prompt when it runs alone and whole, without a prefix cache."""
-    options = EngineOptions(
+    options = EngineSettings(
         runtime="iree", prefix_cache="none", batching=BatchSettings(batch_mode="default", chunk_tokens=512)
     )
     with open_engine(tiny_artifact, options) as engine:
@@ -63,7 +63,7 @@ def test_batched_and_chunked(
     chunk_tokens: int | None,
 ) -> None:
     mode = BatchSettings(batch_mode="default", chunk_tokens=chunk_tokens)
-    options = EngineOptions(runtime=runtime, prefix_cache=prefix_cache, batching=mode)
+    options = EngineSettings(runtime=runtime, prefix_cache=prefix_cache, batching=mode)
     with open_engine(tiny_artifact, options) as engine:
         cold = generate(engine, prompts, MAX_TOKENS)
         warm = generate(engine, prompts, MAX_TOKENS)
@@ -79,7 +79,7 @@ def test_in_every_decode_bucket(
 ) -> None:
     """`size` requests at once; prompts are repeated so that all rows are used."""
     crowd = [index % len(prompts) for index in range(size)]
-    with open_engine(tiny_artifact, EngineOptions(runtime="iree", prefix_cache="none")) as engine:
+    with open_engine(tiny_artifact, EngineSettings(runtime="iree", prefix_cache="none")) as engine:
         got = generate(engine, [prompts[index] for index in crowd], MAX_TOKENS)
         used = engine.stats().entries
     for index, continuation in zip(crowd, got, strict=True):
@@ -92,7 +92,7 @@ def test_after_preemption(
     tiny_artifact: Artifact, prompts: Sequence[Sequence[int]], alone: Sequence[Continuation]
 ) -> None:
     """The page pool holds little more than the largest request."""
-    with open_engine(tiny_artifact, EngineOptions(runtime="iree", pages=26)) as engine:
+    with open_engine(tiny_artifact, EngineSettings(runtime="iree", pages=26)) as engine:
         got = generate(engine, prompts, MAX_TOKENS)
         assert engine.stats().preemptions > 0
     check(alone, got)
@@ -104,20 +104,20 @@ def test_with_keys_and_values_in_bytes(
 ) -> None:
     """Alone, in chunks, shared and preempted: a token reads K and V of its own chunk like all others."""
     artifact = build_tiny(replace(TINY_OPTIONS, kv="q8_0"))
-    whole = EngineOptions(
+    whole = EngineSettings(
         runtime=runtime, prefix_cache="none", batching=BatchSettings(batch_mode="default", chunk_tokens=512)
     )
     with open_engine(artifact, whole) as engine:
         expected = [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
     chunks = BatchSettings(batch_mode="default", chunk_tokens=16)
     with open_engine(
-        artifact, EngineOptions(runtime=runtime, batching=chunks, prefix_cache="trie")
+        artifact, EngineSettings(runtime=runtime, batching=chunks, prefix_cache="trie")
     ) as engine:
         for _ in range(2):
             check(expected, generate(engine, prompts, MAX_TOKENS))
         assert engine.stats().cached_tokens > 0
     packed = BatchSettings(batch_mode="extend-attention", token_budget=80)
-    with open_engine(artifact, EngineOptions(runtime=runtime, batching=packed, pages=26)) as engine:
+    with open_engine(artifact, EngineSettings(runtime=runtime, batching=packed, pages=26)) as engine:
         check(expected, generate(engine, prompts, MAX_TOKENS))
         assert engine.stats().preemptions > 0
 
@@ -125,13 +125,13 @@ def test_with_keys_and_values_in_bytes(
 def test_the_last_position_of_the_context(tiny_artifact: Artifact) -> None:
     config = tiny_artifact.config
     prompt = [5] * (config.max_seq_len - 3)
-    with open_engine(tiny_artifact, EngineOptions(runtime="iree")) as engine:
+    with open_engine(tiny_artifact, EngineSettings(runtime="iree")) as engine:
         assert len(generate(engine, [prompt], 3)[0].token_ids) == 3
 
 
 def test_a_run_repeats_bit_for_bit(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> None:
     def run() -> list[Continuation]:
-        with open_engine(tiny_artifact, EngineOptions(runtime="iree")) as engine:
+        with open_engine(tiny_artifact, EngineSettings(runtime="iree")) as engine:
             return generate(engine, prompts, MAX_TOKENS)
 
     assert run() == run()

@@ -21,8 +21,8 @@ from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
-from shortfin_apps.llm.serving.loading import EngineOptions
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.builder.compiled_model import HOST
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
@@ -76,7 +76,7 @@ def test_greedy_agrees_with_transformers(
     smollm2: Artifact, weights: WeightType, runtime: Runtime, prefix_cache: PrefixCache, chunk_tokens: int
 ) -> None:
     mode = BatchSettings(batch_mode="default", chunk_tokens=chunk_tokens)
-    options = EngineOptions(runtime=runtime, prefix_cache=prefix_cache, batching=mode, pages=256)
+    options = EngineSettings(runtime=runtime, prefix_cache=prefix_cache, batching=mode, pages=256)
     with open_engine(smollm2, options) as engine:
         together = generate(engine, PROMPTS, max(len(e.token_ids) for e in EXPECTED))
     check(weights, together, LEAST[weights])
@@ -90,7 +90,7 @@ def test_mixed_invocations_agree_with_transformers(
     or two pages beside the decodes of those before.
     """
     arrivals = [apart * index for index in range(len(PROMPTS))][::-1]
-    options = EngineOptions(
+    options = EngineSettings(
         batching=BatchSettings(batch_mode="extend-attention", token_budget=token_budget), pages=256
     )
     with open_engine(smollm2, options) as engine:
@@ -123,7 +123,7 @@ def test_the_modes_agree(smollm2: Artifact, weights: WeightType) -> None:
     arrivals = [(5 * index) % 11 for index in range(len(crowd) - 1)] + [20]
     said = []
     for mode in ("default", "extend-attention"):
-        options = EngineOptions(
+        options = EngineSettings(
             batching=BatchSettings(batch_mode=mode, chunk_tokens=32, token_budget=48), pages=256
         )
         with open_engine(smollm2, options) as engine:
@@ -135,7 +135,7 @@ def test_the_modes_agree(smollm2: Artifact, weights: WeightType) -> None:
 
 @pytest.mark.slow
 def test_same_tokens_alone_and_batched(smollm2: Artifact, weights: WeightType) -> None:
-    with open_engine(smollm2, EngineOptions(pages=256)) as engine:
+    with open_engine(smollm2, EngineSettings(pages=256)) as engine:
         alone = [generate(engine, [prompt], 24)[0] for prompt in PROMPTS]
         together = generate(engine, PROMPTS, 24)
     for one, other in zip(alone, together, strict=True):

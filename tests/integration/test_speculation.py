@@ -18,9 +18,10 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions
+from shortfin_apps.llm.serving.loading import NO_FACTS, ModelFacts
 from shortfin_apps.llm.serving.speculative_loading import DraftFiles
 from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.hip import EmulatedGpus
@@ -80,13 +81,15 @@ def compare(artifact: Artifact, max_tokens: int, draft: Artifact | None = None, 
     """With prompt lookup, and with a draft model where one is given."""
     asked = calls(max_tokens)
     proposing: dict[str, Any] = {"speculative": "ngram"}
+    facts = NO_FACTS
     if draft is not None:
         paths: dict[str, Any] = {"vmfb": draft.vmfb, "parameters": draft.parameters}
-        proposing = {"draft_model": DraftFiles(config=draft.config, round_cost=0, **paths)}
-    with open_engine(artifact, EngineOptions(**options)) as engine:
+        proposing = {}
+        facts = ModelFacts(draft_model=DraftFiles(config=draft.config, round_cost=0, **paths))
+    with open_engine(artifact, EngineSettings(**options)) as engine:
         expected = answers(engine, asked)
         steps = engine.stats().steps
-    with open_engine(artifact, EngineOptions(**proposing, **options)) as engine:
+    with open_engine(artifact, EngineSettings(**proposing, **options), facts) as engine:
         assert answers(engine, asked) == expected
         stats = engine.stats()
     assert stats.speculation is not None

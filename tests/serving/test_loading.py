@@ -14,16 +14,17 @@ from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.kv_events import publisher as publisher_module
-from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
+from shortfin_apps.llm.components.kv_events.options import KVEventsError, KVEventSettings
 from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.components.self_test.options import SelfTestOptions
+from shortfin_apps.llm.components.self_test.options import SelfTestFacts
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.errors import ArtifactError, SelfTestError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving import loading
-from shortfin_apps.llm.serving.loading import EngineOptions, load_engine, make_engine
+from shortfin_apps.llm.serving.loading import ModelFacts, load_engine, make_engine
 from tests.components.engine_fixture import call
 from tests.components.kv_events.subscriber import Index, Subscriber
 from tests.conftest import BuildTiny
@@ -49,7 +50,7 @@ def test_a_page_table_of_the_scratch_page_alone_is_refused_and_the_device_closed
             tiny_artifact.vmfb,
             tiny_artifact.parameters,
             NO_EOS,
-            EngineOptions(pages=1),
+            EngineSettings(pages=1),
         )
     assert closed == ["closed"]
 
@@ -60,8 +61,8 @@ async def test_kv_events_of_a_compiled_model_are_published_until_the_engine_clos
     opened: list[KVEventPublisher] = []
 
     class Opened(KVEventPublisher):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
             opened.append(self)
 
     monkeypatch.setattr(publisher_module, "KVEventPublisher", Opened)
@@ -71,7 +72,9 @@ async def test_kv_events_of_a_compiled_model_are_published_until_the_engine_clos
         tiny_artifact.vmfb,
         tiny_artifact.parameters,
         NO_EOS,
-        EngineOptions(kv_events=KVEventOptions(endpoint=loopback, replay_endpoint=loopback)),
+        EngineSettings(
+            kv_events=KVEventSettings(kv_events_endpoint=loopback, kv_events_replay_endpoint=loopback)
+        ),
     )
     engine.start()
     prompt = list(range(3, 3 + 2 * config.stride))
@@ -92,7 +95,7 @@ def test_kv_events_say_what_is_not_installed(
     tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, publisher_module.__name__, None)
-    options = EngineOptions(kv_events=KVEventOptions(endpoint="tcp://127.0.0.1:*"))
+    options = EngineSettings(kv_events=KVEventSettings(kv_events_endpoint="tcp://127.0.0.1:*"))
     files = (tiny_artifact.config, tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS)
     with pytest.raises(KVEventsError, match="shortfin-llm\\[kv-events\\]"):
         load_engine(*files, options)
@@ -102,18 +105,18 @@ def test_decoding_ahead_is_refused_without_decode_loops(build_tiny: BuildTiny) -
     artifact = build_tiny(BuildOptions())
     files = (artifact.config, artifact.vmfb, artifact.parameters, NO_EOS)
     with pytest.raises(ArtifactError, match="--decode-loop-sizes"):
-        load_engine(*files, EngineOptions(decode_ahead="on"))
+        load_engine(*files, EngineSettings(decode_ahead="on"))
 
 
 @pytest.mark.parametrize(
     ("options", "flag"),
     [
-        (EngineOptions(speculative="ngram"), "--speculative"),
-        (EngineOptions(jump_ahead="on"), "--jump-ahead on"),
+        (EngineSettings(speculative="ngram"), "--speculative"),
+        (EngineSettings(jump_ahead="on"), "--jump-ahead on"),
     ],
 )
 def test_speculation_is_refused_without_packed_rows_and_with_states(
-    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch, options: EngineOptions, flag: str
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch, options: EngineSettings, flag: str
 ) -> None:
     config = tiny_artifact.config
     files = (tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS, options)
@@ -135,10 +138,10 @@ def test_jump_ahead_is_on_where_the_model_takes_proposed_tokens(
     artifact = tiny_artifact
     files = (artifact.config, artifact.vmfb, artifact.parameters, NO_EOS)
     with closing(open_device()) as device:
-        assert make_engine(device, *files, EngineOptions()).stats().speculation is not None
-        assert make_engine(device, *files, EngineOptions(jump_ahead="off")).stats().speculation is None
+        assert make_engine(device, *files, EngineSettings()).stats().speculation is not None
+        assert make_engine(device, *files, EngineSettings(jump_ahead="off")).stats().speculation is None
         monkeypatch.setattr(Buckets, "has_packed_extend", False)
-        assert make_engine(device, *files, EngineOptions()).stats().speculation is None
+        assert make_engine(device, *files, EngineSettings()).stats().speculation is None
 
 
 def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifact) -> None:
@@ -147,10 +150,10 @@ def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifa
     decode_rows = max(artifact.config.decode_batch_sizes)
     with closing(open_device()) as device:
         for options, expected in (
-            (EngineOptions(), decode_rows),
-            (EngineOptions(device="hip"), 256),
-            (EngineOptions(batching=BatchSettings(batch_mode="extend-attention")), 256),
-            (EngineOptions(max_running=3), 3),
+            (EngineSettings(), decode_rows),
+            (EngineSettings(device="hip"), 256),
+            (EngineSettings(batching=BatchSettings(batch_mode="extend-attention")), 256),
+            (EngineSettings(max_running=3), 3),
         ):
             assert make_engine(device, *files, options).max_running == expected
 
@@ -158,13 +161,13 @@ def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifa
 @pytest.mark.parametrize(
     ("options", "pages"),
     [
-        (EngineOptions(pages=9), 9),
-        (EngineOptions(pages="auto", max_running=1), CONTEXT_PAGES + 1),
-        (EngineOptions(device="hip", max_running=2), 2 * CONTEXT_PAGES + 1),
+        (EngineSettings(pages=9), 9),
+        (EngineSettings(pages="auto", max_running=1), CONTEXT_PAGES + 1),
+        (EngineSettings(device="hip", max_running=2), 2 * CONTEXT_PAGES + 1),
     ],
 )
 def test_pages_are_those_given_or_what_there_is_memory_for(
-    tiny_artifact: Artifact, options: EngineOptions, pages: int, monkeypatch: pytest.MonkeyPatch
+    tiny_artifact: Artifact, options: EngineSettings, pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = (tiny_artifact.config, tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS)
     with closing(open_device()) as device:
@@ -179,7 +182,7 @@ def test_a_device_that_does_not_tell_its_memory_has_the_recorded_pages(
     files = (tiny_artifact.config, tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS)
     with closing(open_device()) as device:
         monkeypatch.setattr(device, "spare_bytes", lambda stage: None)
-        engine = make_engine(device, *files, EngineOptions(pages="auto"))
+        engine = make_engine(device, *files, EngineSettings(pages="auto"))
         assert engine.stats().pages.total == recorded - 1
     assert "--pages" in caplog.text
 
@@ -187,19 +190,18 @@ def test_a_device_that_does_not_tell_its_memory_has_the_recorded_pages(
 @pytest.mark.parametrize(
     ("options", "is_measured"),
     [
-        (EngineOptions(tune=True), True),
-        (EngineOptions(tune=True, batching=BatchSettings(batch_mode="extend-attention")), True),
-        (EngineOptions(), False),
-        (EngineOptions(tune=True, batching=BatchSettings(batch_mode="default", chunk_tokens=64)), False),
-        (EngineOptions(tune=True, batching=BatchSettings(batch_mode="default", token_budget=64)), False),
+        (EngineSettings(), True),
+        (EngineSettings(batching=BatchSettings(batch_mode="extend-attention")), True),
+        (EngineSettings(batching=BatchSettings(batch_mode="default", chunk_tokens=64)), False),
+        (EngineSettings(batching=BatchSettings(batch_mode="default", token_budget=64)), False),
     ],
 )
 async def test_the_least_budget_of_a_cpu_is_measured_unless_it_is_given(
-    tiny_artifact: Artifact, options: EngineOptions, is_measured: bool, caplog: pytest.LogCaptureFixture
+    tiny_artifact: Artifact, options: EngineSettings, is_measured: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     artifact = tiny_artifact
     caplog.set_level("INFO")
-    engine = load_engine(artifact.config, artifact.vmfb, artifact.parameters, NO_EOS, options)
+    engine = load_engine(artifact.config, artifact.vmfb, artifact.parameters, NO_EOS, options, tunes=True)
     engine.start()
     await engine.close()
     assert ("of a light load's prompts" in caplog.text) == is_measured
@@ -210,11 +212,17 @@ def test_a_self_test_that_fails_closes_the_device_and_a_damaged_file_explains_it
 ) -> None:
     assert tiny_artifact.self_test is not None
     file = replace(SelfTestFile.load(tiny_artifact.self_test), tolerance=0.0)
-    options = EngineOptions(self_test=SelfTestOptions(when="start", file=file))
+    facts = ModelFacts(self_test=SelfTestFacts(file=file))
 
     def load(confirm: Callable[[], None]) -> None:
         load_engine(
-            tiny_artifact.config, tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS, options, confirm
+            tiny_artifact.config,
+            tiny_artifact.vmfb,
+            tiny_artifact.parameters,
+            NO_EOS,
+            EngineSettings(),
+            facts,
+            confirm,
         )
 
     def damaged() -> None:
@@ -238,7 +246,8 @@ def test_a_self_test_that_passes_is_counted(tiny_artifact: Artifact) -> None:
             tiny_artifact.vmfb,
             tiny_artifact.parameters,
             NO_EOS,
-            EngineOptions(self_test=SelfTestOptions(when="start", file=file, same_bits=True)),
+            EngineSettings(),
+            ModelFacts(self_test=SelfTestFacts(file=file, same_bits=True)),
         )
         stats = engine.stats()
     assert (stats.self_tests, stats.self_test_failures, stats.failed_self_test) == (1, 0, None)

@@ -10,9 +10,10 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.serving import speculative_loading
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.loading import ModelFacts, make_engine
 from shortfin_apps.llm.serving.speculative_loading import DraftFiles, load_draft_program
 from tests.conftest import TINY_OPTIONS, BuildTiny
 
@@ -45,8 +46,10 @@ def test_the_models_pages_leave_room_for_the_draft_models(
     with closing(open_device()) as device:
         monkeypatch.setattr(device, "spare_bytes", lambda stage: spare)
         for draft in (None, files_of(artifact)):
-            options = EngineOptions(pages="auto", max_running=200, draft_model=draft)
-            totals.append(make_engine(device, *files, options).stats().pages.total)
+            options = EngineSettings(pages="auto", max_running=200)
+            totals.append(
+                make_engine(device, *files, options, ModelFacts(draft_model=draft)).stats().pages.total
+            )
     assert totals[0] / 2 * 0.9 < totals[1] < totals[0] / 2
 
 
@@ -71,5 +74,5 @@ def test_what_a_round_takes_is_measured_beside_a_decode_of_the_model(
     artifact = tiny_artifact
     files = (artifact.config, artifact.vmfb, artifact.parameters, frozenset[int]())
     with closing(open_device()) as device:
-        make_engine(device, *files, EngineOptions(draft_model=files_of(artifact)))
+        make_engine(device, *files, EngineSettings(), ModelFacts(draft_model=files_of(artifact)))
     assert "a decode takes 25 % of the model's time" in caplog.text

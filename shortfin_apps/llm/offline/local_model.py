@@ -233,7 +233,7 @@ class LocalModel:
         config = with_model(config)
         artifact, draft = open_artifact(config), open_draft(config)
         check_address_space([artifact, *([draft] if draft else ())], config)
-        name = config.served_model_name or artifact.name
+        name = config.model.served_model_name or artifact.name
         metrics = ServerMetrics(name)
         service = make_service(config, name, metrics, stream_keep_alive_s=None)
         loaded = load_model(artifact, config, metrics, draft)

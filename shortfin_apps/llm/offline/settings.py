@@ -10,13 +10,13 @@ from typing import Any
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.serving.server.building import BuildFailed, built
 from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
-from shortfin_apps.llm.serving.server.config_sources import load
-from shortfin_apps.llm.serving.server.other_names import Note
-from shortfin_apps.llm.serving.server.settings.http import HttpSettings
+from shortfin_apps.llm.serving.server.config_sources import Note, load
+from shortfin_apps.llm.serving.server.settings import HttpSettings
+from shortfin_apps.llm.setting import settings_of
 
 # No effect without a server: connections and tenants.
-OF_SERVERS = (*HttpSettings.model_fields, "tenant_weights")
-SETTINGS = tuple(name for name in ServerConfig.model_fields if name not in OF_SERVERS)
+OF_SERVERS = (*(each.name for each in settings_of(HttpSettings)), "tenant_weights")
+SETTINGS = tuple(name for name in ServerConfig.SETTINGS if name not in OF_SERVERS)
 # Instead of the server's default: no other clients use the queue.
 DEFAULTS = {"max_queue_tokens": 1 << 40}
 
@@ -47,5 +47,5 @@ def with_model(config: ServerConfig) -> ServerConfig:
         return built(config)
     except BuildFailed as failure:
         raise BuildError(
-            f"building {config.artifact} ended with status {failure.status}; its own message says why"
+            f"building {config.model.artifact} ended with status {failure.status}; its own message says why"
         ) from None

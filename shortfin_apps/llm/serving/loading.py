@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.components.batching import BATCH_MODES, batch_mode
-from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
@@ -22,29 +22,27 @@ from shortfin_apps.llm.components.invocation.page_count import (
     window_page_count,
 )
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
-from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
-from shortfin_apps.llm.components.kvcache import KVCache, PrefixCache
+from shortfin_apps.llm.components.kv_events.options import KVEventsError, KVEventSettings
+from shortfin_apps.llm.components.kvcache import KVCache
 from shortfin_apps.llm.components.kvcache.events import PageListener
-from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
+from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, DumpFacts, Dumps
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import GPU_NAMES, Device, Program
-from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows
 from shortfin_apps.llm.components.self_test.locate import Locator
-from shortfin_apps.llm.components.self_test.options import NO_SELF_TEST, SelfTestOptions
+from shortfin_apps.llm.components.self_test.options import SelfTestFacts
 from shortfin_apps.llm.components.self_test.report import Subject
 from shortfin_apps.llm.components.self_test.self_test import SelfTest
 from shortfin_apps.llm.components.self_test.watch import SelfTestWatch
-from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError, SelfTestError
-from shortfin_apps.llm.serving.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S, AsyncEngine
+from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.speculative_loading import (
     DraftFiles,
     DraftProgram,
-    JumpAhead,
-    Speculative,
     load_draft_program,
     make_draft_model,
     speculation_options,
@@ -56,51 +54,28 @@ if TYPE_CHECKING:  # an optional extra
 logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int], None]  # items done, and total
-UseDecodeLoops = Literal["auto", "on", "off"]
-Pages = int | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """How to serve a model; None leaves a choice to the artefact or the machine.
+class ModelFacts:
+    """What an artefact tells about its model.
 
-    `pages` is the size of the page table; "auto" is what fits in the device's memory. None is "auto" on GPUs,
-    and the size in `config.json` on CPUs, which other programs share. `max_running` is the maximum number of
-    requests in progress at once (default: the mode's own), `max_queue` the maximum number waiting in
-    addition, `max_queue_tokens` the maximum number of waiting prompt tokens. `decode_ahead` is whether decode
-    loops are used: "auto" if the VMFB has them; "on" requires them. `speculative` is the source of proposed
-    tokens; `draft_model` proposes where that source has none. A request gets at most `speculative_tokens` of
-    them at once. `jump_ahead` is whether tokens that grammars force are proposed: "auto" if the model
-    supports proposed tokens; "on" requires it. `vocab_size` is the model's vocabulary size in its manifest,
-    which the tokenizer's must fit. `stall_timeout_s` is the time limit of a step. `kv_events` is where
-    changes of the prefix cache are published; None is nowhere. `flight_recorder` keeps the last minute's
-    invocations, and dumps them when something fails. `self_test` holds the results that the program must
-    reproduce before serving.
+    `vocab_size` is the model's vocabulary size in its manifest, which the tokenizer's must fit. `pages` is
+    the size of the page table that was given to `build`. `kv_events_topic` is the default topic. Without
+    `dumps`, there is no flight recorder. `self_test` holds the results that the program must reproduce before
+    serving.
     """
 
-    device: str = "cpu"
-    device_ids: tuple[str, ...] = ()
-    runtime: Runtime = "auto"
-    threads: int | None = None
-    batching: BatchSettings = field(default_factory=BatchSettings)
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    prefix_cache: PrefixCache = "trie"
-    decode_ahead: UseDecodeLoops = "auto"
-    speculative: Speculative = "off"
-    speculative_tokens: int = DEFAULT_MAX_TOKENS
-    draft_model: DraftFiles | None = None
-    jump_ahead: JumpAhead = "auto"
-    pages: Pages | None = None
-    max_running: int | None = None
-    max_queue: int = 0
-    max_queue_tokens: int = MAX_QUEUE_TOKENS
     vocab_size: int | None = None
     tokenizer_vocab_size: int | None = None
-    stall_timeout_s: float = STALL_TIMEOUT_S
-    tune: bool = False
-    kv_events: KVEventOptions | None = None
-    flight_recorder: RecorderOptions | None = None
-    self_test: SelfTestOptions = NO_SELF_TEST
+    draft_model: DraftFiles | None = None
+    pages: int | None = None
+    kv_events_topic: str = ""
+    dumps: DumpFacts | None = None
+    self_test: SelfTestFacts | None = None
+
+
+NO_FACTS = ModelFacts()
 
 
 def load_engine(
@@ -108,9 +83,12 @@ def load_engine(
     vmfb: Path,
     parameters: Sequence[Path],
     eos_token_ids: frozenset[int],
-    options: EngineOptions,
+    settings: EngineSettings,
+    facts: ModelFacts = NO_FACTS,
     confirm: Callable[[], None] = lambda: None,
     on_warm_up: OnProgress = lambda done, total: None,
+    *,
+    tunes: bool = False,
 ) -> AsyncEngine:
     """Load, check and warm up an engine, which is then ready for `start`. Takes seconds.
 
@@ -119,61 +97,72 @@ def load_engine(
     """
     with ExitStack() as opened:
         publisher = None
-        if options.kv_events is not None:
-            publisher = _publisher(options.kv_events, config.stride)
+        if settings.kv_events.kv_events_endpoint is not None:
+            publisher = _publisher(settings.kv_events, facts.kv_events_topic, config.stride)
             opened.callback(publisher.close)
         device = open_device(
-            options.device, options.runtime, threads=options.threads, device_ids=options.device_ids
+            settings.device, settings.runtime, threads=settings.threads, device_ids=settings.device_ids
         )
         opened.callback(device.close)
-        recorder = None if options.flight_recorder is None else FlightRecorder()
+        recorder = None if facts.dumps is None or settings.dump_dir == "off" else FlightRecorder()
         try:
             engine, watch = _make_engine(
-                device, config, vmfb, parameters, eos_token_ids, options, on_warm_up, publisher, recorder
+                device,
+                config,
+                vmfb,
+                parameters,
+                eos_token_ids,
+                settings,
+                facts,
+                on_warm_up,
+                publisher,
+                recorder,
             )
         except SelfTestError:
             confirm()  # a damaged file explains it
             raise
         confirm()
-        on_gpu = options.device in GPU_NAMES
-        if options.tune and options.batching.token_budget is None:
+        on_gpu = settings.device in GPU_NAMES
+        if tunes and settings.batching.token_budget is None:
             engine.tune(on_gpu=on_gpu)  # last: verifying the parameters would compete for the CPU
         close = opened.pop_all().close
     return AsyncEngine(
         engine,
-        max_requests=engine.max_running + options.max_queue,
-        max_queue_tokens=options.max_queue_tokens,
-        stall_timeout_s=options.stall_timeout_s,
+        max_requests=engine.max_running + settings.max_queue,
+        max_queue_tokens=settings.max_queue_tokens,
+        stall_timeout_s=settings.stall_timeout,
         on_close=close,
-        dumps=_dumps(recorder, options, device.name, engine),
-        idle_test=watch if options.self_test.when == "hourly" else None,
+        dumps=_dumps(recorder, settings, facts, device.name, engine),
+        idle_test=watch if settings.self_test == "hourly" else None,
     )
 
 
 def _dumps(
-    recorder: FlightRecorder | None, options: EngineOptions, device: str, engine: Engine
+    recorder: FlightRecorder | None, settings: EngineSettings, facts: ModelFacts, device: str, engine: Engine
 ) -> Dumps | None:
-    if recorder is None or options.flight_recorder is None:
+    if recorder is None or facts.dumps is None or settings.dump_dir == "off":
         return None
     stats = engine.stats()
-    facts = DeviceFacts(
-        device=f"{options.device} ({device})",
+    of_device = DeviceFacts(
+        device=f"{settings.device} ({device})",
         num_pages=stats.pages.total + 1,
         num_window_pages=0 if stats.window_pages is None else stats.window_pages.total + 1,
         stride=stats.page_tokens,
     )
-    return Dumps(recorder, options.flight_recorder, facts)
+    return Dumps(recorder, settings.dump_dir, facts.dumps, of_device)
 
 
-def _publisher(options: KVEventOptions, page_tokens: int) -> KVEventPublisher:
+def _publisher(settings: KVEventSettings, default_topic: str, page_tokens: int) -> KVEventPublisher:
     try:
         from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
     except ModuleNotFoundError as error:
         raise KVEventsError(
             f"KV events need {error.name}; install it with `pip install 'shortfin-llm[kv-events]'`"
         ) from error
-    publisher = KVEventPublisher(options, page_tokens)
-    logger.info("KV events at %s, topic %s", publisher.endpoint, options.topic)
+    publisher = KVEventPublisher(
+        settings, page_tokens, default_topic, hash_seed=os.environ.get("PYTHONHASHSEED")
+    )
+    logger.info("KV events at %s, topic %s", publisher.endpoint, publisher.topic)
     return publisher
 
 
@@ -183,7 +172,8 @@ def make_engine(
     vmfb: Path,
     parameters: Sequence[Path],
     eos_token_ids: frozenset[int],
-    options: EngineOptions,
+    settings: EngineSettings,
+    facts: ModelFacts = NO_FACTS,
     on_warm_up: OnProgress = lambda done, total: None,
     listener: PageListener | None = None,
     recorder: FlightRecorder | None = None,
@@ -194,7 +184,7 @@ def make_engine(
     published pages of the cache, `recorder` the invocations on the device.
     """
     engine, _ = _make_engine(
-        device, config, vmfb, parameters, eos_token_ids, options, on_warm_up, listener, recorder
+        device, config, vmfb, parameters, eos_token_ids, settings, facts, on_warm_up, listener, recorder
     )
     return engine
 
@@ -205,49 +195,50 @@ def _make_engine(
     vmfb: Path,
     parameters: Sequence[Path],
     eos_token_ids: frozenset[int],
-    options: EngineOptions,
+    settings: EngineSettings,
+    facts: ModelFacts,
     on_warm_up: OnProgress,
     listener: PageListener | None,
     recorder: FlightRecorder | None,
 ) -> tuple[Engine, SelfTestWatch | None]:
     """Create the engine, and return it with the self-test that it has passed, if it has one."""
-    check_vocabulary(options.vocab_size, options.tokenizer_vocab_size)
+    check_vocabulary(facts.vocab_size, facts.tokenizer_vocab_size)
     program = device.load_program(vmfb, parameters, config.module_name)
-    check_program(program, config, options.tokenizer_vocab_size)
-    check_vocabulary(embedding_rows(parameters), options.tokenizer_vocab_size)
-    on_gpu = options.device in GPU_NAMES
+    check_program(program, config, facts.tokenizer_vocab_size)
+    check_vocabulary(embedding_rows(parameters), facts.tokenizer_vocab_size)
+    on_gpu = settings.device in GPU_NAMES
     buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
     speculation = speculation_options(
         config,
         buckets,
-        options.speculative,
-        options.jump_ahead,
-        options.speculative_tokens,
-        has_draft_model=options.draft_model is not None,
+        settings,
+        has_draft_model=facts.draft_model is not None,
         on_gpu=on_gpu,
     )
-    kind = batch_mode(options.batching.batch_mode, buckets, on_gpu=on_gpu)
-    max_running = options.max_running or kind.default_max_running(config)
-    mode = kind.make(options.batching, config, buckets, on_gpu=on_gpu)
+    kind = batch_mode(settings.batching.batch_mode, buckets, on_gpu=on_gpu)
+    max_running = settings.max_running or kind.default_max_running(config)
+    mode = kind.make(settings.batching, config, buckets, on_gpu=on_gpu)
     tokens_ahead = mode.tokens_ahead(config.stride)
-    draft = _draft_program(device, options, max_running)
-    num_pages = _num_pages(device, program, config, options, max_running, tokens_ahead, draft)
+    draft = _draft_program(device, settings, facts, max_running)
+    num_pages = _num_pages(device, program, config, settings, facts, max_running, tokens_ahead, draft)
     num_window_pages = window_page_count(config, num_pages, tokens_ahead)
     runner = make_runner(device, program, config, num_pages, num_window_pages, recorder)
     logger.info("batch mode %s", next(name for name, each in BATCH_MODES.items() if each is kind))
-    _check_decode_ahead(runner, options)
-    cache = make_page_cache(config, options.prefix_cache, num_pages, num_window_pages, listener)
-    _warm_up(runner, config, options, on_warm_up)
-    watch = _passed_self_test(device, program, config, runner, cache, options)
+    _check_decode_ahead(runner, settings)
+    cache = make_page_cache(config, settings.prefix_cache, num_pages, num_window_pages, listener)
+    _warm_up(runner, config, facts, on_warm_up)
+    watch = _passed_self_test(device, program, config, runner, cache, settings, facts)
     draft_model = None
     if draft is not None:
-        draft_model = make_draft_model(device, draft, runner, num_pages * config.stride, options.prefix_cache)
+        draft_model = make_draft_model(
+            device, draft, runner, num_pages * config.stride, settings.prefix_cache
+        )
     engine = Engine(
-        scheduler=Scheduler(cache, mode, max_running, options.tenant_weights),
+        scheduler=Scheduler(cache, mode, max_running, settings.batching.tenant_weights),
         cache=cache,
         runner=runner,
         limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
-        decode_ahead=options.decode_ahead != "off",
+        decode_ahead=settings.decode_ahead != "off",
         speculation=speculation,
         draft_model=draft_model,
         recorder=recorder,
@@ -263,24 +254,25 @@ def _passed_self_test(
     config: ModelConfig,
     runner: BatchRunner,
     cache: KVCache,
-    options: EngineOptions,
+    settings: EngineSettings,
+    facts: ModelFacts,
 ) -> SelfTestWatch | None:
     """Run the self-test if there is one. Raises SelfTestError."""
-    chosen = options.self_test
-    if chosen.file is None or chosen.when == "off":
+    chosen = facts.self_test
+    if chosen is None or settings.self_test == "off":
         return None
     watch = SelfTestWatch(
         SelfTest(runner, cache, chosen.file),
         Locator(device, program, config, chosen.file, same_bits=chosen.same_bits),
         Subject(device=device.name, identity=chosen.identity, kernels=chosen.kernels),
-        hourly=chosen.when == "hourly",
+        hourly=settings.self_test == "hourly",
     )
     watch.run()
     return watch
 
 
-def _check_decode_ahead(runner: BatchRunner, options: EngineOptions) -> None:
-    if options.decode_ahead == "on" and not runner.buckets.has_decode_loops:
+def _check_decode_ahead(runner: BatchRunner, settings: EngineSettings) -> None:
+    if settings.decode_ahead == "on" and not runner.buckets.has_decode_loops:
         raise ArtifactError(
             "the VMFB has no decode loops, which `--decode-ahead on` needs; rebuild it with `shortfin-llm "
             "build --decode-loop-sizes 1,2,4,8`, or leave that option out"
@@ -288,11 +280,14 @@ def _check_decode_ahead(runner: BatchRunner, options: EngineOptions) -> None:
 
 
 def _warm_up(
-    runner: BatchRunner, config: ModelConfig, options: EngineOptions, on_warm_up: OnProgress
+    runner: BatchRunner,
+    config: ModelConfig,
+    facts: ModelFacts,
+    on_warm_up: OnProgress,
 ) -> None:
     warmed_up = runner.warm_up(on_warm_up)
     for entry in warmed_up:
-        check_results(entry, config, options.tokenizer_vocab_size)
+        check_results(entry, config, facts.tokenizer_vocab_size)
     logger.info(
         "warmed up %d entries; the KV cache, results and workspace take %.1f MiB",
         len(warmed_up),
@@ -300,25 +295,28 @@ def _warm_up(
     )
 
 
-def _draft_program(device: Device, options: EngineOptions, max_running: int) -> DraftProgram | None:
-    if options.draft_model is None:
+def _draft_program(
+    device: Device, settings: EngineSettings, facts: ModelFacts, max_running: int
+) -> DraftProgram | None:
+    if facts.draft_model is None:
         return None
-    max_tokens, vocab_size = options.speculative_tokens, options.tokenizer_vocab_size
-    return load_draft_program(device, options.draft_model, vocab_size, max_running, max_tokens)
+    max_tokens, vocab_size = settings.speculative_tokens, facts.tokenizer_vocab_size
+    return load_draft_program(device, facts.draft_model, vocab_size, max_running, max_tokens)
 
 
 def _num_pages(
     device: Device,
     program: Program,
     config: ModelConfig,
-    options: EngineOptions,
+    settings: EngineSettings,
+    facts: ModelFacts,
     max_running: int,
     tokens_ahead: int | None,
     draft: DraftProgram | None,
 ) -> int:
     """Number of pages of the cache. Raises ArtifactError for too few."""
     recorded = config.paged_kv_cache.device_block_count
-    chosen = options.pages or ("auto" if options.device in GPU_NAMES else recorded)
+    chosen = settings.pages or facts.pages or ("auto" if settings.device in GPU_NAMES else recorded)
     if chosen == "auto":
         return _pages_that_fit(device, program, config, max_running, tokens_ahead, draft) or recorded
     if chosen < 2:

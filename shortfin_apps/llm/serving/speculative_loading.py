@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from shortfin_apps.llm.components.engine.draft_model import CATCH_UP_TOKENS, DraftModel, DraftOptions
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
@@ -17,6 +16,7 @@ from shortfin_apps.llm.components.invocation.page_table import make_page_cache, 
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device, Program
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.components.speculation.draft import (
     CPU_ROW_COST,
     GPU_ROW_COST,
@@ -28,8 +28,6 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 
 logger = logging.getLogger(__name__)
 
-Speculative = Literal["off", "ngram"]
-JumpAhead = Literal["auto", "on", "off"]
 TIMED_DECODES = 5
 
 
@@ -49,24 +47,22 @@ class DraftFiles:
 def speculation_options(
     config: ModelConfig,
     buckets: Buckets,
-    speculative: Speculative,
-    jump_ahead: JumpAhead,
-    max_tokens: int,
+    settings: EngineSettings,
     *,
     has_draft_model: bool,
     on_gpu: bool,
 ) -> SpeculationOptions | None:
     """Speculation options; None if nothing is proposed. Raises ArtifactError if the model cannot comply."""
-    looks_up, jumps = speculative == "ngram", jump_ahead != "off"
+    looks_up, jumps = settings.speculative == "ngram", settings.jump_ahead != "off"
     if not looks_up and not jumps and not has_draft_model:
         return None
     flag = "--speculative" if looks_up else "--speculative-model" if has_draft_model else "--jump-ahead on"
     if problem := _problem_with_proposals(config, buckets, flag):
-        if looks_up or has_draft_model or jump_ahead == "on":
+        if looks_up or has_draft_model or settings.jump_ahead == "on":
             raise ArtifactError(problem)
         return None
     return SpeculationOptions(
-        max_tokens=max_tokens if looks_up else 0,
+        max_tokens=settings.speculative_tokens if looks_up else 0,
         max_forced_tokens=MAX_FORCED_TOKENS if jumps else 0,
         row_cost=GPU_ROW_COST if on_gpu else CPU_ROW_COST,
     )

@@ -4,8 +4,8 @@ import pytest
 
 from bench.gpu import adjusted
 from bench.gpu.models import MODELS
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.loading import EngineOptions
 from tests.conftest import BuildTiny
 from tests.hip import EmulatedGpus
 from tests.integration.generation import open_engine
@@ -19,7 +19,7 @@ def test_a_device_that_adjusts_rows_draws_the_tokens_of_the_host(
     model = MODELS["random-tiny"]
     with emulated_gpus.watch("gfx942"):
         artifact = build_tiny(BuildOptions(device="hip:gfx942", decode_batch_sizes=(8,)))
-        with open_engine(artifact, EngineOptions(device="hip", decode_ahead="off")) as engine:
+        with open_engine(artifact, EngineSettings(device="hip", decode_ahead="off")) as engine:
             on_host = adjusted.tokens_of(engine, model, logprobs=0)
             assert adjusted.num_adjusting(engine) == 0
             on_device = adjusted.tokens_of(engine, model)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.components.kv_events.options import KVEventOptions
+from shortfin_apps.llm.components.kv_events.options import KVEventSettings
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ from shortfin_apps.llm.components.kv_events.options import KVEventOptions
     ],
 )
 def test_endpoints_that_others_can_reach_are_known(endpoint: str, is_local: bool) -> None:
-    assert KVEventOptions(endpoint=endpoint).is_local == is_local
-    both = KVEventOptions(endpoint="ipc:///run/kv", replay_endpoint=endpoint)
+    assert KVEventSettings(kv_events_endpoint=endpoint).is_local == is_local
+    both = KVEventSettings(kv_events_endpoint="ipc:///run/kv", kv_events_replay_endpoint=endpoint)
     assert both.is_local == is_local

@@ -6,13 +6,14 @@ import logging
 import threading
 from collections.abc import Iterator
 from itertools import count, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.kv_events import publisher as publisher_module
-from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
+from shortfin_apps.llm.components.kv_events.options import KVEventsError, KVEventSettings
 from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher, ReplayBuffer
 from shortfin_apps.llm.components.kvcache.events import AllPages, PageEvent, PagesPublished, PagesWithdrawn
 from shortfin_apps.llm.components.kvcache.trie_cache import TrieCache
@@ -50,11 +51,13 @@ def opened() -> Iterator[Opened]:
 
 
 def start(
-    opened: Opened, *, seed: str | None = "0", **options: int
+    opened: Opened, *, seed: str | None = "0", **options: Any
 ) -> tuple[KVEventPublisher, Subscriber, Batches]:
     batches = Batches()
-    endpoints = KVEventOptions(endpoint=LOOPBACK, replay_endpoint=LOOPBACK, topic=TOPIC, hash_seed=seed)
-    publisher = KVEventPublisher(endpoints, STRIDE, clock=batches, **options)
+    endpoints = KVEventSettings(
+        kv_events_endpoint=LOOPBACK, kv_events_replay_endpoint=LOOPBACK, kv_events_topic=TOPIC
+    )
+    publisher = KVEventPublisher(endpoints, STRIDE, hash_seed=seed, clock=batches, **options)
     opened.append(publisher)
     batches.wait()
     return publisher, subscribe(opened, publisher), batches
@@ -194,7 +197,7 @@ def test_events_beyond_the_bound_are_not_taken_and_then_made_up_for(
         return 0.0
 
     publisher = KVEventPublisher(
-        KVEventOptions(endpoint=LOOPBACK, replay_endpoint=LOOPBACK), STRIDE, clock=clock
+        KVEventSettings(kv_events_endpoint=LOOPBACK, kv_events_replay_endpoint=LOOPBACK), STRIDE, clock=clock
     )
     opened.append(publisher)
     assert held.wait(PATIENCE_MS / 1000)
@@ -224,10 +227,12 @@ def test_an_endpoint_in_use_or_unknown_is_named(opened: Opened) -> None:
     for endpoint in (publisher.endpoint, "tcp://no.such.host.invalid:1", "tcp://127.0.0.1"):
         assert endpoint is not None
         with pytest.raises(KVEventsError, match="choose another endpoint") as caught:
-            KVEventPublisher(KVEventOptions(endpoint=endpoint), STRIDE)
+            KVEventPublisher(KVEventSettings(kv_events_endpoint=endpoint), STRIDE)
         assert endpoint in str(caught.value)
         with pytest.raises(KVEventsError):
-            KVEventPublisher(KVEventOptions(endpoint=LOOPBACK, replay_endpoint=endpoint), STRIDE)
+            KVEventPublisher(
+                KVEventSettings(kv_events_endpoint=LOOPBACK, kv_events_replay_endpoint=endpoint), STRIDE
+            )
 
 
 def test_closing_publishes_what_waits_and_frees_the_endpoints(
@@ -238,7 +243,7 @@ def test_closing_publishes_what_waits_and_frees_the_endpoints(
     assert endpoint is not None
     publisher.close()
     publisher.close()
-    opened.append(KVEventPublisher(KVEventOptions(endpoint=endpoint), STRIDE))
+    opened.append(KVEventPublisher(KVEventSettings(kv_events_endpoint=endpoint), STRIDE))
 
 
 def test_a_bug_in_the_thread_is_logged_and_the_engine_goes_on(

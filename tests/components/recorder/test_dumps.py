@@ -15,8 +15,8 @@ from shortfin_apps.llm.components.recorder.dumps import (
     INTERVAL_S,
     NUM_KEPT,
     DeviceFacts,
+    DumpFacts,
     Dumps,
-    RecorderOptions,
     default_directory,
 )
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
@@ -26,8 +26,8 @@ FACTS = DeviceFacts(device="fake", num_pages=32, num_window_pages=0, stride=4)
 
 
 def dumps_in(directory: Path | None, clock: Callable[[], float] = lambda: 0.0) -> Dumps:
-    options = RecorderOptions(directory=directory, model="m")
-    return Dumps(FlightRecorder(), options, FACTS, clock=clock, start=lambda work: work())
+    facts = DumpFacts(model="m")
+    return Dumps(FlightRecorder(), directory, facts, FACTS, clock=clock, start=lambda work: work())
 
 
 def files(directory: Path) -> list[Path]:
@@ -82,7 +82,7 @@ def test_a_thread_that_cannot_be_started_hurts_nobody(
         raise RuntimeError("can't start new thread")
 
     recorder = FlightRecorder()
-    Dumps(recorder, RecorderOptions(directory=tmp_path), FACTS, start=no_thread)
+    Dumps(recorder, tmp_path, DumpFacts(), FACTS, start=no_thread)
     recorder.fault("it failed")
     assert "can't start new thread" in caplog.text
 
@@ -136,7 +136,7 @@ def test_a_fault_is_dumped_with_what_was_recorded_by_then(
 ) -> None:
     caplog.set_level(logging.WARNING)
     recorder, waiting = FlightRecorder(), list[Callable[[], None]]()
-    Dumps(recorder, RecorderOptions(directory=tmp_path), FACTS, start=waiting.append)
+    Dumps(recorder, tmp_path, DumpFacts(), FACTS, start=waiting.append)
     recorder.clear([1], [])
     recorder.fault("it failed")
     recorder.clear([2], [])

@@ -70,8 +70,8 @@ async def loopback(
     config = config_sources.load({"artifact": "model", "shutdown_timeout": 5, **flags}, {})
     harness = Harness(
         script,
-        limits=Limits(body_bytes=config.max_body_bytes),
-        strict_fields=config.strict_fields,
+        limits=Limits(body_bytes=config.requests.max_body_bytes),
+        strict_fields=config.requests.strict_fields,
         stream_keep_alive_s=stream_keep_alive_s,
         tokenizer=tokenizer,
     )

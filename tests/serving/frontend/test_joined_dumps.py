@@ -9,8 +9,8 @@ import pytest
 from shortfin_apps.llm.components.recorder.dump_file import DumpError
 from shortfin_apps.llm.components.recorder.dumps import (
     DeviceFacts,
+    DumpFacts,
     Dumps,
-    RecorderOptions,
     WrittenDump,
 )
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
@@ -23,7 +23,7 @@ class GatedDumps(Dumps):
     """Each dump waits in its thread until the gate is open."""
 
     def __init__(self, directory: Path, *, fails: bool = False) -> None:
-        super().__init__(FlightRecorder(), RecorderOptions(directory=directory), FACTS)
+        super().__init__(FlightRecorder(), directory, DumpFacts(), FACTS)
         self.gate = threading.Event()
         self.begun = 0
         self._fails = fails

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.recorder.dump_file import read_dump
-from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
+from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, DumpFacts, Dumps
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.recorder.records import Run
 from shortfin_apps.llm.components.request.messages import FinishReason
@@ -52,7 +52,7 @@ async def test_a_stall_is_dumped_while_the_device_does_not_answer(tmp_path: Path
     clock, recorder = SteppedClock(), FlightRecorder()
     rig = make_rig(recorder=recorder)
     facts = DeviceFacts(device="fake", num_pages=32, num_window_pages=0, stride=4)
-    dumps = Dumps(recorder, RecorderOptions(directory=tmp_path), facts, start=lambda work: work())
+    dumps = Dumps(recorder, tmp_path, DumpFacts(), facts, start=lambda work: work())
     engine = AsyncEngine(rig.engine, max_requests=8, stall_timeout_s=0.05, dumps=dumps, clock=clock)
     engine.start()
     gate = Gate(rig)

@@ -22,5 +22,5 @@ def test_options_arrive_with_their_secrets() -> None:
     options = ApiProcessOptions(config=config, name="m", engine_pid=7, replaces=True)
     arrived = ApiProcessOptions.from_json(options.to_json())
     assert arrived == options
-    assert arrived.config.model_fields_set == config.model_fields_set
-    assert arrived.config.api_key[1].get_secret_value() == "l"
+    assert arrived.config.given == config.given
+    assert arrived.config.http.api_key[1].get_secret_value() == "l"

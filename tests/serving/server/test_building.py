@@ -22,7 +22,7 @@ from tests.builder.model_files import write_gguf, write_hf
 
 
 def settings(artifact: Path | str, **values: object) -> ServerConfig:
-    return ServerConfig(artifact=artifact, **values)  # type: ignore[arg-type]
+    return ServerConfig.of({"artifact": artifact, **values})
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_source_is_built_for_the_device(
         *("build", "random:tiny", "--in-cache", "--device", build_device),
         *("--weights", "f32", "--context-length", "64"),
     ]
-    assert (config.artifact, config.device) == (tmp_path / "made", driver)
+    assert (config.model.artifact, config.engine.device) == (tmp_path / "made", driver)
 
 
 def test_a_draft_models_source_is_built_with_its_own_types(
@@ -88,7 +88,7 @@ def test_a_draft_models_source_is_built_with_its_own_types(
     drafts, models = built_with
     assert drafts[3:] == ["build", "random:tiny-hybrid", "--in-cache", "--device", "cpu"]
     assert models[4] == "random:tiny"
-    assert config.speculative_model == config.artifact == tmp_path / "made"
+    assert config.engine.speculative_model == config.model.artifact == tmp_path / "made"
 
 
 def test_a_draft_models_directory_is_taken_as_it_is(built_with: list[list[str]], tmp_path: Path) -> None:
@@ -190,4 +190,4 @@ def test_a_thread_beside_the_main_one_builds_too(tmp_path: Path, monkeypatch: py
     thread = threading.Thread(target=lambda: made.append(built(settings("random:tiny"))))
     thread.start()
     thread.join()
-    assert str(made[0].artifact).startswith("shortfin-llm ")
+    assert str(made[0].model.artifact).startswith("shortfin-llm ")

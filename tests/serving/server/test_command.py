@@ -30,7 +30,7 @@ def test_a_path_that_cannot_be_looked_at_is_one_sentence_and_exit_2(
     entry: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As in a directory that this user may not search, which root may."""
-    flags = ("--vmfb", "--tokenizer-json", "--model-config-json", "--parameters")
+    flags = ("--vmfb", "--tokenizer-json", "--model-config", "--parameters")
     assert entry([word for flag in flags for word in (flag, "a" * 300)]) == 2
     err = capsys.readouterr().err
     assert (

@@ -12,9 +12,9 @@ from tests.serving.server.settings import notes_of, parse
 def test_only_the_model_directory_is_required() -> None:
     config = parse("DIR")
     assert config == parse("--artifact", "DIR")
-    assert (config.artifact, config.host, config.port) == (Path("DIR"), "127.0.0.1", 8000)
-    assert config.prefix_cache == "trie"
-    assert config.decode_ahead == "auto"
+    assert (config.model.artifact, config.http.host, config.http.port) == (Path("DIR"), "127.0.0.1", 8000)
+    assert config.engine.prefix_cache == "trie"
+    assert config.engine.decode_ahead == "auto"
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ def test_an_empty_value_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch
 
 def test_weights_are_read_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse("DIR", "--tenant-weights", "alice=3", "a=b=0.5")
-    assert config.weights_of_tenants() == {"alice": 3.0, "a=b": 0.5}
+    assert config.engine.batching.tenant_weights == {"alice": 3.0, "a=b": 0.5}
     monkeypatch.setenv("SHORTFIN_LLM_TENANT_WEIGHTS", "carol=2,dan=1")
-    assert parse("DIR").weights_of_tenants() == {"carol": 2.0, "dan": 1.0}
+    assert parse("DIR").engine.batching.tenant_weights == {"carol": 2.0, "dan": 1.0}
 
 
 def test_batching_gets_its_settings() -> None:
-    assert parse("DIR").batch_settings() == BatchSettings()
+    assert parse("DIR").engine.batching == BatchSettings()
     config = parse("DIR", "--batch-mode", "default", "--chunk-tokens", "32", "--token-budget", "128")
     expected = BatchSettings(batch_mode="default", chunk_tokens=32, token_budget=128)
-    assert config.batch_settings() == expected
+    assert config.engine.batching == expected
 
 
 @pytest.mark.parametrize("name", ["--kv-events-endpoint", "--kv-events-replay-endpoint"])

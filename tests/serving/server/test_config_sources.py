@@ -11,10 +11,10 @@ SECRET = "sk-do-not-show"
 
 
 def test_special_tokens_in_content_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse("DIR").special_in_content
-    assert not parse("DIR", "--no-special-in-content").special_in_content
+    assert parse("DIR").requests.special_in_content
+    assert not parse("DIR", "--no-special-in-content").requests.special_in_content
     monkeypatch.setenv("SHORTFIN_LLM_SPECIAL_IN_CONTENT", "false")
-    assert not parse("DIR").special_in_content
+    assert not parse("DIR").requests.special_in_content
 
 
 def test_flags_over_environment_over_yaml_over_defaults(
@@ -26,14 +26,19 @@ def test_flags_over_environment_over_yaml_over_defaults(
     monkeypatch.setenv("SHORTFIN_LLM_PAGES", "12")
     monkeypatch.setenv("SHORTFIN_LLM_DEVICE_IDS", "0,1")
     config = parse("DIR", "--config", str(path), "--port", "21")
-    assert (config.port, config.pages, config.threads, config.max_queue) == (21, 12, 3, 4)
-    assert (config.prefix_cache, config.device_ids) == ("none", ("0", "1"))
+    assert (config.http.port, config.engine.pages, config.engine.threads, config.engine.max_queue) == (
+        21,
+        12,
+        3,
+        4,
+    )
+    assert (config.engine.prefix_cache, config.engine.device_ids) == ("none", ("0", "1"))
 
 
 def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "server_config.json"
     path.write_text('{"prefix_sharing_algorithm": "none", "decode_config": {"num_beams": 1}}')
-    assert parse("DIR", "--server_config", str(path)).prefix_cache == "none"
+    assert parse("DIR", "--server_config", str(path)).engine.prefix_cache == "none"
 
 
 @pytest.mark.parametrize("content", ["- a", "prot: 1", "{", "port: [1]", "port: 2001-99-99", "[" * 1000])
@@ -92,8 +97,8 @@ def test_settings_with_secrets_that_everyone_can_read_are_noted(setting: str, tm
 def test_a_batch_mode_is_spelled_like_a_flag(spelling: str, tmp_path: Path) -> None:
     path = tmp_path / "server.yaml"
     path.write_text(f"batch_mode: {spelling}")
-    assert parse("DIR", "--batch_mode", spelling).batch_mode == "extend-attention"
-    assert parse("DIR", "--config", str(path)).batch_mode == "extend-attention"
+    assert parse("DIR", "--batch_mode", spelling).engine.batching.batch_mode == "extend-attention"
+    assert parse("DIR", "--config", str(path)).engine.batching.batch_mode == "extend-attention"
 
 
 def test_each_ignored_upstream_setting_is_noted(tmp_path: Path) -> None:
@@ -126,7 +131,7 @@ def test_secrets_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(f"SHORTFIN_LLM_{name.upper()}", SECRET)
     config = parse("DIR")
     assert SECRET not in repr(config)
-    assert SECRET not in str(config.model_dump(mode="json"))
+    assert SECRET not in str(config.to_json())
     for name in KEYS:
         (tmp_path / "c.yaml").write_text(f"{name}: {{a: {SECRET}}}")
         monkeypatch.delenv(f"SHORTFIN_LLM_{name.upper()}")  # it would win
@@ -173,13 +178,15 @@ def test_the_variables_of_a_kubernetes_service_are_ignored(
     assert "enableServiceLinks" in note
     path = tmp_path / "server.yaml"
     path.write_text("port: 9")
-    assert parse("DIR", "--config", str(path)).port == 9, "the file's port counts where the variable does not"
+    assert parse("DIR", "--config", str(path)).http.port == 9, (
+        "the file's port counts where the variable does not"
+    )
 
 
 @pytest.mark.parametrize("value", ["tcp://[fd00::1]:80", "udp://10.0.0.1:53", "sctp://10.0.0.1:1"])
 def test_a_service_link_of_any_protocol_is_ignored(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHORTFIN_LLM_PORT", value)
-    assert parse("DIR").port == 8000
+    assert parse("DIR").http.port == 8000
 
 
 def test_variables_of_a_service_with_a_similar_name_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

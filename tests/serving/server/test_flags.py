@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.serving.server.config import ServerConfig
-from shortfin_apps.llm.serving.server.flags import COMMON, add_arguments, show_every_setting
+from shortfin_apps.llm.serving.server.flags import add_arguments, show_every_setting
 from tests.serving.server.settings import parse
 
 UPSTREAM = [
@@ -21,10 +21,10 @@ UPSTREAM = [
 def test_upstreams_command_line_works(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         config = parse(*UPSTREAM)
-    assert config.parameters == (Path("a.irpa"), Path("b.irpa"))
-    assert config.model_config_json == Path("m.json")
-    assert (config.device, config.device_ids) == ("local-task", ("0", "1"))
-    assert config.prefix_cache == "none"
+    assert config.model.parameters == (Path("a.irpa"), Path("b.irpa"))
+    assert config.model.model_config == Path("m.json")
+    assert (config.engine.device, config.engine.device_ids) == ("local-task", ("0", "1"))
+    assert config.engine.prefix_cache == "none"
     ignored = {record.getMessage().split("`")[1] for record in caplog.records}
     assert ignored == {
         "chunk_block_size",
@@ -42,12 +42,16 @@ def test_dashes_and_underscores_are_the_same() -> None:
 
 
 def test_a_switch_is_turned_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not parse("DIR").strict_fields
+    assert not parse("DIR").requests.strict_fields
     assert parse("DIR", "--strict-fields") == parse("DIR", "--strict_fields")
     monkeypatch.setenv("SHORTFIN_LLM_STRICT_FIELDS", "true")
-    assert parse("DIR").strict_fields
-    assert not parse("DIR", "--no-strict-fields").strict_fields
-    assert not parse("DIR", "--no_strict_fields").strict_fields
+    assert parse("DIR").requests.strict_fields
+    assert not parse("DIR", "--no-strict-fields").requests.strict_fields
+    assert not parse("DIR", "--no_strict_fields").requests.strict_fields
+
+
+def test_there_are_few_settings() -> None:
+    assert len(ServerConfig.SETTINGS) <= 60
 
 
 def test_every_setting_has_a_flag_with_help() -> None:
@@ -55,8 +59,8 @@ def test_every_setting_has_a_flag_with_help() -> None:
     add_arguments(parser)
     show_every_setting(parser)
     text = parser.format_help()
-    for name, field in ServerConfig.model_fields.items():
-        assert field.description
+    for name, each in ServerConfig.SETTINGS.items():
+        assert each.help
         assert name == "artifact" or f"--{name.replace('_', '-')}" in text
 
 
@@ -64,9 +68,9 @@ def test_the_help_shows_the_common_settings_on_two_screens() -> None:
     parser = argparse.ArgumentParser(formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
     add_arguments(parser)
     text = parser.format_help()
-    assert ServerConfig.model_fields.keys() > COMMON
+    common = {name for name, each in ServerConfig.SETTINGS.items() if each.is_common} - {"artifact"}
     shown = {word.rstrip(",") for word in text.split() if word.startswith("--") and "--no-" not in word}
-    assert {f"--{name.replace('_', '-')}" for name in COMMON} <= shown
+    assert {f"--{name.replace('_', '-')}" for name in common} <= shown
     assert "--drain-delay" not in shown
     assert len(text.splitlines()) <= 90
 

@@ -3,30 +3,22 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.recorder.dumps import WrittenDump
 from shortfin_apps.llm.serving.server import flight_recorder
-from shortfin_apps.llm.serving.server.flight_recorder import dump_at_signal, recorder_options
+from shortfin_apps.llm.serving.server.flight_recorder import dump_at_signal, dump_facts
 from tests.serving.api.harness import Harness
 from tests.serving.server.settings import parse
 
 
 def test_dumps_name_the_files_that_were_served_and_no_secret(tiny_artifact: Artifact) -> None:
-    options = recorder_options(tiny_artifact, parse("DIR", "--api-key", "secret", "--dump-dir", "/d"))
-    assert options is not None
-    assert options.directory == Path("/d")
+    options = dump_facts(tiny_artifact, parse("DIR", "--api-key", "secret", "--dump-dir", "/d"))
     assert set(options.files) == {"model.vmfb", "model.irpa"}
     assert "shortfin-llm" in options.versions
     assert "secret" not in repr(options)
-
-
-def test_without_a_recorder_there_are_no_dumps(tiny_artifact: Artifact) -> None:
-    config = parse("DIR", "--dump-dir", "off")
-    assert recorder_options(tiny_artifact, config) is None
 
 
 async def test_sigusr1_dumps_once_there_is_an_engine(caplog: pytest.LogCaptureFixture) -> None:

@@ -342,4 +342,4 @@ def test_a_public_server_without_keys_logs_a_warning(
 
 def test_an_unreadable_key_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ServerConfigError, match="file of keys"):
-        http_config({"api_key_file": tmp_path})
+        http_config({"api_key": f"@{tmp_path}"})

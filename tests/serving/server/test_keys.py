@@ -15,12 +15,12 @@ def test_keys_come_from_flags_environment_and_files(monkeypatch: pytest.MonkeyPa
     path = tmp_path / "keys"
     path.write_text("# of the night shift\n\n  k3  \nk4\n")
     config = parse("--api-key", "k1", "--api_key", "k2", "--api-key", f"@{path}", "DIR")
-    assert read_keys(config.api_key) == ["k1", "k2", "k3", "k4"]
+    assert read_keys(config.http.api_key) == ["k1", "k2", "k3", "k4"]
     monkeypatch.setenv("SHORTFIN_LLM_API_KEY", "k5,k6")
     monkeypatch.setenv("SHORTFIN_LLM_ADMIN_API_KEY", "k7")
     config = parse("DIR")
-    assert read_keys(config.api_key) == ["k5", "k6"]
-    assert read_keys(config.admin_api_key) == ["k7"]
+    assert read_keys(config.http.api_key) == ["k5", "k6"]
+    assert read_keys(config.http.admin_api_key) == ["k7"]
 
 
 @pytest.mark.parametrize("content", ["", "# only\n", "two words\n", "schlüssel\n", "bell\x07\n", "\ufeffk\n"])
@@ -50,13 +50,13 @@ def test_a_missing_or_unreadable_key_file_is_named(tmp_path: Path) -> None:
 
 def test_an_empty_key_is_refused() -> None:
     with pytest.raises(ServerConfigError, match="visible ASCII"):
-        read_keys(parse("DIR", "--api-key", " ").api_key)
+        read_keys(parse("DIR", "--api-key", " ").http.api_key)
     with pytest.raises(ServerConfigError, match="visible ASCII"):
-        read_keys(parse("DIR", "--api-key", ",").api_key)
+        read_keys(parse("DIR", "--api-key", ",").http.api_key)
 
 
 def keys_of(config: ServerConfig) -> list[str]:
-    return [key for name in KEYS for key in read_keys(getattr(config, name))]
+    return [key for name in KEYS for key in read_keys(getattr(config.http, name))]
 
 
 @pytest.mark.parametrize("setting", KEYS)

@@ -16,6 +16,7 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.server.model_loading import (
+    kv_events_topic,
     load_model,
     load_tokenizer,
     open_draft,
@@ -28,7 +29,7 @@ from tests.serving.server.settings import parse
 
 def config_of(artifact: Artifact, **options: Any) -> Any:
     config = parse(str(artifact.vmfb.parent))
-    return config.model_copy(update=options)
+    return config.changed(**options)
 
 
 def test_a_draft_model_that_is_not_there_is_named(tiny_artifact: Artifact, tmp_path: Path) -> None:
@@ -100,3 +101,16 @@ def test_the_models_samplers_are_logged_and_those_not_applied_named(
     first, second = caplog.messages
     assert first.endswith("generation_config.json: top_k 40, repetition_penalty 1.3")
     assert second == "generation_config.json asks for sampling that is not applied: mirostat"
+
+
+def test_kv_events_have_a_topic_by_which_llm_d_finds_the_server() -> None:
+    address = ("--host", "10.0.0.1", "--port", "8001")
+    assert kv_events_topic(parse("DIR", *address), "org/tiny") == "kv@10.0.0.1:8001@org/tiny"
+
+
+@pytest.mark.parametrize(("endpoint", "warns"), [("tcp://*:5557", True), ("tcp://127.0.0.1:5557", False)])
+def test_whoever_can_be_reached_by_others_is_warned(
+    endpoint: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    kv_events_topic(parse("DIR", "--kv-events-endpoint", endpoint), "tiny")
+    assert ("anyone who can reach" in caplog.text) == warns

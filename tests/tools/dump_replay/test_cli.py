@@ -8,10 +8,11 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.cli import main
-from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
+from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, DumpFacts, Dumps
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.components.settings import EngineSettings
+from shortfin_apps.llm.serving.loading import make_engine
 from tests.integration.generation import generate
 
 PROMPTS = [[5, 6, 7], list(range(40)), list(range(33))]
@@ -21,14 +22,14 @@ PROMPTS = [[5, 6, 7], list(range(40)), list(range(33))]
 def dump(tiny_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of `random:tiny`, whose first prompts have dropped out of the ring."""
     recorder, device = FlightRecorder(max_bytes=45_000), open_device("cpu", "iree")
-    options = EngineOptions(runtime="iree")
+    options = EngineSettings(runtime="iree")
     files = tiny_artifact.vmfb, tiny_artifact.parameters
     engine = make_engine(device, tiny_artifact.config, *files, frozenset(), options, recorder=recorder)
     generate(engine, PROMPTS, 30)
     pages = engine.stats().pages.total + 1
     facts = DeviceFacts(device="cpu", num_pages=pages, num_window_pages=0, stride=tiny_artifact.config.stride)
     directory = tmp_path_factory.mktemp("dumps")
-    path = Dumps(recorder, RecorderOptions(directory=directory), facts).write("a test").path
+    path = Dumps(recorder, directory, DumpFacts(), facts).write("a test").path
     device.close()
     return path
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, Self
 
@@ -11,6 +12,7 @@ from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.setting import setting
 
 DEFAULT_CHUNK_TOKENS = 128
 # Budget while nothing decodes: longer chunks were not measurably faster on CPUs (docs/measurements.md).
@@ -21,6 +23,23 @@ GPU_IDLE_BUDGET = 2048
 
 
 BatchModeName = Literal["auto", "default", "extend-attention"]
+
+
+def weights_of(value: object) -> dict[str, float]:
+    """Read weights from NAME=WEIGHT, several, or a mapping. Raises ValueError."""
+    if isinstance(value, Mapping):
+        value = [f"{name}={weight}" for name, weight in value.items()]
+    if isinstance(value, str):
+        value = [part for part in value.split(",") if part]
+    weights = {}
+    for entry in value if isinstance(value, list | tuple) else [value]:
+        name, _, weight = str(entry).rpartition("=")
+        is_number = re.fullmatch(r"\d+(\.\d+)?", weight) is not None
+        # Outside this range, one tenant's service is lost in the rounding error of another's.
+        if not name or not is_number or not 0.001 <= float(weight) <= 1000:
+            raise ValueError(f"{entry!r} must be a tenant's name, `=` and a number from 0.001 to 1000")
+        weights[name] = float(weight)
+    return weights
 
 
 class CompiledEntries(Protocol):
@@ -44,9 +63,31 @@ class BatchSettings:
     budgets are larger on GPUs and while no request decodes, and `Engine.tune` may measure them.
     """
 
-    batch_mode: BatchModeName = "auto"
-    chunk_tokens: int | None = None
-    token_budget: int | None = None
+    batch_mode: BatchModeName = setting(
+        "auto",
+        "default (prefill and decode alternate), extend-attention (both in one invocation) or auto: "
+        "extend-attention on GPUs, else default",
+        common=True,
+        read=lambda value: value.replace("_", "-") if isinstance(value, str) else value,  # as upstream's
+    )
+    chunk_tokens: int | None = setting(
+        None,
+        "tokens of a prefill chunk, rounded up to pages (default: 128, or more where the budget has room; if "
+        "given without a budget, chunks in the default mode are never longer)",
+        ge=1,
+    )
+    token_budget: int | None = setting(
+        None,
+        "maximum tokens of an invocation, in the default mode of a prefill (default: measured at the start, "
+        "of 320 at most on CPUs, 512 or more on GPUs, and 512 or 2048 while no request decodes)",
+        common=True,
+        ge=1,
+    )
+    tenant_weights: Mapping[str, float] = setting(
+        dict,
+        "tenants' shares of the service, as NAME=WEIGHT; others have weight 1",
+        read=weights_of,
+    )
 
     def chunk(self, config: ModelConfig) -> int:
         """Tokens of a chunk, in full pages."""

@@ -1,4 +1,4 @@
-"""Where and how KV events are published."""
+"""Settings of KV events: where and how they are published."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from shortfin_apps.llm.contract.errors import LlmError
+from shortfin_apps.llm.setting import setting
 
 ENDPOINT = re.compile(r"tcp://\S+:(\d{1,5}|\*)|ipc://\S+")
 
@@ -16,31 +17,42 @@ class KVEventsError(LlmError):
     """KV events cannot be published as configured."""
 
 
+def checked_endpoint(text: str) -> str:
+    """Return an endpoint that ZeroMQ can bind as intended. Raises ValueError for another."""
+    found = ENDPOINT.fullmatch(text)
+    # ZeroMQ would take a larger port modulo 65536.
+    if found is None or not (found[1] in (None, "*") or int(found[1]) < 1 << 16):
+        raise ValueError("it must be tcp://HOST:PORT, where * stands for every address, or ipc://PATH")
+    return text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVEventOptions:
-    """ZeroMQ endpoints to bind, such as `tcp://*:5557`, and message settings.
+class KVEventSettings:
+    """ZeroMQ endpoints to bind; with None, nothing is published or replayed."""
 
-    With `replay_endpoint` None, nothing is replayed. `topic` is the first frame of each message. `hash_seed`
-    is vLLM's PYTHONHASHSEED; with None, no other process has the same hashes.
-    """
-
-    endpoint: str
-    replay_endpoint: str | None = None
-    topic: str = ""
-    hash_seed: str | None = None
+    kv_events_endpoint: str | None = setting(
+        None,
+        "ZeroMQ endpoint at which to publish the pages of the prefix cache that come and go, in vLLM's "
+        "format, as tcp://*:5557; subscribers see the token ids of prompts (docs/routers.md)",
+        read=checked_endpoint,
+    )
+    kv_events_replay_endpoint: str | None = setting(
+        None,
+        "ZeroMQ endpoint at which subscribers ask for KV events that they missed, as tcp://*:5558",
+        read=checked_endpoint,
+    )
+    kv_events_topic: str | None = setting(
+        None,
+        "topic of KV events (default: kv@HOST:PORT@MODEL); HOST:PORT must be the address by which the router "
+        "knows this server",
+        min_length=1,
+    )
 
     @property
     def is_local(self) -> bool:
         """Whether only this machine can read the events, which contain the token IDs of prompts."""
-        endpoints = (self.endpoint, self.replay_endpoint)
+        endpoints = (self.kv_events_endpoint, self.kv_events_replay_endpoint)
         return all(_is_local(endpoint) for endpoint in endpoints if endpoint is not None)
-
-
-def is_endpoint(text: str) -> bool:
-    """Whether ZeroMQ can bind the endpoint as intended."""
-    found = ENDPOINT.fullmatch(text)
-    # ZeroMQ would take a larger port modulo 65536.
-    return found is not None and (found[1] in (None, "*") or int(found[1]) < 1 << 16)
 
 
 def _is_local(endpoint: str) -> bool:

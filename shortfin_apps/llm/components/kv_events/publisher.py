@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 import zmq
 
 from shortfin_apps.llm.components.kv_events.messages import EventEncoder
-from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
+from shortfin_apps.llm.components.kv_events.options import KVEventsError, KVEventSettings
 from shortfin_apps.llm.components.kvcache.events import AllPages, PageEvent
 
 MAX_BATCHES = 10_000  # vLLM's `buffer_steps`
@@ -67,28 +67,32 @@ class KVEventPublisher:
     """A PageListener; its thread runs until `close`. Raises KVEventsError if an endpoint cannot be bound.
 
     The first batch reports that no page is published, as routers may remember pages of an earlier process.
-    `clock` is Unix time, called once per batch.
+    `clock` is Unix time, called once per batch. `hash_seed` is vLLM's PYTHONHASHSEED; with None, no other
+    process has the same hashes.
     """
 
     def __init__(
         self,
-        options: KVEventOptions,
+        settings: KVEventSettings,
         page_tokens: int,
+        default_topic: str = "",
         *,
+        hash_seed: str | None = None,
         send_batches: int = SEND_BATCHES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._topic = options.topic.encode()
+        assert settings.kv_events_endpoint is not None
+        self.topic = settings.kv_events_topic or default_topic
         self._clock = clock
-        self._encoder = EventEncoder(page_tokens, options.hash_seed)
+        self._encoder = EventEncoder(page_tokens, hash_seed)
         self._kept = ReplayBuffer()
         self._next_number = 0
         self._context = zmq.Context()
         self._replies: zmq.Socket[bytes] | None = None
         try:
-            self._pub = self._bind(zmq.PUB, options.endpoint, send_batches)
-            if options.replay_endpoint is not None:
-                self._replies = self._bind(zmq.ROUTER, options.replay_endpoint, MAX_BATCHES + 1)
+            self._pub = self._bind(zmq.PUB, settings.kv_events_endpoint, send_batches)
+            if settings.kv_events_replay_endpoint is not None:
+                self._replies = self._bind(zmq.ROUTER, settings.kv_events_replay_endpoint, MAX_BATCHES + 1)
         except KVEventsError:
             self._context.destroy(linger=0)
             raise
@@ -165,7 +169,7 @@ class KVEventPublisher:
         number, self._next_number = self._next_number, self._next_number + 1
         batch = self._encoder.encode(self._clock(), events)
         self._kept.append(number, batch)
-        self._pub.send_multipart((self._topic, number.to_bytes(NUMBER_BYTES, "big"), batch))
+        self._pub.send_multipart((self.topic.encode(), number.to_bytes(NUMBER_BYTES, "big"), batch))
 
     def _answer_replay(self) -> None:
         """Answer a replay request; a subscriber that does not read gets as much as its buffer holds."""
@@ -177,7 +181,7 @@ class KVEventPublisher:
         subscriber = frames[0]
         for number, batch in self._kept.since(int.from_bytes(frames[2], "big")):
             self._replies.send_multipart(
-                (subscriber, b"", self._topic, number.to_bytes(NUMBER_BYTES, "big"), batch)
+                (subscriber, b"", self.topic.encode(), number.to_bytes(NUMBER_BYTES, "big"), batch)
             )
         self._replies.send_multipart((subscriber, b"", b"", END, b""))
 

@@ -28,10 +28,9 @@ _PREFIX = "dump-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecorderOptions:
-    """Where dumps are written (None: the default directory), and server facts for their `Header`."""
+class DumpFacts:
+    """Facts about a server for the `Header` of its dumps."""
 
-    directory: Path | None = None
     model: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -62,16 +61,18 @@ class Dumps:
     def __init__(
         self,
         recorder: FlightRecorder,
-        options: RecorderOptions,
-        facts: DeviceFacts,
+        directory: Path | None,
+        facts: DumpFacts,
+        device: DeviceFacts,
         *,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """`start` runs a function in a separate thread."""
+        """`start` runs a function in a separate thread; `directory` None is the default one."""
         self._recorder = recorder
-        self._options = options
+        self._directory = directory
         self._facts = facts
+        self._device = device
         self._clock = clock
         self._start = start or _in_thread
         self._last_s: float | None = None  # when the last automatic dump was started
@@ -110,11 +111,11 @@ class Dumps:
         header = self._header(reason)
         with self._writing:
             try:
-                directory = self._options.directory or default_directory()
+                directory = self._directory or default_directory()
             except OSError as error:
                 raise DumpError(f"dumps need a --dump-dir: {error}") from error
             try:
-                _make_private(directory, is_default=self._options.directory is None)
+                _make_private(directory, is_default=self._directory is None)
                 path = directory / self._next_name()
                 num_bytes = write_dump(path, header, recording)
                 _remove_oldest(directory)
@@ -143,15 +144,15 @@ class Dumps:
             reason=reason,
             written_s=now_s,
             epoch_s=time.time() - now_s,
-            model=self._options.model,
-            files=dict(self._options.files),
-            versions={**self._options.versions, "python": platform.python_version()},
-            device=self._facts.device,
+            model=self._facts.model,
+            files=dict(self._facts.files),
+            versions={**self._facts.versions, "python": platform.python_version()},
+            device=self._device.device,
             cpu=f"{platform.machine()} {platform.processor()}".strip(),
-            settings=dict(self._options.settings),
-            num_pages=self._facts.num_pages,
-            num_window_pages=self._facts.num_window_pages,
-            stride=self._facts.stride,
+            settings=dict(self._facts.settings),
+            num_pages=self._device.num_pages,
+            num_window_pages=self._device.num_window_pages,
+            stride=self._device.stride,
         )
 
 

@@ -11,18 +11,13 @@ When = Literal["off", "start", "hourly"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelfTestOptions:
-    """Self-test settings; `file` is None for an artefact without a self-test.
+class SelfTestFacts:
+    """The self-test of an artefact. `identity` and `kernels` are the manifest's, for reports.
 
-    `identity` and `kernels` are the manifest's, for reports. With `same_bits`, all entries must give a
-    position bit-identical logits.
+    With `same_bits`, all entries must give a position bit-identical logits.
     """
 
-    when: When = "off"
-    file: SelfTestFile | None = None
+    file: SelfTestFile
     identity: str | None = None
     kernels: tuple[str, ...] = ()
     same_bits: bool = False
-
-
-NO_SELF_TEST = SelfTestOptions()

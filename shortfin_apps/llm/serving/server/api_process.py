@@ -52,13 +52,14 @@ class ApiProcessOptions:
 
     def to_json(self) -> bytes:
         """Serialise the options, including secrets."""
-        settings = self.config.model_dump(exclude_unset=True)
-        return json.dumps([settings, self.name, self.engine_pid, self.replaces], default=_plain).encode()
+        return json.dumps(
+            [self.config.given, self.name, self.engine_pid, self.replaces], default=_plain
+        ).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> ApiProcessOptions:
         settings, name, engine_pid, replaces = json.loads(text)
-        return cls(config=ServerConfig(**settings), name=name, engine_pid=engine_pid, replaces=replaces)
+        return cls(config=ServerConfig.of(settings), name=name, engine_pid=engine_pid, replaces=replaces)
 
 
 def _plain(value: object) -> str:
@@ -72,9 +73,11 @@ def run(load: LoadFrontEnd) -> int:
         inherited.set_inheritable(False)  # our own child processes must not inherit them
     options = ApiProcessOptions.from_json(sys.stdin.buffer.read())
     config = options.config
-    logs.set_up(config.log_level, config.log_format)
-    logs.quieten_uvicorn(config.log_level)
-    metrics = ServerMetrics(options.name, engine_pid=options.engine_pid, tenants=config.weighted_tenants)
+    logs.set_up(config.http.log_level, config.http.log_format)
+    logs.quieten_uvicorn(config.http.log_level)
+    metrics = ServerMetrics(
+        options.name, engine_pid=options.engine_pid, tenants=tuple(config.engine.batching.tenant_weights)
+    )
     service = make_service(config, options.name, metrics)
     server = Server(
         config,

@@ -197,7 +197,7 @@ class ApiProcesses:
     def _current_options(self) -> ApiProcessOptions:
         """Return the options with the current log level."""
         level = logging.getLevelName(logging.getLogger().level).lower()
-        config = self._options.config.model_copy(update={"log_level": level})
+        config = self._options.config.changed(log_level=level)
         return replace(self._options, config=config, replaces=self._is_serving)
 
 

@@ -37,16 +37,16 @@ def built(config: ServerConfig) -> ServerConfig:
     in a separate process, so that the server does not keep the compiler in memory. Raises BuildFailed,
     BuildError for an unsupported model, and ArtifactError if there is no GPU to serve it.
     """
-    draft = config.speculative_model
+    draft = config.engine.speculative_model
     if draft is not None and is_source(draft):
-        config = config.model_copy(update={"speculative_model": _directory_of(draft, config, ())})
-    if config.artifact is None or not is_source(config.artifact):
+        config = config.changed(speculative_model=_directory_of(draft, config, ()))
+    if config.model.artifact is None or not is_source(config.model.artifact):
         for name in BUILD_SETTINGS:
-            if getattr(config, name) is not None:
+            if getattr(config.model, name) is not None:
                 logger.warning(f"`{flag(name)}` has no effect: the model is built already")
         return config
-    directory = _directory_of(config.artifact, config, BUILD_SETTINGS)
-    return config.model_copy(update={"artifact": directory, "device": _driver(config)})
+    directory = _directory_of(config.model.artifact, config, BUILD_SETTINGS)
+    return config.changed(artifact=directory, device=_driver(config))
 
 
 def _directory_of(source: Path, config: ServerConfig, settings: Sequence[str]) -> Path:
@@ -60,7 +60,7 @@ def _directory_of(source: Path, config: ServerConfig, settings: Sequence[str]) -
 
 
 def _driver(config: ServerConfig) -> str:
-    return config.device.partition(":")[0]
+    return config.engine.device.partition(":")[0]
 
 
 def is_source(path: Path) -> bool:
@@ -76,9 +76,9 @@ def is_source(path: Path) -> bool:
 
 def build_command(source: Path, config: ServerConfig, settings: Sequence[str] = BUILD_SETTINGS) -> list[str]:
     """Return the `build` command for a source, with flags for the given `settings`."""
-    words = ["build", str(source), "--in-cache", "--device", _build_device(config.device)]
+    words = ["build", str(source), "--in-cache", "--device", _build_device(config.engine.device)]
     for name in settings:
-        value = getattr(config, name)
+        value = getattr(config.model, name)
         if value is not None:
             words += [flag(name), str(value)]
     return words

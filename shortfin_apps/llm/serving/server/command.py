@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
     """
     notes: list[str] = []
     config = server_flags.from_arguments(args, notes.append)
-    server_logging.set_up(config.log_level, config.log_format)
+    server_logging.set_up(config.http.log_level, config.http.log_format)
     for note in notes:  # collected before the log was set up
         logger.warning(note)
     try:

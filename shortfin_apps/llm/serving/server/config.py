@@ -1,40 +1,38 @@
-"""Settings of a server: one class that defines flags, variables, YAML keys, `--help` and `/server_info`.
+"""The settings of a server: one dataclass per subject, which the code receives.
 
-Its fields are in `settings/`, grouped by topic; `config_sources.py` reads them.
+`config_sources.py` reads them from flags, variables and files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, get_origin
 
-from pydantic import SecretStr, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import ConfigDict, Field, SecretStr, TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
-from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.runtime.device import GPU_NAMES
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.serving.api.auth import TENANT_HEADER
-from shortfin_apps.llm.serving.server.settings.engine import EngineSettings
-from shortfin_apps.llm.serving.server.settings.http import HttpSettings
-from shortfin_apps.llm.serving.server.settings.model import ModelSettings
-from shortfin_apps.llm.serving.server.settings.requests import RequestSettings
+from shortfin_apps.llm.serving.server.settings import HttpSettings, ModelSettings, RequestSettings
+from shortfin_apps.llm.setting import Setting, make, settings_of, shown
 
 ENV_PREFIX = "SHORTFIN_LLM_"
 KEYS = ("api_key", "admin_api_key", "gateway_key")
 # Settings that `serve SOURCE` passes to `build`, along with the device.
 BUILD_SETTINGS = ("weights", "kv", "context_length")
-# Settings for which an empty text is valid: no prefix, an empty list. An empty host would mean all addresses.
-MAY_BE_EMPTY = ("root_path", "parameters", "device_ids", "cors_origin", "tenant_weights")
+
+
+class ServerConfigError(LlmError):
+    """Settings that prevent the server from starting."""
 
 
 def flag(name: str) -> str:
     """Return the flag of a setting."""
     return f"--{name.replace('_', '-')}"
-
-
-class ServerConfigError(LlmError):
-    """Settings that prevent the server from starting."""
 
 
 def key_file(key: SecretStr) -> Path | None:
@@ -43,91 +41,110 @@ def key_file(key: SecretStr) -> Path | None:
     return Path(text[1:]) if text.startswith("@") else None
 
 
-# pydantic orders fields from the last base class to the first, so `--help` shows the model's first.
-class ServerConfig(RequestSettings, EngineSettings, HttpSettings, ModelSettings):
-    """Settings of a server; a field's description is the help of its flag."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of a server by subject; `given` has the ones that are not left at their defaults."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        validate_default=False,  # an empty list of keys is wrong only if it was set
-    )
+    model: ModelSettings
+    http: HttpSettings
+    engine: EngineSettings
+    requests: RequestSettings
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @field_validator("parameters", "device_ids", "cors_origin", "tenant_weights", mode="before")
-    @classmethod
-    def _split_commas(cls, value: object) -> object:
-        """Split lists in environment variables at commas."""
-        return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
-
-    @field_validator(*KEYS, mode="before")
-    @classmethod
-    def _split_keys(cls, value: object) -> object:
-        """Split keys. Empty ones are kept, to be refused: dropping one could leave the server open."""
-        return tuple(value.split(",")) if isinstance(value, str) else value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_empty(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse empty values: an empty variable or template must not act as the default."""
-        is_missing_key = value is None and info.field_name in KEYS
-        if is_missing_key or (value == "" and info.field_name not in MAY_BE_EMPTY):
-            raise ValueError("it is set but empty; give a value, or do not set it at all")
-        return value
-
-    @field_validator(*KEYS)
-    @classmethod
-    def _refuse_empty_keys(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        if not value or not all(key.get_secret_value() for key in value):
-            raise ValueError("a key in it is empty; give each key, or do not set it at all")
-        return value
+    SETTINGS: ClassVar[dict[str, Setting]]  # by name, in the order of the help
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)  # `config_sources.load` merges the sources
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Check settings by name. Raises ServerConfigError for the first invalid one."""
+        for name in values:
+            if name not in cls.SETTINGS:
+                raise ServerConfigError(f"there is no setting `{name}`; `serve --help-all` lists them")
+        given = {name: _checked(each, values[name]) for name, each in cls.SETTINGS.items() if name in values}
+        try:
+            return cls(given=given, **{name: make(kind, given) for name, kind in SUBJECTS.items()})
+        except ValueError as error:  # of settings that do not go together
+            raise ServerConfigError(str(error)) from None
+
+    def changed(self, **values: Any) -> Self:
+        """Return a copy with other values. Raises ServerConfigError."""
+        return self.of({**self.given, **values})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values of all settings by name as JSON types; secrets become asterisks."""
+        values = {
+            name: value for subject in SUBJECTS for name, value in shown(getattr(self, subject)).items()
+        }
+        json: dict[str, Any] = to_jsonable_python(values)
+        return json
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield flags that have no effect because of another setting, each with the reason."""
-        on_gpu = self.device.partition(":")[0] in GPU_NAMES
-        if self.device_ids and not on_gpu:
-            yield "--device-ids", f"it chooses GPUs, and the device is {self.device}"
-        if self.threads is not None and (on_gpu or self.runtime == "shortfin"):
+        engine, http, events = self.engine, self.http, self.engine.kv_events
+        on_gpu = engine.device.partition(":")[0] in GPU_NAMES
+        if engine.device_ids and not on_gpu:
+            yield "--device-ids", f"it chooses GPUs, and the device is {engine.device}"
+        if engine.threads is not None and (on_gpu or engine.runtime == "shortfin"):
             yield "--threads", "only the iree runtime on a CPU takes it"
-        proposes = self.speculative != "off" or self.speculative_model is not None
-        if not proposes and "speculative_tokens" in self.model_fields_set:
+        proposes = engine.speculative != "off" or engine.speculative_model is not None
+        if not proposes and "speculative_tokens" in self.given:
             yield (
                 "--speculative-tokens",
                 "nothing is proposed without `--speculative` or `--speculative-model`",
             )
-        if self.tenant_header != TENANT_HEADER and not self.gateway_key:
+        if http.tenant_header != TENANT_HEADER and not http.gateway_key:
             yield "--tenant-header", "there is no `--gateway-key` with which it would be believed"
-        if self.api_processes > 1 and self.stored_responses and "stored_responses" in self.model_fields_set:
+        if http.api_processes > 1 and self.given.get("stored_responses"):
             yield "--stored-responses", "API processes share no memory, so they store no responses"
-        if self.kv_events_endpoint is None:
+        if events.kv_events_endpoint is None:
             for name in ("kv_events_replay_endpoint", "kv_events_topic"):
-                if getattr(self, name) is not None:
+                if name in self.given:
                     yield flag(name), "no KV events are published without `--kv-events-endpoint`"
-        if self.kv_events_endpoint is not None and self.prefix_cache == "none":
+        elif engine.prefix_cache == "none":
             yield "--kv-events-endpoint", "no pages are shared with `--prefix-cache none`"
 
-    def batch_settings(self) -> BatchSettings:
-        return BatchSettings(
-            batch_mode=self.batch_mode, chunk_tokens=self.chunk_tokens, token_budget=self.token_budget
-        )
 
-    @property
-    def weighted_tenants(self) -> tuple[str, ...]:
-        """The names of the tenants in `tenant_weights`."""
-        return tuple(entry.rpartition("=")[0] for entry in self.tenant_weights)
+SUBJECTS: dict[str, type] = {
+    "model": ModelSettings,
+    "http": HttpSettings,
+    "engine": EngineSettings,
+    "requests": RequestSettings,
+}
+ServerConfig.SETTINGS = {each.name: each for subject in SUBJECTS.values() for each in settings_of(subject)}
 
-    def weights_of_tenants(self) -> dict[str, float]:
-        pairs = [entry.rpartition("=") for entry in self.tenant_weights]
-        return {name: float(weight) for name, _, weight in pairs}
+
+def _checked(of: Setting, value: Any) -> Any:
+    """Return the value of a setting in its type. Raises ServerConfigError."""
+    try:
+        value = _read(of, value)
+        type_of: Any = Annotated[of.type, Field(**of.checks)]
+        return TypeAdapter(type_of, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        message = str(problem["msg"])
+        value = problem["input"]
+    except ValueError as error:
+        message = str(error)
+    given = "" if of.name in KEYS or value in ("", None) else f", not {value!r}"
+    raise ServerConfigError(f"`{flag(of.name)}`: {message}{given}") from None
+
+
+def _read(of: Setting, value: Any) -> Any:
+    """Return the value as given, with texts of several values split at commas. Raises ValueError."""
+    is_several = get_origin(of.type) is tuple
+    if (value is None and of.name in KEYS) or (value == "" and not _may_be_empty(of)):
+        # An empty variable or template must not act as the default: an empty host would mean all addresses.
+        raise ValueError("it is set but empty; give a value, or do not set it at all")
+    if of.name in KEYS:
+        keys = value.split(",") if isinstance(value, str) else value
+        # Empty keys are refused: dropping one could leave the server open.
+        if not keys or "" in [k.get_secret_value() if isinstance(k, SecretStr) else k for k in keys]:
+            raise ValueError("a key in it is empty; give each key, or do not set it at all")
+        return keys
+    if is_several and isinstance(value, str):
+        return tuple(part for part in value.split(",") if part)
+    return value if of.read is None or value is None else of.read(value)
+
+
+def _may_be_empty(of: Setting) -> bool:
+    """Whether an empty text is valid: no prefix, or no values."""
+    return of.name not in KEYS and (of.default in ("", (), {}))

@@ -1,7 +1,7 @@
 """Reads the settings of a server from flags, environment variables and files.
 
 Precedence: flags, then `SHORTFIN_LLM_*` variables, then `--config` (YAML; upstream's JSON
-`--server_config` is read the same way), then the defaults in `config.py`. Logging is set up from these
+`--server_config` is read the same way), then the defaults. Logging is set up from these
 settings, so warnings about them are passed to the caller's `note`.
 """
 
@@ -12,30 +12,41 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource
 
 from shortfin_apps.llm.serving.server.config import (
     ENV_PREFIX,
     KEYS,
     ServerConfig,
     ServerConfigError,
-    flag,
     key_file,
-)
-from shortfin_apps.llm.serving.server.other_names import (
-    UPSTREAM_IGNORED,
-    UPSTREAM_NAMES,
-    Note,
-    note_ignored,
 )
 
 logger = logging.getLogger(__name__)
+
+Note = Callable[[str], None]  # receives one sentence about a setting that has no effect
+
+# Upstream's names and ours. Read as flags and in files.
+UPSTREAM_NAMES = {
+    "prefix_sharing_algorithm": "prefix_cache",
+    "server_config": "config",
+}
+# Upstream's settings without an equivalent here, and whether the flag takes a value.
+UPSTREAM_IGNORED: dict[str, Literal["flag", "value"]] = {
+    "program_isolation": "value",
+    "chunk_block_size": "value",
+    "num_beams": "value",
+    "use_native_impls": "flag",
+    "amdgpu_async_allocations": "flag",
+    "amdgpu_async_caching": "flag",
+    "amdgpu_allow_device_reuse": "flag",
+    "amdgpu_allocators": "value",
+    "decode_config": "value",
+}
 
 # Variables with the prefix that are not server settings: the directory of `build`'s cache.
 OTHER_VARIABLES = frozenset({"CACHE"})
@@ -53,17 +64,14 @@ def load(
     flags: Mapping[str, Any], yaml_values: Mapping[str, Any], note: Note = logger.warning
 ) -> ServerConfig:
     """Merge settings: flags over environment over YAML over defaults. Raises ServerConfigError."""
-    try:
-        config = ServerConfig(**{**yaml_values, **_environment(note), **flags})
-    except ValidationError as error:
-        raise ServerConfigError(_first_problem(error)) from None
+    config = ServerConfig.of({**yaml_values, **_environment(note), **flags})
     for setting, reason in config.without_effect():
         note(f"`{setting}` has no effect: {reason}")
-    key_and_certificates = () if config.ssl_keyfile is not None else ("ssl_certfile",)
+    key_and_certificates = () if config.http.ssl_keyfile is not None else ("ssl_certfile",)
     for name in (*SECRET_FILES, *key_and_certificates):
-        if (path := getattr(config, name)) is not None:
+        if (path := config.given.get(name)) is not None:
             _note_exposed(path, note)
-    for path in (key_file(key) for name in KEYS for key in getattr(config, name)):
+    for path in (key_file(key) for name in KEYS for key in config.given.get(name, ())):
         if path is not None:
             _note_exposed(path, note)
     return config
@@ -116,7 +124,9 @@ def _note_exposed(path: Path, note: Note) -> None:
 
 def _environment(note: Note) -> dict[str, Any]:
     """Return settings from variables; note variables with the prefix that are not settings."""
-    values = EnvSettingsSource(ServerConfig)()
+    variables = {name.lower(): value for name, value in os.environ.items()}
+    prefixed = ((name, f"{ENV_PREFIX}{name}".lower()) for name in ServerConfig.SETTINGS)
+    values: dict[str, Any] = {name: variables[var] for name, var in prefixed if var in variables}
     if SERVICE_LINK.fullmatch(str(values.get("port"))):
         link = values.pop("port")
         note(
@@ -129,21 +139,17 @@ def _environment(note: Note) -> dict[str, Any]:
 
 
 def _unknown_variables() -> Iterator[str]:
-    known = {name.upper() for name in ServerConfig.model_fields} | OTHER_VARIABLES
+    known = {name.upper() for name in ServerConfig.SETTINGS} | OTHER_VARIABLES
     for variable in os.environ:
         prefix, name = variable[: len(ENV_PREFIX)].upper(), variable[len(ENV_PREFIX) :].upper()
         if prefix == ENV_PREFIX and name not in known and not SERVICE_VARIABLE.fullmatch(name):
             yield variable
 
 
-def _first_problem(error: ValidationError) -> str:
-    """Describe the first invalid setting, with its value unless that is secret."""
-    problem = error.errors()[0]
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if not problem["loc"]:
-        return message
-    name = str(problem["loc"][0])
-    if problem["type"] == "extra_forbidden":
-        return f"there is no setting `{name}`; `serve --help-all` lists them"
-    given = "" if name in KEYS or problem["input"] in ("", None) else f", not {problem['input']!r}"
-    return f"`{flag(name)}`: {message}{given}"
+def note_ignored(name: str, value: object, note: Note) -> None:
+    """Note that an upstream setting is ignored; for `decode_config`, note each setting in it."""
+    inner = [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
+    for each in inner:
+        own = each.rpartition(".")[2]
+        instead = f"; set `{own}` at the top level instead" if own in ServerConfig.SETTINGS else ""
+        note(f"upstream's setting `{each}` has no effect here{instead}")

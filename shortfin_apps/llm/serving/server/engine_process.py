@@ -75,7 +75,9 @@ class EngineProcess:
         self._links = ApiLinks()
         options = ApiProcessOptions(config=self._config, name=self._name, engine_pid=os.getpid())
         command = api_process_command(self._module)
-        self._processes = ApiProcesses(self._links, listener, command, options, self._config.api_processes)
+        self._processes = ApiProcesses(
+            self._links, listener, command, options, self._config.http.api_processes
+        )
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         dump_at_signal(lambda: self._engine)
@@ -97,8 +99,8 @@ class EngineProcess:
         loaded.engine.start()
         await self._unless_stopped(self._links.serve(loaded.engine, loaded.grammars))
         if not self._stopping.is_set():
-            url = url_of([listener], self._config.ssl_certfile is not None)
-            logs_json = self._config.log_format == "json"
+            url = url_of([listener], self._config.http.ssl_certfile is not None)
+            logs_json = self._config.http.log_format == "json"
             announce(self._name, url, has_chat=loaded.has_chat, logs_json=logs_json)
         await self._stopping.wait()
 
@@ -115,7 +117,7 @@ class EngineProcess:
     async def _shut_down(self) -> None:
         if not self._stopping.is_set():  # stopping because of an error, not a signal
             self._processes.signal()
-        drain_s = self._config.drain_delay + self._config.shutdown_timeout
+        drain_s = self._config.http.drain_delay + self._config.http.shutdown_timeout
         await self._processes.until_ended(drain_s + 3 * GRACE_S)
         self._links.close()
         if self._engine is not None:

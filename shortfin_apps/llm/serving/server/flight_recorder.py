@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.recorder.dumps import RecorderOptions
+from shortfin_apps.llm.components.recorder.dumps import DumpFacts
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.contract.iree_release import installed_version
 from shortfin_apps.llm.serving.frontend.engine_client import EngineClient
@@ -28,22 +28,19 @@ _SETTINGS = (
 _tasks: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references
 
 
-def recorder_options(artifact: Artifact, config: ServerConfig) -> RecorderOptions | None:
-    """Return the recorder's options; None if it is off."""
-    if config.dump_dir == "off":
-        return None
+def dump_facts(artifact: Artifact, config: ServerConfig) -> DumpFacts:
+    """Return what dumps tell about the server."""
     files = {}
     if (manifest := artifact.manifest) is not None:
         paths = (artifact.vmfb, *artifact.parameters)
         files = {p.name: manifest.files[p.name].sha256 for p in paths if p.name in manifest.files}
     installed = {name: installed_version(name) for name in _LIBRARIES}
     versions = {name: known for name, known in installed.items() if known is not None}
-    return RecorderOptions(
-        directory=config.dump_dir,
-        model=config.served_model_name or artifact.name,
+    return DumpFacts(
+        model=config.model.served_model_name or artifact.name,
         files=files,
         versions={"shortfin-llm": __version__, **versions},
-        settings={name: getattr(config, name) for name in _SETTINGS},
+        settings={name: value for name, value in config.to_json().items() if name in _SETTINGS},
     )
 
 

@@ -54,12 +54,12 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(http_config(config, service))
         self.failure: Exception | None = None  # why the model could not be loaded
-        self._drain_delay_s = config.drain_delay
-        self._handshake_timeout_s = config.read_timeout
-        self._shutdown_timeout_s = config.shutdown_timeout
+        self._drain_delay_s = config.http.drain_delay
+        self._handshake_timeout_s = config.http.read_timeout
+        self._shutdown_timeout_s = config.http.shutdown_timeout
         self._announces = announces
         self._loads_first = loads_first
-        self._logs_json = config.log_format == "json"  # stdout may be collected as a log, too
+        self._logs_json = config.http.log_format == "json"  # stdout may be collected as a log, too
         self._service = service
         self._load = load
         self._loading: asyncio.Task[None] | None = None
@@ -193,14 +193,14 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
     http = uvicorn.Config(
         create_app(
             service,
-            root_path=config.root_path,
+            root_path=config.http.root_path,
             keys=keys,
-            cors_origins=config.cors_origin,
+            cors_origins=config.http.cors_origin,
         ),
         http=bounded(
-            read_timeout_s=config.read_timeout,
+            read_timeout_s=config.http.read_timeout,
             send_timeout_s=SEND_TIMEOUT_S,
-            max_body_bytes=config.max_body_bytes,
+            max_body_bytes=config.requests.max_body_bytes,
             max_connections=MAX_CONNECTIONS,
             refuse=refusal(
                 f"the server has its {MAX_CONNECTIONS} connections; try again",
@@ -213,8 +213,8 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
         access_log=False,  # serving/api/access_log.py logs more, but no query strings
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        ssl_certfile=config.ssl_certfile,
-        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.http.ssl_certfile,
+        ssl_keyfile=config.http.ssl_keyfile,
     )
     try:
         http.load()
@@ -227,8 +227,8 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
 
 def warn_if_open(config: ServerConfig) -> None:
     """Warn if anyone can reach the server without a key. Raises ServerConfigError for invalid keys."""
-    if not (key_ring(config).required or _is_loopback(config.host)):
-        logger.warning("anyone who can reach %s may use this server: set an --api-key", config.host)
+    if not (key_ring(config).required or _is_loopback(config.http.host)):
+        logger.warning("anyone who can reach %s may use this server: set an --api-key", config.http.host)
 
 
 def bind(host: str, port: int) -> socket.socket:

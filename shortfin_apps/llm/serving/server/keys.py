@@ -16,13 +16,13 @@ KEY = re.compile(r"(?!,+$)(?!@)[\x21-\x7e]+")  # a key of only commas is an empt
 
 def key_ring(config: ServerConfig) -> KeyRing:
     """Return the server's keys. Raises ServerConfigError like `read_keys`, and for a key with two roles."""
-    keys, admin_keys, gateway_keys = (read_keys(getattr(config, name)) for name in KEYS)
+    keys, admin_keys, gateway_keys = (read_keys(getattr(config.http, name)) for name in KEYS)
     if not set(gateway_keys).isdisjoint((*keys, *admin_keys)):
         raise ServerConfigError(
             "a gateway key is an API key or an admin key, too, so its other holders could name any tenant; "
             "give the gateway a key of its own"
         )
-    return KeyRing(keys, admin_keys, gateway_keys, config.tenant_header)
+    return KeyRing(keys, admin_keys, gateway_keys, config.http.tenant_header)
 
 
 def read_keys(given: Sequence[SecretStr]) -> list[str]:

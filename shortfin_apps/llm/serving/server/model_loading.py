@@ -13,7 +13,7 @@ from shortfin_apps.llm import address_space
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.verification import verifying
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
-from shortfin_apps.llm.components.self_test.options import NO_SELF_TEST, SelfTestOptions
+from shortfin_apps.llm.components.self_test.options import SelfTestFacts
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults, penalties, unapplied_fields
@@ -26,8 +26,7 @@ from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.serving.receipts.draft import ModelIdentity, identity_of
 from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
-from shortfin_apps.llm.serving.server.flight_recorder import recorder_options
-from shortfin_apps.llm.serving.server.kv_events import kv_event_options
+from shortfin_apps.llm.serving.server.flight_recorder import dump_facts
 from shortfin_apps.llm.serving.server.warm_up import warm_up_progress
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, read_json_object
 
@@ -63,26 +62,26 @@ class LoadedEngine:
 
 def open_artifact(config: ServerConfig) -> Artifact:
     """Open the model directory, or the separate files named by upstream's flags. Raises ArtifactError."""
-    if config.artifact is not None:
-        return Artifact.open(config.artifact, check_sizes=config.verify != "none")
-    assert config.vmfb is not None, "ServerConfig requires it"
-    assert config.model_config_json is not None, "ServerConfig requires it"
-    assert config.tokenizer_json is not None, "ServerConfig requires it"
+    if config.model.artifact is not None:
+        return Artifact.open(config.model.artifact, check_sizes=config.model.verify != "none")
+    assert config.model.vmfb is not None, "ServerConfig requires it"
+    assert config.model.model_config is not None, "ServerConfig requires it"
+    assert config.model.tokenizer_json is not None, "ServerConfig requires it"
     return Artifact.from_files(
-        vmfb=config.vmfb,
-        parameters=config.parameters,
-        model_config=config.model_config_json,
-        tokenizer_json=config.tokenizer_json,
-        check_sizes=config.verify != "none",
+        vmfb=config.model.vmfb,
+        parameters=config.model.parameters,
+        model_config=config.model.model_config,
+        tokenizer_json=config.model.tokenizer_json,
+        check_sizes=config.model.verify != "none",
     )
 
 
 def open_draft(config: ServerConfig) -> Artifact | None:
     """Open the draft model, if there is one. Raises ArtifactError."""
-    if config.speculative_model is None:
+    if config.engine.speculative_model is None:
         return None
     try:
-        return Artifact.open(config.speculative_model, check_sizes=config.verify != "none")
+        return Artifact.open(config.engine.speculative_model, check_sizes=config.model.verify != "none")
     except ArtifactError as error:
         raise ArtifactError(f"the draft model: {error}") from error
 
@@ -91,7 +90,7 @@ def check_address_space(artifacts: Sequence[Artifact], config: ServerConfig) -> 
     """Raise AddressSpaceError if the models cannot be loaded under this process's limit."""
     paths = [path for artifact in artifacts for path in (artifact.vmfb, *artifact.parameters)]
     file_bytes = sum(path.stat().st_size for path in paths)
-    num_workers = config.threads or len(os.sched_getaffinity(0))
+    num_workers = config.engine.threads or len(os.sched_getaffinity(0))
     address_space.check_more(address_space.model_bytes(file_bytes, num_workers))
 
 
@@ -120,7 +119,7 @@ def load_engine(artifact: Artifact, config: ServerConfig, draft: Artifact | None
 def load_tokenizer(artifact: Artifact, config: ServerConfig) -> Tokenizer:
     """Load the tokenizer. Raises ArtifactError."""
     return Tokenizer.load(
-        artifact.tokenizer, artifact.tokenizer_config, special_in_content=config.special_in_content
+        artifact.tokenizer, artifact.tokenizer_config, special_in_content=config.requests.special_in_content
     )
 
 
@@ -144,7 +143,7 @@ def served_model(
         max_seq_len=engine.max_request_tokens,
         max_requests=engine.max_requests,
         metrics=metrics,
-        request_timeout_s=config.request_timeout,
+        request_timeout_s=config.requests.request_timeout,
         conversation_tokens=CONVERSATION_TOKENS,
         grammars=grammars,
         id_prefix=id_prefix,
@@ -165,7 +164,7 @@ def served_model(
 def _identity(artifact: Artifact, config: ServerConfig) -> ModelIdentity | None:
     """Return the model's identity. Raises ServerConfigError if `--receipts` needs one and it is missing."""
     identity = identity_of(artifact)
-    if identity is None and config.receipts:
+    if identity is None and config.requests.receipts:
         raise ServerConfigError(
             "`--receipts` needs the manifest of a directory that `shortfin-llm build` wrote; serve one, or"
             " leave that option out"
@@ -179,7 +178,9 @@ def _verified(
 ) -> Iterator[Callable[[], None]]:
     """Verify the files while the caller's block runs; the yielded function waits for the result."""
     with ExitStack() as stack:
-        confirms = [stack.enter_context(verifying(each, config.verify)) for each in (artifact, draft) if each]
+        confirms = [
+            stack.enter_context(verifying(each, config.model.verify)) for each in (artifact, draft) if each
+        ]
 
         def confirm() -> None:
             for each in confirms:
@@ -190,12 +191,12 @@ def _verified(
 
 def _dialect(tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
     template = tokenizer.tool_template_source or ""
-    return choose_dialect(template, config.tool_parser, config.reasoning_parser)
+    return choose_dialect(template, config.requests.tool_parser, config.requests.reasoning_parser)
 
 
 def _tell_dialect(tokenizer: Tokenizer, config: ServerConfig) -> None:
     template = tokenizer.tool_template_source or ""
-    if config.tool_parser not in ("auto", "none") and "tools" not in template:
+    if config.requests.tool_parser not in ("auto", "none") and "tools" not in template:
         logger.warning("the chat template shows no tools to the model: describe them in a message")
     logger.info(description(_dialect(tokenizer, config)))
 
@@ -265,31 +266,17 @@ def _load_engine(
     from shortfin_apps.llm.serving import loading  # imports the device libraries
     from shortfin_apps.llm.serving.speculative_loading import DraftFiles
 
-    options = loading.EngineOptions(
-        device=config.device,
-        runtime=config.runtime,
-        threads=config.threads,
-        device_ids=config.device_ids,
-        batching=config.batch_settings(),
-        tenant_weights=config.weights_of_tenants(),
-        prefix_cache=config.prefix_cache,
-        decode_ahead=config.decode_ahead,
-        speculative=config.speculative,
-        speculative_tokens=config.speculative_tokens,
+    name = config.model.served_model_name or artifact.name
+    facts = loading.ModelFacts(
+        vocab_size=artifact.vocab_size,
+        tokenizer_vocab_size=tokenizer.vocab_size,
         draft_model=None
         if draft is None
         else DraftFiles(config=draft.config, vmfb=draft.vmfb, parameters=draft.parameters),
-        pages=config.pages or _given_pages(artifact),
-        max_running=config.max_running,
-        max_queue=config.max_queue,
-        max_queue_tokens=config.max_queue_tokens,
-        vocab_size=artifact.vocab_size,
-        tokenizer_vocab_size=tokenizer.vocab_size,
-        stall_timeout_s=config.stall_timeout,
-        tune=True,
-        kv_events=kv_event_options(config, config.served_model_name or artifact.name),
-        flight_recorder=recorder_options(artifact, config),
-        self_test=_self_test_options(artifact, config),
+        pages=_given_pages(artifact),
+        kv_events_topic=kv_events_topic(config, name),
+        dumps=dump_facts(artifact, config),
+        self_test=_self_test_facts(artifact, config),
     )
     with warm_up_progress() as on_warm_up:
         engine = loading.load_engine(
@@ -297,27 +284,36 @@ def _load_engine(
             artifact.vmfb,
             artifact.parameters,
             tokenizer.eos_token_ids,
-            options,
+            config.engine,
+            facts,
             confirm,
             on_warm_up,
+            tunes=True,
         )
     tell_defaults(generation, config, returns_logits=engine.returns_logits)
     return engine
 
 
-def _self_test_options(artifact: Artifact, config: ServerConfig) -> SelfTestOptions:
-    """Return the options of the self-test. Raises ArtifactError for an unreadable file."""
-    if config.self_test == "off":
-        return NO_SELF_TEST
+def kv_events_topic(config: ServerConfig, model_name: str) -> str:
+    """Return the default topic of KV events; warn if others can read them."""
+    events = config.engine.kv_events
+    if events.kv_events_endpoint is not None and not events.is_local:
+        logger.warning("anyone who can reach %s can read the token ids of prompts", events.kv_events_endpoint)
+    return f"kv@{config.http.host}:{config.http.port}@{model_name}"
+
+
+def _self_test_facts(artifact: Artifact, config: ServerConfig) -> SelfTestFacts | None:
+    """Return the artefact's self-test, if it is to run. Raises ArtifactError for an unreadable file."""
+    if config.engine.self_test == "off":
+        return None
     if artifact.self_test is None:
         logger.info(
             "%s has no self-test: what it computes is compared with nothing; `shortfin-llm build` adds one",
             artifact.name,
         )
-        return NO_SELF_TEST
+        return None
     manifest = artifact.manifest
-    return SelfTestOptions(
-        when=config.self_test,
+    return SelfTestFacts(
         file=SelfTestFile.load(artifact.self_test),
         identity=None if manifest is None else manifest.identity,
         kernels=() if manifest is None else manifest.kernels,
@@ -326,4 +322,6 @@ def _self_test_options(artifact: Artifact, config: ServerConfig) -> SelfTestOpti
 
 
 def _defaults(generation: dict[str, Any], otherwise: float, config: ServerConfig) -> SamplingDefaults:
-    return SamplingDefaults.of_model(generation, otherwise=otherwise, override=config.default_temperature)
+    return SamplingDefaults.of_model(
+        generation, otherwise=otherwise, override=config.requests.default_temperature
+    )

@@ -40,22 +40,24 @@ def serve(config: ServerConfig, listener: socket.socket | None = None) -> int:
 
     `listener` is a bound socket to use instead of the settings' address.
     """
-    logs.quieten_uvicorn(config.log_level)
+    logs.quieten_uvicorn(config.http.log_level)
     artifact, draft = open_artifact(config), open_draft(config)
     check_address_space([artifact, *([draft] if draft else ())], config)
     open_files.allow(MAX_CONNECTIONS)
-    name = config.served_model_name or artifact.name
-    service = make_service(config, name, ServerMetrics(name, tenants=config.weighted_tenants))
+    name = config.model.served_model_name or artifact.name
+    service = make_service(
+        config, name, ServerMetrics(name, tenants=tuple(config.engine.batching.tenant_weights))
+    )
     server: Server | EngineProcess
-    if config.api_processes == 1:
+    if config.http.api_processes == 1:
         server = Server(config, service, lambda: load_model(artifact, config, service.metrics, draft))
     else:
         http_config(config, service)  # reports problems with keys and certificates once
         server = EngineProcess(config, name, lambda: load_engine(artifact, config, draft))
     warn_if_open(config)
-    sock = listener or bind(config.host, config.port)
+    sock = listener or bind(config.http.host, config.http.port)
     sock.listen(BACKLOG)
-    logger.info("listening on %s, loading %s", url_of([sock], config.ssl_certfile is not None), name)
+    logger.info("listening on %s, loading %s", url_of([sock], config.http.ssl_certfile is not None), name)
     server.run(sockets=[sock])
     if not server.force_exit:
         service.close()

@@ -28,9 +28,9 @@ def make_service(
     return Service(
         name=name,
         metrics=metrics,
-        config=config.model_dump(mode="json"),  # secrets become asterisks
-        limits=Limits(body_bytes=config.max_body_bytes),
-        strict_fields=config.strict_fields,
+        config=config.to_json(),  # secrets become asterisks
+        limits=Limits(body_bytes=config.requests.max_body_bytes),
+        strict_fields=config.requests.strict_fields,
         receipts=receipt_settings(config),
         stream_keep_alive_s=stream_keep_alive_s,
         responses=_responses(config),
@@ -40,14 +40,15 @@ def make_service(
 
 def receipt_settings(config: ServerConfig) -> ReceiptSettings:
     """Return the settings of receipts. Raises ReceiptError for an unusable key."""
-    if config.receipt_key is None:
-        return ReceiptSettings(are_default=config.receipts)
+    requests = config.requests
+    if requests.receipt_key is None:
+        return ReceiptSettings(are_default=requests.receipts)
     from shortfin_apps.llm.serving.receipts.signature import Signer
 
-    return ReceiptSettings(are_default=config.receipts, signer=Signer.load(config.receipt_key))
+    return ReceiptSettings(are_default=requests.receipts, signer=Signer.load(requests.receipt_key))
 
 
 def _responses(config: ServerConfig) -> ResponseStore:
     """Store none with several API processes: they share no memory, and the next request may reach another."""
-    max_responses = config.stored_responses if config.api_processes == 1 else 0
+    max_responses = config.requests.stored_responses if config.http.api_processes == 1 else 0
     return ResponseStore(max_responses, RESPONSE_TTL_S, time.monotonic)

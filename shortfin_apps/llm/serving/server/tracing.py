@@ -56,7 +56,7 @@ def _provider(config: ServerConfig, environment: Mapping[str, str]) -> TracerPro
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "shortfin-llm"}))
     provider = BoundedProvider(resource)
-    endpoint = None if config.otlp_endpoint is None else traces_url(config.otlp_endpoint)
+    endpoint = None if config.http.otlp_endpoint is None else traces_url(config.http.otlp_endpoint)
     exporter = OTLPSpanExporter(endpoint=endpoint, session=bounded_session(environment))
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
@@ -69,10 +69,10 @@ def traces_url(endpoint: str) -> str:
 
 
 def _is_wanted(config: ServerConfig, environment: Mapping[str, str]) -> bool:
-    asks = config.otlp_endpoint is not None or any(environment.get(name) for name in ENDPOINT_VARIABLES)
+    asks = config.http.otlp_endpoint is not None or any(environment.get(name) for name in ENDPOINT_VARIABLES)
     is_off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     if not asks or is_off or environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
-        if config.otlp_endpoint is not None:
+        if config.http.otlp_endpoint is not None:
             logger.warning("--otlp-endpoint has no effect: OTEL_SDK_DISABLED or OTEL_TRACES_EXPORTER is set")
         return False
     return True
@@ -80,6 +80,6 @@ def _is_wanted(config: ServerConfig, environment: Mapping[str, str]) -> bool:
 
 def _refuse(config: ServerConfig, reason: str) -> None:
     """Raise ServerConfigError if the flag is set; warn for variables, which may be set machine-wide."""
-    if config.otlp_endpoint is not None:
+    if config.http.otlp_endpoint is not None:
         raise ServerConfigError(f"--otlp-endpoint: {reason}")
     logger.warning("%s; none are exported", reason)

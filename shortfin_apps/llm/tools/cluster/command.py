@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the cluster until a signal; return the exit status. Raises LlmError if it cannot start."""
     notes: list[str] = []
     config = server_flags.from_arguments(args, notes.append)
-    server_logging.set_up(config.log_level, config.log_format)
+    server_logging.set_up(config.http.log_level, config.http.log_format)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # at info it logs every probe
     for note in notes:
         logger.warning(note)
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         check_installed(options.router)
         check(config)
         config = built(config)
-        name = config.served_model_name or open_artifact(config).name
+        name = config.model.served_model_name or open_artifact(config).name
         return asyncio.run(_serve(config, options, name))
     except BuildFailed as failure:  # the build has already logged the reason
         return failure.status
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 async def _serve(config: ServerConfig, options: ClusterOptions, name: str) -> int:
     """Start the cluster. A signal stops it; a second one ends it at once."""
     wanted = [
-        Wanted(config.host, config.port, "--port"),
+        Wanted(config.http.host, config.http.port, "--port"),
         Wanted(LOOPBACK, options.metrics_port, "--metrics-port"),
     ]
     ports = free_ports(wanted)
@@ -194,8 +194,8 @@ def _supervisor(
     config: ServerConfig, options: ClusterOptions, port: int, of_workers: Sequence[HeldPort], url: str
 ) -> Supervisor:
     ports = [held.port for held in of_workers]
-    public = read_keys(config.api_key)
-    admin = read_keys(config.admin_api_key)
+    public = read_keys(config.http.api_key)
+    admin = read_keys(config.http.admin_api_key)
     keys = Keys(
         public=tuple(public), admin=tuple(admin), worker=secrets.token_hex(), control=secrets.token_hex()
     )
@@ -207,9 +207,9 @@ def _supervisor(
         [_worker(number, *each) for number, each in enumerate(zip(of_workers, settings, strict=True), 1)],
         _router(options, flags, f"{url}/readiness"),
         start_timeout_s=options.start_timeout_s,
-        drain_s=config.shutdown_timeout,
+        drain_s=config.http.shutdown_timeout,
         announce=_announce,
-        show=_show if config.log_format == "text" else _show_unchanged,
+        show=_show if config.http.log_format == "text" else _show_unchanged,
     )
 
 
@@ -228,8 +228,8 @@ def _router(options: ClusterOptions, flags: Sequence[str], ready_url: str) -> Me
 
 def _url(config: ServerConfig, port: int) -> str:
     """Return the router's address as seen from this machine."""
-    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(config.host, config.host)
-    scheme = "http" if config.ssl_certfile is None else "https"
+    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(config.http.host, config.http.host)
+    scheme = "http" if config.http.ssl_certfile is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 

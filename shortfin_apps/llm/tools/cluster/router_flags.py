@@ -47,14 +47,14 @@ def check_installed(router: RouterName) -> None:
 
 def dangers(config: ServerConfig, router: RouterName, keys: Keys) -> Iterator[str]:
     """Describe dangerous permissions of anyone who can reach a router that is not on loopback."""
-    if is_loopback(config.host):
+    if is_loopback(config.http.host):
         return
     if not keys.public:
-        yield f"anyone who can reach {config.host} may use this cluster: set an --api-key"
+        yield f"anyone who can reach {config.http.host} may use this cluster: set an --api-key"
     if router == "vllm-router":
         yield (
-            f"anyone who can reach {config.host} may add and remove workers, as vllm-router has no key for"
-            " that: keep it on loopback, or use `--router smg`"
+            f"anyone who can reach {config.http.host} may add and remove workers, as vllm-router has no key"
+            " for that: keep it on loopback, or use `--router smg`"
         )
 
 
@@ -70,7 +70,7 @@ def _common(
     config: ServerConfig, options: ClusterOptions, keys: Keys, port: int, worker_ports: Sequence[int]
 ) -> list[str]:
     flags = {
-        "--host": config.host,
+        "--host": config.http.host,
         "--port": port,
         "--policy": options.policy,
         "--prometheus-host": LOOPBACK,
@@ -87,23 +87,23 @@ def _common(
     }
     words = [word for name, value in flags.items() for word in (name, str(value))]
     words += ["--worker-urls", *(f"http://{LOOPBACK}:{port}" for port in worker_ports)]
-    if "max_body_bytes" in config.model_fields_set:
-        words += ["--max-payload-size", str(config.max_body_bytes)]
-    if config.cors_origin:
-        words += ["--cors-allowed-origins", *config.cors_origin]
+    if "max_body_bytes" in config.given:
+        words += ["--max-payload-size", str(config.requests.max_body_bytes)]
+    if config.http.cors_origin:
+        words += ["--cors-allowed-origins", *config.http.cors_origin]
     if keys.of_workers:
         words += ["--api-key", keys.worker]
     return words
 
 
 def _smg(config: ServerConfig, keys: Keys) -> list[str]:
-    words = ["--log-level", "warn" if config.log_level in ("info", "warning") else config.log_level]
+    words = ["--log-level", "warn" if config.http.log_level in ("info", "warning") else config.http.log_level]
     words += ["--disable-tokenizer-autoload", "--history-backend", "none"]
-    words += ["--shutdown-grace-period-secs", str(math.ceil(config.shutdown_timeout) + GRACE_S)]
-    words += ["--log-json"] * (config.log_format == "json")
-    if config.ssl_certfile is not None:
-        words += ["--tls-cert-path", str(config.ssl_certfile)]
-        words += ["--tls-key-path", str(config.ssl_keyfile or config.ssl_certfile)]
+    words += ["--shutdown-grace-period-secs", str(math.ceil(config.http.shutdown_timeout) + GRACE_S)]
+    words += ["--log-json"] * (config.http.log_format == "json")
+    if config.http.ssl_certfile is not None:
+        words += ["--tls-cert-path", str(config.http.ssl_certfile)]
+        words += ["--tls-key-path", str(config.http.ssl_keyfile or config.http.ssl_certfile)]
     control = [("cluster", keys.control), *((f"admin-{n}", key) for n, key in enumerate(keys.admin))]
     words += ["--control-plane-api-keys", *(f"{name}:{name}:admin:{key}" for name, key in control)]
     tenants = (*keys.public, *keys.admin) if keys.public else ()
@@ -111,6 +111,6 @@ def _smg(config: ServerConfig, keys: Keys) -> list[str]:
 
 
 def _vllm_router(config: ServerConfig, keys: Keys) -> list[str]:
-    if config.ssl_certfile is not None:
+    if config.http.ssl_certfile is not None:
         raise ServerConfigError("vllm-router has no TLS: use `--router smg`, or a proxy in front of it")
-    return ["--log-level", "warning" if config.log_level == "info" else config.log_level]
+    return ["--log-level", "warning" if config.http.log_level == "info" else config.http.log_level]

@@ -42,7 +42,7 @@ WITHOUT_MEANING = {
 def check(config: ServerConfig) -> None:
     """Raise ServerConfigError for a setting that clusters do not support."""
     for name, reason in WITHOUT_MEANING.items():
-        if name in config.model_fields_set:
+        if name in config.given:
             raise ServerConfigError(f"`{flag(name)}` is not for clusters: {reason}")
 
 
@@ -53,7 +53,8 @@ def worker_settings(
 
     Raises ServerConfigError if the devices cannot be divided evenly.
     """
-    shared = config.model_dump(mode="json", exclude_unset=True, exclude={*NOT_OF_WORKERS, "device_ids"})
+    names = config.given.keys() - {*NOT_OF_WORKERS, "device_ids"}
+    shared = {name: value for name, value in config.to_json().items() if name in names}
     shared |= {name: list(each) for name, each in (("api_key", keys), ("admin_api_key", admin_keys)) if each}
     if takes_threads(config):
         shared["threads"] = max(1, len(os.sched_getaffinity(0)) // len(ports))
@@ -66,12 +67,12 @@ def worker_settings(
 
 def takes_threads(config: ServerConfig) -> bool:
     """Whether to divide CPUs: otherwise each worker would start as many threads as there are CPUs."""
-    return not on_gpu(config) and config.threads is None and config.runtime != "shortfin"
+    return not on_gpu(config) and config.engine.threads is None and config.engine.runtime != "shortfin"
 
 
 def dealt_devices(config: ServerConfig, num_workers: int) -> list[tuple[str, ...]]:
     """Return each worker's `--device-ids`: equal shares, in order. The default is one GPU per worker."""
-    ids = config.device_ids
+    ids = config.engine.device_ids
     if not ids:
         return [(str(index),) if on_gpu(config) else () for index in range(num_workers)]
     if len(ids) % num_workers:
@@ -83,7 +84,7 @@ def dealt_devices(config: ServerConfig, num_workers: int) -> list[tuple[str, ...
 
 
 def on_gpu(config: ServerConfig) -> bool:
-    return config.device.partition(":")[0] in GPU_NAMES
+    return config.engine.device.partition(":")[0] in GPU_NAMES
 
 
 def _pieces(ids: tuple[str, ...], size: int) -> Iterator[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from shortfin_apps.llm.contract.gpu_code.code_object import read_code_objects
 from shortfin_apps.llm.contract.gpu_code.occupancy import waves_per_simd
 
 if TYPE_CHECKING:
-    from emulated_gpu.machine_code.code_object import CodeObject, Kernel
+    from emulated_gpu.machine_code.code_object import Kernel
 
 _MATRIX = re.compile(r"v_s?(mfma|mfmac|wmma|swmmac)_")
 # The last part of a load's name is the size per lane, in the spelling of CDNA or RDNA.

@@ -20,9 +20,10 @@ from shortfin_apps.llm.components.request.messages import Delta, FinishReason, G
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.serving.loading import EngineOptions, make_engine
+from shortfin_apps.llm.serving.loading import ModelFacts, make_engine
 from shortfin_apps.llm.serving.receipts.draft import identity_of
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
 from shortfin_apps.llm.serving.receipts.sampling import RecordedSampling
@@ -235,18 +236,17 @@ def _engine(subject: Subject, schedule: Schedule, size: int) -> Engine:
     longest = max(len(r.prompt_ids) + len(r.output_ids) for r in subject.receipts)
     tokens = max(longest, COMPANION_TOKENS + longest) if size > 1 else longest
     pages = 2 + (size + 1) * (-(-tokens // config.stride) + 2)
-    options = EngineOptions(
+    options = EngineSettings(
         device=subject.device_name,
         batching=schedule.mode_options(config),
         prefix_cache=schedule.prefix_cache,
         pages=pages,
         max_running=size,
         jump_ahead="off",
-        vocab_size=artifact.vocab_size,
-        tokenizer_vocab_size=subject.vocab_size,
     )
+    facts = ModelFacts(vocab_size=artifact.vocab_size, tokenizer_vocab_size=subject.vocab_size)
     return make_engine(
-        subject.device, config, artifact.vmfb, artifact.parameters, subject.eos_token_ids, options
+        subject.device, config, artifact.vmfb, artifact.parameters, subject.eos_token_ids, options, facts
     )
 
 

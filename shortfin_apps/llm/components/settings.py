@@ -1,0 +1,97 @@
+"""Settings of an engine: device, memory, requests in progress, speculation and checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shortfin_apps.llm.components.batching.mode import BatchSettings
+from shortfin_apps.llm.components.kv_events.options import KVEventSettings
+from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.runtime.open import Runtime
+from shortfin_apps.llm.components.self_test.options import When
+from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
+from shortfin_apps.llm.serving.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
+from shortfin_apps.llm.setting import setting
+
+OnOff = Literal["auto", "on", "off"]
+Speculative = Literal["off", "ngram"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How to serve a model; None leaves a choice to the artefact or the machine."""
+
+    runtime: Runtime = setting("auto", "runtime that executes the VMFB")
+    device: str = setting(
+        "cpu",
+        "cpu, hip (AMD GPUs) or cuda (NVIDIA GPUs); for a source on a GPU with the chip, as hip:gfx942",
+        common=True,
+    )
+    device_ids: tuple[str, ...] = setting(
+        (), "GPUs to use, one per pipeline stage: indices or names", common=True
+    )
+    threads: int | None = setting(None, "CPU workers (default: all CPUs)", common=True, ge=1)
+    batching: BatchSettings = field(default_factory=BatchSettings)
+    max_running: int | None = setting(
+        None,
+        "maximum requests in progress (default: the largest decode batch, or 256)",
+        common=True,
+        ge=1,
+    )
+    max_queue: int = setting(256, "maximum waiting requests; further ones get 429", common=True, ge=1)
+    max_queue_tokens: int = setting(
+        MAX_QUEUE_TOKENS,
+        "most prompt tokens of requests without a first token; further requests are answered 429",
+        ge=1,
+    )
+    pages: Annotated[int, Field(ge=2)] | Literal["auto"] | None = setting(
+        None,
+        "pages of the KV cache, or auto: all free memory (default: as given to `build`, else auto on GPUs, "
+        "and on CPUs 8 full contexts, at most 1 GiB)",
+        common=True,
+    )
+    prefix_cache: PrefixCache = setting(
+        "trie", "how requests share the pages of a common prefix", common=True
+    )
+    kv_events: KVEventSettings = field(default_factory=KVEventSettings)
+    decode_ahead: OnOff = setting(
+        "auto",
+        "queue a decode step before the tokens of the one before are back, sampled on the device: auto where "
+        "the model has decode loops (`build --decode-loop-sizes`)",
+    )
+    speculative: Speculative = setting(
+        "off", "speculate by prompt lookup (ngram); the tokens stay the same", common=True
+    )
+    speculative_model: Path | None = setting(
+        None,
+        "a smaller model with the same tokenizer that drafts tokens, named as MODEL is; the tokens stay the "
+        "same",
+        common=True,
+    )
+    speculative_tokens: int = setting(
+        DEFAULT_MAX_TOKENS,
+        "most tokens proposed for a request at once; fewer where they are seldom right",
+        ge=1,
+        le=64,
+    )
+    # Not a setting: whether tokens that grammars force are proposed; "on" requires a model that supports it.
+    jump_ahead: OnOff = "auto"
+    self_test: When = setting(
+        "start",
+        "compare what the model computes for a few prompts with what it should, before the server is ready: "
+        "every entry, for a second or so (docs/self_test.md); hourly: and again once an hour, while there "
+        "are no requests",
+    )
+    stall_timeout: float = setting(
+        STALL_TIMEOUT_S, "seconds of one invocation after which the device is considered dead", gt=0
+    )
+    dump_dir: Literal["off"] | Path | None = setting(
+        None,
+        "directory in which the flight recorder dumps the last minute's invocations when something fails, at "
+        "SIGUSR1 and at POST /debug/dump, with token ids of users' requests; off: record nothing (default: "
+        "shortfin-llm-dumps-UID in the system's directory for temporary files)",
+    )
