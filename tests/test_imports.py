@@ -75,10 +75,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.speculation", "components.batching", "components.recorder"),
         *("components.invocation",),
     ),
-    "components.settings": (
-        *("setting", "components.kvcache", "components.kv_events", "components.runtime"),
-        *("components.speculation", "components.batching", "components.self_test", "serving.frontend"),
-    ),
     # From an engine to HTTP.
     "serving": (),
     "serving.receipts": ("contract", "artifact", "components.request", "components.grammar"),
@@ -93,14 +89,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("contract", "components.request", "components.grammar", "components.recorder"),
         *("components.engine", "serving.frontend"),
     ),
+    "serving.engine_settings": (
+        *("setting", "components.kvcache", "components.kv_events", "components.runtime"),
+        *("components.speculation", "components.batching", "components.self_test", "serving.frontend"),
+    ),
     "serving.speculative_loading": (
         *("contract", "components.kvcache", "components.runtime.device", "components.runtime"),
-        *("components.speculation", "components.invocation", "components.engine", "components.settings"),
+        *("components.speculation", "components.invocation", "components.engine"),
+        *("serving.engine_settings",),
     ),
     "serving.loading": (
         *("contract", "components.kvcache", "components.kv_events", "components.runtime.device"),
         *("components.runtime", "components.batching", "components.recorder", "components.invocation"),
-        *("components.self_test", "components.engine", "components.settings", "serving.frontend"),
+        *("components.self_test", "components.engine", "serving.frontend", "serving.engine_settings"),
         *("serving.speculative_loading",),
     ),
     "serving.api": (
@@ -111,9 +112,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "serving.server": (
         *("contract", "address_space", "console", "setting", "restart_delay", "cli", "model"),
         *("builder.sources", "artifact", "components.runtime.device", "components.runtime"),
-        *("components.grammar", "components.recorder", "components.self_test", "components.settings"),
-        *("serving.receipts", "serving.text", "serving.dialects", "serving.frontend"),
-        *("serving.engine_link", "serving.speculative_loading", "serving.loading", "serving.api"),
+        *("components.grammar", "components.recorder", "components.self_test", "serving.receipts"),
+        *("serving.text", "serving.dialects", "serving.frontend", "serving.engine_link"),
+        *("serving.engine_settings", "serving.speculative_loading", "serving.loading", "serving.api"),
     ),
     "server": ("serving.server",),
     # On the other side of HTTP, and tools that read or measure what was built.
@@ -145,7 +146,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tools.replay": (
         *("contract", "artifact", "components.kvcache", "components.runtime.device"),
         *("components.runtime", "components.request", "components.grammar", "components.batching"),
-        *("components.engine", "components.settings", "serving.receipts", "serving.text"),
+        *("components.engine", "serving.receipts", "serving.text", "serving.engine_settings"),
         *("serving.loading", "client", "terminal", "tools.bench.console"),
     ),
     "tools.dump_replay": (

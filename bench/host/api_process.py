@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 from bench.host.server import served, trained
 from shortfin_apps.llm.serving.api.service import Service
-from shortfin_apps.llm.serving.server.api_process import run
+from shortfin_apps.llm.serving.server.api_process import connected, run
 from shortfin_apps.llm.serving.server.config import ServerConfig
-from shortfin_apps.llm.serving.server.front_end import connected
 from shortfin_apps.llm.serving.server.model_loading import Loaded
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 

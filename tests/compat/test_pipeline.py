@@ -16,8 +16,8 @@ from shortfin_apps.llm.components.invocation.page_count import page_table_bytes
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import make_engine
 from tests.compat.test_toy_llama import LEAST_TOKENS, NEAR_TIE
 from tests.compat.toy_llama import CASES, PIPELINE, stages_of, write_toy_llama

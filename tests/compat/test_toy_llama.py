@@ -10,7 +10,7 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
-from shortfin_apps.llm.components.settings import EngineSettings
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.compat.toy_llama import CASES, PROGRAMS, Case, make_weights, write_toy_llama
 from tests.integration.generation import assert_same, generate, open_engine
 from tests.integration.server_process import PATIENCE_S, Service, start_with, stop

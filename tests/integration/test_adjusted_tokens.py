@@ -14,8 +14,8 @@ from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.request.messages import GenerateCall, TokenLogprobs
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.reference.forward import forward
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.components.sampling.reference import F32, adjusted
 from tests.conftest import BuildTiny
 from tests.integration.generation import open_engine

@@ -19,11 +19,11 @@ from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.reference.forward import forward
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.api.app import create_app
 from shortfin_apps.llm.serving.api.service import Service
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.frontend.beam_search import BeamSearch, Hypothesis
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics

@@ -12,9 +12,9 @@ from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.reference.forward import forward
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.builder.golden_families import F32, GoldenFamily, stored_weights
 from tests.builder.model_files import TINY
 from tests.integration.generation import Continuation, assert_same, generate, open_engine

@@ -22,8 +22,8 @@ from shortfin_apps.llm.components.recorder.dump_file import read_dump
 from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, DumpFacts, Dumps
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import make_engine
 from shortfin_apps.llm.tools.dump_replay.replay import Verdict
 from shortfin_apps.llm.tools.dump_replay.session import Where, replay

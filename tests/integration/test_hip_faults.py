@@ -21,8 +21,8 @@ import pytest
 
 from emulated_gpu.library import EmulatedGpu
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS
 from tests.integration.generation import generate, open_engine

@@ -22,7 +22,7 @@ from shortfin_apps.llm.components.request.messages import Delta, FinishReason, G
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Array
 from shortfin_apps.llm.components.runtime.iree_local import LocalBuffer
-from shortfin_apps.llm.components.settings import EngineSettings
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.components.stepped_engine import SteppedClock
 from tests.integration.generation import Continuation, generate, open_engine
 

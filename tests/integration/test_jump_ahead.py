@@ -17,7 +17,7 @@ from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSour
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.components.settings import EngineSettings
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import make_engine
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.integration.test_speculation import ARRIVALS, MODES, Answer, answers

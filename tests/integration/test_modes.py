@@ -14,7 +14,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
-from shortfin_apps.llm.components.settings import EngineSettings
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 from tests.runtimes import RUNTIMES
 

@@ -20,8 +20,8 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.errors import InvocationError
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import make_engine
 from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.runtimes import needs_shortfin

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.host_cpu import HostCpu, this_host
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.host_cpus import V3, V4
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine

@@ -18,9 +18,9 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import NO_FACTS, ModelFacts
 from shortfin_apps.llm.serving.speculative_loading import DraftFiles
 from tests.conftest import TINY_OPTIONS, BuildTiny

@@ -19,11 +19,11 @@ from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.self_test.options import SelfTestFacts
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.errors import ArtifactError, SelfTestError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving import loading
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import ModelFacts, load_engine, make_engine
 from tests.components.engine_fixture import call
 from tests.components.kv_events.subscriber import Index, Subscriber

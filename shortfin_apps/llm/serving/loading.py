@@ -36,9 +36,9 @@ from shortfin_apps.llm.components.self_test.options import SelfTestFacts
 from shortfin_apps.llm.components.self_test.report import Subject
 from shortfin_apps.llm.components.self_test.self_test import SelfTest
 from shortfin_apps.llm.components.self_test.watch import SelfTestWatch
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError, SelfTestError
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.speculative_loading import (
     DraftFiles,

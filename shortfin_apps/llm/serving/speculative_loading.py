@@ -16,7 +16,6 @@ from shortfin_apps.llm.components.invocation.page_table import make_page_cache, 
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device, Program
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.components.speculation.draft import (
     CPU_ROW_COST,
     GPU_ROW_COST,
@@ -25,6 +24,7 @@ from shortfin_apps.llm.components.speculation.draft import (
 )
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import pytest
 
 from bench.gpu import adjusted
 from bench.gpu.models import MODELS
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.conftest import BuildTiny
 from tests.hip import EmulatedGpus
 from tests.integration.generation import open_engine

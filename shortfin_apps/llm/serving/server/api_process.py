@@ -16,18 +16,20 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pydantic import SecretStr
 
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.contract.errors import LlmError
-from shortfin_apps.llm.serving.api.service import Service
+from shortfin_apps.llm.serving.api.service import Service, carry_out
+from shortfin_apps.llm.serving.engine_link.remote_engine import RemoteEngine, wait_for_engine
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.server import logs
 from shortfin_apps.llm.serving.server.config import ServerConfig
 from shortfin_apps.llm.serving.server.exit_status import exit_status_of, exit_with_thread
-from shortfin_apps.llm.serving.server.front_end import load_front_end
 from shortfin_apps.llm.serving.server.http_server import Server
-from shortfin_apps.llm.serving.server.model_loading import Loaded
+from shortfin_apps.llm.serving.server.model_loading import Loaded, load_tokenizer, open_artifact, served_model
 from shortfin_apps.llm.serving.server.service import make_service
 
 logger = logging.getLogger("shortfin_apps.llm.serving.server.api_process")  # this module runs as `__main__`
@@ -93,6 +95,34 @@ def run(load: LoadFrontEnd) -> int:
     if server.leaves_thread:
         exit_with_thread(status)
     return status
+
+
+def load_front_end(
+    config: ServerConfig, service: Service, link: socket.socket, on_lost: Callable[[], None]
+) -> Loaded:
+    """Wait for the engine at the other end of `link`. Raises ArtifactError and UnavailableError."""
+    artifact = open_artifact(config)
+    tokenizer = load_tokenizer(artifact, config)
+    grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
+    with grammars.preparing():
+        engine = connected(service, link, on_lost)
+    model = served_model(
+        artifact,
+        config,
+        tokenizer,
+        engine,
+        grammars,
+        service.metrics,
+        id_prefix=f"{engine.number}-",
+        everywhere=engine.ask,
+    )
+    return Loaded(model, engine)
+
+
+def connected(service: Service, link: socket.socket, on_lost: Callable[[], None]) -> RemoteEngine:
+    """Return the engine once it is loaded. Raises UnavailableError."""
+    welcome = wait_for_engine(link)
+    return RemoteEngine(link, welcome, execute=partial(carry_out, service=service), on_lost=on_lost)
 
 
 def _end_soon(server: Server) -> None:

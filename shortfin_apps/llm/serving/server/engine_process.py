@@ -16,9 +16,7 @@ from shortfin_apps.llm.serving.engine_link.api_links import ApiLinks
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.server.api_process import ApiProcessOptions
 from shortfin_apps.llm.serving.server.api_processes import ApiProcesses, api_process_command
-from shortfin_apps.llm.serving.server.banner import announce
 from shortfin_apps.llm.serving.server.config import ServerConfig
-from shortfin_apps.llm.serving.server.daemon_thread import in_daemon_thread
 from shortfin_apps.llm.serving.server.flight_recorder import dump_at_signal
 from shortfin_apps.llm.serving.server.http_server import (
     GRACE_S,
@@ -28,6 +26,7 @@ from shortfin_apps.llm.serving.server.http_server import (
     url_of,
 )
 from shortfin_apps.llm.serving.server.model_loading import LoadedEngine
+from shortfin_apps.llm.serving.server.start_up import announce, in_daemon_thread
 
 logger = logging.getLogger(__name__)
 

@@ -15,13 +15,12 @@ import uvicorn
 
 from shortfin_apps.llm.serving.api.app import create_app, refusal
 from shortfin_apps.llm.serving.api.service import Service
-from shortfin_apps.llm.serving.server.banner import announce
 from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
-from shortfin_apps.llm.serving.server.daemon_thread import in_daemon_thread
 from shortfin_apps.llm.serving.server.flight_recorder import dump_at_signal
 from shortfin_apps.llm.serving.server.keys import key_ring
 from shortfin_apps.llm.serving.server.model_loading import Loaded, RunningEngine
 from shortfin_apps.llm.serving.server.protocol import bounded
+from shortfin_apps.llm.serving.server.start_up import announce, in_daemon_thread
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.serving.receipts.draft import ModelIdentity, identity_of
 from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
 from shortfin_apps.llm.serving.server.flight_recorder import dump_facts
-from shortfin_apps.llm.serving.server.warm_up import warm_up_progress
+from shortfin_apps.llm.serving.server.start_up import warm_up_progress
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, read_json_object
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import logging
 import socket
 
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
-from shortfin_apps.llm.serving.server import logs, open_files
+from shortfin_apps.llm.serving.server import logs
 from shortfin_apps.llm.serving.server.config import ServerConfig
 from shortfin_apps.llm.serving.server.engine_process import EngineProcess
 from shortfin_apps.llm.serving.server.exit_status import exit_status_of, exit_with_thread
@@ -31,6 +31,7 @@ from shortfin_apps.llm.serving.server.model_loading import (
     open_draft,
 )
 from shortfin_apps.llm.serving.server.service import make_service
+from shortfin_apps.llm.serving.server.start_up import allow_open_files
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def serve(config: ServerConfig, listener: socket.socket | None = None) -> int:
     logs.quieten_uvicorn(config.http.log_level)
     artifact, draft = open_artifact(config), open_draft(config)
     check_address_space([artifact, *([draft] if draft else ())], config)
-    open_files.allow(MAX_CONNECTIONS)
+    allow_open_files(MAX_CONNECTIONS)
     name = config.model.served_model_name or artifact.name
     service = make_service(
         config, name, ServerMetrics(name, tenants=tuple(config.engine.batching.tenant_weights))

@@ -20,9 +20,9 @@ from shortfin_apps.llm.components.request.messages import Delta, FinishReason, G
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.components.settings import EngineSettings
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import ModelFacts, make_engine
 from shortfin_apps.llm.serving.receipts.draft import identity_of
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError

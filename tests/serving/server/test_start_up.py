@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import resource
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from rich.console import Console
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.serving.server import open_files
+from shortfin_apps.llm.serving.server import start_up
+from shortfin_apps.llm.serving.server.start_up import allow_open_files, announce, warm_up_progress
 from tests.integration.server_process import PATIENCE_S, start, stop
 
 SPARE = 100  # files that may still be opened; other tests of this process may have any number open
@@ -32,10 +36,10 @@ def few_files() -> Iterator[int]:
 
 def test_the_soft_limit_is_raised_as_needed(caplog: pytest.LogCaptureFixture) -> None:
     with few_files() as few:
-        open_files.allow(few)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few + open_files.NUM_OTHER_FILES
-        open_files.allow(1)  # never lowered
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few + open_files.NUM_OTHER_FILES
+        allow_open_files(few)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few + start_up.NUM_OTHER_FILES
+        allow_open_files(1)  # never lowered
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few + start_up.NUM_OTHER_FILES
     assert not caplog.records
 
 
@@ -44,7 +48,7 @@ def test_a_too_low_hard_limit_logs_a_warning(caplog: pytest.LogCaptureFixture) -
     if hard == resource.RLIM_INFINITY:
         pytest.skip("there is no limit on this machine")
     with few_files(), caplog.at_level(logging.WARNING):
-        open_files.allow(hard)
+        allow_open_files(hard)
     assert "ulimit -n" in caplog.text
 
 
@@ -59,3 +63,31 @@ def test_a_server_accepts_more_connections_than_the_soft_limit(tiny_artifact: Ar
         for connection in held:
             connection.close()
         assert stop(service) == 0
+
+
+def shown(is_terminal: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=is_terminal, width=60)
+    with warm_up_progress(console) as on_progress:
+        for done in range(4):
+            on_progress(done, 3)
+    return out.getvalue()
+
+
+def test_a_terminal_shows_how_many_are_done() -> None:
+    text = shown(is_terminal=True)
+    assert "warming up" in text
+    assert "3/3" in text
+
+
+def test_a_log_stays_free_of_it() -> None:
+    assert shown(is_terminal=False).strip() == ""
+
+
+def test_a_standard_output_without_a_reader_does_not_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Broken())
+    announce("m", "http://127.0.0.1:1", has_chat=True, logs_json=False)
