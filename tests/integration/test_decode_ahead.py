@@ -96,7 +96,7 @@ def test_answers_are_those_without_when_requests_stop_and_are_preempted(
     artifact: Artifact, mode: BatchSettings
 ) -> None:
     growing = [15] * len(LENGTHS)  # prompts that fill a page, and three more while they decode
-    options: dict[str, Any] = {"runtime": "iree", "mode": mode, "pages": 9}
+    options: dict[str, Any] = {"runtime": "iree", "batching": mode, "pages": 9}
     with open_engine(artifact, EngineSettings(**options)) as engine:
         undisturbed = answers(engine, calls(40, lengths=growing))
         assert engine.stats().preemptions > 0
