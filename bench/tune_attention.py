@@ -82,10 +82,10 @@ class Job:
             tried = replace(tiles, attention=self.tile.tile)
         spec = MODELS[self.model]
         options = BuildOptions(device=self.device, batch_invariant=self.batch_invariant)
-        kernels, slab = AttentionKernels(spec, options, tried), whole_slab(spec, options)
+        kernels, slab = AttentionKernels(spec, spec.attention, options, tried), whole_slab(spec, options)
         if self.is_decode:
-            return kernels.attend_singles(None, slab).without({"offsets"})
-        return kernels.attend(False, None, slab)
+            return kernels.attend_singles(slab).without({"offsets"})
+        return kernels.attend(False, slab)
 
 
 def main() -> None:
@@ -160,8 +160,8 @@ def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
         "is_built": job.is_built,
         "tile": job.tile.label,
         "batches": (DECODES if job.is_decode else PREFILLS)[job.model],
-        "layers": spec.num_hidden_layers,
-        "heads": [spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim],
+        "layers": len(spec.layers),
+        "heads": [spec.attention.heads, spec.attention.kv_heads, spec.attention.head_dim],
         "stride": BuildOptions().block_seq_stride,
         "split": job.tile.split,
         "name": kernel.name,

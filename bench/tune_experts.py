@@ -25,7 +25,7 @@ from shortfin_apps.llm.builder.lowering.triton.expert_kernels import ExpertKerne
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.model.weight_blocks import MXFP4
 
@@ -86,7 +86,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def experts() -> RoutedExperts:
+def experts() -> MoE:
     """Return the experts of SPEC."""
     assert SPEC.experts is not None
     return SPEC.experts

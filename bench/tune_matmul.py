@@ -27,12 +27,13 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, bloc
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
+from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
 
 # One layer each, so that the cache is as small as possible.
 MODELS = {
-    short: replace(GPU_MODELS[name].spec, num_hidden_layers=1)
+    short: replace(GPU_MODELS[name].spec, layers=GPU_MODELS[name].spec.layers[:1])
     for short, name in (("8b", "llama-3.1-8b"), ("135m", "smollm2-135m"))
 }
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
@@ -72,7 +73,8 @@ class Case:
         spec, options = MODELS[self.model], BuildOptions(device=device)
         kernels = MatmulKernels(spec, options, lambda *_: tile)
         slab = [whole_slab(spec, options)] if self.kind == "project_qkv" else []
-        made: Kernel = getattr(kernels, self.kind)(self.shape, "tokens", *slab, self.layout)
+        first = {"project_qkv": [spec.attention], "gated_linear": ["silu"]}.get(self.kind, [])
+        made: Kernel = getattr(kernels, self.kind)(*first, self.shape, "tokens", *slab, self.layout)
         return made.without(self.absent)
 
 
@@ -124,11 +126,19 @@ def tile_of(text: str) -> MatmulTile:
 def _cases(models: Sequence[str] | None) -> Iterator[Case]:
     for model in models or MODELS:
         spec = MODELS[model]
-        hidden, heads = spec.hidden_size, spec.num_attention_heads * spec.head_dim
-        yield Case(model, "qkv", "project_qkv", (spec.qkv_features, hidden), frozenset({"bias", "head_norm"}))
+        hidden, heads = spec.hidden_size, spec.attention.q_features
+        yield Case(
+            model,
+            "qkv",
+            "project_qkv",
+            (spec.attention.qkv_features, hidden),
+            frozenset({"bias", "head_norm"}),
+        )
         yield Case(model, "o", "linear", (hidden, heads), frozenset({"in_squares"}))
-        yield Case(model, "gate_up", "gated_linear", (2 * spec.intermediate_size, hidden))
-        yield Case(model, "down", "linear", (hidden, spec.intermediate_size), frozenset({"in_squares"}))
+        yield Case(model, "gate_up", "gated_linear", (2 * spec.blocks_of(MLP)[0].features, hidden))
+        yield Case(
+            model, "down", "linear", (hidden, spec.blocks_of(MLP)[0].features), frozenset({"in_squares"})
+        )
         without = frozenset({"in_squares", "residual", "norm", "scaled", "squares"})
         yield Case(model, "head", "linear", (spec.vocab_size, hidden), without)
 
@@ -187,7 +197,7 @@ def _entry(case: Case, tile: MatmulTile, kernel: Kernel, code: CodeObject) -> di
         "weights": case.weights,
         "blocks": block_constants(case.layout),
         "eps": spec.rms_norm_eps,
-        "heads": [spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim],
+        "heads": [spec.attention.heads, spec.attention.kv_heads, spec.attention.head_dim],
         "stride": BuildOptions().block_seq_stride,
         "tile": tile_label(tile),
         "name": kernel.name,

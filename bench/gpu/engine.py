@@ -17,7 +17,7 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_count import BALANCED_SHARE
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.model.config import model_config
+from shortfin_apps.llm.model.config import model_config, window_of
 
 SEED = 7
 MEASURED_TOKENS = 64  # per request
@@ -109,7 +109,7 @@ def pages(model: Model) -> int:
     A model with windows needs more, as its window pages are computed for longer requests.
     """
     longest = model.context
-    if model.spec.last_window is not None:
+    if window_of(model.spec) is not None:
         config = model_config(model.spec, model.options)
         longest = max(longest, config.max_seq_len // BALANCED_SHARE)
     return 1 + max(sizes(model)) * (-(-longest // model.options.block_seq_stride) + 2)

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bench.gpu.tiny_models import tiny_models
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.family import weight_shapes
-from shortfin_apps.llm.model.rope import Llama3Scaling, YarnScaling, yarn_attention_factor
-from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec, WeightType
+from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.kv_layout import KVType
+from shortfin_apps.llm.model.rope import Llama3Scaling, Rope, YarnScaling, yarn_attention_factor
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType, weight_shapes
 from shortfin_apps.llm.model.weight_blocks import MXFP4, BlockType
 
 
@@ -71,14 +72,10 @@ _SMOLLM2 = Model(
         architecture="llama",
         vocab_size=49152,
         hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
         max_position_embeddings=8192,
         rms_norm_eps=1e-5,
-        rope_theta=1e5,
+        layers=30
+        * ((Attention(heads=9, kv_heads=3, head_dim=64, rope=Rope(theta=1e5)), MLP(features=1536)),),
         tie_word_embeddings=True,
     ),
     options=BuildOptions(
@@ -91,22 +88,23 @@ _SMOLLM2 = Model(
     prefills=((1, 512), (4, 128), (1, 2048)),
     extends=((256, 0), (256, 64), *_ROWS_ALONE),
 )
+_LLAMA3_SCALING = Llama3Scaling(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+)
 _LLAMA = Model(
     spec=ModelSpec(
         name="llama-3.1-8b",
         architecture="llama",
         vocab_size=128256,
         hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
         max_position_embeddings=131072,
         rms_norm_eps=1e-5,
-        rope_theta=5e5,
-        rope_scaling=Llama3Scaling(
-            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+        layers=32
+        * (
+            (
+                Attention(heads=32, kv_heads=8, head_dim=128, rope=Rope(theta=5e5, scaling=_LLAMA3_SCALING)),
+                MLP(features=14336),
+            ),
         ),
     ),
     options=BuildOptions(
@@ -120,32 +118,36 @@ _LLAMA = Model(
     extends=((256, 0), (256, 64), *_ROWS_ALONE),
 )
 
+_GPT_OSS_ATTENTION = Attention(
+    heads=64,
+    kv_heads=8,
+    head_dim=64,
+    rope=Rope(
+        theta=150000.0,
+        scaling=YarnScaling(
+            factor=32.0,
+            original_max_position_embeddings=4096,
+            attention_factor=yarn_attention_factor(32.0),
+            truncate=False,
+        ),
+    ),
+    sinks=True,
+    bias=True,
+    output_bias=True,
+)
+_GPT_OSS_EXPERTS = MoE(count=32, per_token=4, features=2880, activation="clamped", biases=True)
 _GPT_OSS_SPEC = ModelSpec(
     name="gpt-oss-20b",
     architecture="gpt-oss",
     vocab_size=201088,
     hidden_size=2880,
-    intermediate_size=2880,
-    num_hidden_layers=24,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    head_dim=64,
     max_position_embeddings=131072,
     rms_norm_eps=1e-5,
-    rope_theta=150000.0,
-    rope_scaling=YarnScaling(
-        factor=32.0,
-        original_max_position_embeddings=4096,
-        attention_factor=yarn_attention_factor(32.0),
-        truncate=False,
+    layers=12
+    * (
+        (replace(_GPT_OSS_ATTENTION, window=128), _GPT_OSS_EXPERTS),
+        (_GPT_OSS_ATTENTION, _GPT_OSS_EXPERTS),
     ),
-    qkv_bias=True,
-    output_bias=True,
-    activation="clamped",
-    window=128,
-    windowed_layers=tuple(range(0, 24, 2)),
-    has_sinks=True,
-    experts=RoutedExperts(count=32, per_token=4, features=2880, has_biases=True),
 )
 
 
@@ -170,31 +172,27 @@ _GPT_OSS = Model(
     prefills=((1, 512), (1, 2048)),
     extends=((256, 0), (256, 64), (0, 64)),
 )
+_HYBRID_MLP = MLP(features=3584)
+_HYBRID_DELTA_NET = DeltaNet(key_heads=16, value_heads=16, key_dim=128, value_dim=128)
 _HYBRID = Model(
     spec=ModelSpec(
         name="hybrid-0.8b",
         architecture="qwen35",
         vocab_size=248320,
         hidden_size=1024,
-        intermediate_size=3584,
-        num_hidden_layers=24,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=256,
         max_position_embeddings=262144,
         rms_norm_eps=1e-6,
-        rope_theta=1e7,
-        tie_word_embeddings=True,
-        qk_norm=True,
-        rotated_dim=64,
-        attention_gate=True,
-        delta_net=DeltaNet(
-            layers=tuple(n for n in range(24) if (n + 1) % 4),
-            key_heads=16,
-            value_heads=16,
-            key_dim=128,
-            value_dim=128,
+        layers=6
+        * (
+            *(3 * ((_HYBRID_DELTA_NET, _HYBRID_MLP),)),
+            (
+                Attention(
+                    heads=8, kv_heads=2, head_dim=256, rope=Rope(theta=1e7, dim=64), qk_norm=True, gate=True
+                ),
+                _HYBRID_MLP,
+            ),
         ),
+        tie_word_embeddings=True,
     ),
     options=BuildOptions(
         prefill_batch_sizes=(1, 4),

@@ -40,7 +40,7 @@ from shortfin_apps.llm.builder.weights.layout import stored_types, weight_layout
 from shortfin_apps.llm.builder.weights.write import write_weights
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.model.config import model_config
-from shortfin_apps.llm.model.family import weight_shapes
+from shortfin_apps.llm.model.spec import weight_shapes
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import make_engine
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shortfin_apps.llm.builder.sources.random_tiny import HYBRID_SPEC, SPEC
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 OPTIONS = BuildOptions(
@@ -21,38 +22,33 @@ OPTIONS = BuildOptions(
     top_k=64,
 )
 
+_ATTENTION = SPEC.attention
+_GEMMA_ATTENTION = replace(_ATTENTION, cap=20.0, qk_norm=True, norm_after=True)
+_GEMMA_WINDOWED = replace(_GEMMA_ATTENTION, window=40, rope=Rope(theta=1000.0, name="local"))
+_GEMMA_MLP = MLP(features=128, activation="gelu", norm_after=True)
 _GEMMA = replace(
     SPEC,
     name="tiny-gemma",
-    num_hidden_layers=4,
+    layers=(*(3 * ((_GEMMA_WINDOWED, _GEMMA_MLP),)), (_GEMMA_ATTENTION, _GEMMA_MLP)),
     embedding_scale=8.0,
-    activation="gelu",
-    qk_norm=True,
-    norms_after=True,
-    score_cap=20.0,
     logit_cap=30.0,
-    window=40,
-    windowed_layers=(0, 1, 2),
-    local_rope_theta=1000.0,
 )
+_GPT_OSS_ATTENTION = replace(_ATTENTION, sinks=True, bias=True, output_bias=True)
+_GPT_OSS_EXPERTS = MoE(count=8, per_token=3, features=64, activation="clamped", biases=True)
 _GPT_OSS = replace(
     SPEC,
     name="tiny-gpt-oss",
     architecture="gpt-oss",
-    qkv_bias=True,
-    output_bias=True,
-    activation="clamped",
-    window=40,
-    windowed_layers=(0,),
-    has_sinks=True,
-    experts=RoutedExperts(count=8, per_token=3, features=64, has_biases=True),
+    layers=(
+        (replace(_GPT_OSS_ATTENTION, window=40), _GPT_OSS_EXPERTS),
+        (_GPT_OSS_ATTENTION, _GPT_OSS_EXPERTS),
+    ),
 )
+_NORMED, _ROUTED = replace(_ATTENTION, qk_norm=True), MoE(count=8, per_token=2, features=64)
 _EXPERTS = replace(
     SPEC,
     name="tiny-experts",
-    num_hidden_layers=3,
-    qk_norm=True,
-    experts=RoutedExperts(count=8, per_token=2, features=64, dense_layers=(1,)),
+    layers=((_NORMED, _ROUTED), (_NORMED, MLP(features=128)), (_NORMED, _ROUTED)),
 )
 _BYTES = replace(SPEC, name="tiny-kv-q8_0")
 

@@ -14,8 +14,8 @@ from bench.peers.cache import Cache
 from bench.peers.subject import Subject
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import GGUF_NAMES
-from shortfin_apps.llm.model.family import tensor_shapes
-from shortfin_apps.llm.model.spec import ModelSpec
+from shortfin_apps.llm.model.feed_forward import MLP
+from shortfin_apps.llm.model.spec import ModelSpec, tensor_shapes
 
 _HUGGING_FACE_NAMES = {gguf: name for name, gguf in GGUF_NAMES.items()}
 
@@ -64,14 +64,14 @@ def hugging_face_config(spec: ModelSpec, tokens: Mapping[str, Any]) -> dict[str,
         "mlp_bias": False,
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_hidden_layers,
-        "num_attention_heads": spec.num_attention_heads,
-        "num_key_value_heads": spec.num_key_value_heads,
-        "head_dim": spec.head_dim,
+        "intermediate_size": spec.blocks_of(MLP)[0].features,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": spec.attention.heads,
+        "num_key_value_heads": spec.attention.kv_heads,
+        "head_dim": spec.attention.head_dim,
         "max_position_embeddings": spec.max_position_embeddings,
         "rms_norm_eps": spec.rms_norm_eps,
-        "rope_theta": spec.rope_theta,
+        "rope_theta": spec.attention.rope.theta if spec.attention.rope else None,
         "tie_word_embeddings": spec.tie_word_embeddings,
         **{key: tokens[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in tokens},
     }

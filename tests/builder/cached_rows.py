@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.contract.abi import Entry
-from shortfin_apps.llm.model.config import row_elements
 from shortfin_apps.llm.model.reference.attention import dequantised_heads, quantised_heads
 from shortfin_apps.llm.model.reference.forward import forward
 from shortfin_apps.llm.model.reference.pointwise import F32
@@ -46,16 +45,29 @@ class CachedRows:
     def _fill_cache(self, num_pages: int, key_scale: float) -> F32:
         """[pages, layers, 2, stride, kv_heads, head_dim], rounded as the cache has it."""
         spec, kv = self._model.spec, self._model.options.kv
-        shape = (num_pages, spec.num_hidden_layers, 2, self._stride, spec.num_key_value_heads, spec.head_dim)
+        shape = (
+            num_pages,
+            len(spec.layers),
+            2,
+            self._stride,
+            spec.attention.kv_heads,
+            spec.attention.head_dim,
+        )
         pages = self._rng.standard_normal(shape, np.float32)
         pages[:, :, 0] *= key_scale
         if kv == "q8_0":
             quants, scales = quantised_heads(pages)
-            rows = rows_in_bytes(quants, scales, row_elements(spec, self._model.options))
-            self._model.set_cache(*(rows[:, layers].reshape(num_pages, -1) for layers in spec.slabs))
+            rows = rows_in_bytes(
+                quants, scales, spec.attention.kv_layout.row_elements(self._model.options.kv)
+            )
+            self._model.set_cache(
+                *(rows[:, layers].reshape(num_pages, -1) for layers in tuple(spec.pools.values()))
+            )
             return dequantised_heads(quants, scales)
         kept = pages.astype(DTYPES[kv])
-        self._model.set_cache(*(kept[:, layers].reshape(num_pages, -1) for layers in spec.slabs))
+        self._model.set_cache(
+            *(kept[:, layers].reshape(num_pages, -1) for layers in tuple(spec.pools.values()))
+        )
         return kept.astype(np.float32)
 
     def _history(self, pages: F32, row: int, length: int) -> F32:

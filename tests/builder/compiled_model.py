@@ -25,13 +25,14 @@ from shortfin_apps.llm.builder.weights.layout import (
 )
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
-from shortfin_apps.llm.model.config import slab_elements
+from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.config import pool_elements, window_of
 from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.family import weight_shapes
-from shortfin_apps.llm.model.rope import LinearScaling, YarnScaling
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.rope import LinearScaling, Rope, YarnScaling
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, weight_shapes
 from tests.builder.random_blocks import random_blocks
+from tests.builder.specs import changed, with_blocks
 from tests.compiled_programs import compile_program
 from tests.kernel_families import note_executed
 
@@ -54,64 +55,41 @@ TINY = ModelSpec(
     architecture="llama",
     vocab_size=512,
     hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
     max_position_embeddings=512,
     rms_norm_eps=1e-5,
-    rope_theta=10000.0,
+    layers=2 * ((Attention(heads=4, kv_heads=2, head_dim=16, rope=Rope()), MLP(features=128)),),
     tie_word_embeddings=True,
 )
+_YARN = YarnScaling(factor=4.0, original_max_position_embeddings=64, attention_factor=1.1)
 # With all that a layer may have beside what Llama's has.
-FEATURED = replace(
+FEATURED = changed(
     TINY,
-    qkv_bias=True,
-    output_bias=True,
-    qk_norm=True,
-    rotated_dim=12,
-    unrotated_layers=(1,),
-    embedding_scale=2.0,
-    score_scale=0.5,
-    rope_scaling=YarnScaling(factor=4.0, original_max_position_embeddings=64, attention_factor=1.1),
+    {"embedding_scale": 2.0},
+    {"bias": True, "output_bias": True, "qk_norm": True, "score_scale": 0.5},
+    {"rope": Rope(dim=12, scaling=_YARN)},
+    at={1: {"rope": None}},
 )
 # With norms behind attention and feed-forward alone, and of q and k as a whole.
-NORMED_AFTER = replace(TINY, norms_before=False, norms_after=True, whole_qk_norm=True)
+NORMED_AFTER = changed(TINY, {"norm_before": False, "norm_after": True, "whole_qk_norm": True})
 # With norms on both sides, gelu, a window in one layer, which rotates by a base of its own, and caps.
-WINDOWED = replace(
+WINDOWED = changed(
     TINY,
-    norms_after=True,
-    qk_norm=True,
-    activation="gelu",
-    window=37,
-    windowed_layers=(0,),
-    local_rope_theta=100.0,
-    rope_scaling=LinearScaling(factor=2.0),
-    score_cap=4.0,
-    logit_cap=6.0,
+    {"norm_after": True, "qk_norm": True, "activation": "gelu", "cap": 4.0, "logit_cap": 6.0},
+    {"rope": Rope(scaling=LinearScaling(factor=2.0))},
+    at={0: {"window": 37, "rope": Rope(theta=100.0, name="local")}},
 )
 OTHERS = {"featured": FEATURED, "normed-after": NORMED_AFTER, "windowed": WINDOWED}
+_EXPERTS = MoE(count=7, per_token=3, features=96, biases=True)
 # With experts, which have biases, in the second of three layers only; with sinks, and a window in one layer.
-ROUTED = replace(
-    TINY,
-    vocab_size=523,
-    num_hidden_layers=3,
-    qk_norm=True,
-    has_sinks=True,
-    window=37,
-    windowed_layers=(1,),
-    experts=RoutedExperts(count=7, per_token=3, features=96, has_biases=True, dense_layers=(0, 2)),
+ROUTED = with_blocks(
+    changed(TINY, {"vocab_size": 523, "qk_norm": True, "sinks": True}, layers=3, at={1: {"window": 37}}),
+    {1: _EXPERTS},
 )
 # With states in the first and the last of three layers, and gates of attention's result.
-HYBRID = replace(
-    TINY,
-    architecture="qwen35",
-    num_hidden_layers=3,
-    qk_norm=True,
-    rotated_dim=4,
-    attention_gate=True,
-    delta_net=DeltaNet(layers=(0, 2), key_heads=2, value_heads=6, key_dim=12, value_dim=16),
+_DELTA_NET = DeltaNet(key_heads=2, value_heads=6, key_dim=12, value_dim=16)
+HYBRID = with_blocks(
+    changed(TINY, {"architecture": "qwen35", "qk_norm": True, "gate": True, "rope": Rope(dim=4)}, layers=3),
+    {0: _DELTA_NET, 2: _DELTA_NET},
 )
 
 
@@ -169,7 +147,7 @@ class CompiledModel:
         kv = ALL_DTYPES[self.options.cache_dtype]
         first, *others = [
             np.full((PAGES, elements * kv.itemsize), byte, np.uint8)
-            for elements in slab_elements(self.spec, self.options)
+            for elements in pool_elements(self.spec, self.options).values()
         ]
         self.set_cache(first.view(kv), *(each.view(kv) for each in others))
 
@@ -187,7 +165,7 @@ class CompiledModel:
         """The block table, and that of windows if there is one."""
         if not self.window_cache:
             return [blocks]
-        window, stride = self.spec.last_window, self.options.block_seq_stride
+        window, stride = window_of(self.spec), self.options.block_seq_stride
         assert window is not None
         first_seen = np.maximum(0, np.asarray(starts) - window + 1) // stride
         is_hidden = np.arange(np.shape(blocks)[1]) < first_seen[:, None]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
-from shortfin_apps.llm.model.config import page_elements
-from shortfin_apps.llm.model.rope import Rotation
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from tests.builder.specs import page_elements
 
 
 def decode_batch(
@@ -24,7 +23,8 @@ def decode_batch(
         seq_lens=of_rows("seq_lens"),
         slabs=[
             Slab(
-                layers=range(spec.num_hidden_layers),
+                pool="whole",
+                layers=range(len(spec.layers)),
                 blocks=Tensor("%blocks", (rows, width), "i64"),
                 cache=Tensor("%cache", (pages, page_elements(spec, options)), options.cache_dtype),
             )
@@ -33,5 +33,7 @@ def decode_batch(
     batch.offsets = of_rows("offsets")
     batch.token_rows = of_rows("token_rows")
     batch.positions = of_rows("starts")
-    batch.rotaries = {Rotation.GLOBAL: Tensor("%rotary", (rows, 2, spec.head_dim // 2), "f32")}
+    batch.rotaries = {
+        spec.attention.rotation: Tensor("%rotary", (rows, 2, spec.attention.head_dim // 2), "f32")
+    }
     return batch

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from shortfin_apps.llm.model.family import tensor_shapes
+from shortfin_apps.llm.model.spec import tensor_shapes
 from tests.builder.model_files import SPEC, write_gguf
+from tests.builder.specs import changed
 
 # The f16 numbers of a block, by their bytes; others have one at the beginning.
 _TERMS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)} | dict.fromkeys(
     ("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)
 )
 # With rows of whole K-quants.
-WIDE = replace(SPEC, hidden_size=256, intermediate_size=512, num_attention_heads=16)
+WIDE = changed(SPEC, {"hidden_size": 256, "features": 512, "heads": 16})
 
 
 def random_data(kind: GGMLQuantizationType, rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.uint8]:
@@ -45,6 +45,6 @@ def write_random_gguf(
         name: random_data(kinds[name], shape[0], shape[1]) if name in kinds else np.ones(shape, np.float32)
         for name, shape in shapes.items()
     }
-    sizes = {"embedding_length": WIDE.hidden_size, "feed_forward_length": WIDE.intermediate_size}
-    heads = {"attention.head_count": WIDE.num_attention_heads}
+    sizes = {"embedding_length": WIDE.hidden_size, "feed_forward_length": 512}
+    heads = {"attention.head_count": WIDE.attention.heads}
     return write_gguf(path, keys={**sizes, **heads}, whole=tensors, otherwise=kinds)

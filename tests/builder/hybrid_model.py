@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.reference.forward import forward
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import HYBRID, NAN_BYTE, PAGES, Array, CompiledModel
+from tests.builder.specs import changed, with_blocks
 
 STRIDE = 4
 OPTIONS = BuildOptions(
@@ -22,13 +22,11 @@ OPTIONS = BuildOptions(
     top_k=4,
     block_seq_stride=STRIDE,
 )
-assert HYBRID.delta_net is not None
 # Whose last two layers, one of either kind, have experts, one of which all tokens have.
-MIXED = replace(
-    HYBRID, experts=RoutedExperts(count=5, per_token=2, features=48, shared=32, dense_layers=(0,))
-)
-ODD = replace(HYBRID, delta_net=replace(HYBRID.delta_net, key_dim=7, value_dim=16, taps=2))
-TILED = replace(HYBRID, delta_net=replace(HYBRID.delta_net, tiled=True))
+_EXPERTS = MoE(count=5, per_token=2, features=48, shared=32)
+MIXED = with_blocks(HYBRID, {1: _EXPERTS, 2: _EXPERTS})
+ODD = changed(HYBRID, {"key_dim": 7, "value_dim": 16, "taps": 2})
+TILED = changed(HYBRID, {"tiled": True})
 TOKENS = (np.arange(1, 30) * 37) % HYBRID.vocab_size
 PADDING = TOKENS[:0]
 BORDERS = [[29], [8, 29], [1, 2, 3, 29], [4, 20, 28, 29], [13, 14, 29]]  # of chunks

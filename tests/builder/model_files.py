@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
-from shortfin_apps.llm.model.family import tensor_shapes
+from shortfin_apps.llm.model.spec import tensor_shapes
+from tests.builder.specs import ffn_features
 
 Array = npt.NDArray[Any]
 
@@ -45,15 +46,15 @@ def write_gguf(
     """
     writer = GGUFWriter(path, architecture)
     values: dict[str, int | float | str] = {
-        "block_count": SPEC.num_hidden_layers,
+        "block_count": len(SPEC.layers),
         "context_length": SPEC.max_position_embeddings,
         "embedding_length": SPEC.hidden_size,
-        "feed_forward_length": SPEC.intermediate_size,
-        "attention.head_count": SPEC.num_attention_heads,
-        "attention.head_count_kv": SPEC.num_key_value_heads,
+        "feed_forward_length": ffn_features(SPEC),
+        "attention.head_count": SPEC.attention.heads,
+        "attention.head_count_kv": SPEC.attention.kv_heads,
         "attention.layer_norm_rms_epsilon": SPEC.rms_norm_eps,
-        "rope.freq_base": SPEC.rope_theta,
-        "rope.dimension_count": SPEC.head_dim,
+        "rope.freq_base": 10000.0,
+        "rope.dimension_count": SPEC.attention.head_dim,
     }
     named = {f"{architecture}.{key}": value for key, value in {**values, **(keys or {})}.items()}
     for key, value in {**named, **(file_keys or {})}.items():
@@ -86,13 +87,13 @@ def write_hf(
         "model_type": "llama",
         "vocab_size": SPEC.vocab_size,
         "hidden_size": SPEC.hidden_size,
-        "intermediate_size": SPEC.intermediate_size,
-        "num_hidden_layers": SPEC.num_hidden_layers,
-        "num_attention_heads": SPEC.num_attention_heads,
-        "num_key_value_heads": SPEC.num_key_value_heads,
+        "intermediate_size": ffn_features(SPEC),
+        "num_hidden_layers": len(SPEC.layers),
+        "num_attention_heads": SPEC.attention.heads,
+        "num_key_value_heads": SPEC.attention.kv_heads,
         "max_position_embeddings": SPEC.max_position_embeddings,
         "rms_norm_eps": SPEC.rms_norm_eps,
-        "rope_theta": SPEC.rope_theta,
+        "rope_theta": 10000.0,
         "tie_word_embeddings": False,
         "eos_token_id": 258,
     }
@@ -149,7 +150,7 @@ def _add_vocabulary(writer: GGUFWriter, files: TokenizerFiles) -> None:
 
 
 def _interleaved(name: str, array: Array) -> Array:
-    heads = {"attn_q": SPEC.num_attention_heads, "attn_k": SPEC.num_key_value_heads}
+    heads = {"attn_q": SPEC.attention.heads, "attn_k": SPEC.attention.kv_heads}
     kind = name.split(".")[-2]
     if kind not in heads or array.ndim == 1:
         return array

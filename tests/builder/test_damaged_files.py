@@ -21,7 +21,7 @@ from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import LlmError
-from shortfin_apps.llm.model.family import tensor_shapes
+from shortfin_apps.llm.model.spec import tensor_shapes
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.builder.model_files import write_gguf, write_hf
 

@@ -18,10 +18,12 @@ from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.host_cpu import HostCpu, decisive_features
 from shortfin_apps.llm.contract.iree_release import OF_SHORTFIN, Release
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec, WeightType
+from shortfin_apps.llm.model.feed_forward import MoE
+from shortfin_apps.llm.model.kv_layout import KVType
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.model.weight_blocks import MXFP4
 from tests.builder.compiled_model import HYBRID, TINY
+from tests.builder.specs import changed, with_experts
 from tests.compiled_programs import compile_program
 from tests.conftest import BuildTiny
 from tests.kernel_families import note_compiled
@@ -37,16 +39,14 @@ CASES: list[tuple[str, WeightType]] = [
     *((NARROW, "f16"), (NARROW, "int8"), (ARM, "f32"), (ARM, "f16"), (ARM, "q4")),
 ]
 # Whole tiles; a first layer and a last.
-SPEC = replace(TINY, head_dim=32)
+SPEC = changed(TINY, {"head_dim": 32})
 # Attention uses AMX here, in layers of either kind, and matmuls do not.
-UNEVEN = replace(SPEC, hidden_size=80, window=40, windowed_layers=(1,), score_cap=30.0)
+UNEVEN = changed(SPEC, {"hidden_size": 80, "cap": 30.0}, at={1: {"window": 40}})
 # A vocabulary that the fused layer does not take.
 HALF_A_PANEL = replace(SPEC, vocab_size=48)
-ROUTED = replace(
-    SPEC,
-    activation="clamped",
-    has_sinks=True,
-    experts=RoutedExperts(count=7, per_token=3, features=96, has_biases=True),
+ROUTED = with_experts(
+    changed(SPEC, {"activation": "clamped", "sinks": True}),
+    MoE(count=7, per_token=3, features=96, biases=True),
 )
 OWN_BLOCKS = (("blk.0.ffn_down_exps.weight", MXFP4),)
 

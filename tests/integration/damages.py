@@ -64,7 +64,7 @@ def flip_weight(bit: int) -> Callable[[Path], None]:
     def flip(directory: Path) -> None:
         built = _built(directory)
         spec = built.spec
-        keys = spec.num_attention_heads * spec.head_dim * spec.hidden_size  # behind the queries
+        keys = spec.attention.q_features * spec.hidden_size  # behind the queries
         built.flip("blk.1.attn_qkv.weight", 2, keys, bit)
 
     return flip
@@ -99,7 +99,7 @@ def turn_back(*, is_far: bool) -> Callable[[Path], None]:
 
     def turn(directory: Path) -> None:
         built = _built(directory)
-        tables = rotary.Rotary(built.spec, built.config.max_seq_len)
+        tables = rotary.Rotary(built.spec.attention.rotation, built.config.max_seq_len)
         row = tables._coarse[1] if is_far else tables._fine[5]
         content = built.vmfb.read_bytes()
         assert content.count(row.tobytes()) == 1

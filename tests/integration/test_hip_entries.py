@@ -16,10 +16,12 @@ from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, cast_floats, weight_layout
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from shortfin_apps.llm.contract.abi import Entry, EntryFamily
+from shortfin_apps.llm.model.kv_layout import KVType
 from shortfin_apps.llm.model.reference.pointwise import F32
-from shortfin_apps.llm.model.spec import BuildOptions, KVType, WeightType
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.cached_rows import CachedRows
 from tests.builder.compiled_model import OTHERS, ROUTED, CompiledModel
+from tests.builder.specs import changed
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
 from tests.runtimes import needs_shortfin
@@ -40,7 +42,7 @@ POSITIONS = (0, 1, 15, 16, 17, 63, 64, 100, 130, 255, 256, 300, 512, 700)
 ROOM = 112
 KEY_SCALE = 1.0
 CHUNKS = (33, 1, 16, 90)
-ENTRY_SPECS = {"routed": ROUTED, **{name: replace(spec, head_dim=24) for name, spec in OTHERS.items()}}
+ENTRY_SPECS = {"routed": ROUTED, **{name: changed(spec, {"head_dim": 24}) for name, spec in OTHERS.items()}}
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def test_it_passes_and_finds_what_is_wrong(
             again = model.self_test.run()
             failed = {each.entry for each in again.failures(known_bits=outcome.bits)}
             assert failed >= {"prefill_bs1", "decode_bs2", "extend_t48"}
-        keys = SPEC.num_attention_heads * SPEC.head_dim * SPEC.hidden_size
+        keys = SPEC.attention.q_features * SPEC.hidden_size
         built.flip("blk.1.attn_qkv.weight", 2, keys, 14)
         with opened(replace(built), device=emulated_gpus.open(CHIP)) as model:
             outcome = model.self_test.run()

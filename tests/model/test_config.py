@@ -13,11 +13,11 @@ from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 from shortfin_apps.llm.model.config import model_config
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from tests.builder.specs import changed, with_blocks
 
-LARGE = replace(
-    SPEC, num_hidden_layers=32, num_key_value_heads=8, num_attention_heads=32, head_dim=128,
-    max_position_embeddings=131072,
-)  # fmt: skip
+LARGE = changed(
+    SPEC, {"kv_heads": 8, "heads": 32, "head_dim": 128, "max_position_embeddings": 131072}, layers=32
+)
 
 
 def test_fields() -> None:
@@ -48,7 +48,7 @@ def test_rows_in_bytes_have_scales_behind_their_heads_and_whole_lines_of_sixteen
 
 def test_heads_in_bytes_are_whole_scales_long() -> None:
     with pytest.raises(BuildError, match="--kv: q8_0 needs heads in multiples of 4, not of 18"):
-        model_config(replace(SPEC, head_dim=18), BuildOptions(kv="q8_0"))
+        model_config(changed(SPEC, {"head_dim": 18}), BuildOptions(kv="q8_0"))
 
 
 def test_context_is_capped_unless_asked_for() -> None:
@@ -65,9 +65,7 @@ def test_context_is_capped_unless_asked_for() -> None:
 def test_pages_hold_a_context_and_fit_a_gibibyte(
     layers: int, heads: int, context: int, asked: int | None
 ) -> None:
-    spec = replace(
-        LARGE, num_hidden_layers=layers, num_key_value_heads=heads, max_position_embeddings=context
-    )
+    spec = changed(LARGE, {"kv_heads": heads, "max_position_embeddings": context}, layers=layers)
     if asked is not None:
         asked = min(asked, context)
     config = model_config(spec, BuildOptions(context_length=asked))
@@ -110,22 +108,24 @@ def test_pages_as_asked() -> None:
     assert config.paged_kv_cache.device_block_count == 7
 
 
-WINDOWED = replace(SPEC, num_hidden_layers=6, window=64, windowed_layers=(0, 1, 3, 4))
+WINDOWED = changed(
+    SPEC, layers=6, at={0: {"window": 64}, 1: {"window": 64}, 3: {"window": 64}, 4: {"window": 64}}
+)
 
 
 def test_layers_with_a_window_have_a_slab_of_their_own() -> None:
     config = model_config(WINDOWED, BuildOptions())
-    of_a_layer = 2 * 16 * SPEC.num_key_value_heads * SPEC.head_dim
-    assert WINDOWED.slabs == ((2, 5), (0, 1, 3, 4))
+    of_a_layer = 2 * 16 * SPEC.attention.kv_features
+    assert tuple(WINDOWED.pools.values()) == ((2, 5), (0, 1, 3, 4))
     assert config.page_elements == (2 * of_a_layer, 4 * of_a_layer)
     assert config.window_tokens == 64
     assert ModelConfig.from_dict(config.to_dict()) == config
 
 
 def test_a_model_whose_layers_all_have_a_window_gives_up_pages_of_its_only_slab() -> None:
-    spec = replace(WINDOWED, windowed_layers=tuple(range(6)))
+    spec = changed(WINDOWED, {"window": 64})
     config = model_config(spec, BuildOptions())
-    assert spec.slabs == (tuple(range(6)),)
+    assert tuple(spec.pools.values()) == (tuple(range(6)),)
     assert (config.window_tokens, len(config.page_elements)) == (64, 1)
     assert not config.has_window_table
     assert ModelConfig.from_dict(config.to_dict()) == config
@@ -134,12 +134,12 @@ def test_a_model_whose_layers_all_have_a_window_gives_up_pages_of_its_only_slab(
 
 
 def test_states_are_f32_in_a_slab_of_their_own() -> None:
-    net = DeltaNet(layers=(0, 1, 3), key_heads=2, value_heads=4, key_dim=12, value_dim=20)
-    spec = replace(SPEC, num_hidden_layers=5, delta_net=net)
+    net = DeltaNet(key_heads=2, value_heads=4, key_dim=12, value_dim=20)
+    spec = with_blocks(changed(SPEC, layers=5), {0: net, 1: net, 3: net})
     config = model_config(spec, BuildOptions(kv="bf16"))
     past, state = 3 * (12 + 12 + 20), 12 * 20  # of a value head
-    of_a_layer = 2 * 16 * SPEC.num_key_value_heads * SPEC.head_dim
-    assert spec.slabs == ((2, 4), (0, 1, 3))
+    of_a_layer = 2 * 16 * SPEC.attention.kv_features
+    assert tuple(spec.pools.values()) == ((2, 4), (0, 1, 3))
     assert config.page_elements == (2 * of_a_layer, 2 * 3 * 4 * (past + state))
     assert (config.window_tokens, config.paged_kv_cache.state_block_count) == (2, 3)
     assert ModelConfig.from_dict(config.to_dict()) == config
@@ -149,8 +149,8 @@ def test_states_are_f32_in_a_slab_of_their_own() -> None:
     "changes", [{"state_block_count": 2}, {"window_tokens": None}, {"state_block_count": 0}]
 )
 def test_states_take_a_slab_and_blocks_without_any(changes: dict[str, int | None]) -> None:
-    net = DeltaNet(layers=(0,), key_heads=2, value_heads=4, key_dim=12, value_dim=20)
-    fields = model_config(replace(SPEC, num_hidden_layers=2, delta_net=net), BuildOptions()).to_dict()
+    net = DeltaNet(key_heads=2, value_heads=4, key_dim=12, value_dim=20)
+    fields = model_config(with_blocks(changed(SPEC, layers=2), {0: net}), BuildOptions()).to_dict()
     fields["paged_kv_cache"] |= changes
     with pytest.raises(ArtifactError, match="state_block_count"):
         ModelConfig.from_dict(fields)

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.model.family import operations, tensor_shapes, weight_shapes
+from shortfin_apps.llm.model.attention import Attend, NormHeads, NormWhole
 from shortfin_apps.llm.model.operations import (
     AddBias,
     AddNormed,
-    Attend,
     Embed,
     GatedExperts,
     GatedLinear,
@@ -18,14 +17,13 @@ from shortfin_apps.llm.model.operations import (
     Linear,
     Narrow,
     Norm,
-    NormHeads,
-    NormWhole,
     Operation,
     Route,
     SumExperts,
 )
-from shortfin_apps.llm.model.spec import ModelSpec
+from shortfin_apps.llm.model.spec import ModelSpec, tensor_shapes, weight_shapes
 from tests.builder.compiled_model import OTHERS, ROUTED, TINY
+from tests.builder.specs import ffn_features
 
 WEIGHTED = (Embed, Norm, AddNormed, Linear, AddBias, NormHeads, NormWhole, GatedLinear)
 SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values(), ROUTED], ids=["plain", *OTHERS, "routed"])
@@ -35,7 +33,7 @@ SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values(), ROUTED], ids=["
 @pytest.mark.parametrize("tied", [True, False])
 def test_operations_read_every_weight(spec: ModelSpec, tied: bool) -> None:
     spec = replace(spec, tie_word_embeddings=tied)
-    read = [weight for operation in operations(spec) for weight in weights_of(spec, operation)]
+    read = [weight for operation in list(spec.operations()) for weight in weights_of(spec, operation)]
     assert list(dict.fromkeys(read)) == list(weight_shapes(spec))
     assert len(read) - len(set(read)) == tied
 
@@ -43,7 +41,7 @@ def test_operations_read_every_weight(spec: ModelSpec, tied: bool) -> None:
 def weights_of(spec: ModelSpec, operation: Operation) -> list[str]:
     match operation:
         case Attend():
-            named = [spec.sinks_of(operation.layer)]
+            named = [operation.sinks]
         case GatedExperts() | SumExperts():
             named = [operation.weight, operation.bias]
         case _:
@@ -57,7 +55,7 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
     spec = replace(spec, tie_word_embeddings=tied)
     shapes = weight_shapes(spec)
     features: dict[str, int] = {}
-    for operation in operations(spec):
+    for operation in list(spec.operations()):
         match operation:
             case Embed():
                 features[operation.out] = shapes[operation.weight][1]
@@ -68,14 +66,12 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 assert shapes[operation.weight] == (features[operation.x],)
                 assert operation.out == operation.x
             case NormHeads():
-                assert shapes[operation.weight] == (2 * spec.head_dim,)
-                assert features[operation.x] == spec.qkv_features
+                assert shapes[operation.weight] == (2 * spec.attention.head_dim,)
+                assert features[operation.x] == spec.attention.qkv_features
                 assert operation.out == operation.x
             case NormWhole():
-                assert shapes[operation.weight] == (
-                    spec.qkv_features - spec.num_key_value_heads * spec.head_dim,
-                )
-                assert features[operation.x] == spec.qkv_features
+                assert shapes[operation.weight] == (spec.attention.qkv_features - spec.attention.kv_features,)
+                assert features[operation.x] == spec.attention.qkv_features
                 assert operation.out == operation.x
             case AddNormed():
                 assert shapes[operation.weight] == (features[operation.x],)
@@ -99,8 +95,8 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 features[operation.out] = rows // 2 if isinstance(operation, GatedLinear) else rows
                 assert all(features[name] == rows for name in operation.reads[1:])
             case Attend():
-                assert features[operation.x] == spec.qkv_features
-                features[operation.out] = spec.num_attention_heads * spec.head_dim
+                assert features[operation.x] == spec.attention.qkv_features
+                features[operation.out] = spec.attention.q_features
             case LastTokens():
                 features[operation.out] = features[operation.x]
     assert features["logits"] == spec.vocab_size
@@ -110,4 +106,4 @@ def test_stacked_tensors_are_the_rows_of_their_weight() -> None:
     tensors, weights = tensor_shapes(TINY), weight_shapes(TINY)
     rows = [tensors[f"blk.1.attn_{part}.weight"][0] for part in "qkv"]
     assert weights["blk.1.attn_qkv.weight"] == (sum(rows), TINY.hidden_size)
-    assert weights["blk.1.ffn_gate_up.weight"] == (2 * TINY.intermediate_size, TINY.hidden_size)
+    assert weights["blk.1.ffn_gate_up.weight"] == (2 * ffn_features(TINY), TINY.hidden_size)

@@ -10,7 +10,7 @@ from tests.builder.compiled_model import TINY
 
 def test_neutral_multipliers_change_nothing() -> None:
     assert Multipliers().applied(TINY) == TINY
-    assert Multipliers(attention=TINY.head_dim**-0.5).applied(TINY) == TINY
+    assert Multipliers(attention=TINY.attention.head_dim**-0.5).applied(TINY) == TINY
 
 
 def test_a_divided_stream_has_the_norms_of_the_whole_one() -> None:

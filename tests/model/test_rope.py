@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +10,7 @@ from shortfin_apps.llm.model.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    Rope,
     RopeScaling,
     YarnScaling,
     longrope_attention_factor,
@@ -19,6 +18,7 @@ from shortfin_apps.llm.model.rope import (
 )
 from shortfin_apps.llm.model.spec import ModelSpec
 from tests.builder.compiled_model import TINY
+from tests.builder.specs import changed
 
 THETA = 10000.0
 PLAIN = THETA ** -(np.arange(0, 64, 2) / 64)
@@ -60,7 +60,7 @@ def test_longrope_has_its_short_factors_within_the_original_context(context: int
 
 @pytest.mark.parametrize("scaling", [None, *SCALINGS])
 def test_a_spec_is_read_back_with_its_scaling(scaling: RopeScaling | None) -> None:
-    spec, json = replace(TINY, rope_scaling=scaling), TypeAdapter(ModelSpec)
+    spec, json = changed(TINY, {"rope": Rope(scaling=scaling)}), TypeAdapter(ModelSpec)
     assert json.validate_json(json.dump_json(spec)) == spec
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from shortfin_apps.llm.builder.cache import SERVED, content_key, user_cache
+from shortfin_apps.llm.builder.sources.base import SUPPORTED
 from shortfin_apps.llm.builder.sources.catalogue import KINDS, first_look, source_name
 from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.family import SUPPORTED
-from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions, KVType, WeightType
+from shortfin_apps.llm.model.kv_layout import KVType
+from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions, WeightType
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.artifact.artifact import Manifest

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
-
-from shortfin_apps.llm.contract.config import (
-    KV_DTYPES,
-    SCALE_BYTES,
-    ModelConfig,
-    PagedKVCacheConfig,
-    cache_row_elements,
-)
+from shortfin_apps.llm.contract.config import SCALE_BYTES, ModelConfig, PagedKVCacheConfig
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec
-
-KV_DTYPE_NAMES: dict[KVType, str] = {
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f32": "float32",
-    "q8_0": "int8",
-}
+from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.kv_layout import KV_DTYPE_NAMES, Pool, kv_dtype
+from shortfin_apps.llm.model.spec import Block, BuildOptions, ModelSpec
 
 DEFAULT_CONTEXT_LENGTH = 8192
 DEFAULT_CONTEXTS = 8  # full contexts that the pages hold
@@ -32,8 +18,9 @@ DEFAULT_SLAB_BYTES = 1 << 30
 def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     """Create the config. Raises BuildError, naming the flag, if the options do not fit the model."""
     _check_sizes(options)
-    if options.kv == "q8_0" and spec.head_dim % SCALE_BYTES:
-        raise BuildError(f"--kv: q8_0 needs heads in multiples of {SCALE_BYTES}, not of {spec.head_dim}")
+    dims = [each.head_dim for each in spec.blocks_of(Attention)]
+    if options.kv == "q8_0" and (odd := [dim for dim in dims if dim % SCALE_BYTES]):
+        raise BuildError(f"--kv: q8_0 needs heads in multiples of {SCALE_BYTES}, not of {odd[0]}")
     _check_batch_invariant(spec, options)
     max_seq_len = context_length(spec, options)
     if too_long := [size for size in options.chunk_sizes if size > max_seq_len]:
@@ -41,25 +28,27 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     if options.top_k > spec.vocab_size:
         raise BuildError(f"--top-k: {options.top_k} exceeds the vocabulary of {spec.vocab_size} tokens")
     spec = within(spec, max_seq_len)
+    elements = pool_elements(spec, options)
     # States have a separate number of pages, which the server chooses.
-    elements = page_elements(spec, options, spec.num_hidden_layers - spec.num_states)
+    of_tokens = sum(count for pool, count in elements.items() if pool != "state")
+    attention = spec.attention
     return ModelConfig(
         max_seq_len=max_seq_len,
-        transformer_block_count=spec.num_hidden_layers,
-        attn_head_dim=spec.head_dim,
+        transformer_block_count=len(spec.layers),
+        attn_head_dim=attention.head_dim,
         prefill_batch_sizes=options.prefill_batch_sizes,
         decode_batch_sizes=options.decode_batch_sizes,
         has_prefill_position=True,
         attn_dtype=KV_DTYPE_NAMES[options.query_dtype],
         top_k=options.top_k,
         paged_kv_cache=PagedKVCacheConfig(
-            attention_head_count_kv=spec.num_key_value_heads,
+            attention_head_count_kv=attention.kv_heads,
             block_seq_stride=options.block_seq_stride,
-            device_block_count=_page_count(options, max_seq_len, elements),
+            device_block_count=_page_count(options, max_seq_len, of_tokens),
             kv_cache_dtype=KV_DTYPE_NAMES[options.kv],
-            paged_kv_block_size_elements_per_device=slab_elements(spec, options),
-            window_tokens=spec.last_window,
-            state_block_count=spec.num_states or None,
+            paged_kv_block_size_elements_per_device=tuple(elements.values()),
+            window_tokens=window_of(spec),
+            state_block_count=len(spec.pools.get("state", ())) or None,
         ),
     )
 
@@ -74,7 +63,7 @@ def _check_batch_invariant(spec: ModelSpec, options: BuildOptions) -> None:
             else "see docs/determinism.md"
         )
         raise BuildError(f"--batch-invariant: is for AMD GPUs, as in --device hip:gfx942; {why}")
-    if spec.num_states:
+    if "state" in spec.pools:
         raise BuildError(
             "--batch-invariant: layers with a state compute a prompt in another order than a decode"
         )
@@ -119,37 +108,28 @@ def context_length(spec: ModelSpec, options: BuildOptions) -> int:
 
 
 def within(spec: ModelSpec, context: int) -> ModelSpec:
-    """Drop the window from the spec if sequences of `context` tokens fit in it."""
-    return replace(spec, window=None) if spec.window and spec.window >= context else spec
+    """Drop the windows that sequences of `context` tokens fit in."""
+
+    def without(block: Block) -> Block:
+        if isinstance(block, Attention) and block.window is not None and block.window >= context:
+            return replace(block, window=None)
+        return block
+
+    return replace(spec, layers=tuple(tuple(map(without, layer)) for layer in spec.layers))
 
 
-def page_elements(spec: ModelSpec, options: BuildOptions, num_layers: int | None = None) -> int:
-    """Return the elements of a page: K and V of `block_seq_stride` tokens in `num_layers`, or all, layers."""
-    layers = num_layers or spec.num_hidden_layers
-    return layers * 2 * row_elements(spec, options) * options.block_seq_stride
+def window_of(spec: ModelSpec) -> int | None:
+    """Return the number of last tokens that a token reads in the pages that are not kept; None if all are."""
+    windows = {layout.window for _, layout in spec.kv_layouts} - {None}
+    return max((window for window in windows if window is not None), default=None)
 
 
-def slab_elements(spec: ModelSpec, options: BuildOptions) -> tuple[int, ...]:
-    """Return the elements of a page of each slab (`ModelSpec.slabs`); f32 states count in KV elements."""
-    if spec.delta_net is None:
-        return tuple(page_elements(spec, options, len(layers)) for layers in spec.slabs)
-    attention, states = spec.slabs
-    state = 4 // kv_item_bytes(options.kv) * spec.delta_net.state_elements
-    return page_elements(spec, options, len(attention)), len(states) * state
-
-
-def row_elements(spec: ModelSpec, options: BuildOptions) -> int:
-    """Return the cache elements for K, or for V, of one token in one layer."""
-    return cache_row_elements(spec.num_key_value_heads, spec.head_dim, _dtype(options.kv))
-
-
-def kv_item_bytes(kv: KVType) -> int:
-    """Return the bytes of an element of the cache."""
-    return _dtype(kv).itemsize
-
-
-def _dtype(kv: KVType) -> np.dtype[Any]:
-    return KV_DTYPES[KV_DTYPE_NAMES[kv]]
+def pool_elements(spec: ModelSpec, options: BuildOptions) -> dict[Pool, int]:
+    """Return the elements of a page in each pool of the model."""
+    elements = dict.fromkeys(spec.pools, 0)
+    for _, layout in spec.kv_layouts:
+        elements[layout.pool] += layout.page_elements(options.kv, options.block_seq_stride)
+    return elements
 
 
 def _page_count(options: BuildOptions, max_seq_len: int, elements: int) -> int:
@@ -157,5 +137,5 @@ def _page_count(options: BuildOptions, max_seq_len: int, elements: int) -> int:
     if options.device_block_count is not None:
         return options.device_block_count
     context_pages = -(-max_seq_len // options.block_seq_stride)
-    most = DEFAULT_SLAB_BYTES // (elements * kv_item_bytes(options.kv))
+    most = DEFAULT_SLAB_BYTES // (elements * kv_dtype(options.kv).itemsize)
     return max(context_pages + 1, min(DEFAULT_CONTEXTS * context_pages + 1, most))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-# State pages are managed like the pages of a window of this many tokens: a token reads the state after the
-# token before it.
-STATE_WINDOW = 2
+from shortfin_apps.llm.model.kv_layout import State
+from shortfin_apps.llm.model.operations import DeltaRule, Linear, ModelTensor, Operation, norm_before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
-    """The layers of a model that are gated delta nets, and the sizes of their heads.
+    """A gated delta net, plus its input.
 
     A value head has a state S [key_dim, value_dim] f32. With a token's decay g and rate b, both scalars per
     head, and its q, k [key_dim] and v [value_dim]:
@@ -20,19 +20,18 @@ class DeltaNet:
 
     q, k and v come from a causal convolution along the tokens, with `taps` inputs per channel. Value heads
     share key heads: consecutive ones, or, if `tiled`, every `key_heads`th. A source may fuse the projections
-    of q, k, v and gates into one tensor (`has_fused_inputs`), and the projections of b and a
-    (`has_fused_rates`), key head by key head.
+    of q, k, v and gates into one tensor (`fused_inputs`), and the projections of b and a (`fused_rates`), key
+    head by key head.
     """
 
-    layers: tuple[int, ...]
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     taps: int = 4
     tiled: bool = False
-    has_fused_inputs: bool = False
-    has_fused_rates: bool = False
+    fused_inputs: bool = False
+    fused_rates: bool = False
 
     @property
     def key_features(self) -> int:
@@ -66,3 +65,43 @@ class DeltaNet:
     def block_elements(self) -> int:
         """Elements of a head's S with both dimensions rounded up to a power of two."""
         return 1 << ((self.key_dim - 1).bit_length() + (self.value_dim - 1).bit_length())
+
+    @property
+    def kv_layout(self) -> State:
+        return State(self.state_elements)
+
+    def tensors(self, hidden: int) -> Iterator[ModelTensor]:
+        """List the tensors."""
+        yield ModelTensor("attn_norm.weight", (hidden,))
+        if self.fused_inputs:
+            yield ModelTensor("ssm_in.weight", (self.channels + self.value_features, hidden))
+        else:
+            yield ModelTensor("attn_qkv.weight", (self.channels, hidden), "ssm_in.weight")
+            yield ModelTensor("attn_gate.weight", (self.value_features, hidden), "ssm_in.weight")
+        if self.fused_rates:
+            yield ModelTensor("ssm_ba.weight", (2 * self.value_heads, hidden), "ssm_rates.weight")
+        else:
+            yield ModelTensor("ssm_beta.weight", (self.value_heads, hidden), "ssm_rates.weight")
+            yield ModelTensor("ssm_alpha.weight", (self.value_heads, hidden), "ssm_rates.weight")
+        yield ModelTensor("ssm_conv1d.weight", (self.channels, self.taps))
+        yield ModelTensor("ssm_dt.bias", (self.value_heads,), "ssm_steps.bias")
+        yield ModelTensor("ssm_a", (self.value_heads,), "ssm_steps.bias")
+        yield ModelTensor("ssm_norm.weight", (self.value_dim,))
+        yield ModelTensor("ssm_out.weight", (hidden, self.value_features))
+
+    def operations(self, layer: int, x: str, out: str) -> Iterator[Operation]:
+        """List the operations from the residual stream `x` to `out`."""
+        prefix = f"blk.{layer}."
+        yield norm_before(x, f"{prefix}attn_norm.weight")
+        yield Linear("normed", "mixed", f"{prefix}ssm_in.weight")
+        yield Linear("normed", "rates", f"{prefix}ssm_rates.weight")
+        yield DeltaRule(
+            "mixed",
+            "attended",
+            "rates",
+            layer,
+            conv=f"{prefix}ssm_conv1d.weight",
+            steps=f"{prefix}ssm_steps.bias",
+            norm=f"{prefix}ssm_norm.weight",
+        )
+        yield Linear("attended", out, f"{prefix}ssm_out.weight", residual=x)

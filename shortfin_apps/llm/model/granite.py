@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from shortfin_apps.llm.model.spec import ModelSpec
+from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.spec import Block, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +24,21 @@ class Multipliers:
         Layers then add to it without a factor, and its norms give the same values with an epsilon divided by
         residual squared. Raises ArithmeticError for multipliers that give infinite values.
         """
-        scores = 1.0 if self.attention is None else self.attention * spec.head_dim**0.5
+        layers = tuple(tuple(map(self._scaled, layer)) for layer in spec.layers)
+        scores = [each.score_scale for each in replace(spec, layers=layers).blocks_of(Attention)]
         made = replace(
             spec,
             embedding_scale=self.embedding / self.residual,
             rms_norm_eps=spec.rms_norm_eps / self.residual**2,
-            score_scale=scores,
+            layers=layers,
             logit_scale=1 / self.logits,
         )
-        scales = (made.embedding_scale, made.rms_norm_eps, made.score_scale, made.logit_scale)
+        scales = (made.embedding_scale, made.rms_norm_eps, *scores, made.logit_scale)
         if not all(map(math.isfinite, scales)):
             raise OverflowError("a multiplier is out of range")
         return made
+
+    def _scaled(self, block: Block) -> Block:
+        if self.attention is None or not isinstance(block, Attention):
+            return block
+        return replace(block, score_scale=self.attention * block.head_dim**0.5)

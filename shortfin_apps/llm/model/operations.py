@@ -1,14 +1,17 @@
 """The vocabulary for describing a model family: its tensors, and a layer as a list of operations.
 
 Values are named by strings and may be overwritten: a read gets the last written value. Activations are
-`[tokens, features]`; weights are named as in model/family.py.
+`[tokens, features]`; weights are named as in model/spec.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from shortfin_apps.llm.model.rope import Rotation
+# For gate g and up u: silu(g) * u and gelu(g) * u (with gelu approximated by tanh); gpt-oss's clamped is g *
+# sigmoid(1.702 g) * (u + 1), with g at most 7 and u from -7 to 7.
+Activation = Literal["silu", "gelu", "clamped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +24,14 @@ class ModelTensor:
 
     name: str
     shape: tuple[int, ...]
-    weight: str
+    weight: str = ""
     scale: float = 1.0
     expert: int | None = None
+
+    def of_layer(self, layer: int) -> ModelTensor:
+        """Return the tensor of a layer, given by its names in the layer."""
+        name, weight = (f"blk.{layer}.{each}" for each in (self.name, self.weight or self.name))
+        return ModelTensor(name, self.shape, weight, self.scale, self.expert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,11 @@ class Narrow(Operation):
     """[tokens, hidden] f32 -> the same shape, in the matmuls' activation type."""
 
 
+def norm_before(x: str, weight: str | None) -> Operation:
+    """Return the operation before a block's matmuls: `x` to the value `normed`, with or without a norm."""
+    return Narrow(x, "normed") if weight is None else Norm(x, "normed", weight)
+
+
 @dataclass(frozen=True, slots=True)
 class Linear(Operation):
     """[tokens, in] -> [tokens, out] f32: `x` times the transpose of `weight`, plus the value `residual`."""
@@ -93,38 +106,19 @@ class AddBias(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class NormHeads(Operation):
-    """q, k and v [tokens, qkv features] f32 -> the same shape: RMS norm of each head of q and of k.
-
-    `weight` [2 * head_dim] holds the weights of q's heads, then of k's.
-    """
-
-    weight: str
-
-
-@dataclass(frozen=True, slots=True)
-class NormWhole(Operation):
-    """NormHeads, but over all heads of q together, and over all heads of k.
-
-    `weight` [(heads + kv_heads) * head_dim] holds q's weights, then k's.
-    """
-
-    weight: str
-
-
-@dataclass(frozen=True, slots=True)
 class GatedLinear(Operation):
     """[tokens, in] -> [tokens, out / 2], in the matmuls' activation type: the activation of gate, times up.
 
-    `weight` holds gate and up; the spec defines the `activation`.
+    `weight` holds gate and up.
     """
 
     weight: str
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True)
 class Route(Operation):
-    """Router logits [tokens, experts] f32 -> each token's experts and their weights (see RoutedExperts).
+    """Router logits [tokens, experts] f32 -> each token's experts and their weights (see MoE).
 
     The result is an input of the two operations below, in a form private to their kernels. Padding has no
     experts.
@@ -168,26 +162,6 @@ class SumExperts(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Attend(Operation):
-    """q, k and v [tokens, qkv features] f32 -> [tokens, heads * head_dim], in the matmuls' activation type.
-
-    Rotates q and k by the layer's `rotation`, writes k and v to its part of the KV cache, and attends over
-    it, within the layer's window (the spec's `window_of`), with its sinks (`sinks_of`).
-    """
-
-    layer: int
-    rotation: Rotation = Rotation.GLOBAL
-
-
-@dataclass(frozen=True, slots=True)
-class DropGates(Operation):
-    """[tokens, q features + qkv features] f32 -> [tokens, qkv features]: q, k and v without the gates.
-
-    The gates of attention's result are between q and k.
-    """
-
-
-@dataclass(frozen=True, slots=True)
 class Gate(Operation):
     """[tokens, heads * head_dim] -> the same shape and type: `x` times the sigmoid of its gates.
 
@@ -222,7 +196,7 @@ class DeltaRule(Operation):
     q also by sqrt(key_dim). The result of each head is an RMS norm of o by `norm`, times the SiLU of its
     gates. Padding yields zeros.
 
-    A layer's state is in its pages of the cache's second slab. The page of the preceding token's block is
+    A layer's state is in its pages of the pool "state". The page of the preceding token's block is
     read; the page of each block with tokens receives the state after the last of them.
     """
 

@@ -9,20 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum, auto
 
 import numpy as np
 import numpy.typing as npt
 
 Frequencies = npt.NDArray[np.float64]
-
-
-class Rotation(Enum):
-    """The rotation of q and k in a layer: by the model's base and scaling, by `local_rope_theta`, or none."""
-
-    GLOBAL = auto()
-    LOCAL = auto()
-    NONE = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +108,30 @@ class LongRopeScaling:
 
 
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """The rotation of q and k by position, at frequencies that are powers of `theta`, after `scaling`."""
+
+    theta: float = 10000.0
+    scaling: RopeScaling | None = None
+    dim: int | None = None  # elements of a head that rotate; None: all
+    name: str = "global"  # of its tables of cosines and sines in the program
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A rotation of heads, with the scale of scores, which its cosines and sines include."""
+
+    head_dim: int
+    rope: Rope | None
+    score_scale: float = 1.0
+
+    @property
+    def rotated(self) -> int:
+        """Elements of a head that rotate."""
+        return 0 if self.rope is None else self.rope.dim or self.head_dim
 
 
 def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:

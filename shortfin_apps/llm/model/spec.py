@@ -1,130 +1,164 @@
-"""The shape of a model, and the options of a build."""
+"""The shape of a model, and the options of a build.
+
+Where features that are not here yet belong: latent attention (MLA) is another block with another KV layout
+(kv_layout.py). An adapter (LoRA) is an additive term of a Linear operation, with a row's adapter as a value
+of the batch. Image embeddings are an input next to `tokens`, which Embed writes over the rows of placeholder
+ids. Sharded weights are an axis of a block's `ModelTensor`, with a sum over devices after the Linear that
+ends a block.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from shortfin_apps.llm.model.delta_net import STATE_WINDOW, DeltaNet
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.rope import RopeScaling, Rotation
+from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.kv_layout import POOLS, KVLayout, KVType, Pool
+from shortfin_apps.llm.model.operations import (
+    CapLogits,
+    Embed,
+    LastTokens,
+    Linear,
+    ModelTensor,
+    Norm,
+    Operation,
+)
+from shortfin_apps.llm.model.rope import Rotation
 from shortfin_apps.llm.model.weight_blocks import BlockType
 
 FloatType = Literal["bf16", "f16", "f32"]
-# For gate g and up u: silu(g) * u and gelu(g) * u (with gelu approximated by tanh); gpt-oss's clamped is g *
-# sigmoid(1.702 g) * (u + 1), with g at most 7 and u from -7 to 7.
-Activation = Literal["silu", "gelu", "clamped"]
 WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
-KVType = Literal["bf16", "f16", "f32", "q8_0"]  # q8_0: int8 with a scale per token and head
 OWN_TYPES = "auto"  # keeps the source's weight types
 WeightChoice = Literal["auto", WeightType]
+
+Block = Attention | DeltaNet | MLP | MoE
+Layer = tuple[Block, ...]  # each adds to the residual stream
+BlockKind = TypeVar("BlockKind", Attention, DeltaNet, MLP, MoE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The shape of a decoder and the features of its layers; names as in Hugging Face's `config.json`.
+    """What is of a whole decoder, and its layers; names as in Hugging Face's `config.json`.
 
-    The family (llama.py) lists its tensors, with q/k rows in the half-split rotary order: element i of a head
-    rotates with element i + head_dim / 2. If only part of the head rotates, it is the first part of both
-    halves. Norm weights and biases are always f32.
+    Norm weights and biases are always f32.
     """
 
     name: str
-    architecture: str  # a key of FAMILIES (family.py), as named by the source
+    architecture: str  # as the source names it
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None = None
+    layers: tuple[Layer, ...]
     tie_word_embeddings: bool = False
-    qkv_bias: bool = False
-    output_bias: bool = False  # of the projection after attention
-    rotated_dim: int | None = None  # elements of a head that rotate; None: all
-    has_fused_qkv: bool = False  # q, k and v are one tensor
-    has_fused_gate_up: bool = False  # gate and up are one tensor
-    unrotated_layers: tuple[int, ...] = ()
     embedding_scale: float = 1.0
-    score_scale: float = 1.0  # multiplies attention's scores, in addition to 1 / sqrt(head_dim)
     logit_scale: float = 1.0
-    qk_norm: bool = False  # RMS norm of each head of q and k before rotation
-    whole_qk_norm: bool = False  # RMS norm over all heads of q, and of k
-    norms_before: bool = True  # norms before attention and feed-forward
-    norms_after: bool = False  # norms of their results before adding them to the residual stream
-    activation: Activation = "silu"  # the feed-forward's gate activation
-    window: int | None = None  # number of last tokens that `windowed_layers` see
-    windowed_layers: tuple[int, ...] = ()
-    local_rope_theta: float | None = None  # for windowed layers, without scaling; None: same as other layers
-    has_sinks: bool = False  # each head's softmax has an extra learned score with value 0
-    score_cap: float | None = None  # attention's scores are cap * tanh(score / cap)
     logit_cap: float | None = None
-    experts: RoutedExperts | None = None  # replaces a feed-forward for all tokens
-    attention_gate: bool = False  # attention's result is multiplied by the sigmoid of gates projected with q
-    delta_net: DeltaNet | None = None  # replaces attention in some layers
 
     @property
-    def qkv_features(self) -> int:
-        return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+    def blocks(self) -> list[Block]:
+        """The different blocks of the layers."""
+        return list(dict.fromkeys(block for layer in self.layers for block in layer))
 
-    def window_of(self, layer: int) -> int | None:
-        """Return how many tokens a token of the layer sees, including itself; None: all before it."""
-        return self.window if layer in self.windowed_layers else None
-
-    def sinks_of(self, layer: int) -> str | None:
-        """Return the name of the layer's attention sinks [heads] f32; None if it has none."""
-        return f"blk.{layer}.attn_sinks.weight" if self.has_sinks else None
-
-    def has_state(self, layer: int) -> bool:
-        """Whether the layer is a gated delta net."""
-        return self.delta_net is not None and layer in self.delta_net.layers
+    def blocks_of(self, kind: type[BlockKind]) -> list[BlockKind]:
+        """Return the different blocks of one kind."""
+        return [block for block in self.blocks if isinstance(block, kind)]
 
     @property
-    def num_states(self) -> int:
-        """The number of layers that are gated delta nets."""
-        return 0 if self.delta_net is None else len(self.delta_net.layers)
+    def attention(self) -> Attention:
+        """The first attention, for formats with one number of heads and one size of head."""
+        return self.blocks_of(Attention)[0]
 
     @property
-    def slabs(self) -> tuple[tuple[int, ...], ...]:
-        """The groups of layers that share pages: all layers, or layers without and with a window or a state.
+    def experts(self) -> MoE | None:
+        """The model's routed experts, which are equal in all layers that have any."""
+        return next(iter(self.blocks_of(MoE)), None)
+
+    @property
+    def delta_net(self) -> DeltaNet | None:
+        """The model's gated delta nets, which are equal in all layers that have any."""
+        return next(iter(self.blocks_of(DeltaNet)), None)
+
+    @property
+    def pools(self) -> dict[Pool, tuple[int, ...]]:
+        """The layers that store their tokens in each pool of pages, in the order of POOLS.
 
         Pages outside a window can only be freed if no layer without a window stores its tokens in them.
         """
-        layers = range(self.num_hidden_layers)
-        short = tuple(n for n in layers if self.window_of(n) is not None or self.has_state(n))
-        whole = tuple(n for n in layers if n not in short)
-        return tuple(slab for slab in (whole, short) if slab)
+        stored = [(layout.pool, number) for number, layout in self.kv_layouts]
+        pools = {pool: tuple(number for its, number in stored if its == pool) for pool in POOLS}
+        return {pool: layers for pool, layers in pools.items() if layers}
 
     @property
-    def last_window(self) -> int | None:
-        """The number of tokens that a token sees in pages of the last slab; None if it sees all."""
-        if self.delta_net is not None:
-            return STATE_WINDOW
-        return self.window if self.window_of(self.slabs[-1][0]) is not None else None
-
-    def rotation_of(self, layer: int) -> Rotation:
-        if layer in self.unrotated_layers:
-            return Rotation.NONE
-        is_local = self.local_rope_theta is not None and layer in self.windowed_layers
-        return Rotation.LOCAL if is_local else Rotation.GLOBAL
+    def kv_layouts(self) -> list[tuple[int, KVLayout]]:
+        """The layout of each layer that stores something, with the layer's number."""
+        layouts = ((n, block.kv_layout) for n, layer in enumerate(self.layers) for block in layer)
+        return [(number, layout) for number, layout in layouts if layout is not None]
 
     @property
-    def rotations(self) -> set[Rotation]:
-        """The rotations of all layers."""
-        return {self.rotation_of(layer) for layer in range(self.num_hidden_layers)}
-
-    def experts_of(self, layer: int) -> RoutedExperts | None:
-        """Return the experts of a layer; None if it has one feed-forward for all tokens."""
-        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+    def rotations(self) -> list[Rotation]:
+        """The rotations of all attention blocks, by name; the ones without a rope last."""
+        found = dict.fromkeys(block.rotation for block in self.blocks_of(Attention))
+        return sorted(found, key=lambda each: (each.rope is None, each.rope.name if each.rope else ""))
 
     @property
     def head_weight(self) -> str:
         """The name of the output projection's weight."""
         return "token_embd.weight" if self.tie_word_embeddings else "output.weight"
+
+    def tensors(self) -> Iterator[ModelTensor]:
+        """List every tensor in the order in which an invocation reads them; a matrix is [out, in]."""
+        table = "token_embd.weight"
+        yield ModelTensor(table, (self.vocab_size, self.hidden_size), table)
+        for number, layer in enumerate(self.layers):
+            for block in layer:
+                yield from (tensor.of_layer(number) for tensor in block.tensors(self.hidden_size))
+        norm = "output_norm.weight"
+        yield ModelTensor(norm, (self.hidden_size,), norm, scale=self.logit_scale)
+        if not self.tie_word_embeddings:
+            yield ModelTensor("output.weight", (self.vocab_size, self.hidden_size), "output.weight")
+
+    def operations(self) -> Iterator[Operation]:
+        """List the operations from `tokens` [tokens] i64 to `logits` [rows, vocab] f32 of last tokens."""
+        yield Embed("tokens", "x", "token_embd.weight")
+        for number, layer in enumerate(self.layers):
+            for index, block in enumerate(layer):
+                x, out = "sum" if index else "x", "x" if index == len(layer) - 1 else "sum"
+                yield from block.operations(number, x, out)
+        yield LastTokens("x", "x")
+        yield Norm("x", "normed", "output_norm.weight")
+        yield Linear("normed", "logits", self.head_weight)
+        if self.logit_cap is not None:
+            yield CapLogits("logits", "logits")
+
+
+def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return the tensors that a source must have: GGUF's name -> shape."""
+    return {tensor.name: tensor.shape for tensor in spec.tensors()}
+
+
+def weight_parts(spec: ModelSpec) -> dict[str, list[ModelTensor]]:
+    """Return the stored weights, in an invocation's read order: name -> tensors stacked on rows."""
+    parts: dict[str, list[ModelTensor]] = {}
+    for tensor in spec.tensors():
+        parts.setdefault(tensor.weight, []).append(tensor)
+    return parts
+
+
+def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return the stored weights: name -> shape."""
+    return {name: _shape(parts) for name, parts in weight_parts(spec).items()}
+
+
+def _shape(parts: Sequence[ModelTensor]) -> tuple[int, ...]:
+    rows, last = sum(part.shape[0] for part in parts), parts[-1]
+    if last.expert is None:
+        return rows, *last.shape[1:]
+    experts = last.expert + 1
+    return experts, rows // experts, *last.shape[1:]
 
 
 # Any number of rows up to 16, the smallest matmul tile, takes about as long. Entries of fixed size know their

@@ -22,18 +22,18 @@ from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.family import operations
+from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.operations import Linear, Norm, TopK
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 from tests.builder.compiled_kernels import ConstantWeights, function, load
 from tests.builder.compiled_model import GENERIC, HOST, HYBRID, ROUTED, TINY
+from tests.builder.specs import changed, with_experts
 
-TILES = replace(TINY, head_dim=32)  # fills the tiles of AMX
+TILES = changed(TINY, {"head_dim": 32})  # fills the tiles of AMX
 assert HYBRID.delta_net is not None
-HUGE_STATES = replace(HYBRID, delta_net=replace(HYBRID.delta_net, key_dim=257, value_dim=256))
-ODD = RoutedExperts(count=4, per_token=2, features=40)
-ODD_SHARED = RoutedExperts(count=4, per_token=2, features=48, shared=40)
+HUGE_STATES = changed(HYBRID, {"key_dim": 257, "value_dim": 256})
+ODD = MoE(count=4, per_token=2, features=40)
+ODD_SHARED = MoE(count=4, per_token=2, features=48, shared=40)
 AMX = resolve_target("cpu:sapphirerapids")
 AMX_BF16 = replace(AMX, features=AMX.features - {"amx-int8"})
 AMX_FP16 = resolve_target("cpu:graniterapids")
@@ -81,14 +81,14 @@ def context(spec: ModelSpec, options: BuildOptions, target: Target) -> LoweringC
         (AMX, TINY, BuildOptions(), FUSED | VECTOR_ATTENTION),
         (AMX, TILES, BuildOptions(kv="f16"), FUSED | VECTOR_ATTENTION),
         (AMX, TILES, BuildOptions(kv="q8_0"), FUSED | BF16_ATTENTION),
-        (AMX, replace(TILES, head_dim=512), BuildOptions(kv="q8_0"), FUSED | BF16_ATTENTION),
-        (AMX, replace(TILES, head_dim=544), BuildOptions(kv="q8_0"), FUSED | VECTOR_ATTENTION),
+        (AMX, changed(TILES, {"head_dim": 512}), BuildOptions(kv="q8_0"), FUSED | BF16_ATTENTION),
+        (AMX, changed(TILES, {"head_dim": 544}), BuildOptions(kv="q8_0"), FUSED | VECTOR_ATTENTION),
         (AMX, TILES, BuildOptions(block_seq_stride=8), FUSED | VECTOR_ATTENTION),
-        (AMX, replace(TILES, window=64, score_cap=50.0), BuildOptions(), FUSED | BF16_ATTENTION),
-        (AMX, replace(TILES, has_sinks=True), BuildOptions(), FUSED | BF16_ATTENTION),
+        (AMX, changed(TILES, {"cap": 50.0}), BuildOptions(), FUSED | BF16_ATTENTION),
+        (AMX, changed(TILES, {"sinks": True}), BuildOptions(), FUSED | BF16_ATTENTION),
         (AMX, TILES, BuildOptions(weights="f32"), FUSED | VECTOR_ATTENTION),
         (AMX, replace(TILES, hidden_size=48), BuildOptions(), VECTORS | BF16_ATTENTION),
-        (AMX, replace(TILES, intermediate_size=48), BuildOptions(), VECTORS | BF16_ATTENTION),
+        (AMX, changed(TILES, {"features": 48}), BuildOptions(), VECTORS | BF16_ATTENTION),
         (AMX, replace(TILES, vocab_size=48), BuildOptions(), VECTORS | BF16_ATTENTION),
         (AMX_BF16, TILES, BuildOptions(), FUSED | BF16_ATTENTION),
         (VNNI, TILES, BuildOptions(weights="int8"), FUSED | BF16_ATTENTION),
@@ -180,11 +180,11 @@ def test_the_reason_names_what_was_there_and_what_was_not() -> None:
     [
         (ARM_WITHOUT_DOT, TILES, "int8", "int8 needs .* which cortex-a72 is not; use q8_0"),
         (VNNI, replace(TILES, hidden_size=80), "int8", "multiples of 32, not 80; use q8_0"),
-        (VNNI, replace(TILES, intermediate_size=40), "bf16", "intermediate_size 40 is not a multiple of 16"),
+        (VNNI, changed(TILES, {"features": 40}), "bf16", "intermediate_size 40 is not a multiple of 16"),
         (GPU, TILES, "int8", "weights in int8 are for CPUs"),
         (VNNI, ROUTED, "int8", "int8 are not for models with routed experts; use q8_0"),
-        (VNNI, replace(ROUTED, experts=ODD), "bf16", "size of an expert 40 is not a multiple of 16"),
-        (VNNI, replace(ROUTED, experts=ODD_SHARED), "bf16", "size of the shared expert 40 is not a multiple"),
+        (VNNI, with_experts(ROUTED, ODD), "bf16", "size of an expert 40 is not a multiple of 16"),
+        (VNNI, with_experts(ROUTED, ODD_SHARED), "bf16", "size of the shared expert 40 is not a multiple"),
         (
             GENERIC,
             HYBRID,
@@ -203,7 +203,7 @@ def test_the_reason_names_what_was_there_and_what_was_not() -> None:
         (GPU, replace(TILES, hidden_size=72), "q8_0", "not triton/layers, .* hidden_size in multiples of 16"),
         (
             GPU,
-            replace(TILES, intermediate_size=48),
+            changed(TILES, {"features": 48}),
             "q4",
             "layers, .* input features in multiples of 32",
         ),
@@ -249,7 +249,7 @@ def test_one_operation_alone_takes_another_kernel(
 
     def project(e: Emitter, x: Tensor) -> list[Tensor]:
         values = Values({"x": x})
-        lowering.lower(e, operations(TINY)[1:3], values, ["qkv"])
+        lowering.lower(e, list(TINY.operations())[1:3], values, ["qkv"])
         return [values["qkv"]]
 
     run = function("run", {"x": ("?", TINY.hidden_size)}, project)
@@ -264,6 +264,6 @@ def test_one_operation_alone_takes_another_kernel(
 def projection_weights(options: BuildOptions, target: Target) -> ConstantWeights:
     types = WeightTypes(TINY, options, target)
     rng = np.random.default_rng(0)
-    names = [o.weight for o in operations(TINY)[1:3] if isinstance(o, Norm | Linear)]
+    names = [o.weight for o in list(TINY.operations())[1:3] if isinstance(o, Norm | Linear)]
     values = {name: rng.standard_normal(types.shape(name)).astype(np.float32) for name in names}
     return ConstantWeights(values, {name: types.layout(name) for name in names})

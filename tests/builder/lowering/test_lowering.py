@@ -10,16 +10,8 @@ import pytest
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering import lowering
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
-from shortfin_apps.llm.model.family import operations
-from shortfin_apps.llm.model.operations import (
-    Attend,
-    Embed,
-    GatedLinear,
-    LastTokens,
-    Linear,
-    Norm,
-    Operation,
-)
+from shortfin_apps.llm.model.attention import Attend
+from shortfin_apps.llm.model.operations import Embed, GatedLinear, LastTokens, Linear, Norm, Operation
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import TINY
 from tests.builder.decode_batch import decode_batch
@@ -56,7 +48,9 @@ def test_fused_runs_end_at_attentions_and_leave_what_is_read_later(joins: bool) 
     fused = dict.fromkeys((Norm, Linear, GatedLinear), recorded)
     kernels = fused | dict.fromkeys((Embed, Attend, LastTokens), others)
     values = Values({"tokens": Tensor("%t", (1,), "i64")}, decode_batch(BuildOptions(), TINY, rows=1))
-    Lowering(kernels, RenderedKernels(), recorded).lower(Emitter(), [*operations(TINY)], values, ["logits"])
+    Lowering(kernels, RenderedKernels(), recorded).lower(
+        Emitter(), [*list(TINY.operations())], values, ["logits"]
+    )
     attention = ["Attend"] if joins else []
     assert recorded.runs == [
         (["Norm", "Linear"], ["qkv"]),

@@ -16,8 +16,9 @@ from shortfin_apps.llm.components.runtime.vmfb import read_exports
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.compiled_model import GENERIC, HOST, TINY, WINDOWED
+from tests.builder.specs import changed
 
-ONE_LAYER = replace(TINY, num_hidden_layers=1)
+ONE_LAYER = changed(TINY, layers=1)
 SMALL = BuildOptions(prefill_batch_sizes=(2,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=4)
 
 

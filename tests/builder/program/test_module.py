@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
-from shortfin_apps.llm.model.rope import Llama3Scaling
+from shortfin_apps.llm.model.rope import Llama3Scaling, Rope
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.model.weight_blocks import Q8_0, BlockType
 from tests.builder.agreement import STRIDE, Tokens, expect, expect_extend, pages_for, prefill_row
 from tests.builder.compiled_model import GENERIC, NAN_BYTE, OTHERS, TINY, CompiledModel, block_table
+from tests.builder.specs import changed
 from tests.compiled_programs import compile_program
 from tests.matrices import slow_but
 
@@ -210,7 +211,7 @@ def test_quantised_weights_agree_with_the_reference(
         chunk_sizes=(),
         top_k=8,
     )
-    spec = replace(TINY, tie_word_embeddings=False, num_hidden_layers=3)
+    spec = changed(TINY, {"tie_word_embeddings": False}, layers=3)
     model = CompiledModel.build(spec, options, device, tmp_path)
     rng = np.random.default_rng(3)
     [prompt] = random_tokens(rng, 70)
@@ -230,7 +231,7 @@ def test_weights_of_several_bits_compile_for_every_kind_of_cpu(cpu: str) -> None
         weights="q4", block_types=FINER, prefill_batch_sizes=(1,), decode_batch_sizes=(2,), top_k=8
     )
     target = resolve_target(f"cpu:{cpu}")
-    spec = replace(TINY, head_dim=32, num_hidden_layers=4)
+    spec = changed(TINY, {"head_dim": 32}, layers=4)
     text = ModelModule(spec, options, target).text()
     compile_program(text, target)
 
@@ -238,13 +239,10 @@ def test_weights_of_several_bits_compile_for_every_kind_of_cpu(cpu: str) -> None
 @pytest.mark.slow
 def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Path) -> None:
     """The form for GPUs, compiled for this CPU, on a model with every other shape of a Llama."""
-    spec = replace(
+    spec = changed(
         TINY,
-        num_hidden_layers=1,
-        num_key_value_heads=1,
-        vocab_size=320,
-        tie_word_embeddings=False,
-        rope_scaling=LLAMA3,
+        {"kv_heads": 1, "vocab_size": 320, "tie_word_embeddings": False, "rope": Rope(scaling=LLAMA3)},
+        layers=1,
     )
     options = BuildOptions(
         weights="f32", kv="f32", prefill_batch_sizes=(2,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=8
@@ -269,37 +267,31 @@ def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Pa
 
 ODD_SHAPES = {
     "three query heads to a key head, short pages, uneven sizes": (
-        replace(
+        changed(
             TINY,
-            num_hidden_layers=1,
-            vocab_size=330,
-            hidden_size=80,
-            intermediate_size=112,
-            num_attention_heads=6,
-            head_dim=24,
-            tie_word_embeddings=False,
-            rope_scaling=LLAMA3,
+            {
+                "vocab_size": 330,
+                "hidden_size": 80,
+                "features": 112,
+                "heads": 6,
+                "head_dim": 24,
+                "tie_word_embeddings": False,
+                "rope": Rope(scaling=LLAMA3),
+            },
+            layers=1,
         ),
         BuildOptions(weights="f16", kv="f32", block_seq_stride=8),
     ),
     "one query head to a key head, long pages": (
-        replace(TINY, num_hidden_layers=1, hidden_size=128, num_attention_heads=2, head_dim=128),
+        changed(TINY, {"hidden_size": 128, "heads": 2, "head_dim": 128}, layers=1),
         BuildOptions(weights="bf16", kv="f16", block_seq_stride=32),
     ),
     "whole AMX tiles, a window and capped scores": (
-        replace(
-            TINY,
-            num_attention_heads=6,
-            num_key_value_heads=2,
-            head_dim=32,
-            window=40,
-            windowed_layers=(1,),
-            score_cap=20.0,
-        ),
+        changed(TINY, {"heads": 6, "kv_heads": 2, "head_dim": 32, "cap": 20.0}, at={1: {"window": 40}}),
         BuildOptions(weights="bf16", kv="bf16"),
     ),
     "sixteen query heads to a key head": (
-        replace(TINY, num_hidden_layers=1, num_attention_heads=16, num_key_value_heads=1, head_dim=64),
+        changed(TINY, {"heads": 16, "kv_heads": 1, "head_dim": 64}, layers=1),
         BuildOptions(weights="f32", kv="bf16", block_seq_stride=16),
     ),
 }
@@ -334,7 +326,7 @@ def test_other_shapes_agree_with_the_reference(device: Device, tmp_path: Path, s
 
 
 def test_a_window_no_shorter_than_the_context_makes_the_program_without_one() -> None:
-    spec = replace(TINY, window=64, windowed_layers=(0,))
+    spec = changed(TINY, at={0: {"window": 64}})
     texts = {
         context: [
             ModelModule(each, BuildOptions(context_length=context), resolve_target("cpu")).text()

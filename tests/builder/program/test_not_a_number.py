@@ -16,7 +16,6 @@ import pytest
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.iree_local import LocalBuffer
-from shortfin_apps.llm.model.config import row_elements
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import (
     ALL_DTYPES,
@@ -124,7 +123,7 @@ class Rows:
             first = self.scale_at(2 * layer + plane)
             self.pages[page, first : first + 4] = np.array([NUMBERS[number]], np.uint32).view(np.int8)
             return
-        size = spec.num_key_value_heads * spec.head_dim * STRIDE
+        size = spec.attention.kv_features * STRIDE
         element = (2 * layer + plane) * size + self.rng.integers(size)
         bits = np.array(NUMBERS[number], np.uint32) >> (32 - 8 * kv.itemsize)
         self.pages[page, element] = bits.astype(f"u{kv.itemsize}").view(kv)
@@ -132,10 +131,10 @@ class Rows:
     def scale_at(self, plane: int) -> int:
         """The byte of a page at which the scale of one slot and head begins, of a layer's K or V."""
         spec = self.model.spec
-        heads, values = spec.num_key_value_heads, spec.head_dim
+        heads, values = spec.attention.kv_heads, spec.attention.head_dim
         slot, head = self.rng.integers(STRIDE), self.rng.integers(heads)
         if self.is_generic:
-            row = row_elements(spec, self.model.options)
+            row = spec.attention.kv_layout.row_elements(self.model.options.kv)
             return int((plane * STRIDE + slot) * row + heads * values + 4 * head)
         of_head = STRIDE * (values + 4)
         return int((plane * heads + head) * of_head + STRIDE * values + 4 * slot)
@@ -158,7 +157,7 @@ def test_nan_stays_in_its_row(rows: Rows, entry: str, number: str) -> None:
     unspoiled = rows.serve_next(0)
     for row in range(3):
         others = [other for other in range(3) if other != row]
-        for layer in range(TINY.num_hidden_layers):
+        for layer in range(len(TINY.layers)):
             for plane in range(2):
                 rows.pages[:] = rows.before
                 rows.poison(row, layer, plane, number)

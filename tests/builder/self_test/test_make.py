@@ -22,7 +22,7 @@ OPTIONS = BuildOptions(context_length=128)
 def made(options: BuildOptions = OPTIONS) -> SelfTestFile:
     steps: list[int] = []
     file = make_self_test(RandomTinySource(), options, resolve_target("cpu"), steps.append)
-    assert sum(steps) == SPEC.num_hidden_layers
+    assert sum(steps) == len(SPEC.layers)
     return file
 
 
@@ -71,7 +71,7 @@ def test_it_has_sums_of_each_layer_and_segment() -> None:
     segments = TestLayout.of(16, 128).summed
     for prompt in file.prompts:
         found = [(each.layer, each.start, each.stop) for each in prompt.pages]
-        assert found == [(n, *segment) for n in range(SPEC.num_hidden_layers) for segment in segments]
+        assert found == [(n, *segment) for n in range(len(SPEC.layers)) for segment in segments]
 
 
 def test_a_short_context_has_a_shorter_prompt() -> None:

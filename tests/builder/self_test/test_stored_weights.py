@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
+from tests.builder.specs import with_experts
 
 # How far a weight may be from the source's, in parts of the largest of its row.
 ROUNDING: dict[WeightType, float] = {
@@ -61,8 +60,8 @@ def test_weights_in_blocks_are_those_that_are_written() -> None:
 
 
 def test_experts_are_stacked() -> None:
-    from shortfin_apps.llm.model.experts import RoutedExperts
+    from shortfin_apps.llm.model.feed_forward import MoE
 
-    spec = replace(SPEC, experts=RoutedExperts(count=3, per_token=2, features=32))
+    spec = with_experts(SPEC, MoE(count=3, per_token=2, features=32))
     stored = StoredWeights(RandomTinySource(spec), BuildOptions(), resolve_target("cpu"))
     assert stored.block(0)["ffn_gate_up_exps.weight"].shape == (3, 64, spec.hidden_size)

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import pytest
 
 from shortfin_apps.llm.builder.self_test.tolerances import LARGEST, tolerance_of
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.spec import BuildOptions, KVType, WeightType
+from shortfin_apps.llm.model.feed_forward import MoE
+from shortfin_apps.llm.model.kv_layout import KVType
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
+from tests.builder.specs import with_experts
 
-ROUTED = replace(SPEC, experts=RoutedExperts(count=4, per_token=2, features=32))
+ROUTED = with_experts(SPEC, MoE(count=4, per_token=2, features=32))
 
 
 @pytest.mark.parametrize("weights", get_args(WeightType))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,8 @@ from shortfin_apps.llm.builder.sources.base import check_tensors, delta_row_orde
 from shortfin_apps.llm.builder.sources.random_tiny import RANDOM_SPECS
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.feed_forward import MoE
+from tests.builder.specs import changed, with_experts
 
 
 def test_experts_of_all_layers_are_counted_before_their_tensors_are_named(
@@ -19,14 +18,14 @@ def test_experts_of_all_layers_are_counted_before_their_tensors_are_named(
 ) -> None:
     """The name of each would take more memory than any machine has."""
     monkeypatch.delattr("shortfin_apps.llm.builder.sources.base.tensor_shapes")
-    experts = RoutedExperts(count=15_000, per_token=1, features=32)
-    spec = replace(RANDOM_SPECS["tiny"], num_hidden_layers=4096, experts=experts)
+    experts = MoE(count=15_000, per_token=1, features=32)
+    spec = with_experts(changed(RANDOM_SPECS["tiny"], layers=4096), experts)
     message = "x: 20000 tensors are too few for 4096 layers and 61440000 experts"
     with pytest.raises(BuildError, match=message):
         check_tensors("x", spec, {f"blk.0.odd.{n}": (1,) for n in range(20_000)})
 
 
-NET = DeltaNet(layers=(0,), key_heads=2, value_heads=4, key_dim=1, value_dim=1)
+NET = DeltaNet(key_heads=2, value_heads=4, key_dim=1, value_dim=1)
 
 
 @pytest.mark.parametrize(

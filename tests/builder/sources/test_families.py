@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.reference.forward import forward
 from shortfin_apps.llm.model.spec import ModelSpec
 from tests.builder.golden_families import MODELS, POSITIONS, PROMPT, GoldenFamily, stored_weights
+from tests.builder.specs import changed
 
 # What GGUF files of a family cannot say, and what its converter makes another family.
 NOT_IN_GGUF = (
@@ -39,7 +41,9 @@ def test_a_gguf_file_is_the_same_model(tmp_path: Path, name: str) -> None:
     family = GoldenFamily.of(name)
     directory = HfDirectorySource(family.write_hf(tmp_path))
     file = GgufSource(family.write_gguf(tmp_path / "model.gguf"))
-    assert type(file.spec.rope_scaling) is type(directory.spec.rope_scaling)
+    assert [type(each.rope and each.rope.scaling) for each in file.spec.rotations] == [
+        type(each.rope and each.rope.scaling) for each in directory.spec.rotations
+    ]
     assert values_of(file.spec) == pytest.approx(values_of(directory.spec))  # those of GGUF are f32
     expected = stored_weights(directory)
     for weight, values in stored_weights(file).items():
@@ -53,8 +57,8 @@ def test_a_gguf_file_may_have_value_heads_in_their_order(tmp_path: Path) -> None
     directory = HfDirectorySource(family.write_hf(tmp_path))
     file = GgufSource(family.write_gguf(tmp_path / "model.gguf"))
     assert directory.spec.delta_net is not None
-    assert file.spec.delta_net == replace(directory.spec.delta_net, has_fused_inputs=False)
-    others = (replace(spec, delta_net=None) for spec in (file.spec, directory.spec))
+    assert file.spec.delta_net == replace(directory.spec.delta_net, fused_inputs=False)
+    others = (changed(spec, {"fused_inputs": False}) for spec in (file.spec, directory.spec))
     assert values_of(next(others)) == pytest.approx(values_of(next(others)))
     expected = stored_weights(directory)
     for weight, values in stored_weights(file).items():
@@ -95,16 +99,21 @@ def test_draft_layers_of_a_gguf_file_are_left_out(tmp_path: Path) -> None:
     """The last block is taken for one here."""
     family = GoldenFamily.of("qwen35")
     source = GgufSource(family.write_gguf(tmp_path / "model.gguf", {"nextn_predict_layers": 1}))
-    assert source.spec.num_hidden_layers == 2
+    assert len(source.spec.layers) == 2
     assert source.spec.delta_net is not None
-    assert source.spec.delta_net.layers == (0,)
+    assert source.spec.pools["state"] == (0,)
     assert not any(name.startswith("blk.2.") for name in stored_weights(source))
 
 
 def values_of(spec: ModelSpec) -> dict[str, object]:
-    """Its fields and those of its scaling, each item of a tuple by itself."""
-    fields = asdict(replace(spec, name="", architecture=spec.architecture.replace("_", "")))
-    fields |= (fields.pop("rope_scaling") or {}) | (fields.pop("experts") or {})
-    tuples = {name: value for name, value in fields.items() if isinstance(value, tuple)}
-    items = {f"{name}[{i}]": item for name, value in tuples.items() for i, item in enumerate(value)}
-    return {name: value for name, value in fields.items() if name not in tuples} | items
+    """Every field of it, of its blocks and of their scalings, by its place."""
+    return dict(_items("", asdict(replace(spec, name="", architecture=spec.architecture.replace("_", "")))))
+
+
+def _items(place: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping | tuple):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, part in parts:
+            yield from _items(f"{place}.{name}", part)
+    else:
+        yield place, value

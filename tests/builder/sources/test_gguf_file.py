@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource, model_name
 from shortfin_apps.llm.builder.sources.gguf_rope import rope_factors
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.family import tensor_shapes
 from shortfin_apps.llm.model.rope import Llama3Scaling
+from shortfin_apps.llm.model.spec import tensor_shapes
 from tests.builder.model_files import SPEC, TINY, tiny_tensors, write_gguf
+from tests.builder.specs import rope_of, windows_of
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_reads_what_was_written(tiny_gguf: Path) -> None:
     source = GgufSource(tiny_gguf)
     assert source.spec.rms_norm_eps == pytest.approx(SPEC.rms_norm_eps)
-    for name in ("hidden_size", "intermediate_size", "head_dim", "num_key_value_heads", "vocab_size"):
+    for name in ("hidden_size", "layers", "vocab_size"):
         assert getattr(source.spec, name) == getattr(SPEC, name)
     assert not source.spec.tie_word_embeddings
     for name, expected in tiny_tensors().items():
@@ -71,13 +72,13 @@ def test_llama3_rotary_scaling_is_recognised_by_its_factors(tmp_path: Path) -> N
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     )
     theta = 500000.0
-    factors = rope_factors(scaling, SPEC.head_dim, theta).astype(np.float32)
+    factors = rope_factors(scaling, SPEC.attention.head_dim, theta).astype(np.float32)
     assert factors[0] == 1.0
     assert factors[-1] == 8.0
     path = write_gguf(
         tmp_path / "llama3.gguf", keys={"rope.freq_base": theta}, tensors={"rope_freqs.weight": factors}
     )
-    assert GgufSource(path).spec.rope_scaling == scaling
+    assert rope_of(GgufSource(path).spec).scaling == scaling
     bent = factors.copy()
     bent[3] *= 1.5
     path = write_gguf(
@@ -89,7 +90,7 @@ def test_llama3_rotary_scaling_is_recognised_by_its_factors(tmp_path: Path) -> N
 
 def test_a_sliding_window_is_that_of_all_layers(tmp_path: Path) -> None:
     spec = GgufSource(write_gguf(tmp_path / "window.gguf", keys={"attention.sliding_window": 512})).spec
-    assert (spec.window, spec.windowed_layers) == (512, tuple(range(spec.num_hidden_layers)))
+    assert windows_of(spec) == [512] * len(spec.layers)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -19,6 +18,7 @@ from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.rope import Llama3Scaling, YarnScaling
 from tests.builder.golden_families import GoldenFamily
 from tests.builder.model_files import SPEC, TINY, tiny_tensors, write_hf
+from tests.builder.specs import changed, rope_of, windows_of
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -68,10 +68,10 @@ def test_llama3_rotary_scaling(tmp_path: Path, key: str) -> None:
         **({"rope_theta": 500000.0} if key == "rope_parameters" else {}),
     }
     spec = HfDirectorySource(write_hf(tmp_path, config={key: rope})).spec
-    assert spec.rope_scaling == Llama3Scaling(
+    assert rope_of(spec).scaling == Llama3Scaling(
         factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     )
-    assert spec.rope_theta == (500000.0 if key == "rope_parameters" else SPEC.rope_theta)
+    assert rope_of(spec).theta == (500000.0 if key == "rope_parameters" else rope_of(SPEC).theta)
     del rope["factor"]
     with pytest.raises(BuildError, match="`llama3` is incomplete"):
         HfDirectorySource(write_hf(tmp_path, config={key: rope}))
@@ -79,22 +79,21 @@ def test_llama3_rotary_scaling(tmp_path: Path, key: str) -> None:
 
 def test_mistral_has_its_window_in_all_layers(tmp_path: Path) -> None:
     directory = write_hf(tmp_path / "random-tiny", config={"model_type": "mistral", "sliding_window": 256})
-    layers = tuple(range(SPEC.num_hidden_layers))
-    expected = replace(SPEC, architecture="mistral", window=256, windowed_layers=layers)
+    layers = tuple(range(len(SPEC.layers)))
+    expected = changed(SPEC, {"architecture": "mistral"}, at={layer: {"window": 256} for layer in layers})
     assert HfDirectorySource(directory).spec == expected
 
 
 def test_yarn_takes_what_is_missing_from_the_context(tmp_path: Path) -> None:
     rope = {"type": "yarn", "factor": 4.0}
-    assert HfDirectorySource(
-        write_hf(tmp_path, config={"rope_scaling": rope})
-    ).spec.rope_scaling == YarnScaling(
+    spec = HfDirectorySource(write_hf(tmp_path, config={"rope_scaling": rope})).spec
+    assert rope_of(spec).scaling == YarnScaling(
         factor=4.0,
         original_max_position_embeddings=SPEC.max_position_embeddings,
         attention_factor=0.1 * math.log(4) + 1,
     )
     rope = {"type": "yarn", "original_max_position_embeddings": 256, "mscale": 2.0, "mscale_all_dim": 1.0}
-    scaling = HfDirectorySource(write_hf(tmp_path, config={"rope_scaling": rope})).spec.rope_scaling
+    scaling = rope_of(HfDirectorySource(write_hf(tmp_path, config={"rope_scaling": rope})).spec).scaling
     assert isinstance(scaling, YarnScaling)
     assert scaling.factor == SPEC.max_position_embeddings / 256
     assert scaling.attention_factor == pytest.approx((0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1))
@@ -108,8 +107,9 @@ def test_a_qwen_has_its_window_only_where_it_is_switched_on(
     config = {"sliding_window": 256, "use_sliding_window": switch, "max_window_layers": 1}
     family.config.update(config | {"layer_types": None})
     spec = HfDirectorySource(family.write_hf(tmp_path)).spec
-    assert [spec.window_of(layer) for layer in layers] == [256] * len(layers)
-    assert spec.windowed_layers == layers
+    windows = windows_of(spec)
+    assert [windows[layer] for layer in layers] == [256] * len(layers)
+    assert [n for n, window in enumerate(windows) if window] == list(layers)
 
 
 def test_older_fields_of_a_gemma_3_mean_the_same(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_refuses_missing_weights_and_paths_outside(tmp_path: Path) -> None:
 
 def longrope() -> dict[str, object]:
     """With an original context that has no logarithm to divide by."""
-    factors = [1.0] * (SPEC.head_dim // 2)
+    factors = [1.0] * (SPEC.attention.head_dim // 2)
     sizes = {"factor": 2.0, "original_max_position_embeddings": 1}
     return {"type": "longrope", "short_factor": factors, "long_factor": factors, **sizes}
 

@@ -26,6 +26,7 @@ from shortfin_apps.llm.model.weight_blocks import E2M1, MXFP4, BlockType
 from tests.builder.golden_families import GoldenFamily, stored_weights
 from tests.builder.model_files import write_hf
 from tests.builder.sources.test_hf_quantised import AWQ_ORDER, packed
+from tests.builder.specs import rope_of, windows_of
 
 Array = npt.NDArray[Any]
 AWQ: dict[str, object] = {
@@ -281,9 +282,10 @@ def test_a_config_without_the_kinds_of_layers_and_the_rotation_has_those_of_gpt_
         del config[name]
     directory.joinpath("config.json").write_text(json.dumps(config))
     spec = HfDirectorySource(directory).spec
-    assert spec.windowed_layers == (0, 2)
-    assert spec.rope_theta == 150000.0
-    assert spec.rope_scaling is not None
-    assert spec.rope_scaling.magnitude == pytest.approx(1.3465735902799727)
+    assert [n for n, window in enumerate(windows_of(spec)) if window] == [0, 2]
+    rope = rope_of(spec)
+    assert rope.theta == 150000.0
+    assert rope.scaling is not None
+    assert rope.scaling.magnitude == pytest.approx(1.3465735902799727)
     assert spec.experts is not None
     assert spec.experts.per_token == 4

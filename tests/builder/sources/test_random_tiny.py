@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from shortfin_apps.llm.builder.sources.random_tiny import RANDOM_SPECS, RandomTinySource, byte_tokenizer
 from shortfin_apps.llm.builder.weights.write import plan_weights
-from shortfin_apps.llm.model.family import tensor_shapes
 from shortfin_apps.llm.model.reference.forward import forward
+from shortfin_apps.llm.model.spec import tensor_shapes
 
 BYTES = byte_tokenizer()
 

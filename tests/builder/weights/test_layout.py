@@ -24,8 +24,7 @@ from shortfin_apps.llm.builder.weights.layout import (
     num_panels,
     weight_layout,
 )
-from shortfin_apps.llm.model.family import weight_shapes
-from shortfin_apps.llm.model.spec import BuildOptions, FloatType, WeightType
+from shortfin_apps.llm.model.spec import BuildOptions, FloatType, WeightType, weight_shapes
 from shortfin_apps.llm.model.weight_blocks import E2M1, Q8_0, BlockType, Terms
 from tests.builder.compiled_model import TINY
 from tests.builder.random_blocks import BLOCK_TYPES, random_blocks

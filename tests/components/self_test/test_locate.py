@@ -8,7 +8,7 @@ import pytest
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.self_test.locate import deviation
-from shortfin_apps.llm.model.spec import KVType
+from shortfin_apps.llm.model.kv_layout import KVType
 from tests.compiled_programs import compile_program
 from tests.components.self_test.compiled import OPTIONS, build_model, module_text, opened, with_vmfb
 
@@ -20,7 +20,7 @@ EXPONENT = 14  # the highest bit of a bf16's
 def test_a_flipped_bit_of_a_weight_is_found_in_its_layer(kv: KVType, tmp_path: Path) -> None:
     """Of a layer's own keys; of its feed-forward, which the next layer's keys tell; and of the head."""
     options = replace(SMALL, kv=kv)
-    keys = SPEC.num_attention_heads * SPEC.head_dim * SPEC.hidden_size  # behind the queries, in whole panels
+    keys = SPEC.attention.q_features * SPEC.hidden_size  # behind the queries, in whole panels
     flips = {
         ("blk.0.attn_qkv.weight", keys): 0,
         ("blk.0.ffn_down.weight", 0): 1,

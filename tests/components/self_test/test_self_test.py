@@ -13,30 +13,36 @@ from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.components.self_test.computed import Computed
 from shortfin_apps.llm.components.self_test.self_test import Outcome
 from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.rope import YarnScaling
-from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec, WeightType
+from shortfin_apps.llm.model.feed_forward import MoE
+from shortfin_apps.llm.model.kv_layout import KVType
+from shortfin_apps.llm.model.rope import Rope, YarnScaling
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
+from tests.builder.specs import changed, with_blocks
 from tests.components.self_test.compiled import OPTIONS, Built, Opened, build_model, opened
 from tests.matrices import slow_rows_but
 
-BIASED = replace(SPEC, qkv_bias=True, output_bias=True, qk_norm=True, score_scale=0.5, embedding_scale=2.0)
-SCALED = replace(
-    SPEC,
-    rotated_dim=12,
-    unrotated_layers=(1,),
-    rope_scaling=YarnScaling(factor=4.0, original_max_position_embeddings=64, attention_factor=1.1),
+BIASED = changed(
+    SPEC, {"bias": True, "output_bias": True, "qk_norm": True, "score_scale": 0.5, "embedding_scale": 2.0}
 )
-WINDOWED = replace(
-    SPEC, norms_after=True, activation="gelu", window=20, windowed_layers=(0,), score_cap=4.0, logit_cap=9.0
-)
-ALL_WINDOWED = replace(SPEC, window=20, windowed_layers=tuple(range(SPEC.num_hidden_layers)))
-SINKS = replace(SPEC, has_sinks=True, whole_qk_norm=True)
-ROUTED = replace(SPEC, experts=RoutedExperts(count=7, per_token=3, features=96, dense_layers=(0,)))
-HYBRID = replace(
+SCALED = changed(
     SPEC,
-    architecture="qwen35",
-    attention_gate=True,
-    delta_net=DeltaNet(layers=(0,), key_heads=2, value_heads=6, key_dim=12, value_dim=16),
+    {
+        "rope": Rope(
+            dim=12,
+            scaling=YarnScaling(factor=4.0, original_max_position_embeddings=64, attention_factor=1.1),
+        ),
+    },
+    at={1: {"rope": None}},
+)
+WINDOWED = changed(
+    SPEC, {"norm_after": True, "activation": "gelu", "cap": 4.0, "logit_cap": 9.0}, at={0: {"window": 20}}
+)
+ALL_WINDOWED = changed(SPEC, at={n: {"window": 20} for n in range(len(SPEC.layers))})
+SINKS = changed(SPEC, {"sinks": True, "whole_qk_norm": True})
+ROUTED = with_blocks(SPEC, {1: MoE(count=7, per_token=3, features=96)})
+HYBRID = with_blocks(
+    changed(SPEC, {"architecture": "qwen35", "gate": True}),
+    {0: DeltaNet(key_heads=2, value_heads=6, key_dim=12, value_dim=16)},
 )
 SPECS: dict[str, ModelSpec] = {
     "llama": SPEC,

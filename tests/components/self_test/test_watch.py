@@ -145,7 +145,7 @@ def test_a_flipped_low_bit_in_memory_is_found_by_the_bits(
 
 
 def test_a_flipped_high_bit_fails_the_start_with_a_report(built: Built, clock: Clock) -> None:
-    keys = SPEC.num_attention_heads * SPEC.head_dim * SPEC.hidden_size
+    keys = SPEC.attention.q_features * SPEC.hidden_size
     built.flip("blk.0.attn_qkv.weight", 2, keys + 5, 14)
     with opened(built) as model:
         found = r"`prefill_bs1` .*first in layer 0: keys.*cpu/paged_attention"

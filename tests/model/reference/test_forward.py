@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.model.reference.forward import block_of, embedded, forward, run_layer
+from shortfin_apps.llm.model.reference.forward import embedded, forward, run_layer, weights_of
 from shortfin_apps.llm.model.spec import ModelSpec
 from tests.builder.compiled_model import OTHERS, ROUTED, TINY, random_weights
 
@@ -24,10 +24,12 @@ def test_what_layers_add_to_the_cache_is_the_past_of_later_tokens(
     tokens = np.random.default_rng(length).integers(0, spec.vocab_size, length)
     first = min(length - 1, max(1, round(split * length)))
     x, past = embedded(spec, weights["token_embd.weight"][tokens[:first]]), []
-    for layer in range(spec.num_hidden_layers):
-        x, kept = run_layer(spec, layer, block_of(weights, layer), x, has_quantised_cache=quantised)
+    for layer in range(len(spec.layers)):
+        x, kept = run_layer(spec, layer, weights_of(weights, layer), x, has_quantised_cache=quantised)
         assert kept is not None
-        assert kept.keys.shape == kept.values.shape == (first, spec.num_key_value_heads, spec.head_dim)
+        assert (
+            kept.keys.shape == kept.values.shape == (first, spec.attention.kv_heads, spec.attention.head_dim)
+        )
         past.append(np.stack([kept.keys, kept.values]))
     later = forward(spec, weights, tokens[first:], np.stack(past), quantised)
     whole = forward(spec, weights, tokens, has_quantised_cache=quantised)

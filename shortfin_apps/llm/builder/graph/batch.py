@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
+from shortfin_apps.llm.model.kv_layout import Pool
 from shortfin_apps.llm.model.rope import Rotation
 
 
@@ -17,6 +18,7 @@ class Slab:
     the slab end in `suffix`.
     """
 
+    pool: Pool
     layers: Sequence[int]
     blocks: Tensor  # [rows, width] i64
     cache: Tensor  # [pages, page elements] kv
@@ -45,7 +47,7 @@ class Batch:
     token_rows: Tensor = field(init=False)  # [tokens] i64
     positions: Tensor = field(init=False)  # [tokens] i64
     rotaries: dict[Rotation, Tensor] = field(init=False)  # [tokens, 2, head_dim / 2] f32: cosines, sines
-    rotation: Rotation = field(default=Rotation.GLOBAL, init=False)  # of the current layer
+    rotation: Rotation | None = field(default=None, init=False)  # of the current layer
     slab: Slab = field(init=False)  # of the current layer
     # Computed at the first layer at the latest, for all layers, if kernels need them.
     tiles: Tensor | None = None
@@ -56,7 +58,7 @@ class Batch:
     def __post_init__(self) -> None:
         self.slab = self.slabs[0]
 
-    def turn_to(self, layer: int, rotation: Rotation) -> None:
+    def turn_to(self, layer: int, rotation: Rotation | None = None) -> None:
         """Select the slab and rotation of a layer."""
         self.rotation = rotation
         self.slab = next(slab for slab in self.slabs if layer in slab.layers)
@@ -76,6 +78,7 @@ class Batch:
     @property
     def rotary(self) -> Tensor:
         """[tokens, 2, head_dim / 2] f32: cosines and sines for the current layer."""
+        assert self.rotation is not None
         return self.rotaries[self.rotation]
 
     @property

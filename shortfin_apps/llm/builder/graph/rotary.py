@@ -11,47 +11,41 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, dense, tensor_type
-from shortfin_apps.llm.model.rope import Rotation
-from shortfin_apps.llm.model.spec import ModelSpec
+from shortfin_apps.llm.model.rope import Rope, Rotation
 
 STEP = 64
 
 
-def rotary_frequencies(
-    spec: ModelSpec, context_length: int, rotation: Rotation = Rotation.GLOBAL
-) -> npt.NDArray[np.float64]:
+def rotary_frequencies(rotation: Rotation, context_length: int) -> npt.NDArray[np.float64]:
     """Return radians per position, [head_dim / 2] f64, after scaling; 0 for elements that do not rotate."""
-    rotated = spec.rotated_dim or spec.head_dim
-    is_local = rotation is Rotation.LOCAL
-    theta = spec.local_rope_theta if is_local and spec.local_rope_theta else spec.rope_theta
-    frequencies = theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
-    if spec.rope_scaling is not None and not is_local:
-        frequencies = spec.rope_scaling.scaled(frequencies, spec.rope_theta, context_length)
-    return np.pad(frequencies, (0, (spec.head_dim - rotated) // 2))
+    rope, rotated = rotation.rope or Rope(), rotation.rotated
+    frequencies = rope.theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
+    if rope.scaling is not None:
+        frequencies = rope.scaling.scaled(frequencies, rope.theta, context_length)
+    return np.pad(frequencies, (0, (rotation.head_dim - rotated) // 2))
 
 
-def rotary_magnitudes(spec: ModelSpec, rotation: Rotation = Rotation.GLOBAL) -> npt.NDArray[np.float64]:
-    """Return the factors [head_dim / 2] f64 of cosines and sines, including the model's scaling.
+def rotary_magnitudes(rotation: Rotation) -> npt.NDArray[np.float64]:
+    """Return the factors [head_dim / 2] f64 of cosines and sines, including those of the scaling.
 
     They multiply both q and k, and so also apply the scale of scores.
     """
-    rotated = spec.rotated_dim or spec.head_dim
-    is_scaled = spec.rope_scaling is not None and rotation is Rotation.GLOBAL
-    scaled = spec.rope_scaling.magnitude if spec.rope_scaling and is_scaled else 1.0
-    factors = np.repeat([scaled, 1.0], [rotated // 2, (spec.head_dim - rotated) // 2])
-    magnitudes: npt.NDArray[np.float64] = factors * np.sqrt(spec.score_scale)
+    rotated, scaling = rotation.rotated, rotation.rope and rotation.rope.scaling
+    scaled = scaling.magnitude if scaling else 1.0
+    factors = np.repeat([scaled, 1.0], [rotated // 2, (rotation.head_dim - rotated) // 2])
+    magnitudes: npt.NDArray[np.float64] = factors * np.sqrt(rotation.score_scale)
     return magnitudes
 
 
 class Rotary:
     """The tables of a rotation for positions below `context_length`; later positions repeat the last STEP."""
 
-    def __init__(self, spec: ModelSpec, context_length: int, rotation: Rotation = Rotation.GLOBAL) -> None:
-        frequencies = rotary_frequencies(spec, context_length, rotation)
-        magnitudes = rotary_magnitudes(spec, rotation)
-        self._name = f"rotary.{rotation.name.lower()}"
-        self._half = spec.head_dim // 2
-        self._unrotated = float(np.sqrt(spec.score_scale))
+    def __init__(self, rotation: Rotation, context_length: int) -> None:
+        assert rotation.rope is not None
+        frequencies = rotary_frequencies(rotation, context_length)
+        magnitudes = rotary_magnitudes(rotation)
+        self._name = f"rotary.{rotation.rope.name}"
+        self._half = rotation.head_dim // 2
         # Magnitudes are in one table only, as each value is a product of both.
         self._coarse = _table(np.arange(-(-context_length // STEP)) * STEP, frequencies, magnitudes)
         self._fine = _table(np.arange(STEP), frequencies, np.ones(self._half))
@@ -97,17 +91,18 @@ class Rotary:
   linalg.yield %value : f32"""
         return e.elementwise("tud", ("tud", shape, "f32"), [(positions, "t")], body)
 
-    def emit_unrotated(self, e: Emitter, tokens: Dim) -> Tensor:
-        """Return the result of `emit` for layers that do not rotate."""
-        body = f"""\
+
+def emit_unrotated(e: Emitter, rotation: Rotation, tokens: Dim) -> Tensor:
+    """Return the result of `Rotary.emit` for layers that do not rotate."""
+    body = f"""\
   %c0 = arith.constant 0 : index
   %which = linalg.index 1 : index
-  %one = arith.constant {self._unrotated:.9e} : f32
+  %one = arith.constant {float(np.sqrt(rotation.score_scale)):.9e} : f32
   %zero = arith.constant 0.0 : f32
   %is_cosine = arith.cmpi eq, %which, %c0 : index
   %value = arith.select %is_cosine, %one, %zero : f32
   linalg.yield %value : f32"""
-        return e.elementwise("tud", ("tud", (tokens, 2, self._half), "f32"), [], body)
+    return e.elementwise("tud", ("tud", (tokens, 2, rotation.head_dim // 2), "f32"), [], body)
 
 
 def _table(

@@ -13,6 +13,7 @@ from typing import Any
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter
+from shortfin_apps.llm.builder.graph.rotary import emit_unrotated
 from shortfin_apps.llm.builder.graph.token_layout import lay_out
 from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.lowering.amx.experts import AmxExperts
@@ -36,14 +37,13 @@ from shortfin_apps.llm.builder.weights.layout import (
     fills_panels,
 )
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.family import operations
+from shortfin_apps.llm.model.attention import Attend, Attention, DropGates, NormHeads, NormWhole
+from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.operations import (
     AddBias,
     AddNormed,
-    Attend,
     CapLogits,
     DeltaRule,
-    DropGates,
     Embed,
     Gate,
     GatedExperts,
@@ -53,15 +53,12 @@ from shortfin_apps.llm.model.operations import (
     Linear,
     Narrow,
     Norm,
-    NormHeads,
-    NormWhole,
     Operation,
     Route,
     Sample,
     SumExperts,
     TopK,
 )
-from shortfin_apps.llm.model.rope import Rotation
 from shortfin_apps.llm.model.weight_blocks import BLOCK
 
 Kind = type[Operation]
@@ -229,7 +226,7 @@ def _amx_expert_tiles(c: LoweringContext) -> dict[str, bool]:
 
 def _fused_layers(c: LoweringContext) -> FusedLayers:
     kernels = StageKernels(c.spec, c.weights, c.options.activations, c.target)
-    return FusedLayers(c.spec, c.weights, c.render, operations(c.spec), kernels)
+    return FusedLayers(c.spec, c.weights, c.render, list(c.spec.operations()), kernels)
 
 
 def _amx_experts(c: LoweringContext) -> AmxExperts:
@@ -243,7 +240,7 @@ def _linalg(c: LoweringContext) -> LinalgOperations:
 
 def _linalg_experts(c: LoweringContext) -> LinalgExperts:
     assert c.spec.experts
-    return LinalgExperts(c.spec, c.spec.experts, c.options, c.weights)
+    return LinalgExperts(c.spec.experts, c.options, c.weights)
 
 
 FUSED_LAYER = Candidate(
@@ -256,7 +253,7 @@ BF16_ATTENTION = Candidate(
     "avx512/paged_attention",
     (Attend,),
     _bf16_attention,
-    lambda c: Bf16Attention(c.spec, c.options, c.weights, c.render, c.target),
+    lambda c: Bf16Attention(c.options, c.weights, c.render, c.target),
 )
 
 TRITON = Candidate(
@@ -284,7 +281,7 @@ CANDIDATES = (
         "cpu/paged_attention",
         (Attend,),
         _cpu,
-        lambda c: VectorAttention(c.spec, c.options, c.target, c.weights, c.render),
+        lambda c: VectorAttention(c.options, c.target, c.weights, c.render),
     ),
     Candidate("cpu/delta_net", (DeltaRule,), _cpu, _vector_delta_net),
     Candidate("cpu/top_k", (TopK,), _cpu, lambda c: VectorTopK(c.options, c.render)),
@@ -294,7 +291,7 @@ CANDIDATES = (
     Candidate("triton/sampling", (Sample,), _triton_candidates, _make_triton_sampling),
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
     Candidate("linalg/experts", EXPERTS, _row_major, _linalg_experts),
-    Candidate("linalg/gates", (*GATES, *SHARED), _always, lambda c: LinalgGates(c.spec, c.options)),
+    Candidate("linalg/gates", (*GATES, *SHARED), _always, lambda c: LinalgGates(c.options)),
     Candidate("linalg", tuple(kind for kind in KINDS if kind not in (Linear, GatedLinear)), _always, _linalg),
 )
 
@@ -315,7 +312,7 @@ def _kinds(c: LoweringContext) -> tuple[Kind, ...]:
     """List the kinds of operations that the model may contain."""
     experts = () if c.spec.experts is None else EXPERTS
     shared = SHARED if c.spec.experts and c.spec.experts.shared else ()
-    gates = GATES if c.spec.attention_gate else ()
+    gates = GATES if any(each.gate for each in c.spec.blocks_of(Attention)) else ()
     states = () if c.spec.delta_net is None else (DeltaRule,)
     return (*KINDS, *experts, *shared, *gates, *states)
 
@@ -335,13 +332,14 @@ def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Loweri
 
 
 def _preparation(context: LoweringContext, made: Mapping[str, Any]) -> Prepare:
-    prepare, rotary = _token_preparation(context, made), context.rotaries[Rotation.GLOBAL]
-    if Rotation.NONE not in context.spec.rotations:
+    prepare = _token_preparation(context, made)
+    unrotated = [each for each in context.spec.rotations if each.rope is None]
+    if not unrotated:
         return prepare
 
     def prepare_both(e: Emitter, batch: Batch) -> None:
         prepare(e, batch)
-        batch.rotaries[Rotation.NONE] = rotary.emit_unrotated(e, batch.tokens)
+        batch.rotaries |= {each: emit_unrotated(e, each, batch.tokens) for each in unrotated}
 
     return prepare_both
 
@@ -383,17 +381,18 @@ def _check_sizes(c: LoweringContext) -> None:
         if weights == "fp8" and target.fp8 is None:
             raise BuildError(f"{target.cpu} does not multiply 8-bit floats; use q8_0 or bf16 there")
         return
-    sizes = {name: getattr(c.spec, name) for name in ("hidden_size", "intermediate_size")}
+    sizes = [("hidden_size", hidden)]
+    sizes += [("intermediate_size", each.features) for each in c.spec.blocks_of(MLP)]
     if c.spec.experts is not None:
-        sizes["size of an expert"] = c.spec.experts.features
-        sizes["size of the shared expert"] = c.spec.experts.shared or 0
+        sizes.append(("size of an expert", c.spec.experts.features))
+        sizes.append(("size of the shared expert", c.spec.experts.shared or 0))
         if weights == "int8":
             raise BuildError("weights in int8 are not for models with routed experts; use q8_0")
     if c.spec.delta_net is not None:
-        sizes["size of all value heads"] = c.spec.delta_net.value_features
+        sizes.append(("size of all value heads", c.spec.delta_net.value_features))
         if weights == "int8":
             raise BuildError("weights in int8 are not for models with gated delta nets; use q8_0")
-    for name, size in sizes.items():
+    for name, size in sizes:
         if size % LANES:
             raise BuildError(f"{name} {size} is not a multiple of {LANES}, as CPU kernels need")
     if weights == "fp8":

@@ -8,14 +8,14 @@ Kernels are grouped in classes. A class that handles a kind of operation has its
     Narrow       narrow(e, x) -> Tensor
     Linear       linear(e, x, weight, residual or None) -> Tensor
     AddBias      add_bias(e, x, weight) -> Tensor
-    NormHeads    norm_heads(e, x, weight) -> Tensor
-    NormWhole    norm_whole(e, x, weight) -> Tensor
-    GatedLinear  gated_linear(e, x, weight) -> Tensor
+    NormHeads    norm_heads(e, operation, x) -> Tensor
+    NormWhole    norm_whole(e, operation, x) -> Tensor
+    GatedLinear  gated_linear(e, x, weight, activation) -> Tensor
     Route        route(e, logits, batch) -> the `routing` operand of the same class's experts
     GatedExperts gated_experts(e, x, weight, bias or None, routing) -> Tensor
     SumExperts   sum_experts(e, x, weight, bias or None, routing, residual) -> Tensor
-    Attend       attend(e, qkv, layer, batch) -> Tensor
-    DropGates    drop_gates(e, x) -> Tensor
+    Attend       attend(e, operation, qkv, batch) -> Tensor
+    DropGates    drop_gates(e, operation, x) -> Tensor
     Gate         gate(e, x, gates) -> Tensor
     GateTokens   gate_tokens(e, x, gates) -> Tensor
     DeltaRule    delta_rule(e, operation, x, rates, batch) -> Tensor
@@ -37,7 +37,7 @@ on the device:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from shortfin_apps.llm.builder.graph.batch import Batch
@@ -46,14 +46,13 @@ from shortfin_apps.llm.builder.graph.rotary import Rotary
 from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.attention import Attend, DropGates, NormHeads, NormWhole
 from shortfin_apps.llm.model.config import context_length
 from shortfin_apps.llm.model.operations import (
     AddBias,
     AddNormed,
-    Attend,
     CapLogits,
     DeltaRule,
-    DropGates,
     Embed,
     Gate,
     GatedExperts,
@@ -63,15 +62,13 @@ from shortfin_apps.llm.model.operations import (
     Linear,
     Narrow,
     Norm,
-    NormHeads,
-    NormWhole,
     Operation,
     Route,
     Sample,
     SumExperts,
     TopK,
 )
-from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.rope import Rope, Rotation
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 Prepare = Callable[[Emitter, Batch], None]
@@ -113,8 +110,11 @@ class LoweringContext:
     @property
     def rotaries(self) -> dict[Rotation, Rotary]:
         """The rotary tables of each rotation in the model."""
-        length, ways = context_length(self.spec, self.options), (Rotation.GLOBAL, *self.spec.rotations)
-        return {way: Rotary(self.spec, length, way) for way in ways if way is not Rotation.NONE}
+        length = context_length(self.spec, self.options)
+        # Kernels that prepare a batch compute at least one, even if no layer rotates.
+        rotating = [each for each in self.spec.rotations if each.rope is not None]
+        made = rotating or [replace(self.spec.attention.rotation, rope=Rope())]
+        return {rotation: Rotary(rotation, length) for rotation in made}
 
     @property
     def render(self) -> Callable[..., str]:
@@ -277,11 +277,11 @@ class Lowering:
             case AddBias():
                 values[operation.out] = kernels.add_bias(e, x, operation.weight)
             case NormHeads():
-                values[operation.out] = kernels.norm_heads(e, x, operation.weight)
+                values[operation.out] = kernels.norm_heads(e, operation, x)
             case NormWhole():
-                values[operation.out] = kernels.norm_whole(e, x, operation.weight)
+                values[operation.out] = kernels.norm_whole(e, operation, x)
             case GatedLinear():
-                values[operation.out] = kernels.gated_linear(e, x, operation.weight)
+                values[operation.out] = kernels.gated_linear(e, x, operation.weight, operation.activation)
             case Route():
                 values[operation.out] = kernels.route(e, x, values.batch)
             case GatedExperts():
@@ -293,9 +293,9 @@ class Lowering:
                 weights = operation.weight, operation.bias
                 values[operation.out] = kernels.sum_experts(e, x, *weights, routing, residual)
             case Attend():
-                values[operation.out] = kernels.attend(e, x, operation.layer, values.batch)
+                values[operation.out] = kernels.attend(e, operation, x, values.batch)
             case DropGates():
-                values[operation.out] = kernels.drop_gates(e, x)
+                values[operation.out] = kernels.drop_gates(e, operation, x)
             case Gate():
                 values[operation.out] = kernels.gate(e, x, values[operation.gates])
             case GateTokens():
@@ -323,9 +323,9 @@ def _turn(run: Sequence[Operation], values: Values) -> None:
     """Select the batch's slab for the attention, state or routing in `run`, which has at most one."""
     for operation in run:
         if isinstance(operation, Attend):
-            values.batch.turn_to(operation.layer, operation.rotation)
+            values.batch.turn_to(operation.layer, operation.block.rotation)
         elif isinstance(operation, DeltaRule):
-            values.batch.turn_to(operation.layer, Rotation.NONE)
+            values.batch.turn_to(operation.layer)
         elif isinstance(operation, Route):
             values.batch.turn_to_all_tokens()
 

@@ -18,6 +18,7 @@ from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 __all__ = ["CompileResult", "compile_model", "parameter_types"]
@@ -66,7 +67,8 @@ def compile_model(
 
 
 def _flags_for(spec: ModelSpec, options: BuildOptions, target: Target) -> tuple[str, ...]:
-    is_endless = spec.head_dim < _SMALLEST_SOUND_HEAD and options.extend_sizes
+    dims = [each.head_dim for each in spec.blocks_of(Attention)]
+    is_endless = min(dims) < _SMALLEST_SOUND_HEAD and options.extend_sizes
     if target.architecture == "amdgpu" and is_endless:
         return (*target.flags, _NO_VECTORIZED_LOADS)
     return target.flags

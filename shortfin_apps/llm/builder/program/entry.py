@@ -23,6 +23,7 @@ from shortfin_apps.llm.contract.abi import (
     Layout,
     SamplingField,
 )
+from shortfin_apps.llm.model.kv_layout import Pool
 from shortfin_apps.llm.model.spec import BuildOptions
 
 # Row limit of an `extend_t{T}` entry with caller-owned results. Every row needs memory for its logits, which
@@ -31,8 +32,8 @@ MOST_PACKED_ROWS = 256
 
 CACHES = ("cache", "window_cache")  # argument names of the slabs
 
-# Slabs of the cache: elements per page, by the layers that share the slab.
-Slabs = Mapping[tuple[int, ...], int]
+# Slabs of the cache by their pool: the layers that share the slab, and the elements of a page.
+Slabs = Mapping[Pool, tuple[Sequence[int], int]]
 Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
 Draw = Callable[[Emitter, LeftRows], Tensor]
 DrawAdjusted = Callable[[Emitter, AdjustedRows], Tensor]
@@ -220,8 +221,8 @@ def _batch(
     """
     [rows] = starts.shape
     imported = [
-        _slab(e, rows, layers, elements, options, of_windows=index > 0)
-        for index, (layers, elements) in enumerate(slabs.items())
+        _slab(e, rows, pool, layers, elements, options, is_second=index > 0)
+        for index, (pool, (layers, elements)) in enumerate(slabs.items())
     ]
     return Batch(
         rows=rows,
@@ -236,16 +237,24 @@ def _batch(
 
 
 def _slab(
-    e: Emitter, rows: Dim, layers: Sequence[int], elements: int, options: BuildOptions, *, of_windows: bool
+    e: Emitter,
+    rows: Dim,
+    pool: Pool,
+    layers: Sequence[int],
+    elements: int,
+    options: BuildOptions,
+    *,
+    is_second: bool,
 ) -> Slab:
-    """Import a slab and its block table; the second slab holds the layers with a window."""
-    table, name = BLOCK_TABLES[of_windows], CACHES[of_windows]
+    """Import a pool's slab and block table; a second slab has other pages than the first."""
+    table, name = BLOCK_TABLES[is_second], CACHES[is_second]
     return Slab(
+        pool=pool,
         layers=layers,
         blocks=_import(e, table, (rows, _dim(e, table, 1)), "i64"),
         # `consume` hands the buffer to the function; without it, every call copies the cache.
         cache=_import(e, name, (_dim(e, name, 0), elements), options.cache_dtype, "consume "),
-        suffix="_in_windows" if of_windows else "",
+        suffix="_in_windows" if is_second else "",
     )
 
 
@@ -310,7 +319,7 @@ def _argument_types(entry: Entry, options: BuildOptions, slabs: Slabs) -> dict[s
     shapes = _shapes_of(entry, has_windows=len(slabs) > 1)
     caches = {
         name: tensor_type(("?", elements), options.cache_dtype)
-        for name, elements in zip(CACHES, slabs.values(), strict=False)
+        for name, (_, elements) in zip(CACHES, slabs.values(), strict=False)
     }
     return {**{name: tensor_type(shape, "i64") for name, shape in shapes.items()}, **caches}
 

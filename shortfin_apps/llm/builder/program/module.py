@@ -22,8 +22,7 @@ from shortfin_apps.llm.builder.program.entry import (
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.contract.abi import Entry, EntryFamily
-from shortfin_apps.llm.model.config import context_length, slab_elements, within
-from shortfin_apps.llm.model.family import operations
+from shortfin_apps.llm.model.config import context_length, pool_elements, within
 from shortfin_apps.llm.model.operations import Sample, TopK
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
@@ -38,7 +37,7 @@ class ModelModule:
         self._spec = spec = within(spec, context_length(spec, options))
         self._options = options
         self._weights = WeightTypes(spec, options, target)
-        self._operations = [*operations(spec), TopK("logits", "values", "indices")]
+        self._operations = [*spec.operations(), TopK("logits", "values", "indices")]
         self._context = context = LoweringContext(spec, options, target, self._weights)
         self.choices = choose(context)
         self._lowering = make_lowering(context, self.choices)
@@ -84,6 +83,7 @@ class ModelModule:
             self._lowering.lower(e, [*self._operations, *sampling], values, results)
             return values
 
-        slabs = dict(zip(self._spec.slabs, slab_elements(self._spec, self._options), strict=True))
+        elements = pool_elements(self._spec, self._options)
+        slabs = {pool: (layers, elements[pool]) for pool, layers in self._spec.pools.items()}
         write = write_decode_loop if is_loop else write_entry
         return write(entry, self._options, slabs, body, static_workspace=self._static_workspace)

@@ -58,7 +58,7 @@ def make_self_test(
     weights = StoredWeights(source, options, target)
     streams = [_embed(spec, weights, tokens) for tokens in prompts]
     pages: list[list[PageSums]] = [[] for _ in prompts]
-    for layer in range(spec.num_hidden_layers):
+    for layer in range(len(spec.layers)):
         block = weights.block(layer)
         for index, x in enumerate(streams):
             streams[index], kept = run_layer(spec, layer, block, x, has_quantised_cache=options.kv == "q8_0")
@@ -68,7 +68,7 @@ def make_self_test(
     return SelfTestFile(
         format_version=FORMAT_VERSION,
         stride=options.block_seq_stride,
-        slabs=spec.slabs,
+        slabs=tuple(spec.pools.values()),
         tolerance=tolerance_of(spec, options),
         sample_ids=tuple(sample_ids.tolist()),
         prompts=tuple(

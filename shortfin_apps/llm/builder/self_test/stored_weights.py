@@ -22,8 +22,7 @@ from shortfin_apps.llm.builder.weights.layout import (
     weight_layout,
 )
 from shortfin_apps.llm.builder.weights.write import Weight, plan_weights
-from shortfin_apps.llm.model.family import weight_shapes
-from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions, weight_shapes
 from shortfin_apps.llm.model.weight_blocks import Blocks
 
 Array = npt.NDArray[Any]

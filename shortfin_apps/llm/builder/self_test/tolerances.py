@@ -8,7 +8,8 @@ bf16, 0.16 in q8_0, 0.26 in q4, 0.87 in int8 for random tokens and 0.41 for text
 
 from __future__ import annotations
 
-from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec, WeightType
+from shortfin_apps.llm.model.kv_layout import KVType
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 
 BY_WEIGHTS: dict[WeightType, float] = {
     "f32": 0.002,

@@ -16,13 +16,23 @@ from pydantic import BaseModel, Field, ValidationError
 
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_LAYERS
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.family import FAMILIES, SUPPORTED, tensor_shapes
-from shortfin_apps.llm.model.spec import ModelSpec, WeightType
+from shortfin_apps.llm.model.feed_forward import MoE
+from shortfin_apps.llm.model.spec import ModelSpec, WeightType, tensor_shapes
 from shortfin_apps.llm.model.weight_blocks import E2M1, MXFP4, Blocks, BlockType, Terms
 
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")  # as GGUF and safetensors name them
+SUPPORTED = (  # for users
+    "Llama 2 and 3, SmolLM2 and 3, TinyLlama, Mistral, Mixtral, Qwen2, Qwen2.5, Qwen3 and its mixtures of "
+    "experts, Qwen3-Next, Qwen3.5 and its mixtures, Phi-3, Phi-4-mini, Granite (dense), OLMo2, Gemma 2, "
+    "Gemma 3 and gpt-oss"
+)
+ARCHITECTURES = (  # of specs
+    *("gemma2", "gemma3", "gpt-oss", "granite", "llama", "mistral", "olmo2", "phi3"),
+    *("qwen2", "qwen3", "qwen3_moe", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "smollm3"),
+)
+
 Array = npt.NDArray[Any]
 Model = TypeVar("Model", bound=BaseModel)
 # Limited, as lists with an item per layer are created before the layers' tensors are looked up.
@@ -81,7 +91,7 @@ class ModelSource(ABC):
     def tensor(self, name: str) -> Array:
         """Read one tensor of `tensor_shapes(spec)`, in any float dtype.
 
-        Rows of q and k are in ModelSpec's order. Raises BuildError.
+        Rows of q and k are in Attention's order. Raises BuildError.
         """
 
     def blocks(self, name: str) -> Blocks | None:
@@ -103,45 +113,51 @@ def row_order(spec: ModelSpec, name: str) -> npt.NDArray[np.intp] | None:
     Heads in a file start with all elements that rotate. Gated delta nets in a file have all their projections
     together if these are one tensor.
     """
-    queries, keys = spec.num_attention_heads, spec.num_key_value_heads
-    if spec.delta_net and name.startswith("blk.") and spec.has_state(int(name.split(".")[1])):
-        return delta_row_order(spec.delta_net, name)
-    if spec.attention_gate and name.endswith(".attn_q.weight"):
-        return _ungated_row_order(spec)
-    normed = (queries, keys) if spec.whole_qk_norm else (1, 1)  # number of heads in the norms' weights
-    heads = {
-        "attn_q": queries,
-        "attn_k": keys,
-        "attn_qkv": queries + keys,
-        "attn_q_norm": normed[0],
-        "attn_k_norm": normed[1],
-    }.get(name.split(".")[-2])
-    if spec.rotated_dim is None or heads is None:
+    if not name.startswith("blk."):
         return None
-    head = _head_row_order(spec)
-    rows = tensor_shapes(spec)[name][0]
-    order = np.arange(rows)
-    order[: heads * spec.head_dim] = (np.arange(heads)[:, None] * spec.head_dim + head).reshape(-1)
+    for block in spec.layers[int(name.split(".")[1])]:
+        if isinstance(block, DeltaNet):
+            return delta_row_order(block, name)
+        if isinstance(block, Attention):
+            return _attention_row_order(block, name)
+    return None
+
+
+def _attention_row_order(block: Attention, name: str) -> npt.NDArray[np.intp] | None:
+    if block.gate and name.endswith(".attn_q.weight"):
+        return _ungated_row_order(block)
+    normed = (block.heads, block.kv_heads) if block.whole_qk_norm else (1, 1)  # heads in the norms' weights
+    heads, others = {
+        "attn_q": (block.heads, 0),
+        "attn_k": (block.kv_heads, 0),
+        "attn_qkv": (block.heads + block.kv_heads, block.kv_features),
+        "attn_q_norm": (normed[0], 0),
+        "attn_k_norm": (normed[1], 0),
+    }.get(name.split(".")[-2], (0, 0))
+    if block.rope is None or block.rope.dim is None or not heads:
+        return None
+    turned = heads * block.head_dim
+    order = np.arange(turned + others)
+    order[:turned] = (np.arange(heads)[:, None] * block.head_dim + _head_row_order(block)).reshape(-1)
     return order
 
 
-def _head_row_order(spec: ModelSpec) -> npt.NDArray[np.intp]:
+def _head_row_order(block: Attention) -> npt.NDArray[np.intp]:
     """Return the row in a file's head of each row of a head of q or k."""
-    if spec.rotated_dim is None:
-        return np.arange(spec.head_dim)
-    half, kept = spec.rotated_dim // 2, (spec.head_dim - spec.rotated_dim) // 2
-    halves = np.split(np.arange(spec.head_dim), [half, 2 * half, 2 * half + kept])
+    if block.rope is None or block.rope.dim is None:
+        return np.arange(block.head_dim)
+    half, kept = block.rope.dim // 2, (block.head_dim - block.rope.dim) // 2
+    halves = np.split(np.arange(block.head_dim), [half, 2 * half, 2 * half + kept])
     return np.concatenate([halves[0], halves[2], halves[1], halves[3]])
 
 
-def _ungated_row_order(spec: ModelSpec) -> npt.NDArray[np.intp]:
+def _ungated_row_order(block: Attention) -> npt.NDArray[np.intp]:
     """Return the file's row index of each row of q and its gates.
 
     In a file, the gates follow each head; here, they follow all heads.
     """
-    file = np.arange(2 * spec.num_attention_heads * spec.head_dim)
-    heads = file.reshape(spec.num_attention_heads, 2, spec.head_dim)
-    return np.concatenate([heads[:, 0, _head_row_order(spec)].reshape(-1), heads[:, 1].reshape(-1)])
+    heads = np.arange(2 * block.q_features).reshape(block.heads, 2, block.head_dim)
+    return np.concatenate([heads[:, 0, _head_row_order(block)].reshape(-1), heads[:, 1].reshape(-1)])
 
 
 def delta_row_order(net: DeltaNet, name: str) -> npt.NDArray[np.intp] | None:
@@ -162,50 +178,40 @@ def _by_part(heads: int, sizes: tuple[int, ...]) -> npt.NDArray[np.intp]:
 
 def check_spec(where: str, spec: ModelSpec) -> None:
     """Raise BuildError for inconsistent sizes; `where` names the source."""
-    if spec.num_attention_heads % spec.num_key_value_heads:
-        raise BuildError(
-            f"{where}: {spec.num_attention_heads} attention heads do not divide among "
-            f"{spec.num_key_value_heads} key/value heads"
-        )
-    if spec.head_dim < 2 or spec.head_dim % 2:
-        raise BuildError(f"{where}: head dimension {spec.head_dim} is not even, so it cannot be rotated")
-    if spec.rotated_dim is not None and (spec.rotated_dim % 2 or not 0 < spec.rotated_dim < spec.head_dim):
-        raise BuildError(
-            f"{where}: {spec.rotated_dim} elements of a head of {spec.head_dim} cannot be rotated"
-        )
-    _check_experts(where, spec.experts)
-    _check_delta_net(where, spec)
-    if spec.rope_theta <= 1:
-        raise BuildError(
-            f"{where}: a rotary base of {spec.rope_theta} makes no wavelengths; it must exceed 1"
-        )
-
-
-def _check_experts(where: str, experts: RoutedExperts | None) -> None:
-    if experts is None:
-        return
-    if not 0 < experts.per_token <= experts.count:
-        raise BuildError(f"{where}: a token cannot have {experts.per_token} of {experts.count} experts")
-
-
-def _check_delta_net(where: str, spec: ModelSpec) -> None:
-    net = spec.delta_net
-    if net is None:
-        return
-    if net.value_heads % net.key_heads:
-        raise BuildError(
-            f"{where}: {net.value_heads} value heads do not divide among {net.key_heads} key heads"
-        )
-    if spec.window is not None:
+    for block in spec.blocks:
+        match block:
+            case Attention():
+                _check_attention(where, block)
+            case MoE(count=count, per_token=per_token) if not 0 < per_token <= count:
+                raise BuildError(f"{where}: a token cannot have {per_token} of {count} experts")
+            case DeltaNet(value_heads=heads, key_heads=key_heads) if heads % key_heads:
+                raise BuildError(f"{where}: {heads} value heads do not divide among {key_heads} key heads")
+    if "state" in spec.pools and "window" in spec.pools:
         raise unsupported(where, "a model with windows and states")
-    if len(spec.slabs) < 2:
+    if "state" in spec.pools and "whole" not in spec.pools:
         raise unsupported(where, "a model with gated delta nets and no attention, or none of these")
+
+
+def _check_attention(where: str, block: Attention) -> None:
+    if block.heads % block.kv_heads:
+        raise BuildError(
+            f"{where}: {block.heads} attention heads do not divide among {block.kv_heads} key/value heads"
+        )
+    if block.head_dim < 2 or block.head_dim % 2:
+        raise BuildError(f"{where}: head dimension {block.head_dim} is not even, so it cannot be rotated")
+    if block.rope is None:
+        return
+    dim, theta = block.rope.dim, block.rope.theta
+    if dim is not None and (dim % 2 or not 0 < dim < block.head_dim):
+        raise BuildError(f"{where}: {dim} elements of a head of {block.head_dim} cannot be rotated")
+    if theta <= 1:
+        raise BuildError(f"{where}: a rotary base of {theta} makes no wavelengths; it must exceed 1")
 
 
 def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:
     """Raise BuildError unless `found` is exactly what `tensor_shapes(spec)` requires."""
-    layers = spec.num_hidden_layers
-    experts = sum(each.count for each in map(spec.experts_of, range(layers)) if each is not None)
+    layers = len(spec.layers)
+    experts = sum(block.count for layer in spec.layers for block in layer if isinstance(block, MoE))
     if layers + experts > len(found):  # checked before generating that many tensor names
         more = f" and {experts} experts" if experts else ""
         raise BuildError(f"{where}: {len(found)} tensors are too few for {layers} layers{more}")
@@ -224,7 +230,7 @@ def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ..
 
 def supported_models() -> str:
     """Return the models that can be built, as the end of an error message."""
-    return f"{SUPPORTED} (architecture {' or '.join(f'`{name}`' for name in FAMILIES)})"
+    return f"{SUPPORTED} (architecture {' or '.join(f'`{name}`' for name in ARCHITECTURES)})"
 
 
 def unsupported(where: str, what: str) -> BuildError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shortfin_apps.llm.model.spec import Activation
+from shortfin_apps.llm.model.operations import Activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

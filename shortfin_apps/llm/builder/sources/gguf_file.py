@@ -66,11 +66,12 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
     check_at_most,
 )
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.granite import Multipliers
-from shortfin_apps.llm.model.rope import RopeScaling
-from shortfin_apps.llm.model.spec import ModelSpec
+from shortfin_apps.llm.model.rope import Rope, RopeScaling
+from shortfin_apps.llm.model.spec import Layer, ModelSpec
 from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
 
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
@@ -123,18 +124,64 @@ class _Hyperparameters(BaseModel):
     def head_dim(self) -> int:
         return self.key_length or self.embedding_length // self.head_count
 
-    def delta_net(self, family: GgufFamily) -> DeltaNet | None:
-        if not family.has_delta_nets:
-            return None
+    def attention(
+        self, family: GgufFamily, layer: int, rope: Rope, has_biases: tuple[bool, bool]
+    ) -> Attention:
+        """Return the block; `has_biases` are of q, k and v, and of the output."""
+        is_windowed = layer in self.windowed_layers(family)
+        local_theta = self.local_rope_theta or family.local_rope_theta
+        if is_windowed and local_theta is not None:
+            rope = Rope(theta=local_theta, dim=rope.dim, name="local")
+        return Attention(
+            heads=self.head_count,
+            kv_heads=self.head_count_kv or self.head_count,
+            head_dim=self.head_dim,
+            rope=None if layer in family.unrotated_layers(self.block_count) else rope,
+            window=self.sliding_window if is_windowed else None,
+            sinks=family.has_sinks,
+            cap=self.score_cap or None,
+            qk_norm=family.qk_norm,
+            whole_qk_norm=family.whole_qk_norm,
+            bias=family.qkv_bias or has_biases[0],
+            output_bias=has_biases[1],
+            gate=family.has_delta_nets,
+            norm_before=family.norms_before,
+            norm_after=family.norms_after,
+            fused_qkv=family.has_fused_tensors,
+        )
+
+    def feed_forward(self, family: GgufFamily) -> MLP | MoE:
+        """Return the block; a missing size of the shared expert is a feed-forward's, as in llama.cpp."""
+        if not family.has_experts or not self.expert_count:
+            return MLP(
+                features=self.feed_forward_length or self.expert_feed_forward_length,
+                activation=family.activation,
+                norm_before=family.norms_before,
+                norm_after=family.norms_after,
+                fused_gate_up=family.has_fused_tensors,
+            )
+        shared = self.shared_feed_forward_length or self.feed_forward_length
+        return MoE(
+            count=self.expert_count,
+            per_token=self.expert_used_count,
+            features=self.expert_feed_forward_length or self.feed_forward_length,
+            activation=family.activation,
+            biases=family.has_expert_biases,
+            shared=shared if family.has_shared_expert else None,
+        )
+
+    def has_state(self, family: GgufFamily, layer: int) -> bool:
+        return family.has_delta_nets and (layer + 1) % self.attention_interval != 0
+
+    def delta_net(self, family: GgufFamily) -> DeltaNet:
         return DeltaNet(
-            layers=tuple(n for n in range(self.num_layers) if (n + 1) % self.attention_interval),
             key_heads=self.key_heads,
             value_heads=self.value_heads,
             key_dim=self.key_dim,
             value_dim=self.value_features // self.value_heads,
             taps=self.conv_kernel,
             tiled=family.tiles_value_heads,
-            has_fused_rates=family.has_fused_rates,
+            fused_rates=family.has_fused_rates,
         )
 
     def multipliers(self, family: GgufFamily) -> Multipliers:
@@ -235,7 +282,7 @@ class GgufSource(ModelSource):
         with computing_spec(self._where):
             self.spec = self._read_spec(whole_stem(path.stem))
         shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
-        drafts = tuple(f"blk.{n}." for n in range(self.spec.num_hidden_layers, self._num_blocks))
+        drafts = tuple(f"blk.{n}." for n in range(len(self.spec.layers), self._num_blocks))
         shapes = {n: s for n, s in shapes.items() if n not in FACTORS and not n.startswith(drafts)}
         check_tensors(self._where, self.spec, shapes)
 
@@ -264,10 +311,11 @@ class GgufSource(ModelSource):
         """Return the file's row index of each row of `tensor`; None if the order is the same."""
         if not GGUF_FAMILIES[self.spec.architecture].has_pairs:
             return row_order(self.spec, name)
+        attention = self.spec.attention
         if name.endswith((".attn_q.weight", ".attn_q.bias")):
-            return _half_split(self.spec.num_attention_heads, self.spec.head_dim)
+            return _half_split(attention.heads, attention.head_dim)
         if name.endswith((".attn_k.weight", ".attn_k.bias")):
-            return _half_split(self.spec.num_key_value_heads, self.spec.head_dim)
+            return _half_split(attention.kv_heads, attention.head_dim)
         return None
 
     def tokenizer_files(self) -> TokenizerFiles:
@@ -303,54 +351,29 @@ class GgufSource(ModelSource):
             architecture=architecture,
             vocab_size=_shape(self._tensors["token_embd.weight"])[0],
             hidden_size=found.embedding_length,
-            intermediate_size=found.feed_forward_length or found.expert_feed_forward_length,
-            num_hidden_layers=found.num_layers,
-            num_attention_heads=found.head_count,
-            num_key_value_heads=found.head_count_kv or found.head_count,
-            head_dim=found.head_dim,
             max_position_embeddings=found.context_length,
             rms_norm_eps=found.rms_epsilon,
-            rope_theta=found.rope_theta,
-            rope_scaling=self._rope_scaling(found, keys),
+            layers=self._layers(found, family, self._rope_scaling(found, keys)),
             tie_word_embeddings="output.weight" not in self._tensors,
-            qkv_bias=family.qkv_bias or "blk.0.attn_q.bias" in self._tensors,
-            output_bias="blk.0.attn_output.bias" in self._tensors,
-            qk_norm=family.qk_norm,
-            whole_qk_norm=family.whole_qk_norm,
-            norms_before=family.norms_before,
-            norms_after=family.norms_after,
-            has_sinks=family.has_sinks,
-            activation=family.activation,
-            window=found.sliding_window,
-            windowed_layers=found.windowed_layers(family),
-            local_rope_theta=found.local_rope_theta or family.local_rope_theta,
-            score_cap=found.score_cap or None,
             logit_cap=found.logit_cap or None,
-            experts=self._experts(found, family),
-            attention_gate=family.has_delta_nets,
-            delta_net=found.delta_net(family),
-            unrotated_layers=family.unrotated_layers(found.block_count),
-            has_fused_qkv=family.has_fused_tensors,
-            has_fused_gate_up=family.has_fused_tensors,
-            rotated_dim=None if found.rotated_dim == found.head_dim else found.rotated_dim,
         )
         check_spec(self._where, spec)
         return found.multipliers(family).applied(spec)
 
-    def _experts(self, found: _Hyperparameters, family: GgufFamily) -> RoutedExperts | None:
-        if not family.has_experts or not found.expert_count:
-            return None
-        return RoutedExperts(
-            count=found.expert_count,
-            per_token=found.expert_used_count,
-            features=found.expert_feed_forward_length or found.feed_forward_length,
-            has_biases=family.has_expert_biases,
-            shared=self._shared_features(found) if family.has_shared_expert else None,
-        )
+    def _layers(
+        self, found: _Hyperparameters, family: GgufFamily, scaling: RopeScaling | None
+    ) -> tuple[Layer, ...]:
+        dim = None if found.rotated_dim == found.head_dim else found.rotated_dim
+        rope = Rope(theta=found.rope_theta, scaling=scaling, dim=dim)
+        has_biases = "blk.0.attn_q.bias" in self._tensors, "blk.0.attn_output.bias" in self._tensors
+        feed_forward = found.feed_forward(family)
 
-    def _shared_features(self, found: _Hyperparameters) -> int:
-        """Return the key's value or, like llama.cpp, a feed-forward's size if it is missing."""
-        return found.shared_feed_forward_length or found.feed_forward_length
+        def mixer(layer: int) -> Attention | DeltaNet:
+            if found.has_state(family, layer):
+                return found.delta_net(family)
+            return found.attention(family, layer, rope, has_biases)
+
+        return tuple((mixer(layer), feed_forward) for layer in range(found.num_layers))
 
     def _keys(self, prefix: str) -> dict[str, Any]:
         """Return the metadata keys that start with `prefix`, without it."""

@@ -49,10 +49,13 @@ from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.builder.sources.known_fields import HF_CONFIG, HF_ROPE
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_NAME_CHARS, check_at_most
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.granite import Multipliers
-from shortfin_apps.llm.model.spec import Activation, ModelSpec
+from shortfin_apps.llm.model.operations import Activation
+from shortfin_apps.llm.model.rope import Rope
+from shortfin_apps.llm.model.spec import Layer, ModelSpec
 from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
 
 WEIGHTS = "model.safetensors"
@@ -222,44 +225,86 @@ class _Config(BaseModel):
             logits=self.logits_scaling or 1.0,
         )
 
-    @property
-    def experts(self) -> RoutedExperts | None:
-        """The experts of every `decoder_sparse_step`th layer that is not in `mlp_only_layers`."""
+    def feed_forward(self, layer: int) -> MLP | MoE:
+        """Return the experts of every `decoder_sparse_step`th layer that is not in `mlp_only_layers`."""
         given = [count for count in (self.num_experts, self.num_local_experts) if count is not None]
-        count = given[0] if given else 128
-        if not self.family.has_experts or not count:
-            return None
-        listed, step = set(self.mlp_only_layers or ()), self.decoder_sparse_step
-        return RoutedExperts(
+        count, family = given[0] if given else 128, self.family
+        is_listed = layer in (self.mlp_only_layers or ()) or (layer + 1) % self.decoder_sparse_step
+        if not family.has_experts or not count or is_listed:
+            return MLP(
+                features=self.shared_intermediate_size or self.intermediate_size,
+                activation=self.activation or "silu",
+                norm_before=family.norms_before,
+                norm_after=family.norms_after,
+                fused_gate_up=family.has_fused_gate_up,
+            )
+        return MoE(
             count=count,
             per_token=self.num_experts_per_tok,
             features=self.moe_intermediate_size or self.intermediate_size,
             is_normalised=self.norm_topk_prob,
-            has_biases=self.family.stacks_experts,
-            dense_layers=tuple(
-                layer for layer in range(self.num_hidden_layers) if layer in listed or (layer + 1) % step
-            ),
+            activation=self.activation or "silu",
+            biases=family.stacks_experts,
             shared=self.shared_expert_intermediate_size,
+            norm_before=family.norms_before,
         )
 
     @property
-    def delta_net(self) -> DeltaNet | None:
+    def delta_layers(self) -> set[int]:
         """The gated delta nets: the layers listed in `layer_types`, or all but the last of each interval."""
         if not self.family.has_delta_nets:
-            return None
+            return set()
         layers, interval = range(self.num_hidden_layers), self.full_attention_interval
         by_interval = ["linear_attention" if (n + 1) % interval else "full_attention" for n in layers]
         kinds = zip(layers, self.layer_types or by_interval, strict=True)
+        return {layer for layer, kind in kinds if kind == "linear_attention"}
+
+    @property
+    def delta_net(self) -> DeltaNet:
         return DeltaNet(
-            layers=tuple(layer for layer, kind in kinds if kind == "linear_attention"),
             key_heads=self.linear_num_key_heads,
             value_heads=self.linear_num_value_heads,
             key_dim=self.linear_key_head_dim,
             value_dim=self.linear_value_head_dim,
             taps=self.linear_conv_kernel_dim,
-            has_fused_inputs=self.family.has_fused_delta_nets,
-            has_fused_rates=self.family.has_fused_delta_nets,
+            fused_inputs=self.family.has_fused_delta_nets,
+            fused_rates=self.family.has_fused_delta_nets,
         )
+
+    def layers(self, where: str) -> tuple[Layer, ...]:
+        """Return the blocks of each layer. Raises BuildError for rotations that are not supported."""
+        dim = None if self.rotated_dim == self.own_head_dim else self.rotated_dim
+        scaling = self.rope.scaling(where, self.max_position_embeddings, self.rotated_dim)
+        theta = self.rope.rope_theta or self.rope_theta or 10000.0
+        whole = Rope(theta=theta, scaling=scaling, dim=dim)
+        local = whole
+        if self.local_rope is not None and self.local_rope.rope_theta is not None:
+            local = Rope(theta=self.local_rope.rope_theta, dim=dim, name="local")
+        family, windowed, unrotated = self.family, set(self.windowed_layers), set(self.unrotated_layers)
+
+        def attention(layer: int) -> Attention:
+            rope = local if layer in windowed else whole
+            return Attention(
+                heads=self.num_attention_heads,
+                kv_heads=self.num_key_value_heads or self.num_attention_heads,
+                head_dim=self.own_head_dim,
+                rope=None if layer in unrotated else rope,
+                window=self.window if layer in windowed else None,
+                sinks=family.has_sinks,
+                cap=self.attn_logit_softcapping,
+                qk_norm=family.qk_norm,
+                whole_qk_norm=family.whole_qk_norm,
+                bias=self.attention_bias or family.qkv_bias,
+                output_bias=self.attention_bias,
+                gate=family.has_delta_nets and self.attn_output_gate,
+                norm_before=family.norms_before,
+                norm_after=family.norms_after,
+                fused_qkv=family.has_fused_qkv,
+            )
+
+        numbers, delta_layers = range(self.num_hidden_layers), self.delta_layers
+        mixers = (self.delta_net if n in delta_layers else attention(n) for n in numbers)
+        return tuple((mixer, self.feed_forward(n)) for n, mixer in enumerate(mixers))
 
     @property
     def window(self) -> int | None:
@@ -339,43 +384,18 @@ class HfDirectorySource(ModelSource):
         )
 
     def _read_spec(self, name: str) -> ModelSpec:
-        config, family = self._config, self._config.family
+        config = self._config
         self._check_family()
         spec = ModelSpec(
             name=name,
-            architecture=family.architecture or config.model_type,
+            architecture=config.family.architecture or config.model_type,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
-            intermediate_size=config.shared_intermediate_size or config.intermediate_size,
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=config.num_key_value_heads or config.num_attention_heads,
-            head_dim=config.own_head_dim,
             max_position_embeddings=config.max_position_embeddings,
             rms_norm_eps=config.rms_norm_eps,
-            rope_theta=config.rope.rope_theta or config.rope_theta or 10000.0,
-            rope_scaling=config.rope.scaling(self._where, config.max_position_embeddings, config.rotated_dim),
+            layers=config.layers(self._where),
             tie_word_embeddings=bool(config.tie_word_embeddings),
-            unrotated_layers=config.unrotated_layers,
-            qkv_bias=config.attention_bias or family.qkv_bias,
-            output_bias=config.attention_bias,
-            qk_norm=family.qk_norm,
-            whole_qk_norm=family.whole_qk_norm,
-            norms_before=family.norms_before,
-            norms_after=family.norms_after,
-            has_sinks=family.has_sinks,
-            activation=config.activation or "silu",
-            window=config.window if config.windowed_layers else None,
-            windowed_layers=config.windowed_layers,
-            local_rope_theta=config.local_rope.rope_theta if config.local_rope else None,
-            score_cap=config.attn_logit_softcapping,
             logit_cap=config.final_logit_softcapping,
-            experts=config.experts,
-            attention_gate=family.has_delta_nets and config.attn_output_gate,
-            delta_net=config.delta_net,
-            has_fused_qkv=family.has_fused_qkv,
-            has_fused_gate_up=family.has_fused_gate_up,
-            rotated_dim=None if config.rotated_dim == config.own_head_dim else config.rotated_dim,
         )
         check_spec(self._where, spec)
         return config.multipliers.applied(spec)

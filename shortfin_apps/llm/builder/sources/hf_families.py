@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shortfin_apps.llm.builder.sources.base import unsupported
-from shortfin_apps.llm.model.spec import Activation
+from shortfin_apps.llm.model.operations import Activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from shortfin_apps.llm.builder.sources.base import Array, ModelSource, TokenizerFiles
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.family import tensor_shapes
-from shortfin_apps.llm.model.spec import ModelSpec
+from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.rope import Rope
+from shortfin_apps.llm.model.spec import ModelSpec, tensor_shapes
 
 SEED = 20240229
 NUM_BYTES = 256
@@ -30,31 +31,27 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+_ATTENTION = Attention(heads=4, kv_heads=2, head_dim=16, rope=Rope())
 SPEC = ModelSpec(
     name="random-tiny",
     architecture="llama",
     vocab_size=NUM_BYTES + len(SPECIAL_TOKENS) + NUM_RESERVED,
     hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
     max_position_embeddings=1024,
     rms_norm_eps=1e-5,
-    rope_theta=10000.0,
+    layers=2 * ((_ATTENTION, MLP(features=128)),),
 )
 
+_EXPERTS = MoE(count=6, per_token=2, features=48, shared=32)
+_DELTA_NET = DeltaNet(key_heads=2, value_heads=4, key_dim=16, value_dim=16)
 HYBRID_SPEC = replace(
     SPEC,
     name="random-tiny-hybrid",
     architecture="qwen35moe",
-    num_hidden_layers=4,
-    qk_norm=True,
-    rotated_dim=8,
-    attention_gate=True,
-    delta_net=DeltaNet(layers=(0, 1, 2), key_heads=2, value_heads=4, key_dim=16, value_dim=16),
-    experts=RoutedExperts(count=6, per_token=2, features=48, shared=32),
+    layers=(
+        *(3 * ((_DELTA_NET, _EXPERTS),)),
+        (replace(_ATTENTION, rope=Rope(dim=8), qk_norm=True, gate=True), _EXPERTS),
+    ),
 )
 RANDOM_SPECS: Mapping[str, ModelSpec] = {"tiny": SPEC, "tiny-hybrid": HYBRID_SPEC}  # by NAME
 

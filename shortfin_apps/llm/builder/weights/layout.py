@@ -45,6 +45,8 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.builder.quantise import quantise, quantise_fp8, quantise_rows
 from shortfin_apps.llm.builder.target import Fp8Type, Target
+from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec, WeightType
 from shortfin_apps.llm.model.weight_blocks import PAIR, Q4_1, Q8_0, Blocks, BlockType, Terms
 
@@ -291,10 +293,15 @@ def stored_types(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> Sto
 
 def fills_panels(spec: ModelSpec) -> bool:
     """Whether all matrices of the model are whole panels and blocks, without experts and delta nets."""
-    if spec.experts is not None or spec.delta_net is not None:
-        return False
-    heads = spec.num_attention_heads * spec.head_dim
-    sizes = (spec.hidden_size, spec.intermediate_size, spec.qkv_features, spec.vocab_size, heads)
+    sizes = {spec.hidden_size, spec.vocab_size}
+    for block in spec.blocks:
+        match block:
+            case Attention():
+                sizes |= {block.qkv_features, block.q_features}
+            case MLP():
+                sizes.add(block.features)
+            case _:
+                return False
     return all(size % PANEL == 0 for size in sizes)
 
 

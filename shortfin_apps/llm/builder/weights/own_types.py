@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.weights.layout import KEPT, TAPS, made_blocks
-from shortfin_apps.llm.model.family import weight_parts
-from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions, weight_parts
 from shortfin_apps.llm.model.weight_blocks import Q8_0, BlockType, common_type
 
 

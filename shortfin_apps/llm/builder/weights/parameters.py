@@ -11,8 +11,7 @@ from shortfin_apps.llm.builder.weights.layout import (
     weight_layout,
 )
 from shortfin_apps.llm.contract.abi import PARAMETER_SCOPE
-from shortfin_apps.llm.model.family import weight_shapes
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, weight_shapes
 
 
 def parameter_types(spec: ModelSpec, options: BuildOptions, target: Target) -> StoredTypes:

@@ -15,8 +15,7 @@ from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import WeightLayout, weight_layout
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
-from shortfin_apps.llm.model.family import weight_parts, weight_shapes
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, weight_parts, weight_shapes
 from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType, stack
 
 _ITEM_BYTES = {"i8": 1, "f8E4M3FN": 1, "f8E4M3FNUZ": 1, "bf16": 2, "f16": 2, "f32": 4}

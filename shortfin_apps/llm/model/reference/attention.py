@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.reference.pointwise import capped, rms_norm
 from shortfin_apps.llm.model.reference.rotary import rotate
 from shortfin_apps.llm.model.spec import ModelSpec
@@ -14,31 +15,31 @@ from shortfin_apps.llm.model.spec import ModelSpec
 F32 = npt.NDArray[np.float32]
 
 
-def projected(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32:
+def projected(spec: ModelSpec, block: Attention, x: F32, weights: Mapping[str, F32]) -> F32:
     """Project to q, k and v before the rotation: [tokens, heads, head_dim]."""
-    weight, queries = block["attn_qkv.weight"], spec.num_attention_heads * spec.head_dim
-    if spec.attention_gate:
+    weight, queries = weights["attn_qkv.weight"], block.q_features
+    if block.gate:
         weight = np.delete(weight, slice(queries, 2 * queries), axis=0)
-    qkv = x @ weight.T + block.get("attn_qkv.bias", 0)
-    if spec.whole_qk_norm:
-        whole = block["attn_qk_norm.weight"]
-        borders = [spec.num_attention_heads * spec.head_dim, len(whole)]
+    qkv = x @ weight.T + weights.get("attn_qkv.bias", 0)
+    if block.whole_qk_norm:
+        whole = weights["attn_qk_norm.weight"]
+        borders = [block.q_features, len(whole)]
         q, k, v = np.split(qkv, borders, axis=1)
         q_weight, k_weight = np.split(whole, borders[:1])
         qkv = np.concatenate([rms_norm(spec, q, q_weight), rms_norm(spec, k, k_weight), v], axis=1)
-    qkv = qkv.reshape(len(x), -1, spec.head_dim)
-    if spec.qk_norm:
-        heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
-        weights = np.repeat(block["attn_qk_norm.weight"].reshape(2, -1), [heads, kv_heads], axis=0)
-        qkv[:, : heads + kv_heads] = rms_norm(spec, qkv[:, : heads + kv_heads], weights)
+    qkv = qkv.reshape(len(x), -1, block.head_dim)
+    if block.qk_norm:
+        heads, kv_heads = block.heads, block.kv_heads
+        norms = np.repeat(weights["attn_qk_norm.weight"].reshape(2, -1), [heads, kv_heads], axis=0)
+        qkv[:, : heads + kv_heads] = rms_norm(spec, qkv[:, : heads + kv_heads], norms)
     return qkv
 
 
-def gates(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32:
-    queries = spec.num_attention_heads * spec.head_dim
-    if not spec.attention_gate:
+def gates(block: Attention, x: F32, weights: Mapping[str, F32]) -> F32:
+    queries = block.q_features
+    if not block.gate:
         return np.ones(1, np.float32)
-    gates: F32 = 1 / (1 + np.exp(-x @ block["attn_qkv.weight"][queries : 2 * queries].T))
+    gates: F32 = 1 / (1 + np.exp(-x @ weights["attn_qkv.weight"][queries : 2 * queries].T))
     return gates
 
 
@@ -54,22 +55,20 @@ def dequantised_heads(quants: npt.NDArray[np.int8], scales: F32) -> F32:
     return x
 
 
-def rotated_qkv(spec: ModelSpec, qkv: F32, cos: F32, sin: F32) -> tuple[F32, F32, F32]:
-    heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
+def rotated_qkv(block: Attention, qkv: F32, cos: F32, sin: F32) -> tuple[F32, F32, F32]:
+    heads, kv_heads = block.heads, block.kv_heads
     q, k, v = np.split(qkv, [heads, heads + kv_heads], axis=1)
     return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
-def attention(
-    spec: ModelSpec, q: F32, k: F32, v: F32, past: F32, window: int | None, sinks: F32 | None
-) -> F32:
-    tokens, heads, kv_heads, dim = len(q), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+def attention(block: Attention, q: F32, k: F32, v: F32, past: F32, sinks: F32 | None) -> F32:
+    tokens, heads, kv_heads, dim = len(q), block.heads, block.kv_heads, block.head_dim
     k, v = (np.concatenate(pair) for pair in zip(past, (k, v), strict=True))
     k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
-    scores = capped(np.einsum("qhd,khd->hqk", q, k) / np.float32(dim**0.5), spec.score_cap)
+    scores = capped(np.einsum("qhd,khd->hqk", q, k) / np.float32(dim**0.5), block.cap)
     visible = np.tri(tokens, len(k), len(k) - tokens, dtype=bool)
-    if window is not None:
-        visible &= ~np.tri(tokens, len(k), len(k) - tokens - window, dtype=bool)
+    if block.window is not None:
+        visible &= ~np.tri(tokens, len(k), len(k) - tokens - block.window, dtype=bool)
     scores = np.where(visible, scores, -np.inf)
     peak = scores.max(axis=-1, keepdims=True)
     p = np.exp(scores - peak)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.reference.attention import (
     attention,
     dequantised_heads,
@@ -48,10 +51,10 @@ def forward(
     rounded to 8 bits, as in `quantised_heads`.
     """
     if past is None:
-        past = np.zeros((spec.num_hidden_layers, 2, 0, spec.num_key_value_heads, spec.head_dim), np.float32)
+        past = np.zeros((len(spec.layers), *_nothing(spec).shape), np.float32)
     x = embedded(spec, weights["token_embd.weight"][tokens])
-    for layer in range(spec.num_hidden_layers):
-        x, _ = run_layer(spec, layer, block_of(weights, layer), x, past[layer], has_quantised_cache)
+    for layer in range(len(spec.layers)):
+        x, _ = run_layer(spec, layer, weights_of(weights, layer), x, past[layer], has_quantised_cache)
     logits = normed(spec, x, weights["output_norm.weight"]) @ weights[spec.head_weight].T
     return capped(logits, spec.logit_cap)
 
@@ -67,7 +70,7 @@ def normed(spec: ModelSpec, x: F32, weight: F32) -> F32:
     return rms_norm(spec, x, weight)
 
 
-def block_of(weights: Weights, layer: int) -> dict[str, F32]:
+def weights_of(weights: Weights, layer: int) -> dict[str, F32]:
     """Return the layer's own weights, by their names without `blk.N.`."""
     prefix = f"blk.{layer}."
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
@@ -76,7 +79,7 @@ def block_of(weights: Weights, layer: int) -> dict[str, F32]:
 def run_layer(
     spec: ModelSpec,
     layer: int,
-    block: Weights,
+    weights: Weights,
     x: F32,
     past: F32 | None = None,
     has_quantised_cache: bool = False,
@@ -86,35 +89,48 @@ def run_layer(
     `past` [2, positions, kv_heads, head_dim] is K and V of the preceding positions. A layer with a state has
     no cache entries and must start at position 0.
     """
-    if past is None:
-        past = np.zeros((2, 0, spec.num_key_value_heads, spec.head_dim), np.float32)
-    h = rms_norm(spec, x, block.get("attn_norm.weight"))
-    added, kept = _mixed(spec, layer, block, h, past, has_quantised_cache)
-    x = x + rms_norm(spec, added, block.get("post_attention_norm.weight"))
-    h = rms_norm(spec, x, block.get("ffn_norm.weight"))
-    added = _feed_forward(spec, layer, block, h)
-    return x + rms_norm(spec, added, block.get("post_ffw_norm.weight")), kept
+    past, kept = _nothing(spec) if past is None else past, None
+    for block in spec.layers[layer]:
+        before, after = _NORMS[type(block)]
+        h = rms_norm(spec, x, weights.get(before))
+        match block:
+            case Attention():
+                added, kept = _attended(spec, block, weights, h, past, has_quantised_cache)
+            case DeltaNet():
+                assert not past.shape[1], "a state is not among keys and values"
+                added = delta_net(spec, block, h, weights) @ weights["ssm_out.weight"].T
+            case MoE():
+                added = routed(block, h, weights)
+            case MLP():
+                both = h @ weights["ffn_gate_up.weight"].T
+                added = gated(block.activation, both) @ weights["ffn_down.weight"].T
+        x = x + rms_norm(spec, added, weights.get(after))
+    return x, kept
 
 
-def _mixed(
-    spec: ModelSpec, layer: int, block: Weights, h: F32, past: F32, has_quantised_cache: bool
-) -> tuple[F32, KeysValues | None]:
-    """Compute the contribution of attention, or of the state, to each token."""
-    if spec.delta_net is not None and spec.has_state(layer):
-        assert not past.shape[1], "a state is not among keys and values"
-        return delta_net(spec, spec.delta_net, h, block) @ block["ssm_out.weight"].T, None
-    turns = rotary(spec, past.shape[1], len(h), spec.rotation_of(layer))
-    q, k, v = rotated_qkv(spec, projected(spec, h, block), *turns)
+_ATTENTION_NORMS = ("attn_norm.weight", "post_attention_norm.weight")
+_FEED_FORWARD_NORMS = ("ffn_norm.weight", "post_ffw_norm.weight")
+_NORMS = {
+    Attention: _ATTENTION_NORMS,
+    DeltaNet: _ATTENTION_NORMS,
+    MLP: _FEED_FORWARD_NORMS,
+    MoE: _FEED_FORWARD_NORMS,
+}
+
+
+def _nothing(spec: ModelSpec) -> F32:
+    """Return the keys and values of no positions."""
+    return np.zeros((2, 0, spec.attention.kv_heads, spec.attention.head_dim), np.float32)
+
+
+def _attended(
+    spec: ModelSpec, block: Attention, weights: Weights, h: F32, past: F32, has_quantised_cache: bool
+) -> tuple[F32, KeysValues]:
+    turns = rotary(spec, block.rotation, past.shape[1], len(h))
+    q, k, v = rotated_qkv(block, projected(spec, block, h, weights), *turns)
     if has_quantised_cache:
         k, v = (dequantised_heads(*quantised_heads(each)) for each in (k, v))
-    window, sinks = spec.window_of(layer), block.get("attn_sinks.weight")
-    attended: F32 = attention(spec, q, k, v, past, window, sinks)
-    attended *= gates(spec, h, block)
-    added: F32 = attended @ block["attn_output.weight"].T
-    return added + block.get("attn_output.bias", np.float32(0)), KeysValues(k, v)
-
-
-def _feed_forward(spec: ModelSpec, layer: int, block: Weights, h: F32) -> F32:
-    if (experts := spec.experts_of(layer)) is not None:
-        return routed(spec, experts, h, block)
-    return gated(spec, h @ block["ffn_gate_up.weight"].T) @ block["ffn_down.weight"].T
+    attended: F32 = attention(block, q, k, v, past, weights.get("attn_sinks.weight"))
+    attended *= gates(block, h, weights)
+    added: F32 = attended @ weights["attn_output.weight"].T
+    return added + weights.get("attn_output.bias", np.float32(0)), KeysValues(k, v)

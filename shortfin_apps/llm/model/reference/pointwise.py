@@ -5,23 +5,24 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.spec import ModelSpec
 
 F32 = npt.NDArray[np.float32]
 
 
-def activated(spec: ModelSpec, gate: F32) -> F32:
+def activated(activation: Activation, gate: F32) -> F32:
     active: F32 = gate / (1 + np.exp(-gate))
-    if spec.activation == "gelu":
+    if activation == "gelu":
         active = 0.5 * gate * (1 + np.tanh(np.sqrt(np.float32(2 / np.pi)) * (gate + 0.044715 * gate**3)))
     return active
 
 
-def gated(spec: ModelSpec, both: F32) -> F32:
+def gated(activation: Activation, both: F32) -> F32:
     """Combine gate and up: [.., 2 * features] -> [.., features]."""
     gate, up = np.split(both, 2, axis=-1)
-    if spec.activation != "clamped":
-        return activated(spec, gate) * up
+    if activation != "clamped":
+        return activated(activation, gate) * up
     gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
     made: F32 = gate / (1 + np.exp(np.float32(-1.702) * gate)) * (up + 1)
     return made

@@ -95,7 +95,7 @@ def parameter_groups(subject: Subject) -> tuple[ParameterGroup, ...]:
 
 
 def _types(manifest: Manifest, num_parameters: int) -> dict[str, str]:
-    layers = manifest.spec.num_hidden_layers
+    layers = len(manifest.spec.layers)
     if layers > num_parameters:  # checked first: parameter names are generated for every layer
         raise ArtifactError(
             f"the manifest's model has {layers} layers, but the parameters are {num_parameters}; rebuild "

@@ -22,7 +22,6 @@ def test_a_head_holds_past_inputs_and_a_state(
     shared: int, key_heads: int, key_dim: int, value_dim: int, taps: int
 ) -> None:
     net = DeltaNet(
-        layers=(0, 2, 3),
         key_heads=key_heads,
         value_heads=shared * key_heads,
         key_dim=key_dim,

@@ -14,11 +14,12 @@ from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.compiled_model import TINY
+from tests.builder.specs import changed
 from tests.kernel_families import note_compiled
 
 pytestmark = pytest.mark.slow
 
-SPEC = replace(TINY, head_dim=32, num_hidden_layers=1)
+SPEC = changed(TINY, {"head_dim": 32}, layers=1)
 SMALL = BuildOptions(prefill_batch_sizes=(1,), decode_batch_sizes=(1,), chunk_sizes=(), top_k=4)
 STEPS, COLUMNS = 8, 32  # of four neighbours along K in a block; of a panel
 # The fused layers of SPEC, by how their names begin, and their matmuls.

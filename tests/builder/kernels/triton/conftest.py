@@ -9,7 +9,6 @@ import pytest
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.rope import Rotation
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.kernels.triton.launched import Body, Inputs, Launched, program_text
 from tests.hip import CHIPS, EmulatedGpus
@@ -29,7 +28,7 @@ def launch(chip: str, emulated_gpus: EmulatedGpus) -> Iterator[Launch]:
     device = emulated_gpus.open(chip)
 
     def make(inputs: Inputs, body: Body, context: LoweringContext) -> Launched:
-        tables = context.rotaries[Rotation.GLOBAL].declarations()
+        tables = next(iter(context.rotaries.values())).declarations()
         text = program_text(inputs, body, lambda: [*tables, *context.rendered.texts.values()])
         return Launched(device, chip, text, inputs)
 

@@ -14,7 +14,6 @@ from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.model.config import page_elements, row_elements
 from shortfin_apps.llm.model.reference.attention import dequantised_heads, quantised_heads
 from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec
 from tests.builder.cached_rows import rows_in_bytes
@@ -22,6 +21,7 @@ from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs, rounded
+from tests.builder.specs import attend_of, page_elements, windows_of
 from tests.hip import CHIPS
 from tests.runtimes import needs_shortfin
 
@@ -30,6 +30,7 @@ from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.operands import MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import MOST_SPLITS, tiles_of
+from tests.builder.specs import changed
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
 
@@ -40,12 +41,12 @@ SINKS = np.array([-200.0, 0.5, 3.0, 200.0], np.float32)  # of no weight to all o
 TOLERANCES: dict[FloatType, float] = {"f32": 1e-4, "f16": 2e-2, "bf16": 5e-2}
 SPECS = {
     "shared": TINY,
-    "smollm2": replace(TINY, num_attention_heads=9, num_key_value_heads=3, head_dim=64),
-    "not-a-power-of-two": replace(TINY, num_attention_heads=4, num_key_value_heads=4, head_dim=80),
-    "window": replace(TINY, window=37, windowed_layers=(1,)),
-    "wide-window": replace(TINY, window=300, windowed_layers=(1,), score_cap=2.0),
-    "sinks": replace(TINY, window=37, windowed_layers=(1,), has_sinks=True),
-    "many-share": replace(TINY, num_attention_heads=24, num_key_value_heads=1, head_dim=16),
+    "smollm2": changed(TINY, {"heads": 9, "kv_heads": 3, "head_dim": 64}),
+    "not-a-power-of-two": changed(TINY, {"heads": 4, "kv_heads": 4, "head_dim": 80}),
+    "window": changed(TINY, at={1: {"window": 37}}),
+    "wide-window": changed(TINY, {"cap": 2.0}, at={1: {"window": 300}}),
+    "sinks": changed(TINY, {"sinks": True}, at={1: {"window": 37}}),
+    "many-share": changed(TINY, {"heads": 24, "kv_heads": 1, "head_dim": 16}),
 }
 
 
@@ -95,22 +96,22 @@ class Rows:
 
 def reference(spec: ModelSpec, rows: Rows, given: dict[str, Array]) -> F32:
     """Out [tokens, heads * head_dim] of `arguments`; zeros for padding."""
-    q = given["q"].reshape(rows.tokens, -1, spec.head_dim)
+    q = given["q"].reshape(rows.tokens, -1, spec.attention.head_dim)
     cache = given["cache"].reshape(
-        len(given["cache"]), spec.num_hidden_layers, 2, rows.stride, -1, spec.head_dim
+        len(given["cache"]), len(spec.layers), 2, rows.stride, -1, spec.attention.head_dim
     )
     out = np.zeros_like(q)
-    sharing = spec.num_attention_heads // spec.num_key_value_heads
+    sharing = spec.attention.heads // spec.attention.kv_heads
     for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True)):
         slots = cache[given["blocks"][row], LAYER].swapaxes(0, 1).reshape(2, -1, *cache.shape[4:])
         for i in range(length):
-            first = max(start + i + 1 - (spec.window or start + i + 1), 0)
+            first = max(start + i + 1 - (windows_of(spec)[LAYER] or start + i + 1), 0)
             keys, values = (np.repeat(plane[first : start + i + 1], sharing, axis=1) for plane in slots)
             token = rows.offsets[row] + i
-            scores = np.einsum("hd,nhd->hn", q[token], keys) / np.sqrt(spec.head_dim)
-            if spec.score_cap:
-                scores = spec.score_cap * np.tanh(scores / spec.score_cap)
-            if spec.has_sinks:
+            scores = np.einsum("hd,nhd->hn", q[token], keys) / np.sqrt(spec.attention.head_dim)
+            if spec.attention.cap:
+                scores = spec.attention.cap * np.tanh(scores / spec.attention.cap)
+            if spec.attention.sinks:
                 scores, nothing = np.c_[scores, given["sinks"]], np.zeros((1, *values.shape[1:]))
                 values = np.concatenate([values, nothing])
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -124,11 +125,11 @@ def options(chip: str, dtype: FloatType, stride: int) -> BuildOptions:
 
 def inputs_of(spec: ModelSpec, dtype: FloatType, stride: int) -> Inputs:
     return {
-        "q": (dtype, ("tokens", spec.num_attention_heads * spec.head_dim)),
+        "q": (dtype, ("tokens", spec.attention.q_features)),
         "cache": (dtype, ("pages", page_elements(spec, options("gfx942", dtype, stride)))),
         **dict.fromkeys(("offsets", "starts", "seq_lens"), ("i64", ("rows",))),
         "blocks": ("i64", ("rows", "width")),
-        **({"sinks": ("f32", (spec.num_attention_heads,))} if spec.has_sinks else {}),
+        **({"sinks": ("f32", (spec.attention.heads,))} if spec.attention.sinks else {}),
     }
 
 
@@ -138,7 +139,7 @@ def arguments(spec: ModelSpec, dtype: FloatType, rows: Rows) -> dict[str, Array]
     num_rows = len(rows.seq_lens)
     num_pages = num_rows * rows.width + 1
     elements = page_elements(spec, options("gfx942", dtype, rows.stride))
-    features = spec.num_attention_heads * spec.head_dim
+    features = spec.attention.q_features
     blocks = rng.permutation(np.arange(1, num_pages)).reshape(num_rows, rows.width)
     blocks[len(rows.starts) :] = 0
     return {
@@ -146,7 +147,7 @@ def arguments(spec: ModelSpec, dtype: FloatType, rows: Rows) -> dict[str, Array]
         "q": rounded(rng.standard_normal((rows.tokens, features)), dtype),
         "cache": rounded(rng.standard_normal((num_pages, elements)), dtype),
         "blocks": blocks,
-        **({"sinks": SINKS[: spec.num_attention_heads]} if spec.has_sinks else {}),
+        **({"sinks": SINKS[: spec.attention.heads]} if spec.attention.sinks else {}),
     }
 
 
@@ -163,20 +164,21 @@ def attend_twice(
         **{name: tensors[name] for name in ("starts", "seq_lens")},
         slabs=[
             Slab(
-                layers=range(context.spec.num_hidden_layers),
+                pool="whole",
+                layers=range(len(context.spec.layers)),
                 blocks=tensors["blocks"],
                 cache=tensors["cache"],
             )
         ],
     )
     batch.offsets = tensors["offsets"]
-    batch.counters = e.fill("0", (num_rows, context.spec.num_key_value_heads), "i32")
+    batch.counters = e.fill("0", (num_rows, context.spec.attention.kv_heads), "i32")
     launcher = Launcher(context.target, context.rendered)
     if "sinks" in tensors:
         given = GivenWeights({f"blk.{LAYER}.attn_sinks.weight": tensors["sinks"]}, {})
         context = replace(context, weights=given)
     attention = TritonAttention(context, launcher, MatmulOperands(context, launcher))
-    return [attention.attend(e, tensors["q"], LAYER, batch) for _ in range(2)]
+    return [attention.attend(e, tensors["q"], attend_of(context.spec, LAYER), batch) for _ in range(2)]
 
 
 def check(spec: ModelSpec, dtype: FloatType, chip: str, launch: Launch, batches: list[Rows]) -> None:
@@ -259,9 +261,13 @@ def test_keys_and_values_in_bytes(rows: Rows, chip: str, launch: Launch) -> None
     }
     program = launch(inputs, lambda e, given: attend_twice(e, context, given, rows.chunk), context)
     given = arguments(spec, "bf16", rows)
-    quants, scales = quantised_heads(given["cache"].reshape(-1, spec.num_key_value_heads, spec.head_dim))
+    quants, scales = quantised_heads(
+        given["cache"].reshape(-1, spec.attention.kv_heads, spec.attention.head_dim)
+    )
     as_floats = dequantised_heads(quants, scales).reshape(given["cache"].shape)
-    as_bytes = rows_in_bytes(quants, scales, row_elements(spec, in_bytes)).reshape(len(as_floats), -1)
+    as_bytes = rows_in_bytes(quants, scales, spec.attention.kv_layout.row_elements(in_bytes.kv)).reshape(
+        len(as_floats), -1
+    )
     expected = reference(spec, rows, {**given, "cache": as_floats})
     for out in program(**{**given, "cache": as_bytes}):
         assert np.abs(out - expected)[: rows.compared].max() <= TOLERANCES["bf16"]
@@ -351,13 +357,14 @@ def test_what_is_before_a_window_does_not_spread(
 ) -> None:
     """NaN, of a request that failed; also where workgroups share the window."""
     spec, start = SPECS["wide-window"], 600
-    assert spec.window is not None
+    window = windows_of(spec)[LAYER]
+    assert window is not None
     rows = Rows([start], [chunk], chunk=chunk)
     chosen = replace(options(chip, "bf16", rows.stride), batch_invariant=batch_invariant)
     context = context_of(spec, chip, chosen)
     given = arguments(spec, "bf16", rows)
-    cache = given["cache"].reshape(len(given["cache"]), spec.num_hidden_layers, 2, rows.stride, -1).copy()
-    for slot in range(start + 1 - spec.window):
+    cache = given["cache"].reshape(len(given["cache"]), len(spec.layers), 2, rows.stride, -1).copy()
+    for slot in range(start + 1 - window):
         cache[given["blocks"][0, slot // rows.stride], :, :, slot % rows.stride] = np.nan
     program = launch(
         inputs_of(spec, "bf16", rows.stride),

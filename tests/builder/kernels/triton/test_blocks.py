@@ -13,8 +13,8 @@ from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
 from shortfin_apps.llm.builder.weights.layout import BlockRows
-from shortfin_apps.llm.model.operations import Attend, Embed, GatedLinear, Linear, Norm, Operation
-from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.attention import Attend
+from shortfin_apps.llm.model.operations import Embed, GatedLinear, Linear, Norm, Operation
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.model.weight_blocks import MXFP4, Q4_1, Q8_0, Blocks, BlockType
 from tests.builder.compiled_model import TINY
@@ -22,18 +22,20 @@ from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs, rounded
 from tests.builder.random_blocks import GROUPED, random_blocks
+from tests.builder.specs import ffn_features
 from tests.hip import CHIPS
 from tests.matrices import every_pair
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+from tests.builder.specs import changed
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
 
 F32 = npt.NDArray[np.float32]
 # Rows of weights that end within a tile.
-SPEC = replace(TINY, hidden_size=96, intermediate_size=160, vocab_size=70)
+SPEC = changed(TINY, {"hidden_size": 96, "features": 160, "vocab_size": 70})
 STRIDE, LAYER, PAGES = 16, 1, 90
 OPTIONS = BuildOptions(weights="q8_0", kv="f32", block_seq_stride=STRIDE)
 TOLERANCE = 8e-2
@@ -150,14 +152,14 @@ def test_other_types_of_blocks(
 @EVERY_PAIR
 def test_a_feed_forward(kind: BlockType, tokens: int | str, chip: str, launch: Launch) -> None:
     """Embedding with norm, gated pair, projection with residual and norm, and head."""
-    hidden, ffn, vocab = SPEC.hidden_size, SPEC.intermediate_size, SPEC.vocab_size
+    hidden, ffn, vocab = SPEC.hidden_size, ffn_features(SPEC), SPEC.vocab_size
     table, norm = blocks(vocab, hidden, Q8_0), 1 + 0.1 * random(hidden)
     gate_up, down = blocks(2 * ffn, hidden, kind), blocks(hidden, ffn, kind)
     given = Given({"table": table, "norm": norm, "gate_up": gate_up, "down": down})
     run = [
         Embed("ids", "x", "table"),
         Norm("x", "normed", "norm"),
-        GatedLinear("normed", "gated", "gate_up"),
+        GatedLinear("normed", "gated", "gate_up", "silu"),
         Linear("gated", "x", "down", residual="x"),
         Norm("x", "normed", "norm"),
         Linear("normed", "logits", "table"),
@@ -189,26 +191,27 @@ def normed(x: F32, weight: F32) -> F32:
 @pytest.mark.parametrize("tokens", [1, "tokens"])
 def test_keys_and_values(kind: BlockType, tokens: int | str, chip: str, launch: Launch) -> None:
     """They are found in the cache of a token each, with their tokens' rotations."""
-    kv = SPEC.num_key_value_heads * SPEC.head_dim
-    weight = blocks(SPEC.qkv_features, SPEC.hidden_size, kind)
+    kv = SPEC.attention.kv_features
+    weight = blocks(SPEC.attention.qkv_features, SPEC.hidden_size, kind)
     given = Given({"w": weight})
-    cache_shape = (PAGES, SPEC.num_hidden_layers * 2 * STRIDE * kv)
+    cache_shape = (PAGES, len(SPEC.layers) * 2 * STRIDE * kv)
     inputs: Inputs = {
         "x": ("bf16", (tokens, SPEC.hidden_size)),
-        "rotary": ("f32", (tokens, 2, SPEC.head_dim // 2)),
+        "rotary": ("f32", (tokens, 2, SPEC.attention.head_dim // 2)),
         "slots": ("i64", (tokens,)),
         "cache": ("f32", cache_shape),
         **dict.fromkeys(("starts", "seq_lens"), ("i64", (tokens,))),
         "blocks": ("i64", (tokens, 1)),
         **given.inputs,
     }
-    run = [Linear("x", "qkv", "w"), Attend("qkv", "out", LAYER)]
+    run = [Linear("x", "qkv", "w"), Attend("qkv", "out", LAYER, SPEC.attention)]
     context = context_of(SPEC, chip, replace(OPTIONS, device=f"hip:{chip}"))
 
     def body(e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
         count = tensors["x"].shape[0]
         slab = Slab(
-            layers=range(SPEC.num_hidden_layers),
+            pool="whole",
+            layers=range(len(SPEC.layers)),
             blocks=tensors["blocks"],
             cache=tensors["cache"],
             slots=tensors["slots"],
@@ -221,29 +224,32 @@ def test_keys_and_values(kind: BlockType, tokens: int | str, chip: str, launch: 
             **{name: tensors[name] for name in ("starts", "seq_lens")},
             slabs=[slab],
         )
-        batch.rotaries = {Rotation.GLOBAL: tensors["rotary"]}
-        batch.counters = e.fill("0", (count, SPEC.num_key_value_heads), "i32")
+        batch.rotaries = {SPEC.attention.rotation: tensors["rotary"]}
+        batch.counters = e.fill("0", (count, SPEC.attention.kv_heads), "i32")
         values = Values({"x": tensors["x"]}, batch)
         lower(e, TritonLayers(replace(context, weights=given.weights(tensors))), run, values)
         return [values["out"], batch.cache]
 
     program = launch(inputs, body, context)
     for count in known(tokens):
-        x, angles = rounded(random(count, SPEC.hidden_size), "bf16"), random(count, SPEC.head_dim // 2)
+        x, angles = (
+            rounded(random(count, SPEC.hidden_size), "bf16"),
+            random(count, SPEC.attention.head_dim // 2),
+        )
         ids = np.random.default_rng(count).permutation(PAGES)[:count]
         out, cache = program(
             x=x,
             rotary=np.stack([np.cos(angles), np.sin(angles)], axis=1),
-            slots=ids * SPEC.num_hidden_layers * 2 * STRIDE,
+            slots=ids * len(SPEC.layers) * 2 * STRIDE,
             cache=np.zeros(cache_shape),
             starts=np.zeros(count),
             seq_lens=np.ones(count),
             blocks=ids[:, None],
             **given.arguments,
         )
-        heads = (x @ widened(weight).T).reshape(count, -1, SPEC.head_dim)
+        heads = (x @ widened(weight).T).reshape(count, -1, SPEC.attention.head_dim)
         _, k, v = np.split(heads, [4, 6], axis=1)
-        got = cache.reshape(PAGES, SPEC.num_hidden_layers, 2, STRIDE, 2, SPEC.head_dim)[ids, LAYER, :, 0]
+        got = cache.reshape(PAGES, len(SPEC.layers), 2, STRIDE, 2, SPEC.attention.head_dim)[ids, LAYER, :, 0]
         np.testing.assert_allclose(got[:, 0], turned(k, angles), rtol=0, atol=1e-4)
         np.testing.assert_allclose(got[:, 1], v, rtol=0, atol=1e-4)
         # A token that sees itself alone gets its own value.

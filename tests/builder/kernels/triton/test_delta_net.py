@@ -34,8 +34,8 @@ PADDING = 2  # tokens behind them
 TABLE = np.array([[3, 1], [2, 0]])
 OPERATION = DeltaRule("mixed", "out", "rates", 2, conv="conv", steps="steps", norm="norm")
 NETS = {
-    "several-waves": DeltaNet(layers=(0, 2), key_heads=1, value_heads=2, key_dim=128, value_dim=128),
-    "odd": DeltaNet(layers=(0, 2), key_heads=2, value_heads=4, key_dim=72, value_dim=40, taps=3, tiled=True),
+    "several-waves": DeltaNet(key_heads=1, value_heads=2, key_dim=128, value_dim=128),
+    "odd": DeltaNet(key_heads=2, value_heads=4, key_dim=72, value_dim=40, taps=3, tiled=True),
 }
 
 
@@ -58,7 +58,7 @@ def body_of(
     """Tokens are packed, or `chunk` of each row; the result and the cache."""
     given = {name: tensors[name] for name in ("conv", "steps", "norm")}
     [rows], (tokens, _) = tensors["starts"].shape, tensors["mixed"].shape
-    slab = Slab(layers=net.layers, blocks=tensors["blocks"], cache=tensors["cache"])
+    slab = Slab(pool="state", layers=(0, 2), blocks=tensors["blocks"], cache=tensors["cache"])
     batch = Batch(
         rows=rows,
         tokens=tokens,

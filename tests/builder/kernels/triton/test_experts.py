@@ -14,7 +14,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import Fp8Rows, weight_layout
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.operations import (
     GatedExperts,
     Linear,
@@ -37,13 +37,14 @@ from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+from tests.builder.specs import changed, with_experts
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
 
 F32 = npt.NDArray[np.float32]
-EXPERTS = RoutedExperts(count=7, per_token=3, features=96)
+EXPERTS = MoE(count=7, per_token=3, features=96)
 BROKEN = 5  # the expert whose weights are NaN, where they are floats
-SPEC = replace(ROUTED, experts=EXPERTS)
+SPEC = with_experts(ROUTED, EXPERTS)
 HIDDEN, STRIDE = SPEC.hidden_size, 16
 TOLERANCE: dict[WeightType, float] = {
     "f32": 1e-4,
@@ -55,7 +56,7 @@ TOLERANCE: dict[WeightType, float] = {
 }
 GATE_UP, DOWN = "blk.1.ffn_gate_up_exps.weight", "blk.1.ffn_down_exps.weight"
 GATE_UP_BIAS, DOWN_BIAS = "blk.1.ffn_gate_up_exps.bias", "blk.1.ffn_down_exps.bias"
-BIASED = replace(SPEC, activation="clamped", experts=replace(EXPERTS, has_biases=True))  # as gpt-oss
+BIASED = changed(SPEC, {"activation": "clamped", "biases": True})  # as gpt-oss
 SHAPES = {
     GATE_UP: (EXPERTS.count, 2 * EXPERTS.features, HIDDEN),
     DOWN: (EXPERTS.count, HIDDEN, EXPERTS.features),
@@ -108,7 +109,7 @@ class FeedForward:
         self._arguments: dict[str, Array] = {"norm": np.ones(HIDDEN), "eye": np.eye(HIDDEN)}
         self._parameters = {"norm": "norm", "eye": "eye"}
         assert spec.experts
-        self._has_biases = spec.experts.has_biases
+        self._has_biases = spec.experts.biases
         inputs = {
             "x": (self.act, (tokens, HIDDEN)),
             "logits": ("f32", (tokens, EXPERTS.count)),
@@ -173,7 +174,7 @@ class FeedForward:
         for token, its_experts in enumerate(chosen):
             for expert, weight in zip(its_experts, weights[token], strict=True):
                 both = self.values[GATE_UP][expert] @ x[token] + self._bias(GATE_UP_BIAS, expert)
-                made = self._read(gated(self._context.spec, both)[None])[0]
+                made = self._read(gated(self._context.spec.blocks_of(MoE)[0].activation, both)[None])[0]
                 out[token] += weight * (self.values[DOWN][expert] @ made + self._bias(DOWN_BIAS, expert))
         return out
 
@@ -233,7 +234,7 @@ def test_only_the_chosen_experts_are_computed(
         np.testing.assert_allclose(behind, normal, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("spec", [replace(SPEC, activation="gelu"), BIASED], ids=["gelu", "biased"])
+@pytest.mark.parametrize("spec", [changed(SPEC, {"activation": "gelu"}), BIASED], ids=["gelu", "biased"])
 def test_experts_may_have_other_activations(spec: ModelSpec, chip: str, launch: Launch) -> None:
     run, inputs = FeedForward("f32", 9, chip, launch, spec), make_inputs(9)
     np.testing.assert_allclose(run(inputs)[0], run.expected(inputs), rtol=1e-4, atol=1e-4)

@@ -10,13 +10,14 @@ import pytest
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
-from shortfin_apps.llm.model.config import page_elements
-from shortfin_apps.llm.model.operations import Attend, Linear
+from shortfin_apps.llm.model.attention import Attend
+from shortfin_apps.llm.model.operations import Linear
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Inputs, Launched
+from tests.builder.specs import page_elements
 from tests.hip import EmulatedGpus
 from tests.runtimes import needs_shortfin
 
@@ -36,7 +37,7 @@ def compiled(chip: str, launch: Launch) -> Launched:
     context = context_of(TINY, chip, BuildOptions(device=f"hip:{chip}", weights="bf16", kv="bf16"))
     inputs: Inputs = {
         "x": ("bf16", ("tokens", TINY.hidden_size)),
-        "w": ("bf16", (TINY.qkv_features, TINY.hidden_size)),
+        "w": ("bf16", (TINY.attention.qkv_features, TINY.hidden_size)),
         **{name: ("i64", (len(LENGTHS),)) for name in ("given_offsets", "starts", "seq_lens")},
         "blocks": ("i64", (len(LENGTHS), 1)),
         "cache": ("bf16", (PAGES, PAGE_ELEMENTS)),
@@ -50,12 +51,16 @@ def compiled(chip: str, launch: Launch) -> Launched:
             chunk=None,
             whole_pages=False,
             **{name: given[name] for name in names},
-            slabs=[Slab(layers=range(TINY.num_hidden_layers), blocks=given["blocks"], cache=given["cache"])],
+            slabs=[
+                Slab(
+                    pool="whole", layers=range(len(TINY.layers)), blocks=given["blocks"], cache=given["cache"]
+                )
+            ],
         )
         layers = TritonLayers(replace(context, weights=GivenWeights(given)))
         layers.prepare(e, batch)
         values = Values({"x": given["x"]}, batch)
-        run = [Linear("x", "qkv", "w"), Attend("qkv", "out", LAYER)]
+        run = [Linear("x", "qkv", "w"), Attend("qkv", "out", LAYER, TINY.attention)]
         Lowering({}, RenderedKernels(), layers).lower(e, run, values, ["out"])
         return [values["out"]]
 
@@ -73,7 +78,7 @@ def test_addresses_of_far_pages(chip: str, launch: Launch, emulated_gpus: Emulat
         control.clear_report()
         program(
             x=rng.standard_normal((LENGTHS.sum(), TINY.hidden_size)),
-            w=rng.standard_normal((TINY.qkv_features, TINY.hidden_size)),
+            w=rng.standard_normal((TINY.attention.qkv_features, TINY.hidden_size)),
             given_offsets=np.cumsum(LENGTHS) - LENGTHS,
             starts=np.zeros(len(LENGTHS)),
             seq_lens=LENGTHS,

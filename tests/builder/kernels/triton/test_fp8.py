@@ -24,13 +24,14 @@ from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
+from tests.builder.specs import changed
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
 
 F32 = npt.NDArray[np.float32]
 LEAST_EXPONENT = -126  # of a scale
 FEATURES, FFN = 80, 176  # neither is a multiple of what shares a scale, the second is more than that
-SPEC = replace(TINY, hidden_size=FEATURES, intermediate_size=FFN)
+SPEC = changed(TINY, {"hidden_size": FEATURES, "features": FFN})
 
 
 @pytest.fixture(params=["gfx942", "gfx950", "gfx1201"])
@@ -137,7 +138,7 @@ def test_a_feed_forward(tokens: int | str, chip: str, launch: Launch) -> None:
         }
         tensors |= {f"{name}.scales": given[f"{name}_scales"] for name in ("gate_up", "down")}
         layers = TritonLayers(replace(context, weights=GivenWeights(tensors)))
-        gated = layers.gated_linear(e, Activations(given["x"]), "gate_up")
+        gated = layers.gated_linear(e, Activations(given["x"]), "gate_up", "silu")
         return [layers.linear(e, gated, "down", given["residual"])]
 
     program = launch(inputs, body, context)

@@ -12,33 +12,26 @@ import pytest
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, RenderedKernels, Values
-from shortfin_apps.llm.model.operations import (
-    AddBias,
-    Attend,
-    Embed,
-    GatedLinear,
-    Linear,
-    Norm,
-    NormHeads,
-    Operation,
-)
-from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.attention import Attend, NormHeads
+from shortfin_apps.llm.model.operations import AddBias, Embed, GatedLinear, Linear, Norm, Operation
 from shortfin_apps.llm.model.spec import BuildOptions, FloatType
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Inputs, rounded
+from tests.builder.specs import ffn_features
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+from tests.builder.specs import changed
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
 
 F32 = npt.NDArray[np.float32]
 TOLERANCES: dict[str, float] = {"f32": 1e-4, "f16": 2e-2, "bf16": 8e-2}
 # Sizes that no tile divides.
-SPEC = replace(TINY, hidden_size=80, intermediate_size=120, vocab_size=70)
+SPEC = changed(TINY, {"hidden_size": 80, "features": 120, "vocab_size": 70})
 FFN, DOWN, NORM, TABLE = "blk.0.ffn_gate_up.weight", "blk.0.ffn_down.weight", "blk.0.ffn_norm.weight", "table"
 TOKENS = [1, 3, 16, 17, 40, 70]
 TILED: list[int | str] = [
@@ -82,7 +75,7 @@ def known(tokens: int | str) -> list[int]:
 )
 def test_a_feed_forward(dtype: FloatType, tokens: int | str, chip: str, launch: Launch) -> None:
     """Embedding with norm, gated pair, projection with residual and norm, and again: all but attention."""
-    hidden, ffn, vocab = SPEC.hidden_size, SPEC.intermediate_size, SPEC.vocab_size
+    hidden, ffn, vocab = SPEC.hidden_size, ffn_features(SPEC), SPEC.vocab_size
     inputs: Inputs = {
         "ids": ("i64", (tokens,)),
         TABLE: (dtype, (vocab, hidden)),
@@ -94,10 +87,10 @@ def test_a_feed_forward(dtype: FloatType, tokens: int | str, chip: str, launch: 
     run = [
         Embed("ids", "x", TABLE),
         Norm("x", "normed", NORM),
-        GatedLinear("normed", "gated", FFN),
+        GatedLinear("normed", "gated", FFN, "silu"),
         Linear("gated", "x", DOWN, residual="x"),
         Norm("x", "normed", NORM),
-        GatedLinear("normed", "gated", FFN),
+        GatedLinear("normed", "gated", FFN, "silu"),
         Linear("gated", "y", DOWN),
     ]
     context = context_of(SPEC, chip, options(chip, dtype))
@@ -128,7 +121,7 @@ def test_a_feed_forward(dtype: FloatType, tokens: int | str, chip: str, launch: 
 
 def test_a_row_is_the_same_in_every_tile(chip: str, launch: Launch) -> None:
     """All sums are in one order: a row's bits do not depend on how many rows are beside it."""
-    hidden, ffn, vocab = SPEC.hidden_size, SPEC.intermediate_size, SPEC.vocab_size
+    hidden, ffn, vocab = SPEC.hidden_size, ffn_features(SPEC), SPEC.vocab_size
     weights: Inputs = {
         "table": ("bf16", (vocab, hidden)),
         "norm": ("f32", (hidden,)),
@@ -141,7 +134,7 @@ def test_a_row_is_the_same_in_every_tile(chip: str, launch: Launch) -> None:
     run = [
         Embed("ids", "x", "table"),
         Norm("x", "normed", "norm"),
-        GatedLinear("normed", "gated", "gate_up"),
+        GatedLinear("normed", "gated", "gate_up", "silu"),
         Linear("gated", "x", "down", residual="x"),
         Norm("x", "normed", "norm"),
         Linear("normed", "out", "gate_up"),
@@ -191,13 +184,11 @@ def test_queries_keys_and_values(
     launch: Launch,
 ) -> None:
     """Attention of tokens to themselves alone shows q, and v; the cache shows k and v."""
-    spec = replace(
-        SPEC, num_attention_heads=3, num_key_value_heads=1, head_dim=head_dim, qk_norm=NormHeads in between
-    )
+    spec = changed(SPEC, {"heads": 3, "kv_heads": 1, "head_dim": head_dim, "qk_norm": NormHeads in between})
     stride, layer, pages = 16, 1, 90
-    features, half = spec.qkv_features, spec.head_dim // 2
-    kv = spec.num_key_value_heads * spec.head_dim
-    elements = spec.num_hidden_layers * 2 * stride * kv
+    features, half = spec.attention.qkv_features, spec.attention.head_dim // 2
+    kv = spec.attention.kv_features
+    elements = len(spec.layers) * 2 * stride * kv
     inputs: Inputs = {
         "x": ("f32", (tokens, spec.hidden_size)),
         "norm": ("f32", (spec.hidden_size,)),
@@ -211,12 +202,15 @@ def test_queries_keys_and_values(
         "seq_lens": ("i64", (tokens,)),
         "blocks": ("i64", (tokens, "width")),
     }
-    weights = {AddBias: "bias", NormHeads: "head_norm"}
+    weights: dict[type[Operation], Operation] = {
+        AddBias: AddBias("qkv", "qkv", "bias"),
+        NormHeads: NormHeads("qkv", "qkv", "head_norm", spec.attention),
+    }
     run = [
         Norm("x", "normed", "norm"),
         Linear("normed", "qkv", "w"),
-        *(kind("qkv", "qkv", weights[kind]) for kind in between),
-        Attend("qkv", "out", layer),
+        *(weights[kind] for kind in between),
+        Attend("qkv", "out", layer, spec.attention),
     ]
     context = context_of(spec, chip, options(chip, "f32"))
 
@@ -230,15 +224,16 @@ def test_queries_keys_and_values(
             **{name: given[name] for name in ("starts", "seq_lens")},
             slabs=[
                 Slab(
-                    layers=range(spec.num_hidden_layers),
+                    pool="whole",
+                    layers=range(len(spec.layers)),
                     blocks=given["blocks"],
                     cache=given["cache"],
                     slots=given["slots"],
                 )
             ],
         )
-        batch.rotaries = {Rotation.GLOBAL: given["rotary"]}
-        batch.counters = e.fill("0", (count, spec.num_key_value_heads), "i32")
+        batch.rotaries = {spec.attention.rotation: given["rotary"]}
+        batch.counters = e.fill("0", (count, spec.attention.kv_heads), "i32")
         values = Values({"x": given["x"]}, batch)
         lower(e, layers(context, given), run, values)
         return [values["out"], batch.cache]
@@ -253,19 +248,21 @@ def test_queries_keys_and_values(
         cache = random(pages, elements)
         ids = np.random.default_rng(count).permutation(pages)[:count]
         qkv = normed(x, norm) @ w.T + (bias if AddBias in between else 0)
-        heads = qkv.reshape(count, -1, spec.head_dim)
+        heads = qkv.reshape(count, -1, spec.attention.head_dim)
         if NormHeads in between:
             own = np.repeat(head_norm.reshape(2, -1), [3, 1], axis=0)
             heads[:, :4] = normed(heads[:, :4], own)
         q, k, v = np.split(heads, [3, 4], axis=1)
         turned_q, turned_k = turn(q, rotary), turn(k, rotary)
-        expected = cache.reshape(pages, spec.num_hidden_layers, 2, stride, kv).copy()
+        expected = cache.reshape(pages, len(spec.layers), 2, stride, kv).copy()
         expected[ids, layer, 0, 0], expected[ids, layer, 1, 0] = turned_k[:, 0], v[:, 0]
         expected[ids, layer, 0, 1], expected[ids, layer, 1, 1] = 0, 0
         given_cache = cache.reshape(expected.shape).copy()
         given_cache[ids, layer, :, 1] = 0
         # Position 1, of which the key and the value are zero, weighs 1 against e^(q k).
-        weight = 1 / (1 + np.exp(-np.einsum("thd,td->th", turned_q, turned_k[:, 0]) / np.sqrt(spec.head_dim)))
+        weight = 1 / (
+            1 + np.exp(-np.einsum("thd,td->th", turned_q, turned_k[:, 0]) / np.sqrt(spec.attention.head_dim))
+        )
         out, got = program(
             x=x,
             norm=norm,
@@ -273,7 +270,7 @@ def test_queries_keys_and_values(
             bias=bias,
             head_norm=head_norm,
             rotary=rotary,
-            slots=ids * spec.num_hidden_layers * 2 * stride,
+            slots=ids * len(spec.layers) * 2 * stride,
             cache=given_cache.reshape(pages, elements),
             starts=np.ones(count),
             seq_lens=np.full(count, 2),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.reference.experts import route
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import ROUTED
@@ -21,14 +19,15 @@ from tests.runtimes import needs_shortfin
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.lowering.triton.experts import ExpertTiles
 from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+from tests.builder.specs import with_experts
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
 
 I32 = npt.NDArray[np.int32]
 STRIDE = 16
-FEW = RoutedExperts(count=5, per_token=2, features=96)
-MANY = RoutedExperts(count=130, per_token=9, features=96, is_normalised=False)
-ALL = RoutedExperts(count=4, per_token=4, features=96)
+FEW = MoE(count=5, per_token=2, features=96)
+MANY = MoE(count=130, per_token=9, features=96, is_normalised=False)
+ALL = MoE(count=4, per_token=4, features=96)
 
 
 def batch_with(slots: Tensor) -> Batch:
@@ -39,9 +38,9 @@ def batch_with(slots: Tensor) -> Batch:
     return batch
 
 
-def routing_of(experts: RoutedExperts, tokens: int | str, chip: str, launch: Launch) -> tuple[Launched, int]:
+def routing_of(experts: MoE, tokens: int | str, chip: str, launch: Launch) -> tuple[Launched, int]:
     """The program that returns weights, chosen experts, order and the tiles' experts; and a tile's rows."""
-    spec = replace(ROUTED, experts=experts)
+    spec = with_experts(ROUTED, experts)
     options = BuildOptions(device=f"hip:{chip}", weights="f32", kv="f32", block_seq_stride=STRIDE)
     context = context_of(spec, chip, options)
     made: list[ExpertTiles] = []
@@ -55,7 +54,7 @@ def routing_of(experts: RoutedExperts, tokens: int | str, chip: str, launch: Lau
     return launch(inputs, body, context), made[0].tile_rows
 
 
-def check_tiles(experts: RoutedExperts, chosen: I32, order: I32, tile_experts: I32) -> None:
+def check_tiles(experts: MoE, chosen: I32, order: I32, tile_experts: I32) -> None:
     """Every expert's rows are in tiles of it, in ascending order, and in no other."""
     count, rows = experts.count, len(chosen)
     used = np.flatnonzero(tile_experts < count)
@@ -71,7 +70,7 @@ def check_tiles(experts: RoutedExperts, chosen: I32, order: I32, tile_experts: I
 @pytest.mark.parametrize("experts", [FEW, MANY, ALL], ids=["few", "many", "all"])
 @pytest.mark.parametrize("tokens", [1, 33, "tokens"])
 def test_tokens_have_their_experts_and_tiles_have_one(
-    experts: RoutedExperts, tokens: int | str, chip: str, launch: Launch
+    experts: MoE, tokens: int | str, chip: str, launch: Launch
 ) -> None:
     program, tile_rows = routing_of(experts, tokens, chip, launch)
     for number, count in enumerate([2, 70, 150] if isinstance(tokens, str) else [tokens] * 3):

@@ -22,6 +22,7 @@ from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+from tests.builder.specs import changed
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
 
@@ -30,8 +31,8 @@ LENGTH = 200_000  # tokens of a context
 STRIDE = 24
 WIDTH = 9_000
 # Half a head is 24 angles, which is no power of two.
-SPEC = replace(TINY, head_dim=48, max_position_embeddings=LENGTH, hidden_size=80)
-PAGE_ROWS = SPEC.num_hidden_layers * 2 * STRIDE
+SPEC = changed(TINY, {"head_dim": 48, "max_position_embeddings": LENGTH, "hidden_size": 80})
+PAGE_ROWS = len(SPEC.layers) * 2 * STRIDE
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,14 @@ def batch_of(tensors: dict[str, Tensor], tokens: Dim, chunk: Dim | None) -> Batc
         chunk=chunk,
         whole_pages=False,
         **{name: tensors[name] for name in ("starts", "seq_lens")},
-        slabs=[Slab(layers=range(SPEC.num_hidden_layers), blocks=tensors["blocks"], cache=tensors["starts"])],
+        slabs=[
+            Slab(
+                pool="whole",
+                layers=range(len(SPEC.layers)),
+                blocks=tensors["blocks"],
+                cache=tensors["starts"],
+            )
+        ],
         given_offsets=tensors["offsets"] if chunk is None else None,
     )
 
@@ -159,11 +167,13 @@ def test_slots_cosines_sines_offsets_and_counters(batches: list[Tokens], chip: s
         owned = positions < (given.starts + given.lengths)[rows]
         pages = made["blocks"][rows, np.minimum(positions // STRIDE, WIDTH - 1)]
         np.testing.assert_array_equal(slots, np.where(owned, pages, 0) * PAGE_ROWS + positions % STRIDE)
-        angles = positions[owned, None] * rotary_frequencies(SPEC, SPEC.max_position_embeddings)
+        angles = positions[owned, None] * rotary_frequencies(
+            SPEC.attention.rotation, SPEC.max_position_embeddings
+        )
         expected = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         np.testing.assert_allclose(rotary[owned], expected, rtol=0, atol=3e-7)
         assert np.isfinite(rotary).all()
-        zeros = np.zeros((len(given.starts), SPEC.num_key_value_heads))
+        zeros = np.zeros((len(given.starts), SPEC.attention.kv_heads))
         np.testing.assert_array_equal(other, zeros if has_counters else given.offsets)
 
 

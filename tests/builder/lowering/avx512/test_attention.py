@@ -5,7 +5,7 @@ Every page table is NaN at first, and pages come in random order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -23,11 +23,11 @@ from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.lowering.avx512.attention import Bf16Attention
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import RowMajor
-from shortfin_apps.llm.model.config import page_elements
-from shortfin_apps.llm.model.rope import Rotation
-from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec
+from shortfin_apps.llm.model.kv_layout import KVType
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.compiled_kernels import ConstantWeights, cpu_or_skip, load
 from tests.builder.compiled_model import PAGES, TINY, block_table
+from tests.builder.specs import attend_of, changed, page_elements, sinks_of
 from tests.matrices import slow_but
 
 F32 = npt.NDArray[np.float32]
@@ -51,15 +51,16 @@ class Shape:
 
     @property
     def spec(self) -> ModelSpec:
-        return replace(
+        return changed(
             TINY,
-            num_key_value_heads=2,
-            num_attention_heads=2 * self.group,
-            head_dim=self.head_dim,
-            window=self.window,
-            windowed_layers=() if self.window is None else (LAYER,),
-            score_cap=self.score_cap,
-            has_sinks=self.has_sinks,
+            {
+                "kv_heads": 2,
+                "heads": 2 * self.group,
+                "head_dim": self.head_dim,
+                "cap": self.score_cap,
+                "sinks": self.has_sinks,
+            },
+            at={},
         )
 
     def __str__(self) -> str:
@@ -138,7 +139,7 @@ def entry(
     spec = shape.spec
     elements = page_elements(spec, options)
     types = {
-        "qkv": tensor_type((decodes or "?", spec.qkv_features), "f32"),
+        "qkv": tensor_type((decodes or "?", spec.attention.qkv_features), "f32"),
         **({"offsets": "tensor<?xi64>"} if name == "extend" else {}),
         "starts": tensor_type((decodes or "?",), "i64"),
         "seq_lens": tensor_type((decodes or "?",), "i64"),
@@ -165,22 +166,24 @@ def entry(
         seq_lens=seq_lens,
         slabs=[
             Slab(
-                layers=range(spec.num_hidden_layers),
+                pool="whole",
+                layers=range(len(spec.layers)),
                 blocks=Tensor("%blocks", (rows, width), "i64"),
                 cache=cache,
             )
         ],
         given_offsets=Tensor("%offsets", (rows,), "i64") if is_packed else None,
     )
-    lay_out(e, batch, {Rotation.GLOBAL: Rotary(spec, 512)})
+    batch.rotation = spec.attention.rotation
+    lay_out(e, batch, {spec.attention.rotation: Rotary(spec.attention.rotation, 512)})
 
     def render_once(template: str, kernel: str, **parameters: Any) -> str:
         kernels[kernel] = render(template, kernel, **parameters)
         return kernel
 
-    qkv = Tensor("%qkv", (tokens, spec.qkv_features), "f32")
-    narrow = Bf16Attention(spec, options, make_weights(spec), render_once, target).attend(
-        e, qkv, LAYER, batch
+    qkv = Tensor("%qkv", (tokens, spec.attention.qkv_features), "f32")
+    narrow = Bf16Attention(options, make_weights(spec), render_once, target).attend(
+        e, attend_of(spec, LAYER), qkv, batch
     )
     body = "  %wide = arith.extf %a : bf16 to f32\n  linalg.yield %wide : f32"
     out = e.elementwise("td", ("td", narrow.shape, "f32"), [(narrow, "td")], body)
@@ -206,7 +209,7 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     functions = [entry(name, shape, options, target, texts) for name in ("extend", "prefill")]
     functions += [entry(f"decode_{rows}", shape, options, target, texts, rows) for rows in DECODE_ROWS]
     parts = [
-        *Rotary(shape.spec, 512).declarations(),
+        *Rotary(shape.spec.attention.rotation, 512).declarations(),
         *make_weights(shape.spec).declarations(),
         *texts.values(),
         *functions,
@@ -229,15 +232,15 @@ def kept(shape: Shape, x: npt.NDArray[Any]) -> F32:
 
 def make_weights(spec: ModelSpec) -> ConstantWeights:
     """Sinks, if the model has any: a head's may exceed all scores, or be far below."""
-    if (name := spec.sinks_of(LAYER)) is None:
+    if (name := sinks_of(spec, LAYER)) is None:
         return ConstantWeights({}, {})
-    sinks = np.linspace(-24, 12, spec.num_attention_heads, dtype=np.float32)
+    sinks = np.linspace(-24, 12, spec.attention.heads, dtype=np.float32)
     return ConstantWeights({name: sinks}, {name: RowMajor("f32")})
 
 
 def sunk(shape: Shape, peaks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | int:
     """The sinks' part of the weights' sum, for scores that are powers of two, less `peaks` [heads, ...]."""
-    name = shape.spec.sinks_of(LAYER)
+    name = sinks_of(shape.spec, LAYER)
     if name is None:
         return 0
     sinks = make_weights(shape.spec).values[name].astype(np.float64)
@@ -248,8 +251,10 @@ def sunk(shape: Shape, peaks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 def expected(shape: Shape, qkv: F32) -> F32:
     """Attention [tokens, heads * head_dim] of a whole sequence; q, k and v are rounded as they are kept."""
     spec, count, half = shape.spec, len(qkv), shape.head_dim // 2
-    heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
-    angles = np.arange(count)[:, None, None] * rotary_frequencies(spec, spec.max_position_embeddings)
+    heads, kv_heads = spec.attention.heads, spec.attention.kv_heads
+    angles = np.arange(count)[:, None, None] * rotary_frequencies(
+        spec.attention.rotation, spec.max_position_embeddings
+    )
     cos, sin = np.cos(angles), np.sin(angles)
 
     def rotate(x: F32) -> npt.NDArray[np.float64]:
@@ -273,8 +278,8 @@ def expected(shape: Shape, qkv: F32) -> F32:
 
 def random_qkv(shape: Shape, rng: np.random.Generator, count: int) -> F32:
     """Queries so long that maxima move and weights concentrate."""
-    qkv = rng.standard_normal((count, shape.spec.qkv_features)).astype(np.float32)
-    qkv[:, : shape.spec.num_attention_heads * shape.head_dim] *= 4
+    qkv = rng.standard_normal((count, shape.spec.attention.qkv_features)).astype(np.float32)
+    qkv[:, : shape.spec.attention.heads * shape.head_dim] *= 4
     return qkv
 
 
@@ -317,7 +322,9 @@ def test_any_mix_agrees_with_numpy(
                 cache, qkv[:start], np.array([0]), np.array([start]), blocks[row : row + 1]
             )
     parts = [qkv[start:] for (start, _), qkv in zip(cuts, wholes, strict=True)]
-    packed = np.concatenate([*parts, np.full((padding, shape.spec.qkv_features), np.nan, np.float32)])
+    packed = np.concatenate(
+        [*parts, np.full((padding, shape.spec.attention.qkv_features), np.nan, np.float32)]
+    )
     offsets = np.cumsum([0, *map(len, parts)])[:-1]
     starts, seq_lens = (np.array(numbers) for numbers in zip(*cuts, strict=True))
     out, after = kernels.extend(cache, packed, offsets, starts, seq_lens, blocks)
@@ -375,7 +382,7 @@ def test_a_decode_agrees_with_numpy_and_to_the_bit_with_an_extend(
         if len(qkv) > 1:
             start, end = np.array([0]), np.array([len(qkv) - 1])
             _, cache = kernels.prefill(cache, qkv[:-1], start, end, blocks[row : row + 1])
-    padding = np.full((1, shape.spec.qkv_features), np.nan, np.float32)
+    padding = np.full((1, shape.spec.attention.qkv_features), np.nan, np.float32)
     last = np.concatenate([qkv[-1:] if len(qkv) else padding for qkv in wholes])
     seq_lens = np.array(lengths)
     starts = np.maximum(seq_lens - 1, 0)

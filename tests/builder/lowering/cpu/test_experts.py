@@ -17,11 +17,10 @@ from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.family import weight_shapes
+from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.reference.experts import route
 from shortfin_apps.llm.model.reference.pointwise import gated
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType, weight_shapes
 from shortfin_apps.llm.model.weight_blocks import MXFP4, BlockType
 from tests.builder.compiled_kernels import (
     F32,
@@ -35,10 +34,11 @@ from tests.builder.compiled_kernels import (
 )
 from tests.builder.compiled_model import GENERIC, HOST, ROUTED
 from tests.builder.emulated_tiles import EMULATED, has_the_rest, load_emulated
+from tests.builder.specs import changed, with_experts
 from tests.matrices import slow_but
 
-EXPERTS = RoutedExperts(count=7, per_token=3, features=96)
-SPEC = replace(ROUTED, experts=EXPERTS)
+EXPERTS = MoE(count=7, per_token=3, features=96)
+SPEC = with_experts(ROUTED, EXPERTS)
 BROKEN = 5  # the expert whose weights are NaN in half of the functions
 STRIDE = 16
 ROWS = [1, 2, 9, 40, 130]
@@ -47,7 +47,7 @@ KINDS: list[WeightType] = ["f32", "bf16", "q8_0", "q4"]
 GATE_UP, DOWN = "blk.1.ffn_gate_up_exps.weight", "blk.1.ffn_down_exps.weight"
 GATE_UP_BIAS, DOWN_BIAS = "blk.1.ffn_gate_up_exps.bias", "blk.1.ffn_down_exps.bias"
 # Of gpt-oss; 48 features are half a panel more than one.
-BIASED = replace(SPEC, hidden_size=48, activation="clamped", experts=replace(EXPERTS, has_biases=True))
+BIASED = changed(SPEC, {"hidden_size": 48, "activation": "clamped", "biases": True})
 OWN_BLOCKS = [BlockType(4, has_minima=True, group=256), BlockType(8, 16, group=256), MXFP4]  # of Q4_K, Q6_K
 FORMS: list[tuple[str, Target, WeightType]] = [
     *(("host", NO_TILES, kind) for kind in KINDS),
@@ -82,7 +82,9 @@ class Experts:
         for token, its_experts in enumerate(chosen):
             for expert, weight in zip(its_experts, weights[token], strict=True):
                 both = self.weights[GATE_UP][expert] @ x[token] + self._bias(GATE_UP_BIAS, expert)
-                made = self.weights[DOWN][expert] @ gated(self.spec, both) + self._bias(DOWN_BIAS, expert)
+                made = self.weights[DOWN][expert] @ gated(
+                    self.spec.blocks_of(MoE)[0].activation, both
+                ) + self._bias(DOWN_BIAS, expert)
                 out[token] += weight * made
         return out
 
@@ -122,7 +124,7 @@ def build(
     rendered, weights = RenderedKernels(), make_weights(spec, options, target)
     experts = spec.experts
     assert experts
-    kernels: Any = LinalgExperts(spec, experts, options, weights)
+    kernels: Any = LinalgExperts(experts, options, weights)
     if form != "linalg":
         kind_of_kernels = AmxExperts if form.endswith("amx") else VectorExperts
         kernels = kind_of_kernels(spec, experts, options, target, weights, rendered.render)
@@ -133,7 +135,7 @@ def build(
         integers = "  %y = arith.fptosi %a : f32 to i64\n  linalg.yield %y : i64"
         batch.slots = e.elementwise("t", ("t", x.shape[:1], "i64"), [(slots, "t0")], integers)
         routing = kernels.route(e, logits, batch)
-        biases = (GATE_UP_BIAS, DOWN_BIAS) if experts.has_biases else (None, None)
+        biases = (GATE_UP_BIAS, DOWN_BIAS) if experts.biases else (None, None)
         narrowed = narrow(e, x, options.activations)
         made = kernels.gated_experts(e, narrowed, GATE_UP, biases[0], routing)
         return [kernels.sum_experts(e, made, DOWN, biases[1], routing, residual)]
@@ -189,7 +191,7 @@ def test_only_the_chosen_experts_are_computed(experts: Experts, rows: int, disti
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS[::4], ids=_id)
 def test_experts_may_have_gelu(form: tuple[str, Target, WeightType], tmp_path: Path) -> None:
-    experts, given = build(*form, tmp_path, replace(SPEC, activation="gelu")), inputs(9)
+    experts, given = build(*form, tmp_path, changed(SPEC, {"activation": "gelu"})), inputs(9)
     tolerance = TOLERANCE[experts.kind]
     np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=tolerance, atol=tolerance)
 
@@ -209,7 +211,7 @@ def test_experts_may_have_biases_and_the_activation_of_gpt_oss(
 @pytest.mark.parametrize("blocks", OWN_BLOCKS, ids=str)
 @pytest.mark.parametrize("target", [NO_TILES, NARROW], ids=["host", "narrow"])
 def test_experts_may_have_blocks_of_their_own(target: Target, blocks: BlockType, tmp_path: Path) -> None:
-    spec = replace(SPEC, hidden_size=256, experts=replace(EXPERTS, features=256))
+    spec = changed(SPEC, {"hidden_size": 256, "features": 256})
     experts, given = build("host", target, "q4", tmp_path, spec, blocks), inputs(9, hidden=256)
     np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=2e-2, atol=2e-2)
 

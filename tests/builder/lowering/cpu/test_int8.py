@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,14 @@ from tests.builder.compiled_kernels import (
     widen,
 )
 from tests.builder.compiled_model import HOST, TINY
+from tests.builder.specs import changed
 from tests.matrices import slow_but
 
 F32 = npt.NDArray[np.float32]
 
 OPTIONS = BuildOptions(weights="int8")
 # Neither 96 nor 112 is whole tiles of 64 along K; 48 and 224 leave half a panel.
-SPEC = replace(TINY, hidden_size=96, intermediate_size=112, vocab_size=48)
+SPEC = changed(TINY, {"hidden_size": 96, "features": 112, "vocab_size": 48})
 FEW = [1, 5, FEW_ROWS]  # rows that are known when the kernel is made
 SHAPES = {
     "blk.0.attn_norm.weight": (96,),
@@ -78,7 +79,7 @@ class Kernels:
 
         def gated(e: Emitter, x: Tensor) -> list[Tensor]:
             normed = operations.rms_norm(e, x, "blk.0.attn_norm.weight")
-            return [widen(e, operations.gated_linear(e, normed, "blk.0.ffn_gate_up.weight"))]
+            return [widen(e, operations.gated_linear(e, normed, "blk.0.ffn_gate_up.weight", "silu"))]
 
         def residual(weight: str) -> Callable[..., list[Tensor]]:
             return lambda e, h, r: [operations.linear(e, narrow(e, h, "bf16"), weight, r)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,6 +31,7 @@ from tests.builder.compiled_kernels import (
 )
 from tests.builder.compiled_model import DTYPES, HOST, TINY
 from tests.builder.random_blocks import BLOCK_TYPES
+from tests.builder.specs import changed
 from tests.matrices import slow_but
 
 FLOATS = get_args(FloatType)
@@ -76,7 +77,7 @@ class LinearKernels:
         names = ("attn_qkv", "ffn_down", "ffn_gate_up") if kind[1] else ()
         types = tuple((f"blk.0.{name}.weight", kind[1]) for name in names if kind[1])
         options = BuildOptions(weights=kind[0], block_types=types)
-        spec = replace(TINY, hidden_size=sizes.hidden, intermediate_size=sizes.ffn, vocab_size=sizes.out)
+        spec = changed(TINY, {"hidden_size": sizes.hidden, "features": sizes.ffn, "vocab_size": sizes.out})
         weights = make_weights(spec, options, target, sizes)
         rendered = RenderedKernels()
         operations = VectorOperations(spec, options, target, weights, rendered.render)
@@ -85,7 +86,9 @@ class LinearKernels:
         h: Inputs = {"h": ("?", sizes.ffn), "r": ("?", sizes.hidden)}
 
         def gated(e: Emitter, x: Tensor) -> list[Tensor]:
-            return [widen(e, operations.gated_linear(e, narrow(e, x, act), "blk.0.ffn_gate_up.weight"))]
+            return [
+                widen(e, operations.gated_linear(e, narrow(e, x, act), "blk.0.ffn_gate_up.weight", "silu"))
+            ]
 
         functions = [
             function(

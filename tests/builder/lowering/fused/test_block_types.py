@@ -5,7 +5,7 @@ kind of CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels, Values
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.components.runtime.device import Device
-from shortfin_apps.llm.model.operations import Attend, GatedLinear, Linear, Norm, Operation
-from shortfin_apps.llm.model.spec import Activation, BuildOptions, ModelSpec
+from shortfin_apps.llm.model.attention import Attend
+from shortfin_apps.llm.model.feed_forward import MLP
+from shortfin_apps.llm.model.operations import Activation, GatedLinear, Linear, Norm, Operation
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.model.weight_blocks import BLOCK, Q4_1, Q8_0, BlockType
 from tests.builder.agreement import expect, prefill_row
 from tests.builder.compiled_kernels import (
@@ -36,6 +38,7 @@ from tests.builder.compiled_kernels import (
 )
 from tests.builder.compiled_model import DTYPES, HOST, TINY, CompiledModel
 from tests.builder.random_blocks import BLOCK_TYPES, GROUPED
+from tests.builder.specs import changed, ffn_features
 from tests.matrices import slow_but
 
 INTEGERS = [each for each in BLOCK_TYPES if not each.is_e2m1]  # floats become such of 8 bits
@@ -44,11 +47,15 @@ THREE_BLOCKS = BlockType(4, has_minima=True, group=96)
 GATES: tuple[Activation, ...] = ("silu", "gelu")
 NORM, GATE_UP, DOWN = (f"blk.0.ffn_{name}.weight" for name in ("norm", "gate_up", "down"))
 PLAIN: list[Operation] = [Linear("h", "out", DOWN)]
-FEED_FORWARD: list[Operation] = [
-    Norm("x", "normed", NORM),
-    GatedLinear("normed", "gated", GATE_UP),
-    Linear("gated", "x", DOWN, residual="x"),
-]
+
+
+def feed_forward(activation: Activation) -> list[Operation]:
+    return [
+        Norm("x", "normed", NORM),
+        GatedLinear("normed", "gated", GATE_UP, activation),
+        Linear("gated", "x", DOWN, residual="x"),
+    ]
+
 
 CASES: list[tuple[str, BlockType, Activation]] = [
     *((cpu, kind, "silu") for cpu in ("amx", "avx512") for kind in (*INTEGERS, THREE_BLOCKS)),
@@ -64,14 +71,16 @@ QUICK = [("avx512", Q8_0, "silu"), ("avx512", GROUPED[0], "silu"), ("avx2", Q4_1
 def sizes(kind: BlockType, activation: Activation) -> ModelSpec:
     """Without groups, matrices have an odd number of blocks and of panels; else `h` has two chunks of K."""
     hidden, ffn = (kind.spread, 768) if kind.spread > BLOCK else (160, 352)
-    return replace(
+    return changed(
         TINY,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_attention_heads=ffn // 32,
-        num_key_value_heads=1,
-        head_dim=32,
-        activation=activation,
+        {
+            "hidden_size": hidden,
+            "features": ffn,
+            "heads": ffn // 32,
+            "kv_heads": 1,
+            "head_dim": 32,
+            "activation": activation,
+        },
     )
 
 
@@ -91,7 +100,7 @@ def in_bf16(x: F32) -> F32:
 
 def random_weights(spec: ModelSpec, kind: BlockType, target: Target) -> ConstantWeights:
     """Those of a feed-forward, with matrices in blocks of `kind`."""
-    hidden, ffn = spec.hidden_size, spec.intermediate_size
+    hidden, ffn = spec.hidden_size, ffn_features(spec)
     options = BuildOptions(weights="q8_0", block_types=((GATE_UP, kind), (DOWN, kind)))
     rng = np.random.default_rng(4)
     shapes = {NORM: (hidden,), GATE_UP: (2 * ffn, hidden), DOWN: (hidden, ffn)}
@@ -118,20 +127,21 @@ class Kernels:
         weights = random_weights(spec, kind, target)
         rendered = RenderedKernels()
         stages = StageKernels(spec, weights, "bf16", target)
-        operations = [Attend("qkv", "h", 0), *PLAIN, *FEED_FORWARD]
+        layer = feed_forward(activation)
+        operations = [Attend("qkv", "h", 0, spec.attention), *PLAIN, *layer]
         fused = FusedLayers(spec, weights, rendered.render, operations, stages)
 
         def body(run: Sequence[Operation], out: str) -> Callable[[Emitter, Tensor], list[Tensor]]:
             def lower(e: Emitter, x: Tensor) -> list[Tensor]:
-                values = Values({"x": x} if run is FEED_FORWARD else {"h": narrow(e, x, "bf16")})
+                values = Values({"x": x} if run is layer else {"h": narrow(e, x, "bf16")})
                 fused.lower(e, run, values, [out])
                 return [values[out]]
 
             return lower
 
         functions = [
-            function("plain", {"h": ("?", spec.intermediate_size)}, body(PLAIN, "out")),
-            function("feed_forward", {"x": ("?", spec.hidden_size)}, body(FEED_FORWARD, "x")),
+            function("plain", {"h": ("?", ffn_features(spec))}, body(PLAIN, "out")),
+            function("feed_forward", {"x": ("?", spec.hidden_size)}, body(layer, "x")),
         ]
         lines = ["module @kernels {", *weights.declarations(), *rendered.texts.values(), *functions, "}"]
         return cls(load("\n".join(lines), folder), weights, spec, target)
@@ -139,7 +149,7 @@ class Kernels:
     def inputs(self, rows: int) -> dict[str, F32]:
         """`h` and `x` in bf16, of which some columns are large and row 3 is zeros."""
         rng = np.random.default_rng(rows)
-        widths = {"h": self.spec.intermediate_size, "x": self.spec.hidden_size}
+        widths = {"h": ffn_features(self.spec), "x": self.spec.hidden_size}
         inputs = {name: rng.standard_normal((rows, width), np.float32) for name, width in widths.items()}
         for each in inputs.values():
             each[:, 5] *= 20
@@ -188,7 +198,7 @@ def test_feed_forwards_agree_with_numpy(kernels: Kernels) -> None:
         return np.linalg.norm(found - expected) / np.linalg.norm(expected)
 
     deviations = {gate: deviation(gate) for gate in GATES}
-    own = deviations.pop(kernels.spec.activation)
+    own = deviations.pop(kernels.spec.blocks_of(MLP)[0].activation)
     assert own < 1e-3
     assert min(deviations.values()) > 4e-3
 
@@ -200,7 +210,9 @@ def of_vnni(kernels: Kernels, tmp_path_factory: pytest.TempPathFactory) -> Kerne
         pytest.skip("nothing to compare with")
     kind = kernels.weights.layout(DOWN).blocks
     assert kind is not None
-    return Kernels.build(kind, NO_TILES, kernels.spec.activation, tmp_path_factory.mktemp("vnni"))
+    return Kernels.build(
+        kind, NO_TILES, kernels.spec.blocks_of(MLP)[0].activation, tmp_path_factory.mktemp("vnni")
+    )
 
 
 def test_results_have_the_bits_of_vnni(kernels: Kernels, of_vnni: Kernels) -> None:
@@ -214,7 +226,7 @@ def test_results_have_the_bits_of_vnni(kernels: Kernels, of_vnni: Kernels) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("cpu", ["avx512", "avx512-no-vnni", "avx2"])
 def test_a_model_agrees_with_numpy(cpu: str, device: Device, tmp_path: Path) -> None:
-    target, spec = cpu_or_skip(cpu), replace(TINY, head_dim=32)
+    target, spec = cpu_or_skip(cpu), changed(TINY, {"head_dim": 32})
     options = BuildOptions(weights="q4", prefill_batch_sizes=(1,), decode_batch_sizes=(2,), top_k=4)
     model = CompiledModel.build(spec, options, device, tmp_path, target)
     tokens = (np.arange(1, 42) * 37) % spec.vocab_size

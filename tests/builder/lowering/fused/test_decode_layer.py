@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,20 @@ from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
 from shortfin_apps.llm.builder.lowering.fused.layers import FusedLayers
 from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
-from shortfin_apps.llm.model.config import kv_item_bytes, page_elements
-from shortfin_apps.llm.model.family import operations
-from shortfin_apps.llm.model.operations import Attend, GatedLinear, Linear, Norm
-from shortfin_apps.llm.model.spec import BuildOptions, KVType, ModelSpec, WeightType
+from shortfin_apps.llm.model.attention import Attend
+from shortfin_apps.llm.model.kv_layout import KVType, kv_dtype
+from shortfin_apps.llm.model.operations import GatedLinear, Linear, Norm
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 from tests.builder.compiled_kernels import cpu_or_skip, load
 from tests.builder.compiled_model import block_table
 from tests.builder.crowd import check_in_a_crowd
 from tests.builder.decode_batch import decode_batch
 from tests.builder.lowering.avx512.test_attention import as_type
 from tests.builder.lowering.fused.test_layers import KINDS, SPEC, layer_operations, make_weights
+from tests.builder.specs import changed, page_elements
 from tests.matrices import slow_but
 
-WHOLE_TILES = replace(SPEC, head_dim=32, window=50, windowed_layers=(1,), score_cap=20.0, has_sinks=True)
+WHOLE_TILES = changed(SPEC, {"head_dim": 32, "cap": 20.0, "sinks": True}, at={1: {"window": 50}})
 PAGES = 80
 BITS = {"bf16": "i16", "q8_0": "i8"}  # integers of as many bits as an element of the cache has
 NAN = -1  # every bit set: NaN as bf16
@@ -59,8 +60,8 @@ def entry(name: str, number: int, spec: ModelSpec, options: BuildOptions, loweri
     """
     types = {
         "x": f"tensor<?x{spec.hidden_size}xf32>",
-        "qkv": f"tensor<?x{spec.qkv_features}xf32>",
-        "rotary": f"tensor<?x2x{spec.head_dim // 2}xf32>",
+        "qkv": f"tensor<?x{spec.attention.qkv_features}xf32>",
+        "rotary": f"tensor<?x2x{spec.attention.head_dim // 2}xf32>",
         "starts": "tensor<?xi64>",
         "seq_lens": "tensor<?xi64>",
         "token_rows": "tensor<?xi64>",
@@ -78,9 +79,9 @@ def entry(name: str, number: int, spec: ModelSpec, options: BuildOptions, loweri
     batch.cache = as_type(e, bits, options.cache_dtype)
     x, qkv = (
         Tensor(f"%{n}", (rows, size), "f32")
-        for n, size in (("x", spec.hidden_size), ("qkv", spec.qkv_features))
+        for n, size in (("x", spec.hidden_size), ("qkv", spec.attention.qkv_features))
     )
-    values, names = Values({"x": x, "qkv": qkv}, batch), ["x", "qkv"][: spec.num_hidden_layers - number]
+    values, names = Values({"x": x, "qkv": qkv}, batch), ["x", "qkv"][: len(spec.layers) - number]
     lowering.lower(e, layer_operations(spec, number), values, names)
     results = [*(values[name] for name in names), as_type(e, batch.cache, bits.dtype)]
     arguments = ", ".join(f"%{argument}: {kind}" for argument, kind in types.items())
@@ -97,14 +98,14 @@ def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     weights = make_weights(WHOLE_TILES, options, target)
     rendered = RenderedKernels()
     attention: Bf16Attention | VectorAttention = (
-        Bf16Attention(WHOLE_TILES, options, weights, rendered.render, target)
+        Bf16Attention(options, weights, rendered.render, target)
         if target.has_bf16_dot
-        else VectorAttention(WHOLE_TILES, options, target, weights, rendered.render)
+        else VectorAttention(options, target, weights, rendered.render)
     )
 
     def lowering(joint: Bf16Attention | VectorAttention | None) -> Lowering:
         kernels = StageKernels(WHOLE_TILES, weights, options.activations, target)
-        fused = FusedLayers(WHOLE_TILES, weights, rendered.render, operations(WHOLE_TILES), kernels)
+        fused = FusedLayers(WHOLE_TILES, weights, rendered.render, list(WHOLE_TILES.operations()), kernels)
         fused.attention = joint
         chosen = {Attend: attention, Norm: fused, Linear: fused, GatedLinear: fused}
         return Lowering(chosen, rendered, fused)
@@ -112,7 +113,7 @@ def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     functions = [
         entry(f"{name}_{number}", number, WHOLE_TILES, options, lowering(joint))
         for name, joint in (("together", attention), ("apart", None))
-        for number in range(WHOLE_TILES.num_hidden_layers)
+        for number in range(len(WHOLE_TILES.layers))
     ]
     for name in ("decode_fused_layer_x_qkv", "windowed_decode_fused_layer_x"):
         assert any(made.startswith(name) for made in rendered.texts)
@@ -127,14 +128,14 @@ def make_inputs(lengths: list[int], options: BuildOptions) -> Arrays:
     stride = options.block_seq_stride
     blocks = block_table(rng, [length // stride + 1 if length >= 0 else 0 for length in lengths], 9, PAGES)
     # bf16, or the halves of scales and two bytes each.
-    cache = np.full((PAGES, page_elements(spec, options) * kv_item_bytes(options.kv) // 2), NAN, np.int16)
+    cache = np.full((PAGES, page_elements(spec, options) * kv_dtype(options.kv).itemsize // 2), NAN, np.int16)
     cache[np.unique(blocks)] = rng.integers(0x3C00, 0x3F80, (len(np.unique(blocks)), cache.shape[1]))
     cache = cache.view(np.int8 if BITS[options.kv] == "i8" else np.int16)
     starts = np.maximum(np.array(lengths, np.int64), 0)
     return {
         "x": rng.standard_normal((rows, spec.hidden_size)).astype(np.float32),
-        "qkv": rng.standard_normal((rows, spec.qkv_features)).astype(np.float32),
-        "rotary": rng.uniform(-1, 1, (rows, 2, spec.head_dim // 2)).astype(np.float32),
+        "qkv": rng.standard_normal((rows, spec.attention.qkv_features)).astype(np.float32),
+        "rotary": rng.uniform(-1, 1, (rows, 2, spec.attention.head_dim // 2)).astype(np.float32),
         "starts": starts,
         "seq_lens": np.where(np.array(lengths) < 0, 0, starts + 1),
         "token_rows": np.arange(rows, dtype=np.int64),
@@ -143,7 +144,7 @@ def make_inputs(lengths: list[int], options: BuildOptions) -> Arrays:
     }
 
 
-@pytest.mark.parametrize("number", range(WHOLE_TILES.num_hidden_layers))
+@pytest.mark.parametrize("number", range(len(WHOLE_TILES.layers)))
 @pytest.mark.parametrize("lengths", [[0], [130], [15, -1, 16, 70, 5], [*range(33)]], ids=len)
 def test_the_fused_layer_gives_the_bits_of_separate_dispatches(
     layers: Layers, number: int, lengths: list[int]

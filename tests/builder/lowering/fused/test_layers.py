@@ -14,9 +14,9 @@ from shortfin_apps.llm.builder.lowering.choose import FUSED_LAYER, choose, make_
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
-from shortfin_apps.llm.model.family import operations, weight_shapes
-from shortfin_apps.llm.model.operations import Attend, Operation
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.model.attention import Attend
+from shortfin_apps.llm.model.operations import Operation
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType, weight_shapes
 from shortfin_apps.llm.model.weight_blocks import Q8_0, BlockType
 from tests.builder.compiled_kernels import (
     F32,
@@ -32,10 +32,11 @@ from tests.builder.compiled_kernels import (
 from tests.builder.compiled_model import TINY
 from tests.builder.crowd import check_in_a_crowd
 from tests.builder.emulated_tiles import target_and_load
+from tests.builder.specs import changed
 from tests.matrices import slow_but
 
 # Sizes that cut K into chunks of unequal length and panels into partitions of unequal width.
-SPEC = replace(TINY, hidden_size=352, intermediate_size=1056, vocab_size=160, num_hidden_layers=2)
+SPEC = changed(TINY, {"hidden_size": 352, "features": 1056, "vocab_size": 160}, layers=2)
 TOLERANCE = 3e-2
 KINDS: list[WeightType] = ["bf16", "q8_0", "q4", "int8"]
 # In one layer a gate in blocks of 4 bits feeds blocks of 8; in the other one in floats feeds blocks.
@@ -75,7 +76,7 @@ def make_weights(
 
 def layer_operations(spec: ModelSpec, number: int) -> list[Operation]:
     """A layer's attention and all up to the next one's, or to the last of the layers."""
-    model = operations(spec)
+    model = list(spec.operations())
     begins = [index for index, operation in enumerate(model) if isinstance(operation, Attend)]
     return model[begins[number] : [*begins[1:], len(model) - 3][number]]
 
@@ -136,7 +137,7 @@ def build(
     assert FUSED_LAYER in [choice.candidate for choice in choices]
     lowering = make_lowering(context, choices)
     x: Inputs = {"x": ("?", SPEC.hidden_size)}
-    both: Inputs = x | {"attended": ("?", SPEC.num_attention_heads * SPEC.head_dim)}
+    both: Inputs = x | {"attended": ("?", SPEC.attention.q_features)}
 
     def lower(e: Emitter, run: list[Operation], tensors: dict[str, Tensor], *results: str) -> list[Tensor]:
         values = Values(tensors)
@@ -147,7 +148,7 @@ def build(
         run = layer_operations(SPEC, number)[1:]
         return lower(e, run, {"x": x, "attended": narrow(e, attended, options.activations)}, *results)
 
-    model = operations(SPEC)
+    model = list(SPEC.operations())
     functions = [
         function("run_project", x, lambda e, x: lower(e, model[1:3], {"x": x}, "qkv")),
         function("run_advance", both, lambda e, x, attended: layer(e, x, attended, 0, "x", "qkv")),
@@ -161,7 +162,7 @@ def build(
 def make_inputs(rows: int) -> tuple[F32, F32]:
     rng = np.random.default_rng(rows)
     x = rng.standard_normal((rows, SPEC.hidden_size)).astype(np.float32)
-    attended = rng.standard_normal((rows, SPEC.num_attention_heads * SPEC.head_dim)).astype(np.float32)
+    attended = rng.standard_normal((rows, SPEC.attention.q_features)).astype(np.float32)
     return x, attended
 
 

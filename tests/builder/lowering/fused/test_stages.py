@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Tensor
@@ -11,11 +9,11 @@ from shortfin_apps.llm.builder.lowering.fused.stages import MatmulStage, StageLi
 from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.family import operations
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.compiled_model import TINY
+from tests.builder.specs import changed
 
-SPEC = replace(TINY, head_dim=32)
+SPEC = changed(TINY, {"head_dim": 32})
 LAYER = slice(4, 10)  # from the first attention's result to the next layer's q, k and v
 Q8 = ["attended_block_int8", "sum", "normed_block_int8", "gated", "new_x", "normed_block_int8", "qkv"]
 INT8 = [name.replace("block_", "") for name in Q8]
@@ -23,11 +21,11 @@ BF16 = ["sum", "normed", "gated", "new_x", "normed", "qkv"]
 
 
 def stages(weights: WeightType, part: slice = LAYER) -> StageList:
-    run = operations(SPEC)[part]
+    run = list(SPEC.operations())[part]
     reads = inputs_of(run)
     types = WeightTypes(SPEC, BuildOptions(weights=weights), resolve_target("cpu:sapphirerapids"))
     return StageList(
-        run, reads, Values({name: Tensor(f"%{name}", (1,), "f32") for name in reads}), types, None, "silu"
+        run, reads, Values({name: Tensor(f"%{name}", (1,), "f32") for name in reads}), types, None
     )
 
 

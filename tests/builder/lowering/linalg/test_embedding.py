@@ -26,11 +26,14 @@ from tests.builder.compiled_kernels import (
 )
 from tests.builder.compiled_model import HOST, TINY
 from tests.builder.random_blocks import BLOCK_TYPES
+from tests.builder.specs import changed
 from tests.matrices import slow_but
 
-UNEVEN = replace(TINY, hidden_size=96, intermediate_size=112, vocab_size=48)  # half a panel, and half a tile
+UNEVEN = changed(
+    TINY, {"hidden_size": 96, "features": 112, "vocab_size": 48}
+)  # half a panel, and half a tile
 # Sizes that fill AMX tiles.
-WHOLE = replace(TINY, hidden_size=96, intermediate_size=160, vocab_size=64)
+WHOLE = changed(TINY, {"hidden_size": 96, "features": 160, "vocab_size": 64})
 NAME = "token_embd.weight"
 
 

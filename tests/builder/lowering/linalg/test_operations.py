@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,11 @@ import pytest
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
 from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.model.attention import NormHeads
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_kernels import ConstantWeights, function, load
 from tests.builder.compiled_model import HOST, TINY
+from tests.builder.specs import changed
 
 BIAS, NORM = "blk.0.attn_qkv.bias", "blk.0.attn_qk_norm.weight"
 
@@ -38,7 +39,7 @@ def test_heads_of_queries_and_keys_are_normed_and_values_are_not(
     tmp_path: Path, tokens: int, head_dim: int
 ) -> None:
     """One token is static: IREE 3.9 has vectorised that wrong."""
-    spec = replace(TINY, head_dim=head_dim)
+    spec = changed(TINY, {"head_dim": head_dim})
     rng = np.random.default_rng(2)
     weight = rng.standard_normal(2 * head_dim).astype(np.float32)
     layouts = {NORM: weight_layout(NORM, spec, BuildOptions(), HOST)}
@@ -46,11 +47,11 @@ def test_heads_of_queries_and_keys_are_normed_and_values_are_not(
     operations = LinalgOperations(spec, BuildOptions(), weights)
 
     def run(e: Emitter, x: Tensor) -> list[Tensor]:
-        return [operations.norm_heads(e, x, NORM)]
+        return [operations.norm_heads(e, NormHeads("qkv", "qkv", NORM, spec.attention), x)]
 
     rows = 1 if tokens == 1 else "?"
-    parts = [*weights.declarations(), function("run", {"x": (rows, spec.qkv_features)}, run)]
-    x = rng.standard_normal((tokens, spec.qkv_features)).astype(np.float32)
+    parts = [*weights.declarations(), function("run", {"x": (rows, spec.attention.qkv_features)}, run)]
+    x = rng.standard_normal((tokens, spec.attention.qkv_features)).astype(np.float32)
     actual = load("\n".join(["module @test {", *parts, "}"]), tmp_path).run(x).to_host()
     heads = x.reshape(tokens, -1, head_dim).copy()
     turned = heads[:, :6]

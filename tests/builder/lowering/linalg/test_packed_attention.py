@@ -16,11 +16,12 @@ from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.compiled_model import GENERIC, TINY
+from tests.builder.specs import changed
 from tests.runtimes import of_shortfins_release
 
 # Of a size that the Triton kernels do not take.
-ONE_LAYER = replace(TINY, num_hidden_layers=1, hidden_size=72)
-LARGE_HEADS = replace(ONE_LAYER, num_attention_heads=6, num_key_value_heads=2, head_dim=128)
+ONE_LAYER = changed(TINY, {"hidden_size": 72}, layers=1)
+LARGE_HEADS = changed(ONE_LAYER, {"heads": 6, "kv_heads": 2, "head_dim": 128})
 OPTIONS = BuildOptions(prefill_batch_sizes=(1,), decode_batch_sizes=(1,), chunk_sizes=(), top_k=4)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, RowMajor
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.model.weight_blocks import MXFP4, Q4_1, BlockType
 from tests.builder.compiled_model import TINY
@@ -21,10 +20,11 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kern
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.lowering.triton.expert_kernels import ExpertKernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
+from tests.builder.specs import changed, with_experts
 
 # gpt-oss's width, of which 64 is the largest power of two.
-EXPERTS = RoutedExperts(count=5, per_token=2, features=2880, has_biases=True)
-SPEC: ModelSpec = replace(TINY, hidden_size=2880, activation="clamped", experts=EXPERTS)
+EXPERTS = MoE(count=5, per_token=2, features=2880, biases=True)
+SPEC: ModelSpec = changed(with_experts(TINY, EXPERTS), {"hidden_size": 2880, "activation": "clamped"})
 BLOCKS = pytest.mark.parametrize("blocks", [MXFP4, Q4_1], ids=str)
 TILE = MatmulTile(16, 64, 256, Tuning(4, 4))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -16,10 +15,11 @@ from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.compiled_model import HYBRID, OTHERS, ROUTED, TINY
+from tests.builder.specs import changed
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-LAYERS = TINY.num_hidden_layers
+LAYERS = len(TINY.layers)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,7 +69,7 @@ def test_launches_beside_those_of_layers(
 def test_a_layer_with_experts_takes_nine_launches() -> None:
     options = BuildOptions(device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(4,))
     assert ROUTED.experts
-    spec = replace(ROUTED, experts=replace(ROUTED.experts, has_biases=False), window=None, windowed_layers=())
+    spec = changed(ROUTED, {"window": None, "biases": False})
     text = ModelModule(spec, options, resolve_target(options.device)).text()
     decode = text[text.index("@decode_bs4$") :].split("util.func public @")[0]
     launched = [name.split("_without_")[0] for name in re.findall(r"flow\.dispatch @(\w+)::", decode)]

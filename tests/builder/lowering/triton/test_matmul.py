@@ -9,28 +9,29 @@ import pytest
 from emulated_gpu.machine_code.code_object import read_code_object
 from shortfin_apps.llm.builder.graph.batch import Slab
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import buffer
-from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
-from shortfin_apps.llm.model.config import page_elements
-from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
-from tests.builder.compiled_model import TINY
-from tests.hip import CHIPS
-
-pytest.importorskip("triton", reason="Triton is not installed")
-from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
+from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
+from tests.builder.compiled_model import TINY
+from tests.builder.specs import changed, page_elements
+from tests.hip import CHIPS
 
-SPEC = replace(TINY, hidden_size=576, num_attention_heads=9, num_key_value_heads=3, head_dim=64)
+pytest.importorskip("triton", reason="Triton is not installed")
+
+SPEC = changed(TINY, {"hidden_size": 576, "heads": 9, "kv_heads": 3, "head_dim": 64})
 GFX942 = resolve_target("hip:gfx942")
 HOPPER = replace(GFX942, architecture="nvptx", cpu="sm_90")
 QKV, GATE_UP = (960, 576), (3072, 576)
 SLAB = Slab(
-    layers=range(SPEC.num_hidden_layers),
+    pool="whole",
+    layers=range(len(SPEC.layers)),
     blocks=Tensor("%blocks", ("rows", "width"), "i64"),
     cache=Tensor("%cache", ("pages", page_elements(SPEC, BuildOptions())), "bf16"),
 )
@@ -39,8 +40,12 @@ LAYOUTS: list[WeightLayout] = [BlockRows(Q8_0), BlockRows(Q4_1), Fp8Rows("f8E4M3
 
 
 def kernels_of(kernels: MatmulKernels, tokens: Dim, layout: WeightLayout | None = None) -> list[Kernel]:
-    qkv = kernels.project_qkv(QKV, tokens, SLAB, layout).without({"bias", "head_norm"})
-    return [qkv, kernels.gated_linear(GATE_UP, tokens, layout), kernels.linear((576, 1536), tokens, layout)]
+    qkv = kernels.project_qkv(SPEC.attention, QKV, tokens, SLAB, layout).without({"bias", "head_norm"})
+    return [
+        qkv,
+        kernels.gated_linear("silu", GATE_UP, tokens, layout),
+        kernels.linear((576, 1536), tokens, layout),
+    ]
 
 
 def test_a_grid_covers_all_tokens_and_features() -> None:
@@ -94,10 +99,10 @@ def test_activations_in_8_bit_floats_are_taken_in_whole_groups() -> None:
 @pytest.mark.parametrize("layout", [None, BlockRows(Q4_1), Fp8Rows("f8E4M3FN")])
 @pytest.mark.parametrize("head_dim", [40, 128, 256])
 def test_a_tile_has_whole_heads_where_they_have_a_norm(layout: WeightLayout | None, head_dim: int) -> None:
-    spec = replace(SPEC, head_dim=head_dim, qk_norm=True)
+    spec = changed(SPEC, {"head_dim": head_dim, "qk_norm": True})
     kernels = MatmulKernels(spec, BuildOptions(), tiles_of(resolve_target("hip:gfx950")).matmul)
     for tokens in (1, 32, 64, 512):
-        kernel = kernels.project_qkv((15 * head_dim, 576), tokens, SLAB, layout)
+        kernel = kernels.project_qkv(spec.attention, (15 * head_dim, 576), tokens, SLAB, layout)
         columns, head_columns = (kernel.constexprs[name] for name in ("COLUMNS", "HEAD_COLUMNS"))
         assert isinstance(columns, int)
         assert isinstance(head_columns, int)
@@ -109,11 +114,11 @@ def test_a_tile_has_whole_heads_where_they_have_a_norm(layout: WeightLayout | No
 @pytest.mark.parametrize("target", [GFX942, HOPPER], ids=["gfx942", "sm_90"])
 @pytest.mark.parametrize("head_dim", [128, 256])
 def test_one_name_is_one_kernel_where_tiles_are_widened(target: Target, head_dim: int) -> None:
-    spec = replace(SPEC, head_dim=head_dim, qk_norm=True)
+    spec = changed(SPEC, {"head_dim": head_dim, "qk_norm": True})
     kernels = MatmulKernels(spec, BuildOptions(), tiles_of(target).matmul)
     by_name: dict[str, Kernel] = {}
     for tokens in (1, 16, 32, 64, 128, 512, "tokens"):
-        kernel = kernels.project_qkv((15 * head_dim, 576), tokens, SLAB)
+        kernel = kernels.project_qkv(spec.attention, (15 * head_dim, 576), tokens, SLAB)
         assert by_name.setdefault(kernel.name, kernel) == kernel
 
 
@@ -121,9 +126,9 @@ def test_one_name_is_one_kernel_where_tiles_are_widened(target: Target, head_dim
 @pytest.mark.parametrize("tokens", [16, 512])
 @pytest.mark.parametrize("chip", CHIPS)
 def test_norms_of_heads_spill_no_registers(chip: str, tokens: int) -> None:
-    spec, device = replace(SPEC, head_dim=128, qk_norm=True), f"hip:{chip}"
+    spec, device = changed(SPEC, {"head_dim": 128, "qk_norm": True}), f"hip:{chip}"
     kernels = MatmulKernels(spec, BuildOptions(device=device), tiles_of(resolve_target(device)).matmul)
-    expect_no_spills(kernels.project_qkv((1920, 576), tokens, SLAB), chip)
+    expect_no_spills(kernels.project_qkv(spec.attention, (1920, 576), tokens, SLAB), chip)
 
 
 @pytest.mark.slow

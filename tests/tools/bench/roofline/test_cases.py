@@ -10,7 +10,9 @@ from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import ModelSpec
 from shortfin_apps.llm.tools.bench.roofline.cases import (
     Choice,
@@ -21,6 +23,7 @@ from shortfin_apps.llm.tools.bench.roofline.cases import (
     make_batch,
     plans,
 )
+from tests.builder.specs import changed, with_blocks
 from tests.components.fake_device import fake_config
 
 STRIDE = 4
@@ -92,14 +95,9 @@ SPEC = ModelSpec(
     architecture="llama",
     vocab_size=10,
     hidden_size=8,
-    intermediate_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=4,
+    layers=((Attention(heads=2, kv_heads=1, head_dim=4, rope=Rope()), MLP(features=16)),),
     max_position_embeddings=64,
     rms_norm_eps=1e-5,
-    rope_theta=1e4,
     tie_word_embeddings=True,
 )
 CONFIG = ModelConfig(
@@ -134,11 +132,7 @@ def test_a_decode_reads_the_weights_and_its_pages_once() -> None:
 
 def test_of_experts_those_of_one_token_count() -> None:
     """A second layer has 2 of 5 experts of 3 features, and a router."""
-    spec = replace(
-        SPEC,
-        num_hidden_layers=2,
-        experts=RoutedExperts(count=5, per_token=2, features=3, dense_layers=(0,)),
-    )
+    spec = with_blocks(changed(SPEC, layers=2), {1: MoE(count=5, per_token=2, features=3)})
     router, expert, attention = 5 * 8, 3 * 3 * 8, 16 * 8 + 8 * 8
     parameters = {
         **PARAMETERS,

@@ -10,7 +10,7 @@ from shortfin_apps.llm.builder.weights.layout import LANES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteGeometry:
-    """Routes tokens to `per_token` of `count` experts; see RoutedExperts.
+    """Routes tokens to `per_token` of `count` experts; see MoE.
 
     Padding is in the first `stride` rows of the cache. `has_places` adds each row's place in the order of
     experts to the results.

@@ -152,7 +152,7 @@ def store_gated(y, sums, row, rows, first, OUT: tl.constexpr, ACTIVATION: tl.con
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """Combine `gate` and `up` by an activation (`Activation` in model/spec.py).
+    """Combine `gate` and `up` by an activation (`Activation` in model/operations.py).
 
     silu, or gelu approximated with tanh, of `gate` times `up`; (1 + tanh(y)) / 2 is the sigmoid of 2 y.
     "clamped" changes both.

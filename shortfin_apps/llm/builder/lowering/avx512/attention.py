@@ -13,9 +13,15 @@ from shortfin_apps.llm.builder.kernels.avx512.attention import (
     PagedAttentionGeometry,
     widened_slots,
 )
-from shortfin_apps.llm.builder.lowering.cpu.attention import attention_shape, token_geometry, token_grid
+from shortfin_apps.llm.builder.lowering.cpu.attention import (
+    attention_shape,
+    sinks,
+    token_geometry,
+    token_grid,
+)
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.attention import Attend, Attention
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 _LANES = 16  # rows and columns of one accumulator tile
@@ -26,8 +32,9 @@ _STEP_SLOTS = 64
 
 def fills_attention_tiles(spec: ModelSpec, options: BuildOptions) -> bool:
     """Whether heads and pages are whole bf16 tiles and, for q8_0, pages are short enough to widen."""
-    is_whole = spec.head_dim % (2 * _LANES) == options.block_seq_stride % _LANES == 0
-    return is_whole and (options.kv != "q8_0" or options.block_seq_stride <= widened_slots(spec.head_dim))
+    dims, stride = [each.head_dim for each in spec.blocks_of(Attention)], options.block_seq_stride
+    is_whole = all(dim % (2 * _LANES) == stride % _LANES == 0 for dim in dims)
+    return is_whole and (options.kv != "q8_0" or all(stride <= widened_slots(dim) for dim in dims))
 
 
 def kernel_name(name: str, geometry: PagedAttentionGeometry) -> str:
@@ -41,72 +48,64 @@ class Bf16Attention:
     AVX-512 and AMX use the same pages, and the same steps except for the two products.
     """
 
-    def __init__(
-        self, spec: ModelSpec, options: BuildOptions, weights: WeightTypes, render: Render, target: Target
-    ) -> None:
+    def __init__(self, options: BuildOptions, weights: WeightTypes, render: Render, target: Target) -> None:
         self._target = target
-        self._spec = spec
         self._options = options
         self._weights = weights
         self._render = render
-        self._group = spec.num_attention_heads // spec.num_key_value_heads
         self._is_quantised = options.kv == "q8_0"
 
-    def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+    def attend(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
         if batch.chunk == 1:
-            return self._decode(e, qkv, layer, batch)
-        q = self._rope_store(e, qkv, layer, batch)
-        geometry = self._geometry(layer, batch)
+            return self._decode(e, operation, qkv, batch)
+        q = self._rope_store(e, operation, qkv, batch)
+        geometry = self._geometry(operation.block, batch)
         kernel = self._render("avx512/paged_attention", kernel_name("paged_attention", geometry), g=geometry)
-        workload, constants = token_grid(e, layer, batch, _LANES)
+        workload, constants = token_grid(e, operation.layer, batch, _LANES)
         return e.dispatch(
             kernel,
             workload,
             constants,
             [
                 *(q, *token_geometry(e, batch, _LANES), batch.seq_lens, batch.blocks, batch.cache),
-                *self.sinks(e, layer).values(),
+                *sinks(e, self._weights, operation).values(),
             ],
-            [self._result(batch)],
+            [self._result(operation.block, batch)],
         )[0]
 
-    def sinks(self, e: Emitter, layer: int) -> dict[str, Tensor]:
-        """Return the layer's sinks by their operand name; empty if it has none."""
-        weight = self._spec.sinks_of(layer)
-        return {} if weight is None else {"sinks": self._weights.load_one(e, weight)}
-
-    def decode_geometry(self, layer: int, batch: Batch) -> DecodeAttentionGeometry:
+    def decode_geometry(self, block: Attention, batch: Batch) -> DecodeAttentionGeometry:
         """Return the geometry of the kernel for rows of one token each."""
-        return DecodeAttentionGeometry(**self._sizes(layer, batch), tile_tokens=1)
+        return DecodeAttentionGeometry(**self._sizes(block, batch), tile_tokens=1)
 
-    def _geometry(self, layer: int, batch: Batch) -> PagedAttentionGeometry:
-        queries = min(_MOST_QUERIES, _SUM_BYTES // (4 * self._spec.head_dim))
-        tile_tokens = max(1, min(_LANES, queries // self._group))
-        return PagedAttentionGeometry(**self._sizes(layer, batch), tile_tokens=tile_tokens)
+    def _geometry(self, block: Attention, batch: Batch) -> PagedAttentionGeometry:
+        queries = min(_MOST_QUERIES, _SUM_BYTES // (4 * block.head_dim))
+        tile_tokens = max(1, min(_LANES, queries // (block.heads // block.kv_heads)))
+        return PagedAttentionGeometry(**self._sizes(block, batch), tile_tokens=tile_tokens)
 
-    def _sizes(self, layer: int, batch: Batch) -> dict[str, Any]:
-        window = self._spec.window_of(layer)
-        slots = min(_STEP_SLOTS, widened_slots(self._spec.head_dim)) if self._is_quantised else _STEP_SLOTS
-        has_sinks = self._spec.sinks_of(layer) is not None
+    def _sizes(self, block: Attention, batch: Batch) -> dict[str, Any]:
+        slots = min(_STEP_SLOTS, widened_slots(block.head_dim)) if self._is_quantised else _STEP_SLOTS
         return {
-            **self._shape(batch),
+            **self._shape(block, batch),
             "step_slots": slots,
-            "window": window,
-            "has_sinks": has_sinks,
+            "window": block.window,
+            "has_sinks": block.sinks,
             "has_tiles": self._target.has_amx,
         }
 
-    def _shape(self, batch: Batch) -> dict[str, Any]:
-        shape = attention_shape(self._spec, self._options, batch)
-        return {**shape, "is_quantised": self._is_quantised, "score_cap": self._spec.score_cap}
+    def _shape(self, block: Attention, batch: Batch) -> dict[str, Any]:
+        shape = attention_shape(block, self._options, batch)
+        return {**shape, "is_quantised": self._is_quantised, "score_cap": block.cap}
 
-    def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+    def _rope_store(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
         """Emit rotary embedding and KV store; return q [kv_heads, tokens, group * head_dim] bf16."""
+        block = operation.block
         kernel = self._render(
-            "avx512/rope_store", f"rope_store{batch.slab.suffix}", g=KVPagesGeometry(**self._shape(batch))
+            "avx512/rope_store",
+            f"rope_store{batch.slab.suffix}",
+            g=KVPagesGeometry(**self._shape(block, batch)),
         )
-        workload, constants = token_grid(e, layer, batch, _LANES)
-        q_shape = (self._spec.num_key_value_heads, batch.tokens, self._group * self._spec.head_dim)
+        workload, constants = token_grid(e, operation.layer, batch, _LANES)
+        q_shape = (block.kv_heads, batch.tokens, block.q_features // block.kv_heads)
         q, batch.cache = e.dispatch(
             kernel,
             workload,
@@ -116,23 +115,23 @@ class Bf16Attention:
         )
         return q
 
-    def _decode(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+    def _decode(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
         """Emit rotary embedding, KV store and attention in one dispatch, for rows of one token each."""
-        geometry = self.decode_geometry(layer, batch)
+        geometry = self.decode_geometry(operation.block, batch)
         kernel = self._render(
             "avx512/decode_attention", kernel_name("decode_attention", geometry), g=geometry
         )
         batch.cache, out = e.dispatch(
             kernel,
             [batch.rows],
-            [batch.rows, batch.width, batch.pages, batch.place_of(layer)],
+            [batch.rows, batch.width, batch.pages, batch.place_of(operation.layer)],
             [
                 *(qkv, batch.rotary, batch.starts, batch.seq_lens, batch.blocks),
-                *self.sinks(e, layer).values(),
+                *sinks(e, self._weights, operation).values(),
             ],
-            [batch.cache, self._result(batch)],
+            [batch.cache, self._result(operation.block, batch)],
         )
         return out
 
-    def _result(self, batch: Batch) -> tuple[tuple[Dim, int], str]:
-        return (batch.tokens, self._spec.num_attention_heads * self._spec.head_dim), "bf16"
+    def _result(self, block: Attention, batch: Batch) -> tuple[tuple[Dim, int], str]:
+        return (batch.tokens, block.q_features), "bf16"

@@ -18,51 +18,44 @@ from shortfin_apps.llm.builder.kernels.cpu.rope_store import RopeStoreGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.attention import Attend, Attention
+from shortfin_apps.llm.model.spec import BuildOptions
 
 
 class VectorAttention:
     """Attend kernels for any CPU."""
 
-    def __init__(
-        self, spec: ModelSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
-    ) -> None:
-        self._spec = spec
+    def __init__(self, options: BuildOptions, target: Target, weights: WeightTypes, render: Render) -> None:
         self._options = options
         self._target = target
         self._weights = weights
         self._render = render
 
-    def decode_geometry(self, layer: int, batch: Batch) -> VectorDecodeGeometry:
+    def decode_geometry(self, block: Attention, batch: Batch) -> VectorDecodeGeometry:
         """Return the geometry of the kernel for rows of one token each."""
-        return VectorDecodeGeometry(self._rope_geometry(batch), self._geometry(layer, batch))
+        return VectorDecodeGeometry(self._rope_geometry(block, batch), self._geometry(block, batch))
 
-    def sinks(self, e: Emitter, layer: int) -> dict[str, Tensor]:
-        """Return the layer's sinks by their operand name; empty if it has none."""
-        weight = self._spec.sinks_of(layer)
-        return {} if weight is None else {"sinks": self._weights.load_one(e, weight)}
-
-    def _geometry(self, layer: int, batch: Batch) -> PagedAttentionGeometry:
+    def _geometry(self, block: Attention, batch: Batch) -> PagedAttentionGeometry:
         return PagedAttentionGeometry(
             dtype=self._options.activations,
             kv_dtype=self._options.cache_dtype,
             has_wide_vectors=self._target.has_wide_vectors,
-            window=self._spec.window_of(layer),
-            score_cap=self._spec.score_cap,
-            has_sinks=self._spec.sinks_of(layer) is not None,
-            **attention_shape(self._spec, self._options, batch),
+            window=block.window,
+            score_cap=block.cap,
+            has_sinks=block.sinks,
+            **attention_shape(block, self._options, batch),
         )
 
-    def _rope_geometry(self, batch: Batch) -> RopeStoreGeometry:
-        shape = attention_shape(self._spec, self._options, batch)
+    def _rope_geometry(self, block: Attention, batch: Batch) -> RopeStoreGeometry:
+        shape = attention_shape(block, self._options, batch)
         return RopeStoreGeometry(kv_dtype=self._options.cache_dtype, **shape)
 
-    def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        q = self._rope_store(e, qkv, layer, batch)
-        geometry = self._geometry(layer, batch)
+    def attend(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
+        q = self._rope_store(e, operation, qkv, batch)
+        geometry = self._geometry(operation.block, batch)
         name = "paged_attention" if geometry.window is None else "windowed_attention"
         kernel = self._render("cpu/paged_attention", name, g=geometry)
-        workload, constants = token_grid(e, layer, batch, geometry.tile_tokens)
+        workload, constants = token_grid(e, operation.layer, batch, geometry.tile_tokens)
         rows, positions, tiles = token_geometry(e, batch, geometry.tile_tokens)
         operands = {
             **_batch_operands(geometry, constants, batch),
@@ -70,16 +63,16 @@ class VectorAttention:
             "token_rows": rows,
             "positions": positions,
             "tiles": tiles,
-            **self.sinks(e, layer),
+            **sinks(e, self._weights, operation),
             "cache": batch.cache,
         }
         return dispatch(e, kernel, geometry.interface, workload, operands)["out"]
 
-    def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+    def _rope_store(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
         """Emit rotary embedding and KV store; return q [tokens, heads * head_dim] f32."""
-        geometry = self._rope_geometry(batch)
+        geometry = self._rope_geometry(operation.block, batch)
         kernel = self._render("cpu/rope_store", f"rope_store{batch.slab.suffix}", g=geometry)
-        workload, constants = token_grid(e, layer, batch, self._options.block_seq_stride)
+        workload, constants = token_grid(e, operation.layer, batch, self._options.block_seq_stride)
         operands = {
             **_batch_operands(geometry, constants, batch),
             "qkv": qkv,
@@ -99,12 +92,17 @@ def _batch_operands(pages: KvPages, constants: list[Dim], batch: Batch) -> dict[
     return {**dict(zip(pages.constants, constants, strict=True)), **rows}
 
 
-def attention_shape(spec: ModelSpec, options: BuildOptions, batch: Batch) -> dict[str, Any]:
+def sinks(e: Emitter, weights: WeightTypes, operation: Attend) -> dict[str, Tensor]:
+    """Return the layer's sinks by their operand name; empty if it has none."""
+    return {} if operation.sinks is None else {"sinks": weights.load_one(e, operation.sinks)}
+
+
+def attention_shape(block: Attention, options: BuildOptions, batch: Batch) -> dict[str, Any]:
     """Return the parameters common to all attention kernels."""
     return {
-        "q_heads": spec.num_attention_heads,
-        "kv_heads": spec.num_key_value_heads,
-        "head_dim": spec.head_dim,
+        "q_heads": block.heads,
+        "kv_heads": block.kv_heads,
+        "head_dim": block.head_dim,
         "stride": options.block_seq_stride,
         "page_elements": batch.cache.shape[1],
     }

@@ -23,7 +23,7 @@ class VectorDeltaNet:
         self._render = render
         self._geometry = DeltaNetGeometry(
             net=net,
-            layers=len(net.layers),
+            layers=len(spec.pools["state"]),
             stride=options.block_seq_stride,
             eps=spec.rms_norm_eps,
             dtype=options.activations,

@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.lowering.cpu.matmul import matmul_geometry, matmu
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
@@ -40,7 +40,7 @@ class VectorExperts:
     def __init__(
         self,
         spec: ModelSpec,
-        experts: RoutedExperts,
+        experts: MoE,
         options: BuildOptions,
         target: Target,
         weights: WeightTypes,
@@ -73,7 +73,7 @@ class VectorExperts:
         self, e: Emitter, x: Tensor, weight: str, bias: str | None, routing: ExpertOrder
     ) -> Tensor:
         sharing = self._experts.per_token
-        return self._multiply(e, x, weight, bias, self._spec.activation, sharing, routing)
+        return self._multiply(e, x, weight, bias, self._experts.activation, sharing, routing)
 
     def sum_experts(
         self, e: Emitter, x: Tensor, weight: str, bias: str | None, routing: ExpertOrder, residual: Tensor

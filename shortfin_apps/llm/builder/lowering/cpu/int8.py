@@ -17,6 +17,7 @@ from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import LANES
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
@@ -58,8 +59,8 @@ class Int8Operations:
         out = self._multiply(e, x, weight, "residual" if residual else "store", others)
         return e.columns(out, 0, self._weights.shape(weight)[0])
 
-    def gated_linear(self, e: Emitter, x: Tensor | Input, weight: str) -> Tensor:
-        return self._multiply(e, x, weight, self._spec.activation, {})
+    def gated_linear(self, e: Emitter, x: Tensor | Input, weight: str, activation: Activation) -> Tensor:
+        return self._multiply(e, x, weight, activation, {})
 
     def _multiply(
         self, e: Emitter, source: Tensor | Input, weight: str, epilogue: Epilogue, others: dict[str, Tensor]

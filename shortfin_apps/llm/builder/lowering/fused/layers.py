@@ -16,6 +16,7 @@ from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.activations import TILE_ROWS
 from shortfin_apps.llm.builder.kernels.fused.layer import FusedLayerGeometry, StageGeometry
 from shortfin_apps.llm.builder.kernels.fused.regions import Regions
+from shortfin_apps.llm.builder.lowering.cpu.attention import sinks
 from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
 from shortfin_apps.llm.builder.lowering.fused.stages import (
     AttendStage,
@@ -31,7 +32,8 @@ from shortfin_apps.llm.builder.lowering.fused.stages import (
 )
 from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.operations import Attend, GatedLinear, Linear, Norm, Operation
+from shortfin_apps.llm.model.attention import Attend
+from shortfin_apps.llm.model.operations import GatedLinear, Linear, Norm, Operation
 from shortfin_apps.llm.model.spec import ModelSpec
 
 
@@ -59,7 +61,6 @@ class FusedLayers:
     ) -> None:
         self.attention: DecodeAttention | None = None
         self._kernels = kernels
-        self._spec = spec
         self._weights = weights
         self._render = render
         self._calls: WeakKeyDictionary[Emitter, _Calls] = WeakKeyDictionary()
@@ -83,7 +84,7 @@ class FusedLayers:
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
         reads = values.tensors(inputs_of(run))
-        stages = StageList(run, reads.keys(), values, self._weights, self.attention, self._spec.activation)
+        stages = StageList(run, reads.keys(), values, self._weights, self.attention)
         first = stages[0]
         prefix = ""
         if isinstance(first, AttendStage):
@@ -143,8 +144,8 @@ class FusedLayers:
 
     def _load(self, e: Emitter, stages: Sequence[Stage], attend: AttendStage | None) -> dict[str, Tensor]:
         """Load the stages' parameters, by their names in the kernel."""
-        sinks = self.attention.sinks(e, attend.layer) if self.attention and attend else {}
-        return sinks | {
+        given = sinks(e, self._weights, attend.operation) if attend else {}
+        return given | {
             _binding(index, nth): tensor
             for index, stage in enumerate(stages)
             if isinstance(stage, MatmulStage | NormStage)

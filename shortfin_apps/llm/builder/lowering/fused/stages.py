@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from shortfin_apps.llm.builder.graph.batch import Batch
-from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
 from shortfin_apps.llm.builder.kernels.activations import Int8Blocks, Int8Tiles
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.kernels.fused.layer import AttentionGeometry
 from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.operations import Attend, GatedLinear, Linear, Narrow, Norm, Operation
-from shortfin_apps.llm.model.spec import Activation, ModelSpec
+from shortfin_apps.llm.model.attention import Attend, Attention
+from shortfin_apps.llm.model.operations import GatedLinear, Linear, Narrow, Norm, Operation
+from shortfin_apps.llm.model.spec import ModelSpec
 
 # Operands of matmuls: floats, blocks of 8-bit integers, or 8-bit integers with a scale per row.
 Operands = Literal["floats", "block_int8", "int8"]
@@ -27,12 +28,8 @@ Operands = Literal["floats", "block_int8", "int8"]
 class DecodeAttention(Protocol):
     """Attend kernels that include one for a stage of a fused layer."""
 
-    def decode_geometry(self, layer: int, batch: Batch) -> AttentionGeometry:
+    def decode_geometry(self, block: Attention, batch: Batch) -> AttentionGeometry:
         """Return the geometry of the kernel for rows of one token each."""
-        ...
-
-    def sinks(self, e: Emitter, layer: int) -> dict[str, Tensor]:
-        """Return the layer's sinks by their operand name; empty if it has none."""
         ...
 
 
@@ -62,14 +59,17 @@ class AttendStage:
     It writes to the batch's cache.
     """
 
-    out: str
+    operation: Attend
     qkv: Tensor
-    layer: int
     batch: Batch
     geometry: AttentionGeometry
 
+    @property
+    def out(self) -> str:
+        return self.operation.out
+
     def constants(self) -> list[Dim]:
-        return [self.batch.width, self.batch.pages, self.batch.place_of(self.layer)]
+        return [self.batch.width, self.batch.pages, self.batch.place_of(self.operation.layer)]
 
     def reads(self) -> dict[str, Tensor]:
         batch = self.batch
@@ -120,10 +120,8 @@ class StageList(list[Stage]):
         values: Values,
         weights: WeightTypes,
         attention: DecodeAttention | None,
-        activation: Activation,
     ) -> None:
         super().__init__()
-        self._activation = activation
         self._reads = reads
         self._values = values
         self._weights = weights
@@ -155,8 +153,8 @@ class StageList(list[Stage]):
     def _add_attend(self, operation: Attend) -> None:
         assert self._attention is not None
         qkv, batch = self._values[operation.x], self._values.batch
-        geometry = self._attention.decode_geometry(operation.layer, batch)
-        self.append(AttendStage(operation.out, qkv, operation.layer, batch, geometry))
+        geometry = self._attention.decode_geometry(operation.block, batch)
+        self.append(AttendStage(operation, qkv, batch, geometry))
         self._held[operation.out] = {"floats": operation.out}
 
     def _add_norm(self, operation: Norm, layout: WeightLayout) -> None:
@@ -172,7 +170,7 @@ class StageList(list[Stage]):
         if operands_of(self._weights.layout(weight)) == "block_int8":
             held["block_int8"] = _buffer_name(out, "block_int8")
         quantised = held.get("block_int8")
-        self.append(MatmulStage(weight, x, x in self._kept, out, self._activation, quantised=quantised))
+        self.append(MatmulStage(weight, x, x in self._kept, out, operation.activation, quantised=quantised))
         self._held[out] = held
         self._kept.add(quantised or out)
 
@@ -234,7 +232,7 @@ def buffer_row_bytes(
             case GatedLinear():
                 operands |= operand_bytes(kept_bytes, operation.out, weights.shape(operation.weight)[0] // 2)
             case Attend():
-                operands |= operand_bytes(kept_bytes, operation.out, spec.num_attention_heads * spec.head_dim)
+                operands |= operand_bytes(kept_bytes, operation.out, operation.block.q_features)
     return sums | operands
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shortfin_apps.llm.builder.kernels.epilogue import CLAMPED_LIMIT, CLAMPED_SLOPE
-from shortfin_apps.llm.model.spec import Activation
+from shortfin_apps.llm.model.operations import Activation
 
 _GELU_SLOPE = 1.5957691216057308  # 2 * sqrt(2 / pi)
 

@@ -12,8 +12,8 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.operations import gated
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.feed_forward import MoE
+from shortfin_apps.llm.model.spec import BuildOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,7 @@ class LinalgExperts:
     Padding is computed like any token.
     """
 
-    def __init__(
-        self, spec: ModelSpec, experts: RoutedExperts, options: BuildOptions, weights: WeightTypes
-    ) -> None:
-        self._spec = spec
+    def __init__(self, experts: MoE, options: BuildOptions, weights: WeightTypes) -> None:
         self._experts = experts
         self._act = options.activations
         self._weights = weights
@@ -65,7 +62,7 @@ class LinalgExperts:
             self._products(e, x, "tk", weight, bias, routing), (e.times(tokens, per_token), 2 * features)
         )
         gate, up = (e.columns(both, i * features, features) for i in range(2))
-        return gated(e, gate, up, self._spec.activation, self._act)
+        return gated(e, gate, up, self._experts.activation, self._act)
 
     def sum_experts(
         self,

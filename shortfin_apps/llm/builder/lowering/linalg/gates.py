@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.attention import DropGates
+from shortfin_apps.llm.model.spec import BuildOptions
 
 
 class LinalgGates:
     """Kernels of DropGates, Gate and GateTokens."""
 
-    def __init__(self, spec: ModelSpec, options: BuildOptions) -> None:
-        self._queries = spec.num_attention_heads * spec.head_dim
-        self._features = spec.qkv_features
+    def __init__(self, options: BuildOptions) -> None:
         self._act = options.activations
 
-    def drop_gates(self, e: Emitter, x: Tensor) -> Tensor:
+    def drop_gates(self, e: Emitter, operation: DropGates, x: Tensor) -> Tensor:
+        block = operation.block
         body = f"""\
   %t = linalg.index 0 : index
   %d = linalg.index 1 : index
-  %queries = arith.constant {self._queries} : index
+  %queries = arith.constant {block.q_features} : index
   %gate_column = arith.addi %d, %queries : index
   %is_query = arith.cmpi ult, %d, %queries : index
   %column = arith.select %is_query, %d, %gate_column : index
   %value = tensor.extract {x.name}[%t, %column] : {x.type}
   linalg.yield %value : f32"""
-        return e.elementwise("td", ("td", (x.shape[0], self._features), "f32"), [], body)
+        return e.elementwise("td", ("td", (x.shape[0], block.qkv_features), "f32"), [], body)
 
     def gate(self, e: Emitter, x: Tensor, gates: Tensor) -> Tensor:
-        return self._times_sigmoid(e, x, e.columns(gates, self._queries, self._queries), "td")
+        queries = x.shape[1]
+        assert isinstance(queries, int)
+        return self._times_sigmoid(e, x, e.columns(gates, queries, queries), "td")
 
     def gate_tokens(self, e: Emitter, x: Tensor, gates: Tensor) -> Tensor:
         return self._times_sigmoid(e, x, gates, "t0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.spec import ModelSpec
 
 
@@ -29,22 +30,22 @@ def add_normed(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor, residual:
     return e.elementwise("td", ("td", x.shape, "f32"), ins, body)
 
 
-def norm_heads(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor:
+def norm_heads(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor, weight: Tensor) -> Tensor:
     """Norm each head of q and k in qkv [tokens, qkv features] f32 with `weight` [2 * head_dim]."""
-    turned = spec.num_attention_heads + spec.num_key_value_heads
-    heads = e.reshape(x, (x.shape[0], turned + spec.num_key_value_heads, spec.head_dim))
+    turned = block.heads + block.kv_heads
+    heads = e.reshape(x, (x.shape[0], turned + block.kv_heads, block.head_dim))
     sums = _sums_of_squares(e, heads, "thd", "th")
     # Two inputs, as IREE 3.9 generates wrong masks for a gather by head and element from one tensor.
-    both = e.reshape(weight, (1, 2 * spec.head_dim))
-    q_weight, k_weight = (e.columns(both, i * spec.head_dim, spec.head_dim) for i in range(2))
+    both = e.reshape(weight, (1, 2 * block.head_dim))
+    q_weight, k_weight = (e.columns(both, i * block.head_dim, block.head_dim) for i in range(2))
     body = f"""\
   %h = linalg.index 1 : index
-  %heads = arith.constant {spec.num_attention_heads} : index
+  %heads = arith.constant {block.heads} : index
   %turned = arith.constant {turned} : index
   %is_query = arith.cmpi ult, %h, %heads : index
   %is_value = arith.cmpi uge, %h, %turned : index
   %weight = arith.select %is_query, %c, %d : f32
-{_normal(spec, spec.head_dim)}
+{_normal(spec, block.head_dim)}
   %scaled = arith.mulf %normal, %weight : f32
   %y = arith.select %is_value, %a, %scaled : f32
   linalg.yield %y : f32"""
@@ -52,9 +53,9 @@ def norm_heads(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor
     return e.reshape(e.elementwise("thd", ("thd", heads.shape, "f32"), ins, body), x.shape)
 
 
-def norm_whole(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor:
+def norm_whole(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor, weight: Tensor) -> Tensor:
     """Norm all of q and all of k in qkv [tokens, qkv features] f32 with `weight` [q and k features]."""
-    queries, keys = (n * spec.head_dim for n in (spec.num_attention_heads, spec.num_key_value_heads))
+    queries, keys = block.q_features, block.kv_features
     parts = e.columns(x, 0, queries), e.columns(x, queries, keys)
     q_sums, k_sums = (_sums_of_squares(e, part, "td", "t") for part in parts)
     body = f"""\

@@ -31,8 +31,9 @@ from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
 from shortfin_apps.llm.builder.lowering.lowering import LoopState
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.contract.config import SCALE_BYTES
-from shortfin_apps.llm.model.config import row_elements
-from shortfin_apps.llm.model.spec import Activation, BuildOptions, ModelSpec
+from shortfin_apps.llm.model.attention import Attend, Attention, NormHeads, NormWhole
+from shortfin_apps.llm.model.operations import Activation
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 class LinalgOperations:
@@ -45,8 +46,6 @@ class LinalgOperations:
         self._options = options
         self._weights = weights
         self._stride = options.block_seq_stride
-        self._features = spec.num_key_value_heads * spec.head_dim  # features of K, or of V
-        self._row = row_elements(spec, options)  # elements of one row of the cache
         self._is_quantised = options.kv == "q8_0"
         self._wide = "f32" if options.kv == "q8_0" else options.kv  # type that attention multiplies in
 
@@ -77,11 +76,11 @@ class LinalgOperations:
     def add_normed(self, e: Emitter, x: Tensor, weight: str, residual: Tensor) -> Tensor:
         return add_normed(e, self._spec, x, self._weights.load_one(e, weight), residual)
 
-    def norm_heads(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        return norm_heads(e, self._spec, x, self._weights.load_one(e, weight))
+    def norm_heads(self, e: Emitter, operation: NormHeads, x: Tensor) -> Tensor:
+        return norm_heads(e, self._spec, operation.block, x, self._weights.load_one(e, operation.weight))
 
-    def norm_whole(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        return norm_whole(e, self._spec, x, self._weights.load_one(e, weight))
+    def norm_whole(self, e: Emitter, operation: NormWhole, x: Tensor) -> Tensor:
+        return norm_whole(e, self._spec, operation.block, x, self._weights.load_one(e, operation.weight))
 
     def narrow(self, e: Emitter, x: Tensor) -> Tensor:
         act = self._options.activations
@@ -114,26 +113,27 @@ class LinalgOperations:
         add = "  %y = arith.addf %a, %b : f32\n  linalg.yield %y : f32"
         return e.elementwise("td", ("td", x.shape, "f32"), [(x, "td"), (bias, "d")], add)
 
-    def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+    def gated_linear(self, e: Emitter, x: Tensor, weight: str, activation: Activation) -> Tensor:
         both = self.linear(e, x, weight)
-        features = self._spec.intermediate_size
+        features = self._weights.shape(weight)[0] // 2
         gate, up = (e.columns(both, i * features, features) for i in range(2))
-        return gated(e, gate, up, self._spec.activation, self._options.activations)
+        return gated(e, gate, up, activation, self._options.activations)
 
-    def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        return self._attention(e, self._rope_store(e, qkv, layer, batch), layer, batch)
+    def attend(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
+        return self._attention(e, operation, self._rope_store(e, operation, qkv, batch), batch)
 
-    def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        heads, kv_heads = self._spec.num_attention_heads, self._spec.num_key_value_heads
+    def _rope_store(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
+        block, layer = operation.block, operation.layer
+        heads, kv_heads = block.heads, block.kv_heads
         tokens, kv = batch.tokens, self._options.cache_dtype
-        q = self._rotate(e, qkv, 0, heads, "f32", batch)
-        k = self._rotate(e, qkv, heads, kv_heads, self._wide, batch)
-        v_f32 = e.columns(qkv, (heads + kv_heads) * self._spec.head_dim, self._features)
+        q = self._rotate(e, block, qkv, 0, heads, "f32", batch)
+        k = self._rotate(e, block, qkv, heads, kv_heads, self._wide, batch)
+        v_f32 = e.columns(qkv, (heads + kv_heads) * block.head_dim, block.kv_features)
         if self._is_quantised:
-            k, v = (quantised_rows(e, x, kv_heads, self._row) for x in (k, v_f32))
+            k, v = (quantised_rows(e, x, kv_heads, self._row(block)) for x in (k, v_f32))
         else:
             v = e.elementwise("td", ("td", v_f32.shape, kv), [(v_f32, "td")], yield_as("%a", kv))
-        cache = self._cache_rows(e, batch)
+        cache = self._cache_rows(e, block, batch)
         for plane, update in enumerate((k, v)):
             rows = self._token_rows(e, layer, plane, batch)
             # Padding tokens share rows of page 0; the order of their writes does not matter.
@@ -146,19 +146,19 @@ class LinalgOperations:
                 kv,
             )
         batch.cache = e.reshape(cache, batch.cache.shape)
-        return e.reshape(q, (tokens, heads * self._spec.head_dim))
+        return e.reshape(q, (tokens, block.q_features))
 
-    def _attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        s, kv = self._spec, self._wide
-        group = s.num_attention_heads // s.num_key_value_heads
+    def _attention(self, e: Emitter, operation: Attend, q: Tensor, batch: Batch) -> Tensor:
+        s, kv = operation.block, self._wide
+        group = s.heads // s.kv_heads
         slots = e.times(batch.width, self._stride)
-        if batch.chunk is None or s.score_cap is not None or s.has_sinks:
-            return self._packed_attention(e, q, layer, batch)
+        if batch.chunk is None or s.cap is not None or s.sinks:
+            return self._packed_attention(e, operation, q, batch)
         q = e.elementwise("td", ("td", q.shape, kv), [(q, "td")], yield_as("%a", kv))
-        q = e.reshape(q, (batch.rows, batch.chunk, s.num_key_value_heads, group, s.head_dim))
-        kv_shape = (batch.rows, slots, s.num_key_value_heads, s.head_dim)
-        k, v = (e.reshape(self._gather(e, layer, plane, slots, batch), kv_shape) for plane in range(2))
-        mask = self._mask(e, slots, s.window_of(layer), batch)
+        q = e.reshape(q, (batch.rows, batch.chunk, s.kv_heads, group, s.head_dim))
+        kv_shape = (batch.rows, slots, s.kv_heads, s.head_dim)
+        k, v = (e.reshape(self._gather(e, operation, plane, slots, batch), kv_shape) for plane in range(2))
+        mask = self._mask(e, slots, s.window, batch)
         scale = e.value(f"arith.constant {s.head_dim**-0.5:.9e} : {kv}")
         out = e.empty(q.shape, "f32")
         # b row, h kv head, g query head of it, c query token, n slot, k contracted, d of the result
@@ -174,54 +174,61 @@ class LinalgOperations:
             q.shape,
             "f32",
         )
-        return self._flat_heads(e, result, batch)
+        return self._flat_heads(e, operation.block, result, batch)
 
-    def _packed_attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        window = self._spec.window_of(layer)
+    def _packed_attention(self, e: Emitter, operation: Attend, q: Tensor, batch: Batch) -> Tensor:
+        block, sinks = operation.block, operation.sinks
+        window = block.window
         if window not in batch.token_slots:
             page_rows = batch.page_rows(self._stride)
             batch.token_slots[window] = token_slots(
                 e, batch.blocks, batch.token_rows, batch.positions, self._stride, page_rows, window
             )
-        cache = self._cache_rows(e, batch)
+        cache = self._cache_rows(e, block, batch)
         last_row = e.value(f"arith.subi {e.index(cache.shape[0])}, {e.constant(1)} : index")
         keys, values = (
             CachePlane(
                 cache,
                 last_row,
-                self._plane(layer, plane, batch),
-                self._spec.num_key_value_heads,
+                self._plane(operation.layer, plane, batch),
+                block.kv_heads,
                 scales_of(e, cache) if self._is_quantised else None,
             )
             for plane in range(2)
         )
-        q = e.reshape(q, (batch.tokens, self._spec.num_attention_heads, self._spec.head_dim))
-        sinks = self._spec.sinks_of(layer)
+        q = e.reshape(q, (batch.tokens, block.heads, block.head_dim))
         result = packed_attention(
             e,
             q,
             keys,
             values,
             batch.token_slots[window],
-            self._spec.score_cap,
+            block.cap,
             None if sinks is None else self._weights.load_one(e, sinks),
         )
-        return self._flat_heads(e, result, batch)
+        return self._flat_heads(e, operation.block, result, batch)
 
-    def _flat_heads(self, e: Emitter, heads: Tensor, batch: Batch) -> Tensor:
+    def _flat_heads(self, e: Emitter, block: Attention, heads: Tensor, batch: Batch) -> Tensor:
         """Convert f32 of any shape with [tokens, heads * head_dim] elements to that shape, as activations."""
         act = self._options.activations
-        flat = e.reshape(heads, (batch.tokens, self._spec.num_attention_heads * self._spec.head_dim))
+        flat = e.reshape(heads, (batch.tokens, block.q_features))
         return e.elementwise("td", ("td", flat.shape, act), [(flat, "td")], yield_as("%a", act))
 
     def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:
         return top_k(e, logits, self._options.top_k)
 
     def _rotate(
-        self, e: Emitter, qkv: Tensor, first_head: int, heads: int, dtype: str, batch: Batch
+        self,
+        e: Emitter,
+        block: Attention,
+        qkv: Tensor,
+        first_head: int,
+        heads: int,
+        dtype: str,
+        batch: Batch,
     ) -> Tensor:
         """Rotate `heads` heads of qkv starting at `first_head`: [tokens, heads * head_dim] of `dtype`."""
-        dim = self._spec.head_dim
+        dim = block.head_dim
         c0, c1 = e.constant(0), e.constant(1)
         body = f"""\
   %t = linalg.index 0 : index
@@ -251,9 +258,13 @@ class LinalgOperations:
         rotated = e.elementwise("thd", ("thd", (batch.tokens, heads, dim), dtype), [], body)
         return e.reshape(rotated, (batch.tokens, heads * dim))
 
-    def _cache_rows(self, e: Emitter, batch: Batch) -> Tensor:
+    def _row(self, block: Attention) -> int:
+        """Return the elements of one row of the cache."""
+        return block.kv_layout.row_elements(self._options.kv)
+
+    def _cache_rows(self, e: Emitter, block: Attention, batch: Batch) -> Tensor:
         rows = e.times(batch.pages, batch.page_rows(self._stride))
-        return e.reshape(batch.cache, (rows, self._row))
+        return e.reshape(batch.cache, (rows, self._row(block)))
 
     def _plane(self, layer: int, plane: int, batch: Batch) -> int:
         """Return the row in a page where the layer's K (plane 0) or V (plane 1) starts."""
@@ -270,13 +281,14 @@ class LinalgOperations:
         shape = (batch.tokens, 1)
         return e.elementwise("tu", ("tu", shape, "i64"), [(batch.slots, "t")], body)
 
-    def _gather(self, e: Emitter, layer: int, plane: int, slots: Dim, batch: Batch) -> Tensor:
+    def _gather(self, e: Emitter, operation: Attend, plane: int, slots: Dim, batch: Batch) -> Tensor:
         """Gather K or V of each row's slots, [rows, slots, kv_heads * head_dim]; 0 from its seq_len on.
 
         Slots before the window of the row's first token are 0 too, as their pages may have been reused.
         """
-        window = self._spec.window_of(layer)
-        cache = self._cache_rows(e, batch)
+        block, layer = operation.block, operation.layer
+        window = block.window
+        cache = self._cache_rows(e, block, batch)
         kv = self._wide
         body = f"""\
   %n = linalg.index 0 : index
@@ -293,24 +305,24 @@ class LinalgOperations:
   %first = arith.muli %page, %page_rows : index
   %in_page = arith.addi %plane, %slot : index
   %row = arith.addi %first, %in_page : index
-{self._read(e, cache)}
+{self._read(e, block, cache)}
   %seq_len = arith.index_cast %a : i64 to index
 {reaches("%valid", "%position", "%b", "%seq_len", window)}
   %kept = arith.select %valid, %value, %zero : {kv}
   linalg.yield %kept : {kv}"""
-        shape = (batch.rows, slots, self._features)
+        shape = (batch.rows, slots, block.kv_features)
         ins = [(batch.seq_lens, "n"), *([] if window is None else [(batch.starts, "n")])]
         return e.elementwise("nsd", ("nsd", shape, kv), ins, body)
 
-    def _read(self, e: Emitter, cache: Tensor) -> str:
+    def _read(self, e: Emitter, block: Attention, cache: Tensor) -> str:
         """Return text that sets %value to element %d of the cache's row %row, widened if it is a byte."""
         if not self._is_quantised:
             return f"  %value = tensor.extract {cache.name}[%row, %d] : {cache.type}"
         scales = scales_of(e, cache)
         return f"""\
   %byte = tensor.extract {cache.name}[%row, %d] : {cache.type}
-  %head_dim = arith.constant {self._spec.head_dim} : index
-  %first_scale = arith.constant {self._features // SCALE_BYTES} : index
+  %head_dim = arith.constant {block.head_dim} : index
+  %first_scale = arith.constant {block.kv_features // SCALE_BYTES} : index
   %head = arith.divui %d, %head_dim : index
   %scale_at = arith.addi %first_scale, %head : index
   %scale = tensor.extract {scales.name}[%row, %scale_at] : {scales.type}

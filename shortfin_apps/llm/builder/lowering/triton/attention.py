@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.cpu.attention import sinks
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.attention_kernels import AttentionKernels
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import tiles_of
+from shortfin_apps.llm.model.attention import Attend, Attention
 
 
 class TritonAttention:
@@ -19,9 +21,8 @@ class TritonAttention:
 
     def __init__(self, context: LoweringContext, launcher: Launcher, operands: MatmulOperands) -> None:
         spec, options, tiles = context.spec, context.options, tiles_of(context.target)
-        self._spec = spec
+        self._spec, self._options, self._tiles = spec, options, tiles
         self._stride = options.block_seq_stride
-        self._kernels = AttentionKernels(spec, options, tiles)
         self._matmuls = MatmulKernels(spec, options, tiles.matmul)
         self._weights = context.weights
         self._launcher = launcher
@@ -34,7 +35,7 @@ class TritonAttention:
         weight: str,
         bias: str | None,
         head_norm: str | None,
-        layer: int,
+        operation: Attend,
         batch: Batch,
     ) -> Tensor:
         """Project to q, k and v; return the rotated q [tokens, heads * head_dim] in the cache's type.
@@ -42,9 +43,10 @@ class TritonAttention:
         k and v are written to the cache.
         """
         layout, operands = self._operands.of(e, given, weight)
-        kernel = self._matmuls.project_qkv(self._weights.shape(weight), batch.tokens, batch.slab, layout)
+        shape = self._weights.shape(weight)
+        kernel = self._matmuls.project_qkv(operation.block, shape, batch.tokens, batch.slab, layout)
         operands |= {
-            "layer": batch.place_of(layer),
+            "layer": batch.place_of(operation.layer),
             "bias": None if bias is None else self._weights.load_one(e, bias),
             "head_norm": None if head_norm is None else self._weights.load_one(e, head_norm),
             "rotary": batch.rotary,
@@ -55,7 +57,7 @@ class TritonAttention:
         batch.cache = made["cache"]
         return made["q"]
 
-    def store(self, e: Emitter, qkv: Tensor, norm: str, layer: int, batch: Batch) -> Tensor:
+    def store(self, e: Emitter, qkv: Tensor, norm: str, operation: Attend, batch: Batch) -> Tensor:
         """Norm, rotate and store qkv [tokens, features] f32, with or without gates between q and k.
 
         `norm` names the weights of the norms of q and k. Returns q as `project` does.
@@ -64,51 +66,58 @@ class TritonAttention:
         assert isinstance(features, int)
         operands = {
             "tokens": batch.tokens,
-            "layer": batch.place_of(layer),
+            "layer": batch.place_of(operation.layer),
             "qkv": qkv,
             "norm": self._weights.load_one(e, norm),
             "rotary": batch.rotary,
             "slots": batch.slots,
             "cache": batch.cache,
         }
-        made = self._launcher.launch(e, self._kernels.store_qkv(batch.slab, features), operands)
+        made = self._launcher.launch(
+            e, self._kernels(operation.block).store_qkv(batch.slab, features), operands
+        )
         batch.cache = made["cache"]
         return made["q"]
 
-    def attend(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
+    def attend(self, e: Emitter, q: Tensor, operation: Attend, batch: Batch) -> Tensor:
         """Attend with `project`'s q; return [tokens, heads * head_dim] in the matmuls' activation type.
 
         In a decode all rows are single tokens; among packed rows some may be.
         """
-        sinks = self._spec.sinks_of(layer)
+        kernels = self._kernels(operation.block)
         operands: dict[str, Dim | Tensor | None] = {
             "tokens": batch.tokens,
             "rows": batch.rows,
             "width": batch.width,
-            "layer": batch.place_of(layer),
+            "layer": batch.place_of(operation.layer),
             "q": q,
             "cache": batch.cache,
             "starts": batch.starts,
             "seq_lens": batch.seq_lens,
             "blocks": batch.blocks,
-            **({} if sinks is None else {"sinks": self._weights.load_one(e, sinks)}),
+            **sinks(e, self._weights, operation),
         }
-        window = self._spec.window_of(layer)
         if batch.is_decode:
-            return self._attend_singles(e, operands | {"offsets": None}, window, batch)
+            return self._attend_singles(e, kernels, operands | {"offsets": None}, batch)
         operands["offsets"] = batch.offsets
         is_packed = batch.chunk is None
-        kernel = self._kernels.attend(is_packed, window, batch.slab)
+        kernel = kernels.attend(is_packed, batch.slab)
         operands["out"] = out = self._launcher.launch(e, kernel, operands)["out"]
-        return self._attend_singles(e, operands, window, batch) if is_packed else out
+        return self._attend_singles(e, kernels, operands, batch) if is_packed else out
+
+    def _kernels(self, block: Attention) -> AttentionKernels:
+        return AttentionKernels(self._spec, block, self._options, self._tiles)
 
     def _attend_singles(
-        self, e: Emitter, operands: Mapping[str, Dim | Tensor | None], window: int | None, batch: Batch
+        self,
+        e: Emitter,
+        kernels: AttentionKernels,
+        operands: Mapping[str, Dim | Tensor | None],
+        batch: Batch,
     ) -> Tensor:
-        kernels = self._kernels
         slots = e.times(batch.width, self._stride)
-        splits = e.at_most(e.ceil_divide(slots, kernels.split), kernels.splits(window))
+        splits = e.at_most(e.ceil_divide(slots, kernels.split), kernels.splits)
         given = {**operands, "splits": splits, "counters": batch.counters}
-        made = self._launcher.launch(e, kernels.attend_singles(window, batch.slab), given)
+        made = self._launcher.launch(e, kernels.attend_singles(batch.slab), given)
         batch.counters = made["counters"]
         return made["out"]

@@ -16,41 +16,46 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import (
     fitted,
     power_of_two,
 )
-from shortfin_apps.llm.model.config import context_length, kv_item_bytes, row_elements
+from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.config import context_length
+from shortfin_apps.llm.model.kv_layout import kv_dtype
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 class AttentionKernels:
-    """The attention kernels of a model.
+    """The attention kernels of a `block` of the model `spec`.
 
     Workgroups share a single token's context. Each takes `split` slots, or more if `most_splits` workgroups
     would not cover the context. With `--batch-invariant`, attention of several tokens uses the same shares
     and columns.
     """
 
-    def __init__(self, spec: ModelSpec, options: BuildOptions, tiles: TileTable) -> None:
+    def __init__(self, spec: ModelSpec, block: Attention, options: BuildOptions, tiles: TileTable) -> None:
         self._spec = spec
+        self._block = block
         self._options = options
         self._tiles = tiles
-        self._sharing = spec.num_attention_heads // spec.num_key_value_heads
+        self._sharing = block.heads // block.kv_heads
         self.split = tiles.split
         # Covers the longest row, so that the size of a decode's workspace is known.
         self.most_splits = min(MOST_SPLITS, -(-context_length(spec, options) // self.split))
 
-    def splits(self, window: int | None) -> int:
-        """Return the maximum number of parts of a row that sees the last `window` slots, or all."""
+    @property
+    def splits(self) -> int:
+        """The maximum number of parts of a row."""
+        window = self._block.window
         if window is None:
             return self.most_splits
         # The first share may start this many slots before the window.
         before = self.split if self._options.batch_invariant else self._decode_tile.columns
         return min(self.most_splits, -(-(window + before) // self.split))
 
-    def attend(self, leaves_singles: bool, window: int | None, slab: Slab) -> Kernel:
+    def attend(self, leaves_singles: bool, slab: Slab) -> Kernel:
         """Return the kernel for tiles of tokens."""
         tile = self._tile
         tokens = tile.queries // self._sharing
         return Kernel(
-            name=("attend_several" if leaves_singles else "attend") + _suffix(window),
+            name=("attend_several" if leaves_singles else "attend") + _suffix(self._block.window),
             function=attend,
             interface=Interface(
                 constants=("tokens", "rows", "width", "layer"),
@@ -58,35 +63,34 @@ class AttentionKernels:
                 writes={"out": self._out},
             ),
             constexprs={
-                **self._constexprs(tile, window, slab),
+                **self._constexprs(tile, slab),
                 "TOKENS": tokens,
                 "LEAVES_SINGLES": leaves_singles,
             },
-            grid=[self._spec.num_key_value_heads, Tiles("tokens", tokens, more="rows")],
+            grid=[self._block.kv_heads, Tiles("tokens", tokens, more="rows")],
             tuning=tile.tuning,
         )
 
-    def attend_singles(self, window: int | None, slab: Slab) -> Kernel:
+    def attend_singles(self, slab: Slab) -> Kernel:
         """Return the kernel for rows of one token, split over the row's slots."""
-        spec = self._spec
-        tile = self._decode_tile
-        most_splits = self.splits(window)
-        heads = (spec.num_attention_heads, most_splits)
+        block, tile = self._block, self._decode_tile
+        most_splits = self.splits
+        heads = (block.heads, most_splits)
         return Kernel(
-            name=f"attend_singles{_suffix(window)}",
+            name=f"attend_singles{_suffix(self._block.window)}",
             function=attend_singles,
             interface=Interface(
                 constants=("tokens", "rows", "width", "layer"),
                 reads=self._reads(slab),
                 writes={
-                    "counters": buffer("i32", "rows", spec.num_key_value_heads),
+                    "counters": buffer("i32", "rows", block.kv_heads),
                     "out": self._out,
-                    "parts": buffer("f32", "rows", *heads, spec.head_dim),
+                    "parts": buffer("f32", "rows", *heads, block.head_dim),
                     "states": buffer("f32", "rows", *heads, 2),
                 },
             ),
-            constexprs=self._constexprs(tile, window, slab),
-            grid=[Tiles("rows"), spec.num_key_value_heads, Tiles("splits")],
+            constexprs=self._constexprs(tile, slab),
+            grid=[Tiles("rows"), block.kv_heads, Tiles("splits")],
             tuning=tile.tuning,
         )
 
@@ -95,8 +99,8 @@ class AttentionKernels:
 
         q is returned in `query_dtype`. More `features` than q, k and v have mean that rows also hold gates.
         """
-        spec, options = self._spec, self._options
-        turned = spec.qkv_features - spec.num_key_value_heads * spec.head_dim
+        block, options = self._block, self._options
+        turned = block.q_features + block.kv_features
         return Kernel(
             name=f"store_qkv{slab.suffix}",
             function=store_qkv,
@@ -104,8 +108,8 @@ class AttentionKernels:
                 constants=("layer",),
                 reads={
                     "qkv": buffer("f32", "tokens", features),
-                    "norm": buffer("f32", turned if spec.whole_qk_norm else 2 * spec.head_dim),
-                    "rotary": buffer("f32", "tokens", 2, spec.head_dim // 2),
+                    "norm": buffer("f32", turned if block.whole_qk_norm else 2 * block.head_dim),
+                    "rotary": buffer("f32", "tokens", 2, block.head_dim // 2),
                     "slots": buffer("i64", "tokens"),
                 },
                 writes={
@@ -114,17 +118,17 @@ class AttentionKernels:
                 },
             ),
             constexprs={
-                "HEADS": spec.num_attention_heads,
-                "KV_HEADS": spec.num_key_value_heads,
-                "HEAD_DIM": spec.head_dim,
-                "BLOCK_HALF": power_of_two(spec.head_dim // 2),
-                "BLOCK_HEADS": power_of_two(spec.num_attention_heads),
-                "BLOCK_KV_HEADS": power_of_two(spec.num_key_value_heads),
-                "WHOLE": spec.whole_qk_norm,
-                "GATED": features > spec.qkv_features,
+                "HEADS": block.heads,
+                "KV_HEADS": block.kv_heads,
+                "HEAD_DIM": block.head_dim,
+                "BLOCK_HALF": power_of_two(block.head_dim // 2),
+                "BLOCK_HEADS": power_of_two(block.heads),
+                "BLOCK_KV_HEADS": power_of_two(block.kv_heads),
+                "WHOLE": block.whole_qk_norm,
+                "GATED": features > block.qkv_features,
                 "STRIDE": options.block_seq_stride,
-                "ROW": row_elements(spec, options),
-                "EPS": spec.rms_norm_eps,
+                "ROW": block.kv_layout.row_elements(options.kv),
+                "EPS": self._spec.rms_norm_eps,
             },
             grid=[Tiles("tokens")],
             tuning=Tuning(num_waves=4),
@@ -136,7 +140,7 @@ class AttentionKernels:
             "cache": pages_of(slab),
             **{name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")},
             "blocks": buffer("i64", "rows", "width"),
-            **({"sinks": buffer("f32", self._spec.num_attention_heads)} if self._spec.has_sinks else {}),
+            **({"sinks": buffer("f32", self._block.heads)} if self._block.sinks else {}),
         }
 
     @property
@@ -145,7 +149,7 @@ class AttentionKernels:
 
     @property
     def _features(self) -> int:
-        return self._spec.num_attention_heads * self._spec.head_dim
+        return self._block.q_features
 
     @property
     def _tile(self) -> AttentionTile:
@@ -157,29 +161,27 @@ class AttentionKernels:
         return replace(tile, columns=self._tile.columns) if self._options.batch_invariant else tile
 
     def _fitted(self, tile: AttentionTile) -> AttentionTile:
-        head_bytes = self._spec.head_dim * kv_item_bytes(self._options.query_dtype)
+        head_bytes = self._block.head_dim * kv_dtype(self._options.query_dtype).itemsize
         return fitted(tile, self._sharing, head_bytes)
 
-    def _constexprs(
-        self, tile: AttentionTile, window: int | None, slab: Slab
-    ) -> dict[str, int | float | None]:
-        spec, stride = self._spec, self._options.block_seq_stride
+    def _constexprs(self, tile: AttentionTile, slab: Slab) -> dict[str, int | float | None]:
+        block, stride = self._block, self._options.block_seq_stride
         return {
-            "HEADS": spec.num_attention_heads,
-            "KV_HEADS": spec.num_key_value_heads,
-            "HEAD_DIM": spec.head_dim,
-            "BLOCK_DIM": max(16, power_of_two(spec.head_dim)),
+            "HEADS": block.heads,
+            "KV_HEADS": block.kv_heads,
+            "HEAD_DIM": block.head_dim,
+            "BLOCK_DIM": max(16, power_of_two(block.head_dim)),
             "STRIDE": stride,
             "PAGE_ROWS": 2 * stride * len(slab.layers),
-            "ROW": row_elements(spec, self._options),
+            "ROW": block.kv_layout.row_elements(self._options.kv),
             "QUERIES": tile.queries,
             "COLUMNS": tile.columns,
-            "WINDOW": window,
-            "CAP": spec.score_cap,
+            "WINDOW": block.window,
+            "CAP": block.cap,
             "SHARES": self._options.batch_invariant,
             "SPLIT": self.split,
-            "MOST_SPLITS": self.splits(window),
-            **({} if spec.has_sinks else {"sinks": None}),
+            "MOST_SPLITS": self.splits,
+            **({} if block.sinks else {"sinks": None}),
         }
 
 

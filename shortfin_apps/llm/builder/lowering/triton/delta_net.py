@@ -51,7 +51,9 @@ class TritonDeltaNet:
 
 def delta_rule_kernel(spec: ModelSpec, net: DeltaNet, options: BuildOptions) -> Kernel:
     """Return the kernel of a model's layers; a head's state is in the registers of a workgroup."""
-    elements = len(net.layers) * net.state_elements  # per page; always f32, whatever the cache's type
+    elements = (
+        len(spec.pools["state"]) * net.state_elements
+    )  # per page; always f32, whatever the cache's type
     return Kernel(
         name="delta_rule",
         function=delta_rule,

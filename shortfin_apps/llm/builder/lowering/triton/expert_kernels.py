@@ -20,7 +20,7 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
 )
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two
 from shortfin_apps.llm.builder.weights.layout import WeightLayout
-from shortfin_apps.llm.model.experts import RoutedExperts
+from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 _COMPARED = 8192  # token-expert pairs times experts that a workgroup compares at once
@@ -29,7 +29,7 @@ _COMPARED = 8192  # token-expert pairs times experts that a workgroup compares a
 class ExpertKernels:
     """Creates each Kernel for `experts` of the model `spec`."""
 
-    def __init__(self, spec: ModelSpec, options: BuildOptions, experts: RoutedExperts) -> None:
+    def __init__(self, spec: ModelSpec, options: BuildOptions, experts: MoE) -> None:
         self._spec = spec
         self._experts = experts
         self._act = options.activations
@@ -93,7 +93,7 @@ class ExpertKernels:
         constexprs = {
             "OUT": experts.features,
             "PER_TOKEN": experts.per_token,
-            "ACTIVATION": spec.activation,
+            "ACTIVATION": self._experts.activation,
         }
         shape = 2 * experts.features, spec.hidden_size
         return self._matmul("gated_experts", gated_experts, interface, shape, layout, tile, constexprs)
@@ -144,7 +144,7 @@ class ExpertKernels:
         """Return the buffers of the experts' concatenated weights, and the tables from rows to experts."""
         count = self._experts.count
         held = matrix(layout, (count * out_features, in_features))
-        if self._experts.has_biases:
+        if self._experts.biases:
             held["bias"] = buffer("f32", count, out_features)
         return {**held, "order": buffer("i32", "places"), "tile_experts": buffer("i32", "tiles")}
 

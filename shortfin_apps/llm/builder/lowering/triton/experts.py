@@ -14,8 +14,8 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import load_matrix
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
 from shortfin_apps.llm.builder.weights.layout import weight_layout
-from shortfin_apps.llm.model.experts import RoutedExperts
-from shortfin_apps.llm.model.family import weight_shapes
+from shortfin_apps.llm.model.feed_forward import MoE
+from shortfin_apps.llm.model.spec import weight_shapes
 
 _LIKELY_TOKENS = 512  # assumed for batches with an unknown number of tokens
 
@@ -52,7 +52,7 @@ class TritonExperts:
     """Kernels of Route, GatedExperts and SumExperts for GPUs."""
 
     def __init__(
-        self, context: LoweringContext, experts: RoutedExperts, launcher: Launcher, operands: MatmulOperands
+        self, context: LoweringContext, experts: MoE, launcher: Launcher, operands: MatmulOperands
     ) -> None:
         self._spec = context.spec
         self._experts = experts

@@ -30,18 +30,16 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two, tiles_of
 from shortfin_apps.llm.builder.lowering.triton.tokens import TritonTokens
+from shortfin_apps.llm.model.attention import Attend, DropGates, NormHeads, NormWhole
 from shortfin_apps.llm.model.operations import (
+    Activation,
     AddBias,
     AddNormed,
-    Attend,
-    DropGates,
     Embed,
     LastTokens,
     Linear,
     Narrow,
     Norm,
-    NormHeads,
-    NormWhole,
     Operation,
     SumExperts,
 )
@@ -115,8 +113,8 @@ class TritonLayers:
                     values[each.out] = deferred if each is norm else x
             case [(DropGates() | NormWhole() | NormHeads()) as first, *_, Attend() as attention]:
                 weight = next(each.weight for each in run if isinstance(each, (NormWhole, NormHeads)))
-                q = self._attention.store(e, values[first.x], weight, attention.layer, values.batch)
-                values[attention.out] = self._attention.attend(e, q, attention.layer, values.batch)
+                q = self._attention.store(e, values[first.x], weight, attention, values.batch)
+                values[attention.out] = self._attention.attend(e, q, attention, values.batch)
             case [SumExperts() as first, *last, Norm() as norm]:
                 routing, residual = values.operand(first.routing), values[first.residual]
                 down = first.weight, first.bias
@@ -128,8 +126,8 @@ class TritonLayers:
                 head_norm = next((each.weight for each in between if isinstance(each, NormHeads)), None)
                 given = _activations(values.operand(projection.x))
                 weights = projection.weight, bias, head_norm
-                q = self._attention.project(e, given, *weights, attention.layer, values.batch)
-                values[attention.out] = self._attention.attend(e, q, attention.layer, values.batch)
+                q = self._attention.project(e, given, *weights, attention, values.batch)
+                values[attention.out] = self._attention.attend(e, q, attention, values.batch)
 
     def prepare(self, e: Emitter, batch: Batch) -> None:
         """Compute the per-token data that the layers need."""
@@ -167,10 +165,12 @@ class TritonLayers:
     ) -> Tensor:
         return self._linear(e, x, weight, residual, None)[0]
 
-    def gated_linear(self, e: Emitter, x: Tensor | Activations, weight: str) -> Tensor:
+    def gated_linear(
+        self, e: Emitter, x: Tensor | Activations, weight: str, activation: Activation
+    ) -> Tensor:
         given = _activations(x)
         layout, operands = self._operands.of(e, given, weight)
-        kernel = self._matmuls.gated_linear(self._weights.shape(weight), given.x.shape[0], layout)
+        kernel = self._matmuls.gated_linear(activation, self._weights.shape(weight), given.x.shape[0], layout)
         return self._launcher.launch(e, kernel, operands)["y"]
 
     def _add_normed(

@@ -16,7 +16,8 @@ from shortfin_apps.llm.builder.lowering.triton.attention_kernels import pages_of
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two
 from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.config import row_elements
+from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec
 
 Shape = tuple[int, ...]  # of a weight: output features, input features
@@ -56,8 +57,10 @@ class MatmulKernels:
         )
         return self._kernel("linear", linear, interface, shape, layout, tile, {"OUT": out_features})
 
-    def gated_linear(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
-        """Return the kernel of the spec's activation of w's first half of features, times the second half."""
+    def gated_linear(
+        self, activation: Activation, shape: Shape, tokens: Dim, layout: WeightLayout | None = None
+    ) -> Kernel:
+        """Return the kernel of the activation of w's first half of features, times the second half."""
         out_features = shape[0] // 2
         tile = self._tile_of(tokens, shape, layout)
         interface = Interface(
@@ -65,43 +68,43 @@ class MatmulKernels:
             reads=self._reads(shape, layout),
             writes={"y": buffer(self._act, "tokens", out_features)},
         )
-        constexprs = {"OUT": out_features, "ACTIVATION": self._spec.activation}
+        constexprs = {"OUT": out_features, "ACTIVATION": activation}
         return self._kernel("gated_linear", gated_linear, interface, shape, layout, tile, constexprs)
 
     def project_qkv(
-        self, shape: Shape, tokens: Dim, slab: Slab, layout: WeightLayout | None = None
+        self, block: Attention, shape: Shape, tokens: Dim, slab: Slab, layout: WeightLayout | None = None
     ) -> Kernel:
         """Return the kernel that makes the rotated q, in `query_dtype`, and caches the rotated k, and v.
 
         If a head has a norm, or a scale in the cache, a tile holds complete heads.
         """
-        spec, options = self._spec, self._options
-        has_whole_heads = spec.qk_norm or options.kv == "q8_0"
-        head_columns = power_of_two(spec.head_dim) if has_whole_heads else spec.head_dim
+        options = self._options
+        has_whole_heads = block.qk_norm or options.kv == "q8_0"
+        head_columns = power_of_two(block.head_dim) if has_whole_heads else block.head_dim
         tile = self._tile_of(tokens, shape, layout)
         wide = _widened(tile, layout, head_columns if has_whole_heads else 1)
-        columns = shape[0] // spec.head_dim * head_columns
+        columns = shape[0] // block.head_dim * head_columns
         interface = Interface(
             constants=("tokens", "layer"),
             reads={
                 **self._reads(shape, layout),
                 "bias": buffer("f32", shape[0]),
-                "head_norm": buffer("f32", 2 * spec.head_dim),
-                "rotary": buffer("f32", "tokens", 2, spec.head_dim // 2),
+                "head_norm": buffer("f32", 2 * block.head_dim),
+                "rotary": buffer("f32", "tokens", 2, block.head_dim // 2),
                 "slots": buffer("i64", "tokens"),
             },
             writes={
                 "cache": pages_of(slab),
-                "q": buffer(options.query_dtype, "tokens", spec.num_attention_heads * spec.head_dim),
+                "q": buffer(options.query_dtype, "tokens", block.q_features),
             },
         )
         heads = {
-            "HEADS": spec.num_attention_heads,
-            "KV_HEADS": spec.num_key_value_heads,
-            "HEAD_DIM": spec.head_dim,
+            "HEADS": block.heads,
+            "KV_HEADS": block.kv_heads,
+            "HEAD_DIM": block.head_dim,
             "HEAD_COLUMNS": head_columns,
             "STRIDE": options.block_seq_stride,
-            "ROW": row_elements(spec, options),
+            "ROW": block.kv_layout.row_elements(options.kv),
         }
         # Named by the narrow tile, as different tiles may have one size after widening.
         kernel = self._kernel(

@@ -14,7 +14,9 @@ from shortfin_apps.llm.builder.kernels.triton.tokens import last_tokens, prepare
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.spec import Block
 
 
 class TritonTokens:
@@ -22,6 +24,7 @@ class TritonTokens:
 
     def __init__(self, context: LoweringContext, launcher: Launcher) -> None:
         self._spec = context.spec
+        self._kv_heads = max(each.kv_heads for each in context.spec.blocks_of(Attention))
         self._stride = context.options.block_seq_stride
         self._rotaries = context.rotaries
         self._launcher = launcher
@@ -42,11 +45,21 @@ class TritonTokens:
             batch.offsets = batch.given_offsets or results["offsets"]
 
     def _launches(self, batch: Batch) -> list[tuple[Rotation, Slab]]:
-        """Pair each rotation with a slab (LOCAL with the windows' slab); add the last slab if it has none."""
-        launches = [(way, batch.slabs[-1 if way is Rotation.LOCAL else 0]) for way in self._rotaries]
-        if not self._spec.num_states and all(slab is not batch.slabs[-1] for _, slab in launches):
-            launches.append((Rotation.GLOBAL, batch.slabs[-1]))
+        """Pair each rotation with a slab that needs it; add the slabs that need slots alone."""
+        launches = [(rotation, self._slab_of(rotation, batch)) for rotation in self._rotaries]
+        first = next(iter(self._rotaries))
+        for slab in batch.slabs:
+            if slab.pool != "state" and all(slab is not other for _, other in launches):
+                launches.append((first, slab))
         return launches
+
+    def _slab_of(self, rotation: Rotation, batch: Batch) -> Slab:
+        """Return the first slab with a layer that rotates so, or the first slab."""
+        layers = self._spec.layers
+        rotated = {
+            n for n, layer in enumerate(layers) if any(rotation == _rotation_of(each) for each in layer)
+        }
+        return next((slab for slab in batch.slabs if rotated.intersection(slab.layers)), batch.slabs[0])
 
     def _prepare(self, e: Emitter, batch: Batch, way: Rotation, slab: Slab) -> dict[str, Tensor]:
         coarse, fine = self._rotaries[way].load(e)
@@ -66,7 +79,7 @@ class TritonTokens:
             operands["offsets"] = None
         if not batch.is_decode and batch.given_offsets is None:
             operands["counters"] = None
-        return self._launcher.launch(e, self._prepare_kernel(slab, coarse, fine), operands)
+        return self._launcher.launch(e, self._prepare_kernel(way, slab, coarse, fine), operands)
 
     def last_tokens(
         self,
@@ -109,8 +122,8 @@ class TritonTokens:
         }
         return self._launcher.launch(e, kernel, operands)
 
-    def _prepare_kernel(self, slab: Slab, coarse: Tensor, fine: Tensor) -> Kernel:
-        half = self._spec.head_dim // 2
+    def _prepare_kernel(self, way: Rotation, slab: Slab, coarse: Tensor, fine: Tensor) -> Kernel:
+        half = way.head_dim // 2
         steps, _, _ = coarse.shape
         assert isinstance(steps, int)
         return Kernel(
@@ -127,7 +140,7 @@ class TritonTokens:
                     "offsets": buffer("i64", "rows"),
                     "slots": buffer("i64", "tokens"),
                     "rotary": buffer("f32", "tokens", 2, half),
-                    "counters": buffer("i32", "rows", self._spec.num_key_value_heads),
+                    "counters": buffer("i32", "rows", self._kv_heads),
                 },
             ),
             constexprs={
@@ -137,8 +150,12 @@ class TritonTokens:
                 "STEPS": steps,
                 "STRIDE": self._stride,
                 "PAGE_ROWS": 2 * self._stride * len(slab.layers),
-                "KV_HEADS": self._spec.num_key_value_heads,
+                "KV_HEADS": self._kv_heads,
             },
             grid=[Tiles("tokens")],
             tuning=Tuning(num_waves=1),
         )
+
+
+def _rotation_of(block: Block) -> Rotation | None:
+    return block.rotation if isinstance(block, Attention) else None

@@ -27,7 +27,10 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.model.spec import ModelSpec
+from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.spec import Block, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +164,7 @@ class CostModel:
     def _matrix_elements(self) -> int:
         """Number of matrix elements of all layers, without embedding and head."""
         spec = self._spec
-        heads = spec.num_attention_heads * spec.head_dim
-        attention = spec.hidden_size * (spec.qkv_features + heads)
-        feed_forwards = (self._feed_forward_elements(layer) for layer in range(spec.num_hidden_layers))
-        return spec.num_hidden_layers * attention + sum(feed_forwards)
-
-    def _feed_forward_elements(self, layer: int) -> int:
-        spec, experts = self._spec, self._spec.experts_of(layer)
-        if experts is None:
-            return 3 * spec.hidden_size * spec.intermediate_size
-        return spec.hidden_size * (experts.count + 3 * experts.per_token * experts.features)
+        return spec.hidden_size * sum(_features(block) for layer in spec.layers for block in layer)
 
     def _cache_bytes(self, task: LlmTaskInput) -> int:
         pages_read = -(-task.start_position // self._stride)
@@ -180,5 +174,18 @@ class CostModel:
     def _attention_flops(self, task: LlmTaskInput) -> int:
         """Causal attention: the sum of (p + 1) over the task's positions, times the FLOPs of one pair."""
         pairs = (task.seq_len * (task.seq_len + 1) - task.start_position * (task.start_position + 1)) // 2
-        spec = self._spec
-        return 4 * pairs * spec.head_dim * spec.num_attention_heads * spec.num_hidden_layers
+        blocks = (block for layer in self._spec.layers for block in layer)
+        return 4 * pairs * sum(block.q_features for block in blocks if isinstance(block, Attention))
+
+
+def _features(block: Block) -> int:
+    """Return the features that a token multiplies by the hidden size."""
+    match block:
+        case Attention():
+            return block.qkv_features + block.q_features
+        case MLP():
+            return 3 * block.features
+        case MoE():
+            return block.count + 3 * block.per_token * block.features
+        case DeltaNet():
+            return block.channels + 2 * (block.value_features + block.value_heads)

@@ -29,6 +29,7 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
+from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.operations import Linear, Norm
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.tools.bench.roofline.cases import Case, Work
@@ -94,14 +95,13 @@ def load_machine(device: Device, spec: ModelSpec, options: BuildOptions) -> Mach
 
 def _probe_spec(spec: ModelSpec) -> ModelSpec:
     """Return the spec of a layer of square matrices, so that the peak is independent of the model's sizes."""
+    attention = spec.attention
+    heads = SIZE // attention.head_dim
     return replace(
         spec,
         vocab_size=SIZE,
         hidden_size=SIZE,
-        intermediate_size=SIZE,
-        num_hidden_layers=1,
-        num_attention_heads=SIZE // spec.head_dim,
-        num_key_value_heads=SIZE // spec.head_dim,
+        layers=((replace(attention, heads=heads, kv_heads=heads), MLP(features=SIZE)),),
     )
 
 
