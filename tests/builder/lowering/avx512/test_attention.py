@@ -60,7 +60,7 @@ class Shape:
                 "cap": self.score_cap,
                 "sinks": self.has_sinks,
             },
-            at={},
+            at={LAYER: {"window": self.window}},
         )
 
     def __str__(self) -> str:
