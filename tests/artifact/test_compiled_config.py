@@ -152,14 +152,13 @@ def test_options_of_no_build_are_refused(folder: Path) -> None:
         Artifact.open(folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("num_key_value_heads", 0), ("head_dim", 0), ("num_hidden_layers", 0)]
-)
+@pytest.mark.parametrize(("name", "value"), [("kv_heads", 0), ("head_dim", 0)])
 def test_a_manifest_of_sizes_that_no_build_has_is_an_error(folder: Path, name: str, value: int) -> None:
     edit(folder, raise_context)
     path = folder / file_names.MANIFEST
     manifest = json.loads(path.read_text())
-    manifest["spec"][name] = value
+    for mixer, _ in manifest["spec"]["layers"]:
+        mixer[name] = value
     path.write_text(json.dumps(manifest))
     with pytest.raises(ArtifactError):
         Artifact.open(folder)

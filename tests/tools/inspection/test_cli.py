@@ -186,27 +186,15 @@ def test_a_damaged_program_is_refused(
     assert "the VMFB is damaged" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("architecture", "of-tomorrow", "architecture `of-tomorrow` is not known to this version"),
-        ("num_hidden_layers", 1 << 40, "the manifest's model has 1099511627776 layers, but the parameters"),
-    ],
-)
-def test_a_manifest_of_another_model_is_refused(
-    tiny_artifact: Artifact,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    field: str,
-    value: object,
-    message: str,
+def test_a_manifest_with_more_layers_than_parameters_is_refused(
+    tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As one of another version, or a damaged one whose layers would fill the memory."""
     directory = shutil.copytree(tiny_artifact.vmfb.parent, tmp_path / "other")
     manifest = json.loads((directory / "manifest.json").read_text())
-    manifest["spec"][field] = value
+    manifest["spec"]["layers"] *= 500
     (directory / "manifest.json").write_text(json.dumps(manifest))
     assert main(["inspect", str(directory)]) == 2
+    message = "the manifest's model has 1000 layers, but the parameters"
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
