@@ -11,13 +11,13 @@ import pytest
 
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.serving.api.app import create_app
-from shortfin_apps.llm.serving.api.auth import KeyRing
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
 from shortfin_apps.llm.serving.api.service import ServedModel, Service
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from tests.components.device_gate import Gate
 from tests.components.engine_fixture import make_rig
 from tests.components.fake_device import fake_config

@@ -217,7 +217,7 @@ async def test_nobody_is_waited_for_forever() -> None:
 
 @asynccontextmanager
 async def running(artifact: Artifact, **settings: Any) -> AsyncIterator[LocalModel]:
-    config = local_config(artifact.vmfb.parent, {"tune": False, **settings}, lambda note: None)
+    config = local_config(artifact.vmfb.parent, {"token_budget": 320, **settings}, lambda note: None)
     model = LocalModel.load(config)
     async with model.running():
         yield model

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from shortfin_apps.llm.builder.sources import gguf_file, hf_directory
+from shortfin_apps.llm.builder.sources import gguf_file, hf_config
 from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES
 from shortfin_apps.llm.builder.sources.gguf_rope import GgufRope
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
@@ -115,7 +115,7 @@ def aliases(model: type[BaseModel]) -> set[str]:
 
 def test_fields_marked_used_are_read() -> None:
     of_families = {name for family in HF_FAMILIES.values() for name in family.fields}
-    assert set(HF_CONFIG.used) | of_families == aliases(hf_directory._Config)
+    assert set(HF_CONFIG.used) | of_families == aliases(hf_config.HfConfig)
     assert set(HF_ROPE.used) | {"partial_rotary_factor"} == set(HfRope.model_fields)
     assert set(GGUF_TOKENIZER.used) == aliases(GgufVocabulary) - {"named_templates"}  # keys of any name
     of_families = {key for family in GGUF_FAMILIES.values() for key in family.keys}

@@ -12,7 +12,6 @@ from fastapi import FastAPI
 from fastapi.dependencies import models
 
 from shortfin_apps.llm.serving.api.app import create_app
-from shortfin_apps.llm.serving.api.auth import KeyRing
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.responses.store import ResponseStore
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
@@ -21,6 +20,7 @@ from shortfin_apps.llm.serving.api.service import ServedModel, Service
 from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.serving.api.scripted_engine import Script, ScriptedEngine, saying
 from tests.serving.text.tiny_tokenizers import byte_level_tokenizer

@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from shortfin_apps.llm.serving.api.auth import KeyRing
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from tests.serving.api.harness import TOKENIZER, Harness
 from tests.serving.api.scripted_engine import forever
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.serving.api import admin
-from shortfin_apps.llm.serving.api.auth import KeyRing
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from tests.serving.api.harness import TOKENIZER, Harness
 from tests.serving.api.scripted_engine import forever
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from shortfin_apps.llm.contract.errors import UnavailableError
-from shortfin_apps.llm.serving.api.auth import KeyRing
 from shortfin_apps.llm.serving.engine_link.messages import (
     AbortAll,
     AbortRequests,
@@ -14,6 +13,7 @@ from shortfin_apps.llm.serving.engine_link.messages import (
     ReadMetrics,
     SetLogLevel,
 )
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from tests.serving.api.harness import TOKENIZER, Harness
 from tests.serving.api.scripted_engine import forever
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.serving.api import json_body
-from shortfin_apps.llm.serving.api.auth import KeyRing
 from shortfin_apps.llm.serving.api.body_fields import HEADER
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, MODEL, RESPONSES, Harness
 
 JSON = {"content-type": "application/json"}

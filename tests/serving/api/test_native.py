@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -333,15 +332,6 @@ async def test_each_prompt_has_its_own_number_of_beams() -> None:
     assert texts == [["aaa", "aab", "aba"], ["aaa"], ["aaa", "aab"]]
     meta = batch[0]["responses"][2]["meta_info"]
     assert (meta["completion_tokens"], meta["finish_reason"]) == (3, {"type": "length", "length": 3})
-    await harness.client.aclose()
-
-
-async def test_the_servers_num_beams_is_the_default() -> None:
-    harness = Harness(forever(TOKENIZER, "a"))
-    harness.service.serve(replace(harness.service.model, default_num_beams=2))
-    for sampling, count in (({}, 2), ({"num_beams": 1}, 1), ({"num_beams": 3}, 3)):
-        [answer] = await answers(harness, {"text": PROMPT, "sampling_params": {**sampling, "max_tokens": 2}})
-        assert len(answer["responses"]) == count
     await harness.client.aclose()
 
 

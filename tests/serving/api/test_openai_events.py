@@ -20,8 +20,8 @@ from shortfin_apps.llm.serving.api.openai_shapes import (
     Shape,
     usage,
 )
-from shortfin_apps.llm.serving.api.streaming import event
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest
+from shortfin_apps.llm.serving.http.streaming import event
 from tests.serving.api.harness import TOKENIZER
 
 REQUEST = TextRequest(request_id="r", prompt_token_ids=(5, 6), params=SamplingParams(max_tokens=50))

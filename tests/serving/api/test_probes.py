@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from shortfin_apps.llm.contract.errors import InvocationError
-from shortfin_apps.llm.serving.api.auth import KeyRing
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from tests.serving.api.harness import MODEL, TOKENIZER, Harness
 from tests.serving.api.scripted_engine import failing, forever
 
@@ -76,7 +76,7 @@ async def test_get_model_info_has_the_fields_of_sglang(harness: Harness) -> None
 async def test_probes_are_logged_at_debug(
     harness: Harness, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "shortfin_apps.llm.serving.api.access_log")
+    caplog.set_level(logging.DEBUG, "shortfin_apps.llm.serving.http.access_log")
     await harness.client.get(path)
     assert [record.levelno for record in caplog.records if record.message == "request"] == [logging.DEBUG]
 

@@ -4,7 +4,7 @@ import pytest
 
 from shortfin_apps.llm.components.request.messages import MAX_PRIORITY, Terms
 from shortfin_apps.llm.contract.errors import DeadlineExceededError, RequestAbortedError
-from shortfin_apps.llm.serving.api.auth import KeyRing
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from tests.serving.api.harness import TOKENIZER, Harness, events_of
 from tests.serving.api.scripted_engine import aborting
 

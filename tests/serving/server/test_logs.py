@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.serving.api.request_id import current_request_id
+from shortfin_apps.llm.serving.http.request_id import current_request_id
 from shortfin_apps.llm.serving.server.logs import MAX_LINES, formatter
 from tests.serving.api.loopback import loopback, ready_server
 from tests.serving.server.log_stream import PIPE_BYTES, log_set_up, unread_pipe

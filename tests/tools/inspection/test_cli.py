@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from emulated_gpu.machine_code import code_object
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.cli import main
-from shortfin_apps.llm.contract.gpu_code import code_object
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.conftest import BuildTiny
 

@@ -24,7 +24,7 @@ import orjson
 
 from shortfin_apps.llm.offline.batch.requests import BatchFileError, BatchInput
 from shortfin_apps.llm.offline.local_model import OK, Answered
-from shortfin_apps.llm.serving.api.streaming import json_line
+from shortfin_apps.llm.serving.http.streaming import json_line
 
 
 class Finished(NamedTuple):

@@ -14,12 +14,13 @@ from starlette.responses import Response
 
 from shortfin_apps.llm.serving.api import answers
 from shortfin_apps.llm.serving.api.anthropic.shapes import ID_PREFIX as MESSAGE_ID_PREFIX
-from shortfin_apps.llm.serving.api.auth import caller_of
-from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.openai_shapes import ChatShape, CompletionShape
 from shortfin_apps.llm.serving.api.schema import AbortBody
 from shortfin_apps.llm.serving.api.service import count_everywhere, service_of
 from shortfin_apps.llm.serving.engine_link.messages import AbortRequests
+from shortfin_apps.llm.serving.http.auth import caller_of
+from shortfin_apps.llm.serving.http.json_response import JsonResponse
 
 router = APIRouter(route_class=JsonRoute, tags=["native"], responses=answers.errors())
 

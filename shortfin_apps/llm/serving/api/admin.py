@@ -14,11 +14,12 @@ from starlette.responses import Response, StreamingResponse
 
 from shortfin_apps.llm.contract.errors import UnavailableError
 from shortfin_apps.llm.serving.api import answers
-from shortfin_apps.llm.serving.api.auth import require_admin
-from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.schema import Body
 from shortfin_apps.llm.serving.api.service import carry_out_everywhere, count_everywhere, service_of
 from shortfin_apps.llm.serving.engine_link.messages import AbortAll, SetLogLevel
+from shortfin_apps.llm.serving.http.auth import require_admin
+from shortfin_apps.llm.serving.http.json_response import JsonResponse
 
 PIECE_BYTES = 1 << 18
 GZIP = "application/gzip"

@@ -17,17 +17,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.contract.errors import UnavailableError
 from shortfin_apps.llm.serving.api import abort, admin, native, openai, ops, probes
-from shortfin_apps.llm.serving.api.access_log import AccessLogMiddleware
 from shortfin_apps.llm.serving.api.anthropic import routes as anthropic
-from shortfin_apps.llm.serving.api.auth import KEY_HEADER, OPEN_PATHS, AuthMiddleware, KeyRing
+from shortfin_apps.llm.serving.api.body_errors import install_validation_handler
 from shortfin_apps.llm.serving.api.body_fields import HEADER
-from shortfin_apps.llm.serving.api.body_limit import BodyLimitMiddleware
-from shortfin_apps.llm.serving.api.errors import error_response, install_error_handlers
 from shortfin_apps.llm.serving.api.page.assets import PATHS as PAGE_PATHS
 from shortfin_apps.llm.serving.api.page.routes import Page
-from shortfin_apps.llm.serving.api.request_id import current_request_id
 from shortfin_apps.llm.serving.api.responses import routes as responses
 from shortfin_apps.llm.serving.api.service import Service
+from shortfin_apps.llm.serving.http.access_log import AccessLogMiddleware
+from shortfin_apps.llm.serving.http.auth import KEY_HEADER, OPEN_PATHS, AuthMiddleware, KeyRing
+from shortfin_apps.llm.serving.http.body_limit import BodyLimitMiddleware
+from shortfin_apps.llm.serving.http.errors import error_response, install_error_handlers
+from shortfin_apps.llm.serving.http.request_id import current_request_id
+from shortfin_apps.llm.serving.http.stream_turns import StreamTurns
 
 # Sent by Anthropic's clients; they have no effect here.
 ANTHROPIC_HEADERS = ("Anthropic-Version", "Anthropic-Beta", "Anthropic-Dangerous-Direct-Browser-Access")
@@ -40,29 +42,30 @@ def create_app(
     root_path: str = "",
     keys: KeyRing | None = None,
     cors_origins: Sequence[str] = (),
-    has_page: bool = True,
 ) -> FastAPI:
     """Create the application for `service`, which may still be loading its model."""
     # Serves the assets of /docs and /redoc itself; FastAPI's own pages load them from the internet.
     offline = {"validatorUrl": None}
     app = FastAPIOffline(title="shortfin-llm", version=__version__, swagger_ui_parameters=offline)
     app.state.service = service
+    app.state.stream_turns = StreamTurns(service.stream_keep_alive_s)
     for routes in (native, abort, openai, responses, anthropic, ops, probes, admin):
         app.include_router(routes.router)
-    if has_page:
-        app.state.page = Page(service)
-        app.router.routes += app.state.page.routes()
+    app.state.page = Page(service)
+    app.router.routes += app.state.page.routes()
     install_error_handlers(app)
+    install_validation_handler(app)
     # The middleware added last sees a request first.
     app.add_middleware(HeadMiddleware)
     app.add_middleware(BodyLimitMiddleware, max_bytes=service.limits.body_bytes)
-    open_paths = OPEN_PATHS | PAGE_PATHS if has_page else OPEN_PATHS
-    app.add_middleware(AuthMiddleware, keys=keys or KeyRing(), open_paths=open_paths)
+    app.add_middleware(AuthMiddleware, keys=keys or KeyRing(), open_paths=OPEN_PATHS | PAGE_PATHS)
     if cors_origins:  # before AuthMiddleware: browsers send preflight requests without a key
         _add_cors(app, cors_origins)
     app.add_middleware(AccessLogMiddleware, clock=service.metrics.clock)
     if service.traces is not None:
-        from shortfin_apps.llm.serving.api.tracing import TracingMiddleware  # imports OpenTelemetry, an extra
+        from shortfin_apps.llm.serving.http.tracing import (
+            TracingMiddleware,  # imports OpenTelemetry, an extra
+        )
 
         tracer = service.traces.get_tracer("shortfin_llm", __version__)
         app.add_middleware(

@@ -14,14 +14,11 @@ from starlette.requests import Request
 
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import InvalidRequestError, RequestAbortedError
-from shortfin_apps.llm.serving.api.access_log import access_of
-from shortfin_apps.llm.serving.api.auth import caller_of
 from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests
 from shortfin_apps.llm.serving.api.json_body import note_unread
 from shortfin_apps.llm.serving.api.limits import excess_of
 from shortfin_apps.llm.serving.api.schema import ChatBody, ChatMessage, SamplingFields, ServingFields
 from shortfin_apps.llm.serving.api.service import Service, service_of
-from shortfin_apps.llm.serving.api.streaming import unless_disconnected
 from shortfin_apps.llm.serving.api.tools import (
     AnswerForm,
     ToolUse,
@@ -31,6 +28,9 @@ from shortfin_apps.llm.serving.api.tools import (
     tool_use,
 )
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest, TextStream, gather
+from shortfin_apps.llm.serving.http.access_log import access_of
+from shortfin_apps.llm.serving.http.auth import caller_of
+from shortfin_apps.llm.serving.http.streaming import unless_disconnected
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 
 

@@ -13,8 +13,6 @@ from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import Terms
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api.access_log import access_of
-from shortfin_apps.llm.serving.api.auth import TENANT_HEADER, caller_of
 from shortfin_apps.llm.serving.api.receipts import with_receipts
 from shortfin_apps.llm.serving.api.sampling import (
     NamedTokens,
@@ -25,10 +23,12 @@ from shortfin_apps.llm.serving.api.sampling import (
 )
 from shortfin_apps.llm.serving.api.schema import SamplingFields, ServingFields
 from shortfin_apps.llm.serving.api.service import request_id_of, service_of
-from shortfin_apps.llm.serving.api.streaming import unless_disconnected
 from shortfin_apps.llm.serving.api.structured_output import AskedGrammar
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator, with_seed
 from shortfin_apps.llm.serving.frontend.text_stream import TextRequest
+from shortfin_apps.llm.serving.http.access_log import access_of
+from shortfin_apps.llm.serving.http.auth import TENANT_HEADER, caller_of
+from shortfin_apps.llm.serving.http.streaming import unless_disconnected
 from shortfin_apps.llm.serving.text.tokenizer import bad_word_ids
 
 

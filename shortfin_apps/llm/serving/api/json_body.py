@@ -1,4 +1,4 @@
-"""JSON bodies and answers, with orjson: it is fast, and refuses NaN.
+"""JSON bodies, parsed by orjson: it is fast, and refuses NaN.
 
 Routes also limit a body's contents before parsing it, and name its ignored fields in an answer header.
 """
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.contract.errors import ModelNotFoundError
-from shortfin_apps.llm.lone_surrogates import json_of, without_lone_surrogates
+from shortfin_apps.llm.lone_surrogates import without_lone_surrogates
 from shortfin_apps.llm.serving.api.body_fields import HEADER, header_value
 from shortfin_apps.llm.serving.api.schema import Body, ChatMessage
 from shortfin_apps.llm.serving.api.service import Service, service_of
@@ -24,15 +24,6 @@ from shortfin_apps.llm.serving.api.service import Service, service_of
 logger = logging.getLogger(__name__)
 
 OWN_VARIABLES = frozenset({"messages", "add_generation_prompt"})  # set by body fields of their own
-
-
-class JsonResponse(Response):
-    """A response serialised by orjson."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return json_of(content)
 
 
 class JsonRequest(Request):

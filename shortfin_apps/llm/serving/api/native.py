@@ -22,18 +22,14 @@ from starlette.responses import Response
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.sampling_params import PARAMS
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api.access_log import access_of
 from shortfin_apps.llm.serving.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
 from shortfin_apps.llm.serving.api.best_of import Choices, choices_of
-from shortfin_apps.llm.serving.api.errors import Problem, problem_of, register_shape
 from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests
-from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.limits import Limits
-from shortfin_apps.llm.serving.api.logprobs_work import encoded, made, num_logprobs
 from shortfin_apps.llm.serving.api.sampling import NamedTokens, first_given, params_named
 from shortfin_apps.llm.serving.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.serving.api.service import ServedModel, request_id_of, service_of
-from shortfin_apps.llm.serving.api.streaming import DONE, EventStream, event, unless_disconnected
 from shortfin_apps.llm.serving.api.structured_output import AskedGrammar, asked_grammar
 from shortfin_apps.llm.serving.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.serving.frontend.prompt_scoring import (
@@ -47,6 +43,11 @@ from shortfin_apps.llm.serving.frontend.text_stream import (
     TextRequest,
     gather_answers,
 )
+from shortfin_apps.llm.serving.http.access_log import access_of
+from shortfin_apps.llm.serving.http.errors import Problem, problem_of, register_shape
+from shortfin_apps.llm.serving.http.json_response import JsonResponse
+from shortfin_apps.llm.serving.http.logprobs_work import encoded, made, num_logprobs
+from shortfin_apps.llm.serving.http.streaming import DONE, EventStream, event, unless_disconnected
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 
 router = APIRouter(route_class=JsonRoute, tags=["native"])
@@ -412,7 +413,7 @@ def _request_ids(rid: str | list[str] | None, count: int, request_id: str) -> li
 def _num_beams(body: SamplingBody, model: ServedModel) -> int:
     """Return the number of beams. Raises InvalidRequestError for too many or for incompatible fields."""
     name = PREFIX + "num_beams"
-    num_beams = model.default_num_beams if body.num_beams is None else body.num_beams
+    num_beams = 1 if body.num_beams is None else body.num_beams
     with params_named({"num_beams": name}):
         check_num_beams(num_beams, model.exported_top_k)
     if num_beams == 1:

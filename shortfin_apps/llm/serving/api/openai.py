@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api.access_log import access_of
 from shortfin_apps.llm.serving.api.answers import (
     ChatAnswer,
     CompletionAnswer,
@@ -25,14 +24,12 @@ from shortfin_apps.llm.serving.api.answers import (
 from shortfin_apps.llm.serving.api.best_of import Choices, choices_of
 from shortfin_apps.llm.serving.api.chat import chat_turn
 from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests
-from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields, check_model
-from shortfin_apps.llm.serving.api.logprobs_work import encoded, made, num_logprobs, work_of
+from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields, check_model
 from shortfin_apps.llm.serving.api.openai_events import ChunkEvents
 from shortfin_apps.llm.serving.api.openai_shapes import ChatShape, CompletionShape, Extras, Shape, usage
 from shortfin_apps.llm.serving.api.sampling import NamedTokens
 from shortfin_apps.llm.serving.api.schema import ChatBody, CompletionBody, OpenAIBody, StreamOptions
 from shortfin_apps.llm.serving.api.service import ServedModel, Service, request_id_of, service_of
-from shortfin_apps.llm.serving.api.streaming import EventStream, unless_disconnected
 from shortfin_apps.llm.serving.api.structured_output import asked_grammar
 from shortfin_apps.llm.serving.frontend.prompt_scoring import (
     PromptLogprobs,
@@ -47,6 +44,10 @@ from shortfin_apps.llm.serving.frontend.text_stream import (
     gather,
 )
 from shortfin_apps.llm.serving.frontend.text_workers import TextWorkers
+from shortfin_apps.llm.serving.http.access_log import access_of
+from shortfin_apps.llm.serving.http.json_response import JsonResponse
+from shortfin_apps.llm.serving.http.logprobs_work import encoded, made, num_logprobs, work_of
+from shortfin_apps.llm.serving.http.streaming import EventStream, unless_disconnected
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
 

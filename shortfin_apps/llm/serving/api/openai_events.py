@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from shortfin_apps.llm.serving.api.errors import openai_shape, problem_of
 from shortfin_apps.llm.serving.api.openai_shapes import Shape, usage
-from shortfin_apps.llm.serving.api.streaming import DONE, event, json_line
 from shortfin_apps.llm.serving.frontend.text_stream import EMPTY_ANSWER, TextDelta, TextRequest
+from shortfin_apps.llm.serving.http.errors import openai_shape, problem_of
+from shortfin_apps.llm.serving.http.streaming import DONE, event, json_line
 
 _MARK = "\0"  # placeholder for the text
 

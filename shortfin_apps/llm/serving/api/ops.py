@@ -14,10 +14,11 @@ from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.contract.iree_release import installed_version
 from shortfin_apps.llm.serving.api import answers
 from shortfin_apps.llm.serving.api.chat import conversation_text
-from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields, note_unread
+from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields, note_unread
 from shortfin_apps.llm.serving.api.schema import DetokenizeBody, TokenizeBody
 from shortfin_apps.llm.serving.api.service import carry_out_everywhere, service_of
 from shortfin_apps.llm.serving.engine_link.messages import ReadMetrics
+from shortfin_apps.llm.serving.http.json_response import JsonResponse
 from shortfin_apps.llm.serving.text.tokenizer import first_out_of_range
 
 router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors())

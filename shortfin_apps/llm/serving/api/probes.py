@@ -13,11 +13,12 @@ from shortfin_apps.llm.components.request.messages import MAX_PRIORITY, Terms
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import LlmError, OverloadedError
 from shortfin_apps.llm.serving.api import answers
-from shortfin_apps.llm.serving.api.auth import caller_of
-from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute
+from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.service import Service, carry_out_everywhere, request_id_of, service_of
 from shortfin_apps.llm.serving.engine_link.messages import ReadMetrics
 from shortfin_apps.llm.serving.frontend.text_stream import TextRequest, gather
+from shortfin_apps.llm.serving.http.auth import caller_of
+from shortfin_apps.llm.serving.http.json_response import JsonResponse
 
 router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors())
 

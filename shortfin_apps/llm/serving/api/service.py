@@ -15,7 +15,6 @@ from shortfin_apps.llm.serving.api.body_fields import FieldCheck
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.responses.store import ResponseStore
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
-from shortfin_apps.llm.serving.api.stream_turns import StreamTurns
 from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect
 from shortfin_apps.llm.serving.engine_link.messages import (
     AbortAll,
@@ -52,10 +51,7 @@ Everywhere = Callable[[Command], Awaitable[Sequence[float]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A loaded model. `exported_top_k` is the VMFB's; None if it returns full logits.
-
-    `default_num_beams` applies to `/generate` only.
-    """
+    """A loaded model. `exported_top_k` is the VMFB's; None if it returns full logits."""
 
     generator: TextGenerator
     native_defaults: SamplingDefaults
@@ -63,7 +59,6 @@ class ServedModel:
     exported_top_k: int | None
     dialect: Dialect = NO_DIALECT  # the format of thoughts and tool calls
     info: Mapping[str, Any]  # for /server_info
-    default_num_beams: int = 1
     everywhere: Everywhere | None = None  # None: this server has no other process
     identity: ModelIdentity | None = None  # None: unknown, so receipts are not available
 
@@ -94,7 +89,6 @@ class Service:
         self.field_check = FieldCheck(strict=strict_fields)
         self.receipts = receipts
         self.stream_keep_alive_s = stream_keep_alive_s  # None: streams send no comments
-        self.stream_turns = StreamTurns()
         self.responses = responses or ResponseStore(0, 0.0, time.monotonic)  # the default stores none
         self.probe_timeout_s = probe_timeout_s  # for /health_generate
         self.config = config  # the effective server configuration, for /server_info

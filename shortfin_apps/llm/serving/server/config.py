@@ -15,8 +15,8 @@ from pydantic_core import to_jsonable_python
 
 from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.contract.errors import LlmError
-from shortfin_apps.llm.serving.api.auth import TENANT_HEADER
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
+from shortfin_apps.llm.serving.http.auth import TENANT_HEADER
 from shortfin_apps.llm.serving.server.settings import HttpSettings, ModelSettings, RequestSettings
 from shortfin_apps.llm.setting import Setting, make, settings_of, shown
 

@@ -209,7 +209,7 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        access_log=False,  # serving/api/access_log.py logs more, but no query strings
+        access_log=False,  # serving/http/access_log.py logs more, but no query strings
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         ssl_certfile=config.http.ssl_certfile,

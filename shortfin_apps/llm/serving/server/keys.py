@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from shortfin_apps.llm.serving.api.auth import KeyRing
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from shortfin_apps.llm.serving.server.config import KEYS, ServerConfig, ServerConfigError, key_file
 
 KEY = re.compile(r"(?!,+$)(?!@)[\x21-\x7e]+")  # a key of only commas is an empty list

@@ -17,7 +17,7 @@ from typing import Literal, TextIO
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
-from shortfin_apps.llm.serving.api.request_id import current_request_id
+from shortfin_apps.llm.serving.http.request_id import current_request_id
 
 LogFormat = Literal["text", "json"]
 

@@ -11,9 +11,9 @@ from pydantic import SecretStr
 
 from shortfin_apps.llm.model.kv_layout import KVType
 from shortfin_apps.llm.model.spec import WeightChoice
-from shortfin_apps.llm.serving.api.auth import TENANT_HEADER
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.dialects.choose import ReasoningParser, ToolParser
+from shortfin_apps.llm.serving.http.auth import TENANT_HEADER
 from shortfin_apps.llm.setting import setting
 
 

@@ -6,16 +6,14 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 
-from shortfin_apps.llm.serving.api.app import create_app
-from shortfin_apps.llm.serving.api.auth import KeyRing
 from shortfin_apps.llm.serving.api.page.assets import PATHS
 from shortfin_apps.llm.serving.api.page.feed import MAX_READERS
 from shortfin_apps.llm.serving.api.page.routes import EVENTS
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from tests.serving.api.harness import BASE_URL, TOKENIZER, Harness
-from tests.serving.api.loopback import Loopback, loopback, ready_server
+from tests.serving.api.loopback import Loopback, ready_server
 from tests.serving.api.scripted_engine import forever
 
 ROOT, USER = {"authorization": "Bearer root"}, {"authorization": "Bearer user"}
@@ -181,27 +179,12 @@ async def test_a_key_sees_its_own_requests_and_an_admin_key_all() -> None:
         await asyncio.gather(*posts)
 
 
-async def test_without_the_page_there_is_none() -> None:
-    harness = Harness()
-    app = create_app(harness.service, has_page=False)
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url=BASE_URL) as client:
-        for path in ("/", "/page/main.js", EVENTS):
-            assert (await client.get(path)).status_code == 404
-
-
 @pytest.mark.parametrize("prefix", ["/llm", ""])
 async def test_behind_a_prefix_that_a_proxy_strips_or_leaves(prefix: str) -> None:
     harness = Harness(root_path="/llm", keys=KeyRing(["user"]))
     for path in ("/", "/page/main.js"):
         assert (await harness.client.get(f"{BASE_URL}{prefix}{path}")).status_code == 200
     assert (await harness.client.get(f"{BASE_URL}{prefix}{EVENTS}")).status_code == 401
-
-
-async def test_a_setting_turns_the_page_off() -> None:
-    async with loopback(page=False) as server:
-        await server.until_ready()
-        assert (await server.client.get("/")).status_code == 404
 
 
 def test_the_page_is_no_part_of_the_api(harness: Harness) -> None:

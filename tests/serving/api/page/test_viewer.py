@@ -7,9 +7,9 @@ import pytest
 
 from shortfin_apps.llm.components.engine.snapshot import OWNED, SHARED, UNLISTED, PageMap
 from shortfin_apps.llm.components.request.messages import Terms
-from shortfin_apps.llm.serving.api.access_log import claimed_tenant
-from shortfin_apps.llm.serving.api.auth import ANONYMOUS, Caller
 from shortfin_apps.llm.serving.api.page.viewer import Viewer, client_id
+from shortfin_apps.llm.serving.http.access_log import claimed_tenant
+from shortfin_apps.llm.serving.http.auth import ANONYMOUS, Caller
 from tests.components.engine_fixture import PROMPT, call, make_rig
 from tests.components.fake_device import fake_config
 

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 
 from shortfin_apps.llm.contract.errors import InvocationError
 from shortfin_apps.llm.serving.api import limits
-from shortfin_apps.llm.serving.api.auth import KeyRing
 from shortfin_apps.llm.serving.api.responses import routes
 from shortfin_apps.llm.serving.api.responses.store import ResponseStore
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.serving.api.harness import MODEL, RESPONSES, TOKENIZER, Harness
 from tests.serving.api.official_clients import openai_client

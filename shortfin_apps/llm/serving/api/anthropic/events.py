@@ -13,10 +13,10 @@ from shortfin_apps.llm.serving.api.anthropic.shapes import (
 )
 from shortfin_apps.llm.serving.api.blocks import Began, Block, BlockKind, BlockReader, Change, Ended, Grew
 from shortfin_apps.llm.serving.api.chat import ChatTurn
-from shortfin_apps.llm.serving.api.errors import problem_of
 from shortfin_apps.llm.serving.api.receipts import receipt_field
-from shortfin_apps.llm.serving.api.streaming import named_event
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
+from shortfin_apps.llm.serving.http.errors import problem_of
+from shortfin_apps.llm.serving.http.streaming import named_event
 
 DELTAS: dict[BlockKind, tuple[str, str]] = {  # the type of a delta and the field that holds its text
     BlockKind.TEXT: ("text_delta", "text"),

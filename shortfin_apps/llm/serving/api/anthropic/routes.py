@@ -21,15 +21,16 @@ from shortfin_apps.llm.serving.api.anthropic.schema import CountTokensBody, Mess
 from shortfin_apps.llm.serving.api.anthropic.shapes import ID_PREFIX, error_shape, message, stop_of, usage_of
 from shortfin_apps.llm.serving.api.blocks import BlockReader
 from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_prompt, chat_turn, submitted
-from shortfin_apps.llm.serving.api.errors import register_shape
-from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
-from shortfin_apps.llm.serving.api.logprobs_work import made, work_of
+from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.receipts import receipt_field
 from shortfin_apps.llm.serving.api.sampling import params_named
 from shortfin_apps.llm.serving.api.schema import Body, ChatBody
 from shortfin_apps.llm.serving.api.service import ServedModel, request_id_of, service_of
-from shortfin_apps.llm.serving.api.streaming import EventStream
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
+from shortfin_apps.llm.serving.http.errors import register_shape
+from shortfin_apps.llm.serving.http.json_response import JsonResponse
+from shortfin_apps.llm.serving.http.logprobs_work import made, work_of
+from shortfin_apps.llm.serving.http.streaming import EventStream
 
 router = APIRouter(
     route_class=JsonRoute, prefix="/v1", tags=["anthropic"], responses=errors(AnthropicErrorAnswer)

@@ -11,8 +11,8 @@ from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.serving.api.blocks import Block, BlockKind
 from shortfin_apps.llm.serving.api.call_arguments import UNPARSED, read_arguments
 from shortfin_apps.llm.serving.api.chat import ChatTurn, end_of
-from shortfin_apps.llm.serving.api.errors import Problem
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
+from shortfin_apps.llm.serving.http.errors import Problem
 
 ID_PREFIX = "msg_"
 # Error types by status; for other 4xx `invalid_request_error`, for other 5xx `api_error`.

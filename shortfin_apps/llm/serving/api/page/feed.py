@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from shortfin_apps.llm.components.engine.snapshot import Snapshot
 from shortfin_apps.llm.contract.errors import LlmError, OverloadedError
 from shortfin_apps.llm.serving.api.page.viewer import Viewer
-from shortfin_apps.llm.serving.api.streaming import json_line
+from shortfin_apps.llm.serving.http.streaming import json_line
 
 logger = logging.getLogger(__name__)
 

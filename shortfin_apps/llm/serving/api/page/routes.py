@@ -13,13 +13,13 @@ from starlette.types import Receive, Scope, Send
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.components.engine.snapshot import Snapshot
 from shortfin_apps.llm.contract.errors import LlmError
-from shortfin_apps.llm.serving.api.auth import caller_of
 from shortfin_apps.llm.serving.api.page.assets import ASSETS, INDEX, PREFIX
 from shortfin_apps.llm.serving.api.page.feed import Feed, Reader
 from shortfin_apps.llm.serving.api.page.viewer import Viewer
 from shortfin_apps.llm.serving.api.service import Service, service_of
-from shortfin_apps.llm.serving.api.streamed_body import KEEP_ALIVE
-from shortfin_apps.llm.serving.api.streaming import event
+from shortfin_apps.llm.serving.http.auth import caller_of
+from shortfin_apps.llm.serving.http.streamed_body import KEEP_ALIVE
+from shortfin_apps.llm.serving.http.streaming import event
 
 EVENTS = f"{PREFIX}/events"
 SILENCE_S = 10.0  # send a keep-alive comment after this silence, for example during a long step

@@ -13,8 +13,8 @@ from shortfin_apps.llm.components.engine.snapshot import (
     Snapshot,
 )
 from shortfin_apps.llm.components.engine.stats import EngineStats
-from shortfin_apps.llm.serving.api.access_log import claimed_tenant
-from shortfin_apps.llm.serving.api.auth import Caller
+from shortfin_apps.llm.serving.http.access_log import claimed_tenant
+from shortfin_apps.llm.serving.http.auth import Caller
 
 COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "steps", "device_s")
 

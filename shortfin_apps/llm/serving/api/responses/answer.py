@@ -9,10 +9,10 @@ from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.blocks import BlockKind, BlockReader, Change, Grew
 from shortfin_apps.llm.serving.api.chat import ChatTurn, end_of
-from shortfin_apps.llm.serving.api.errors import message_of
 from shortfin_apps.llm.serving.api.receipts import receipt_field
 from shortfin_apps.llm.serving.api.responses.shapes import ResponseShape, Usage
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
+from shortfin_apps.llm.serving.http.errors import message_of
 from shortfin_apps.llm.serving.text.tokenizer import LONG_TEXT, Tokenizer
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from shortfin_apps.llm.serving.api.blocks import Began, Block, BlockKind, Change, Ended, Grew
 from shortfin_apps.llm.serving.api.responses.answer import ResponseAnswer
 from shortfin_apps.llm.serving.api.responses.shapes import part
-from shortfin_apps.llm.serving.api.streaming import named_event
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
+from shortfin_apps.llm.serving.http.streaming import named_event
 
 # By kind of block: the infix of its events' names, and the field with its full text in the last of them.
 TEXTS: dict[BlockKind, tuple[str, str]] = {

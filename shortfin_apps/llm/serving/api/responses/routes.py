@@ -13,12 +13,9 @@ from starlette.responses import Response
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.answers import errors, whole_or_streamed
-from shortfin_apps.llm.serving.api.auth import caller_of
 from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_turn, submitted
-from shortfin_apps.llm.serving.api.errors import ResponseNotFoundError
-from shortfin_apps.llm.serving.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields
 from shortfin_apps.llm.serving.api.limits import Limits
-from shortfin_apps.llm.serving.api.logprobs_work import made, work_of
 from shortfin_apps.llm.serving.api.responses import answers
 from shortfin_apps.llm.serving.api.responses.answer import ResponseAnswer
 from shortfin_apps.llm.serving.api.responses.conversation import NAMES, chat_of_response
@@ -30,7 +27,11 @@ from shortfin_apps.llm.serving.api.responses.store import ResponseStore, StoredR
 from shortfin_apps.llm.serving.api.sampling import params_named
 from shortfin_apps.llm.serving.api.schema import ChatBody
 from shortfin_apps.llm.serving.api.service import service_of
-from shortfin_apps.llm.serving.api.streaming import EventStream
+from shortfin_apps.llm.serving.http.auth import caller_of
+from shortfin_apps.llm.serving.http.errors import ResponseNotFoundError
+from shortfin_apps.llm.serving.http.json_response import JsonResponse
+from shortfin_apps.llm.serving.http.logprobs_work import made, work_of
+from shortfin_apps.llm.serving.http.streaming import EventStream
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
 

@@ -13,7 +13,7 @@ from shortfin_apps.llm.contract.errors import (
     RequestAbortedError,
     UnavailableError,
 )
-from shortfin_apps.llm.serving.api.errors import ANSWERS, answer_to
+from shortfin_apps.llm.serving.http.errors import ANSWERS, answer_to
 from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from shortfin_apps.llm.serving.api.auth import ANONYMOUS, OPEN_PATHS, KeyRing
 from shortfin_apps.llm.serving.frontend.text_workers import TextWorkers, current_tenant
+from shortfin_apps.llm.serving.http.auth import ANONYMOUS, OPEN_PATHS, KeyRing
 from tests.serving.api.harness import BASE_URL, CHAT, MESSAGES, Harness
 
 KEYS = KeyRing(["first", "second"], ["root"], ["gate"])

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
 from shortfin_apps.llm.contract.errors import DeadlineExceededError, InvocationError
-from shortfin_apps.llm.serving.api.auth import KeyRing
 from shortfin_apps.llm.serving.api.limits import Limits
+from shortfin_apps.llm.serving.http.auth import KeyRing
 from shortfin_apps.llm.serving.server.logs import formatter
 from tests.serving.api.harness import TOKENIZER, Harness
 from tests.serving.api.loopback import TIMEOUT_S, ready_server
 from tests.serving.api.scripted_engine import Script, aborting, failing, forever
 
-LOGGER = "shortfin_apps.llm.serving.api.access_log"
+LOGGER = "shortfin_apps.llm.serving.http.access_log"
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 TIMES = ("queue_s", "ttft_s", "total_s")
 

@@ -14,13 +14,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from shortfin_apps.llm.contract.errors import LlmError, RequestAbortedError
 from shortfin_apps.llm.lone_surrogates import json_of
-from shortfin_apps.llm.serving.api.access_log import access_of
-from shortfin_apps.llm.serving.api.errors import answer_to
-from shortfin_apps.llm.serving.api.logprobs_work import work_of
-from shortfin_apps.llm.serving.api.service import service_of
-from shortfin_apps.llm.serving.api.stream_turns import MAX_WORK
-from shortfin_apps.llm.serving.api.streamed_body import KeepAlive, StreamedBody
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextStream, close_all
+from shortfin_apps.llm.serving.http.access_log import access_of
+from shortfin_apps.llm.serving.http.errors import answer_to
+from shortfin_apps.llm.serving.http.logprobs_work import work_of
+from shortfin_apps.llm.serving.http.stream_turns import MAX_WORK, StreamTurns
+from shortfin_apps.llm.serving.http.streamed_body import KeepAlive, StreamedBody
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ class EventStream(Response):
 
     The status is sent with the first event. An earlier error is raised, so it is answered with its own status
     and a router may retry on another server; a later error becomes the last event. If nothing was sent for
-    `Service.stream_keep_alive_s`, a comment is sent, after the status if necessary, so that no proxy closes
+    `StreamTurns.keep_alive_s`, a comment is sent, after the status if necessary, so that no proxy closes
     the connection.
 
     New output is sent in a turn of StreamTurns, shared by all streams. The request's own task only sends
@@ -106,7 +105,7 @@ class EventStream(Response):
         self._events = events
         self._streams = streams
         self._num_open = len(streams)
-        self._turns = service_of(request).stream_turns
+        self._turns: StreamTurns = request.app.state.stream_turns
         self._first = b""  # sent with the first event
         self._told: list[int] = []  # streams with new output
         self._unsent: list[bytes] = []
@@ -115,7 +114,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._body = StreamedBody(self._start(), send, on_held_up=self._wakes.set)
-        keep_alive_s = service_of(self._request).stream_keep_alive_s
+        keep_alive_s = self._turns.keep_alive_s
         ticker = KeepAlive(self._body, keep_alive_s) if keep_alive_s else None
         try:
             await race(receive, self._serve())

@@ -7,12 +7,12 @@ import orjson
 import pytest
 
 from shortfin_apps.llm.components.request.messages import TokenLogprobs
-from shortfin_apps.llm.serving.api import logprobs_work
-from shortfin_apps.llm.serving.api.logprobs_work import CHARS_EACH, FEW, encoded, made, num_logprobs, work_of
 from shortfin_apps.llm.serving.dialects.feed import Piece
 from shortfin_apps.llm.serving.dialects.output_parser import OutputParser
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
 from shortfin_apps.llm.serving.frontend.text_workers import TextWorkers
+from shortfin_apps.llm.serving.http import logprobs_work
+from shortfin_apps.llm.serving.http.logprobs_work import CHARS_EACH, FEW, encoded, made, num_logprobs, work_of
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.serving.api.harness import (
     CHAT,

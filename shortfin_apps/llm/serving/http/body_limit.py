@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shortfin_apps.llm.serving.api.errors import http_response
+from shortfin_apps.llm.serving.http.errors import http_response
 
 
 class BodyLimitMiddleware:

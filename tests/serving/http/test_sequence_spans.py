@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from shortfin_apps.llm.components.request.messages import ComputedTask, FinishReason
-from shortfin_apps.llm.serving.api.sequence_spans import SequenceSpans
 from shortfin_apps.llm.serving.frontend.metrics import RequestTimer, ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_stream import PendingAnswer
+from shortfin_apps.llm.serving.http.sequence_spans import SequenceSpans
 
 EPOCH_S = 1000.0
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -25,9 +24,8 @@ from shortfin_apps.llm.contract.errors import (
     RequestAbortedError,
     UnavailableError,
 )
-from shortfin_apps.llm.serving.api.access_log import access_of
-from shortfin_apps.llm.serving.api.json_body import JsonResponse
-from shortfin_apps.llm.serving.api.schema import FIELD_NAMES, NOT_SERVED, type_of
+from shortfin_apps.llm.serving.http.access_log import access_of
+from shortfin_apps.llm.serving.http.json_response import JsonResponse
 
 logger = logging.getLogger(__name__)
 
@@ -135,16 +133,11 @@ def install_error_handlers(app: FastAPI) -> None:
         response.headers["X-Request-Id"] = request.state.request_id
         return response
 
-    async def on_validation(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return error_response(request, _as_invalid_request(request, error))
-
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return http_response(request, error)
 
     app.add_exception_handler(LlmError, on_llm_error)
-    app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_unexpected)
 
@@ -157,53 +150,6 @@ def _headers(error: Exception) -> dict[str, str]:
     if isinstance(error, UnavailableError):
         return {"Retry-After": str(math.ceil(RETRY_AFTER_LOADING_S))}
     return {}
-
-
-def _as_invalid_request(request: Request, error: RequestValidationError) -> InvalidRequestError:
-    """Summarise pydantic's errors in one sentence: the first invalid field and all rules it breaks."""
-    problems = error.errors()
-    first = _first(problems)
-    if first["type"] == "json_invalid":
-        reason = first.get("ctx", {}).get("error", "")
-        return InvalidRequestError(f"the body is not valid JSON: {reason}")
-    if first["loc"][0] == "query":
-        name = str(first["loc"][-1])
-        return InvalidRequestError(f"`{name}`: {first['msg']}", name)
-    param = _field(first["loc"])
-    if param is None:
-        if "json" not in request.headers.get("content-type", ""):
-            return InvalidRequestError("send the body with the header `Content-Type: application/json`")
-        return InvalidRequestError(f"the body: {first['msg']}")
-    if first["type"] == NOT_SERVED:
-        return InvalidRequestError(f"`{param}`: {first['msg']}{_given_type(first.get('input'))}", param)
-    rules = dict.fromkeys(p["msg"] for p in problems if _field(p["loc"]) == param)
-    return InvalidRequestError(f"`{param}`: {'; or '.join(rules)}", param)
-
-
-def _first(problems: Sequence[Any]) -> Any:
-    """Return the first problem; for a value with several allowed types, that of the best-fitting type.
-
-    An unsupported type comes first, then the type of which pydantic read the most.
-    """
-    if (not_served := next((p for p in problems if p["type"] == NOT_SERVED), None)) is not None:
-        return not_served
-    top = problems[0]["loc"][:2]
-    return max((p for p in problems if p["loc"][:2] == top), key=lambda problem: len(_path(problem["loc"])))
-
-
-def _given_type(value: object) -> str:
-    kind = type_of(value)
-    return "" if kind is None else f"; this one is of type `{kind[:40]}`"
-
-
-def _field(location: Sequence[int | str]) -> str | None:
-    """The dotted field name in a pydantic location, without list indices and union branches."""
-    return ".".join(part for part in _path(location) if isinstance(part, str)) or None
-
-
-def _path(location: Sequence[int | str]) -> list[int | str]:
-    """A location without union branches."""
-    return [part for part in location[1:] if isinstance(part, int) or part in FIELD_NAMES]
 
 
 def http_response(request: Request, error: HTTPException) -> Response:

@@ -21,10 +21,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api.access_log import access_of
-from shortfin_apps.llm.serving.api.errors import ForbiddenError, UnauthorizedError, error_response
-from shortfin_apps.llm.serving.api.streaming import race
 from shortfin_apps.llm.serving.frontend.text_workers import current_tenant, current_wait
+from shortfin_apps.llm.serving.http.access_log import access_of
+from shortfin_apps.llm.serving.http.errors import ForbiddenError, UnauthorizedError, error_response
+from shortfin_apps.llm.serving.http.streaming import race
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/live"})  # for load balancers, which have no key
 SCHEME = "bearer"

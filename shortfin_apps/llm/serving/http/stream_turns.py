@@ -29,9 +29,12 @@ class StreamTurns:
 
     A client that reads again after a pause may have many pending deltas. The work beyond MAX_WORK waits for
     the next turn, and other tasks run in between.
+
+    A stream that has sent nothing for `keep_alive_s` sends a comment; None: it does not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep_alive_s: float | None = None) -> None:
+        self.keep_alive_s = keep_alive_s
         self._streams: list[TurnTaker] = []
 
     def add(self, stream: TurnTaker) -> None:

@@ -17,13 +17,13 @@ from starlette.types import Message
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import ConstraintError, InvocationError, LlmError, UnavailableError
 from shortfin_apps.llm.serving.api.page.feed import Reader
-from shortfin_apps.llm.serving.api.stream_turns import MAX_WORK, StreamTurns
-from shortfin_apps.llm.serving.api.streaming import EventStream, json_line
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
 from shortfin_apps.llm.serving.frontend.text_workers import SHORT_PLACES
+from shortfin_apps.llm.serving.http.stream_turns import MAX_WORK, StreamTurns
+from shortfin_apps.llm.serving.http.streaming import EventStream, json_line
 from shortfin_apps.llm.serving.server import http_server
 from shortfin_apps.llm.serving.server.model_loading import Loaded
 from shortfin_apps.llm.serving.server.protocol import BoundedProtocol
@@ -357,11 +357,10 @@ async def test_what_has_waited_for_a_client_is_converted_in_several_turns() -> N
     async def send(message: Message) -> None:
         sent.append(message.get("body", b""))
 
-    service = Mock(stream_turns=turns, stream_keep_alive_s=0)
     deltas = TextDelta("", (1,) * (MAX_WORK // 2), finish_reason=FinishReason.LENGTH)
     streams = [Mock(take=Mock(side_effect=[deltas, None])) for _ in range(5)]
     events = Mock(of=of, first=lambda: b"", last=lambda: b"", done=b"done")
-    request = Mock(app=Mock(state=Mock(service=service)))
+    request = Mock(app=Mock(state=Mock(stream_turns=turns)))
     async with asyncio.timeout(TIMEOUT_S):
         await EventStream(request, events, streams)({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
     assert converted == [0, 1, 2, 3, 4]

@@ -16,10 +16,10 @@ from opentelemetry.util.types import AttributeValue
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shortfin_apps.llm.serving.api.access_log import PROBES, SERVER_FAILED, AccessEntry, route_of
-from shortfin_apps.llm.serving.api.sequence_spans import SequenceSpans
 from shortfin_apps.llm.serving.frontend.text_generation import current_is_traced
 from shortfin_apps.llm.serving.frontend.text_stream import TextRequest
+from shortfin_apps.llm.serving.http.access_log import PROBES, SERVER_FAILED, AccessEntry, route_of
+from shortfin_apps.llm.serving.http.sequence_spans import SequenceSpans
 
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 COMPLETIONS = frozenset({"/v1/completions", "/generate"})
