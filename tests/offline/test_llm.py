@@ -239,7 +239,7 @@ def test_a_model_that_nobody_closes_is_closed_when_it_is_collected(tiny_artifact
 )
 def test_a_program_ends_whether_or_not_it_closes_the_model(tiny_artifact: Artifact, code: str) -> None:
     model = str(tiny_artifact.vmfb.parent)
-    load = f"from shortfin_apps.llm.offline.llm import LLM\nllm = LLM({model!r}, token_budget=9)\n"
+    load = f"from shortfin_apps.llm.offline import LLM\nllm = LLM({model!r}, token_budget=9)\n"
     assert outcome(load + code) == (0, "", "")
 
 
@@ -253,7 +253,7 @@ def outcome(program: str) -> tuple[int, str, str]:
 def test_ctrl_c_aborts_what_was_asked_for(tiny_artifact: Artifact) -> None:
     program = f"""
 import signal, threading
-from shortfin_apps.llm.offline.llm import LLM
+from shortfin_apps.llm.offline import LLM
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with LLM({str(tiny_artifact.vmfb.parent)!r}, token_budget=320) as llm:
     engine = llm._model._loaded.engine

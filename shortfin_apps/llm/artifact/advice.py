@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
-from shortfin_apps.llm.builder.sources.catalogue import KINDS, source_name
+from shortfin_apps.llm.contract.source_name import KINDS, SCHEMES, source_name
 from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions
 
 _FLAGS = {"device_block_count": "--pages"}  # other flags have the name of their option
@@ -35,7 +35,6 @@ def _text(value: object) -> str:
     return str(value)
 
 
-SCHEMES = ("hf:", "pypi:", "random:")
 OUTPUTS = Path("artifacts")  # where `build` writes without --output
 GGUF_MAGIC = b"GGUF"
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # a name on Hugging Face

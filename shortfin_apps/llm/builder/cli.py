@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, get_args
 
 from shortfin_apps.llm.builder.cache import SERVED, content_key, user_cache
 from shortfin_apps.llm.builder.sources.base import SUPPORTED
-from shortfin_apps.llm.builder.sources.catalogue import KINDS, first_look, source_name
+from shortfin_apps.llm.builder.sources.catalogue import first_look
 from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.source_name import KINDS, source_name
 from shortfin_apps.llm.model.kv_layout import KVType
 from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions, WeightType
 

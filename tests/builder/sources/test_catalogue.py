@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.builder.progress import QuietProgress
-from shortfin_apps.llm.builder.sources.catalogue import open_source, source_name
+from shortfin_apps.llm.builder.sources.catalogue import open_source
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.source_name import source_name
 from tests.builder.model_files import SPEC, tiny_tensors, write_gguf, write_hf
 
 

@@ -11,10 +11,11 @@ from gguf import GGUFReader, GGUFWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.builder.sources.catalogue import first_look, source_name
+from shortfin_apps.llm.builder.sources.catalogue import first_look
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
-from shortfin_apps.llm.builder.sources.gguf_header import parts_of, read_scalars, whole_stem
+from shortfin_apps.llm.builder.sources.gguf_header import parts_of, read_scalars
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.source_name import source_name, whole_stem
 from shortfin_apps.llm.model.spec import tensor_shapes
 from tests.builder.model_files import write_gguf
 

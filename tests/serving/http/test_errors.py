@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.contract.errors import (
@@ -13,7 +14,7 @@ from shortfin_apps.llm.contract.errors import (
     RequestAbortedError,
     UnavailableError,
 )
-from shortfin_apps.llm.serving.http.errors import ANSWERS, answer_to
+from shortfin_apps.llm.serving.http.errors import ANSWERS, answer_to, openai_shape, shape_of
 from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness
 
 
@@ -126,3 +127,11 @@ async def test_an_error_names_the_part_that_is_wrong(
     error = response.json()["error"]
     assert (response.status_code, error.get("param")) == (400, param), error
     assert said in error["message"]
+
+
+def test_the_longest_path_gives_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = {end: lambda _, end=end: {"path": end} for end in ("/x", "/a/x")}
+    monkeypatch.setattr("shortfin_apps.llm.serving.http.errors._SHAPES", shapes)
+    for path, end in (("/x", "/x"), ("/prefix/x", "/x"), ("/prefix/a/x", "/a/x")):
+        assert shape_of(Request({"type": "http", "path": path, "headers": []})) is shapes[end]
+    assert shape_of(Request({"type": "http", "path": "/y", "headers": []})) is openai_shape

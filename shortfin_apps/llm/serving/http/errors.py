@@ -48,7 +48,10 @@ _SHAPES: dict[str, Shape] = {}
 
 
 def register_shape(path: str, shape: Shape) -> None:
-    """Let `shape` make the error bodies of the routes with this path; a proxy's prefix may precede it."""
+    """Let `shape` make the error bodies of the routes with this path; a proxy's prefix may precede it.
+
+    Of several paths that a request's path ends with, the longest counts.
+    """
     _SHAPES[path] = shape
 
 
@@ -120,7 +123,8 @@ def error_response(request: Request, error: Exception) -> Response:
 def shape_of(request: Request) -> Shape:
     """Return the shape of the route's error bodies."""
     path = request.url.path
-    return next((shape for end, shape in _SHAPES.items() if path.endswith(end)), openai_shape)
+    ends = [end for end in _SHAPES if path.endswith(end)]
+    return _SHAPES[max(ends, key=len)] if ends else openai_shape
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -97,6 +97,7 @@ class EventStream(Response):
     """
 
     media_type = "text/event-stream"
+    has_comments: ClassVar[bool] = True  # whether clients skip comments in this media type
 
     def __init__(self, request: Request, events: Events, streams: Sequence[TextStream]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -114,7 +115,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._body = StreamedBody(self._start(), send, on_held_up=self._wakes.set)
-        keep_alive_s = self._turns.keep_alive_s
+        keep_alive_s = self._turns.keep_alive_s if self.has_comments else None
         ticker = KeepAlive(self._body, keep_alive_s) if keep_alive_s else None
         try:
             await race(receive, self._serve())

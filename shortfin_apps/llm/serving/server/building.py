@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from shortfin_apps.llm.artifact.advice import SCHEMES, is_gguf
+from shortfin_apps.llm.artifact.advice import is_gguf
 from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
 from shortfin_apps.llm.builder.sources.catalogue import first_look
 from shortfin_apps.llm.components.runtime.device import CPU_NAMES, GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import check_gpu
 from shortfin_apps.llm.contract.errors import BuildError, missing_extra
+from shortfin_apps.llm.contract.source_name import SCHEMES
 from shortfin_apps.llm.serving.server.config import BUILD_SETTINGS, ServerConfig, flag
 
 logger = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 class LinalgOperations:
-    """Kernels of every operation, for any target; Linear and GatedLinear need row-major weights."""
+    """Kernels of most operations, for any target; Linear and GatedLinear need row-major weights."""
 
     draws_rows = False
 
