@@ -157,6 +157,7 @@ def test_slots_cosines_sines_offsets_and_counters(batches: list[Tokens], chip: s
         other = batch.counters if has_counters else batch.offsets
         assert batch.slots is not None
         assert other is not None
+        batch.turn_to(0, SPEC.attention.rotation)
         return [batch.slots, batch.rotary, other]
 
     program = launch(INPUTS, body, context)
