@@ -118,15 +118,15 @@ async def test_beams_match_the_reference(
         assert [h.score for h in hypotheses] == pytest.approx([r.score for r in expected], abs=1e-3)
 
 
-async def test_the_servers_beams_over_http(artifact: Artifact, logits: Logits) -> None:
-    config = config_sources.load({"artifact": artifact.vmfb.parent, "num_beams": 2}, {})
+async def test_beams_over_http(artifact: Artifact, logits: Logits) -> None:
+    config = config_sources.load({"artifact": artifact.vmfb.parent}, {})
     metrics = ServerMetrics("m")
     loaded = load_model(artifact, config, metrics)
     loaded.engine.start()
     service = Service(name="m", metrics=metrics, config={})
     service.serve(loaded.model)
     prompt = list(b"Once upon")
-    sampling = [{"max_tokens": 6}, {"max_tokens": 6, "num_beams": 4}]
+    sampling = [{"max_tokens": 6, "num_beams": count} for count in (2, 4)]
     bodies = [{"input_ids": prompt, "sampling_params": params} for params in sampling]
     transport = httpx.ASGITransport(app=create_app(service, root_path=""))
     try:

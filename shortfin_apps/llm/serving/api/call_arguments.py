@@ -13,7 +13,7 @@ from pydantic_core import from_json
 logger = logging.getLogger(__name__)
 
 UNPARSED = "unparsed_arguments"  # the only field of arguments that are not an object
-MAX_DEPTH = 24  # a client could not send back a deeper object in its next request (--max-json-depth)
+MAX_DEPTH = 24  # a client could not send back a deeper object in its next request (Limits)
 _STRING_OR_LAST_COMMA = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|,(?=\s*[}\]])', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
