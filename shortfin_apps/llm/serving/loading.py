@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shortfin_apps.llm.components.batching import BATCH_MODES, batch_mode
+from shortfin_apps.llm.components.batching import BATCH_MODES, make_mode
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
@@ -58,7 +58,7 @@ OnProgress = Callable[[int, int], None]  # items done, and total
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What an artefact tells about its model.
+    """The facts that an artefact states about its model.
 
     `vocab_size` is the model's vocabulary size in its manifest, which the tokenizer's must fit. `pages` is
     the size of the page table that was given to `build`. `kv_events_topic` is the default topic. Without
@@ -215,15 +215,14 @@ def _make_engine(
         has_draft_model=facts.draft_model is not None,
         on_gpu=on_gpu,
     )
-    kind = batch_mode(settings.batching.batch_mode, buckets, on_gpu=on_gpu)
-    max_running = settings.max_running or kind.default_max_running(config)
-    mode = kind.make(settings.batching, config, buckets, on_gpu=on_gpu)
+    mode = make_mode(settings.batching, config, buckets, on_gpu=on_gpu)
+    max_running = settings.max_running or mode.default_max_running(config)
     tokens_ahead = mode.tokens_ahead(config.stride)
     draft = _draft_program(device, settings, facts, max_running)
     num_pages = _num_pages(device, program, config, settings, facts, max_running, tokens_ahead, draft)
     num_window_pages = window_page_count(config, num_pages, tokens_ahead)
     runner = make_runner(device, program, config, num_pages, num_window_pages, recorder)
-    logger.info("batch mode %s", next(name for name, each in BATCH_MODES.items() if each is kind))
+    logger.info("batch mode %s", next(name for name, each in BATCH_MODES.items() if each is type(mode)))
     _check_decode_ahead(runner, settings)
     cache = make_page_cache(config, settings.prefix_cache, num_pages, num_window_pages, listener)
     _warm_up(runner, config, facts, on_warm_up)

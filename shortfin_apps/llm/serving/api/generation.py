@@ -34,7 +34,7 @@ from shortfin_apps.llm.serving.text.tokenizer import bad_word_ids
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """What a body asks for one prompt, whatever its route.
+    """A request for one prompt, independent of the route.
 
     `sampling` and `serving` are the fields that all routes share; the names of the sampling fields begin with
     `prefix` in the body. The other names, for errors, are `prompt_field`, `max_tokens_field` and

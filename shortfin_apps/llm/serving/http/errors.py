@@ -33,7 +33,7 @@ RETRY_AFTER_LOADING_S = 5.0
 
 
 class Problem(NamedTuple):
-    """What an error body may tell. `code` and `param` are None for errors of HTTP, such as 404."""
+    """The contents of an error body. `code` and `param` are None for errors of HTTP, such as 404."""
 
     status: int
     message: str

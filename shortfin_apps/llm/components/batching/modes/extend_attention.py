@@ -60,7 +60,7 @@ class ExtendAttentionMode(BatchMode):
         least = 2 * config.stride
         if settings.token_budget is not None and whole_pages(settings.token_budget, config) < least:
             raise ArtifactError(
-                f"a token budget of {settings.token_budget} has no room for a decode beside a "
+                f"a token budget of {settings.token_budget} has no room for a decode and a "
                 f"page of prefill, as this model's pages hold {config.stride} tokens; give `--token-budget "
                 f"{least}` or more, or none"
             )
