@@ -145,6 +145,13 @@ def tiny_artifact(build_tiny: BuildTiny) -> Artifact:
     return build_tiny(TINY_OPTIONS)
 
 
+@pytest.fixture(autouse=True)
+def same_chip_between_tests(emulated_gpus: EmulatedGpus) -> Generator[None]:
+    """The devices belong to the process, and its next test may be any other one, of `emulated_gpu` too."""
+    yield
+    emulated_gpus.restore_chip()
+
+
 @pytest.fixture(scope="session")
 def emulated_gpus() -> EmulatedGpus:
     """The emulated AMD GPUs; the library is compiled when it is first used."""

@@ -14,7 +14,7 @@ from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
 
 CHIPS = ("gfx942", "gfx1100")
-SETTINGS = EmulatedGpu(devices=2)
+SETTINGS = EmulatedGpu(devices=2)  # of the chip that the devices have between tests
 
 _num_tests: Counter[str] = Counter()
 
@@ -36,6 +36,11 @@ class EmulatedGpus:
     def set_chip(self, chip: str) -> None:
         """Makes the devices of `chip`, for programs that are loaded from now on."""
         self.control.command(f"chip {chip}")
+
+    def restore_chip(self) -> None:
+        """Makes the devices of the chip they had at first, if a test loaded the library."""
+        if "control" in vars(self):
+            self.set_chip(SETTINGS.chip)
 
     @contextmanager
     def watch(self, chip: str) -> Iterator[Control]:
