@@ -54,14 +54,15 @@ def on_cpu(
 
 
 @pytest.fixture(scope="module")
-def artifact(
-    source: Path,
-    emulated_gpus: EmulatedGpus,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Artifact]:
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     options = replace(OPTIONS, device=f"hip:{CHIP}")
+    return build(str(source), tmp_path_factory.mktemp("hip") / "artefact", options, QuietProgress())
+
+
+@pytest.fixture
+def artifact(built: Artifact, emulated_gpus: EmulatedGpus) -> Iterator[Artifact]:
     with emulated_gpus.watch(CHIP):
-        yield build(str(source), tmp_path_factory.mktemp("hip") / "artefact", options, QuietProgress())
+        yield built
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ ADJUSTED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=CHIPS)
+@pytest.fixture(params=CHIPS)
 def artifact(
     request: pytest.FixtureRequest, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus
 ) -> Iterator[Artifact]:
