@@ -18,7 +18,7 @@ WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({sorted(EXTRA_OF)!r}))\
 SERVING = [
     *("serving.server.command", "serving.server.http_server", "serving.server.engine_process"),
     *("serving.server.api_process", "offline.llm", "serving.loading", "components.runtime.vmfb", "client"),
-    *("terminal.generate", "tools.inspection.report"),
+    *("offline.batch.command", "tools.inspection.report", "tools.replay.cli"),
     "tools.bench.roofline.run",  # of a program for CPUs, without --profile
 ]
 
@@ -37,7 +37,9 @@ def test_serving_imports_no_extra() -> None:
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
+        (["generate", "a"], "terminal"),
         (["chat"], "terminal"),
+        (["top"], "terminal"),
         (["bench"], "terminal"),
         (["completion", "bash"], "terminal"),
         (["list"], "build"),

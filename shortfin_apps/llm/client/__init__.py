@@ -6,7 +6,11 @@ async with LlmClient() as client:
     async for chunk in client.stream_chat([{"role": "user", "content": "Hello"}]):
         print(chunk.text, end="", flush=True)
 ```
+
+LlmClient needs httpx, of the extra `terminal`, and is imported when it is first used.
 """
+
+from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.client.answers import (
     ChatOptions,
@@ -20,13 +24,15 @@ from shortfin_apps.llm.client.answers import (
     Usage,
     join_calls,
 )
-from shortfin_apps.llm.client.client import LlmClient
 from shortfin_apps.llm.client.errors import (
     AuthenticationError,
     ClientError,
     ConnectionFailedError,
     ServerError,
 )
+
+if TYPE_CHECKING:
+    from shortfin_apps.llm.client.client import LlmClient
 
 __all__ = [
     "AuthenticationError",
@@ -45,3 +51,11 @@ __all__ = [
     "Usage",
     "join_calls",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name != "LlmClient":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from shortfin_apps.llm.client.client import LlmClient
+
+    return LlmClient

@@ -116,7 +116,8 @@ EXTRA_OF = {
     **dict.fromkeys(("gguf", "safetensors", "filelock", "platformdirs"), "build"),
     "elftools": "gpu-build",
     "huggingface_hub": "hub",
-    **dict.fromkeys(("prompt_toolkit", "markdown_it", "shtab", "aiohttp", "httpx_aiohttp"), "terminal"),
+    **dict.fromkeys(("httpx", "httpx_sse", "httpx_aiohttp", "aiohttp"), "terminal"),
+    **dict.fromkeys(("prompt_toolkit", "markdown_it", "shtab"), "terminal"),
 }
 
 

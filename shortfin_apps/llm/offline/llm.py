@@ -18,8 +18,8 @@ from typing import Any, Self, Unpack
 import orjson
 
 from shortfin_apps.llm.client.answers import ChatOptions, Chunk, Message, Prompt, Sampling, parse_chunk
-from shortfin_apps.llm.client.client import together
 from shortfin_apps.llm.client.errors import error_from_response, streamed_error
+from shortfin_apps.llm.client.sending import together
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.offline.answers import (
     Answer,

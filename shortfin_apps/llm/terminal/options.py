@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from shortfin_apps.llm.client import LlmClient, Sampling
-from shortfin_apps.llm.client.client import DEFAULT_URL
+from shortfin_apps.llm.client import Sampling
+from shortfin_apps.llm.client.sending import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from shortfin_apps.llm.client import LlmClient
 
 API_KEY_VARIABLE = "SHORTFIN_LLM_API_KEY"
 
@@ -41,6 +44,8 @@ def own_key() -> str | None:
 
 
 def open_client(args: argparse.Namespace) -> LlmClient:
+    from shortfin_apps.llm.client import LlmClient  # imports httpx, of an extra
+
     # Only one quick retry, as a user is waiting.
     return LlmClient(args.url, args.api_key, model=args.model, timeout_s=args.timeout, max_retries=1)
 

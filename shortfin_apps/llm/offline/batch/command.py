@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shortfin_apps.llm.client.client import DEFAULT_URL
+from shortfin_apps.llm.client.sending import DEFAULT_URL
 from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.offline.batch.output import BatchOutput
 from shortfin_apps.llm.offline.batch.requests import BatchInput, local_url, server_url
-from shortfin_apps.llm.offline.batch.run import LocalSender, Sender, ServerSender, Tally, run_batch, tally_of
+from shortfin_apps.llm.offline.batch.run import LocalSender, Sender, Tally, run_batch, tally_of
 from shortfin_apps.llm.offline.local_model import CHAT, COMPLETIONS, LocalModel
 from shortfin_apps.llm.offline.progress import answer_progress
 from shortfin_apps.llm.offline.settings import SETTINGS, local_config
@@ -145,6 +145,8 @@ def _with_model(args: argparse.Namespace, settings: Mapping[str, Any], answer_al
 
 
 def _with_server(args: argparse.Namespace, answer_all: AnswerAll) -> None:
+    from shortfin_apps.llm.offline.batch.server_sender import ServerSender  # imports httpx, of an extra
+
     concurrency = args.concurrency or CONCURRENCY
     sender = ServerSender(
         args.url or DEFAULT_URL,

@@ -12,10 +12,8 @@ import queue
 import re
 import sys
 import threading
+from datetime import UTC, datetime
 from typing import Literal, TextIO
-
-from pythonjsonlogger.core import RESERVED_ATTRS
-from pythonjsonlogger.json import JsonFormatter
 
 from shortfin_apps.llm.serving.http.request_id import current_request_id
 
@@ -25,11 +23,9 @@ MAX_LINES = 10_000  # maximum length of the queue of lines to write
 FLUSH_S = 2.0  # maximum wait for the queue to be written
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-JSON = "%(levelname)s %(name)s %(message)s"
-JSON_NAMES = {"levelname": "level", "name": "logger"}
 WARNING = {"levelno": logging.WARNING, "levelname": "WARNING"}
 # Attributes of a record that are not extra fields; uvicorn's `color_message` repeats the message.
-NOT_EXTRA = frozenset({*RESERVED_ATTRS, "taskName", "color_message"})
+NOT_EXTRA = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"})
 PLAIN_WORD = re.compile(r"""[^\s"'=\\\x00-\x20\x7f-\U0010ffff]+""")
 
 
@@ -61,9 +57,7 @@ def write_line(line: str) -> None:
 
 
 def formatter(form: LogFormat) -> logging.Formatter:
-    if form == "text":
-        return TextFormatter(TEXT)
-    return JsonFormatter(JSON, rename_fields=JSON_NAMES, reserved_attrs=sorted(NOT_EXTRA), timestamp="time")
+    return TextFormatter(TEXT) if form == "text" else JsonFormatter()
 
 
 class BackgroundHandler(logging.Handler):
@@ -129,13 +123,27 @@ class TextFormatter(logging.Formatter):
     """Formats a record as one line with extra fields as `name=value`, then any traceback, indented."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        extras = {name: value for name, value in vars(record).items() if name not in NOT_EXTRA}
         words = [_escaped(super().formatMessage(record))]
-        return " ".join([*words, *(f"{name}={_word(value)}" for name, value in extras.items())])
+        return " ".join([*words, *(f"{name}={_word(value)}" for name, value in _extras(record).items())])
 
     def format(self, record: logging.LogRecord) -> str:
         first, *traceback = super().format(record).split("\n")
         return "\n".join([first, *(f"  {_escaped(line)}" for line in traceback)])
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as a JSON object with extra fields; a traceback is `exc_info`, UTC is `time`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            line["exc_info"] = self.formatException(record.exc_info)
+        time = datetime.fromtimestamp(record.created, UTC).isoformat()
+        return json.dumps({**line, **_extras(record), "time": time}, default=str)
+
+
+def _extras(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in NOT_EXTRA}
 
 
 def _add_request_id(record: logging.LogRecord) -> bool:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from shortfin_apps.llm.client.client import DEFAULT_URL
+from shortfin_apps.llm.client.sending import DEFAULT_URL
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE, own_key
 from shortfin_apps.llm.tools.bench.console import (

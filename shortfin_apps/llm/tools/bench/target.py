@@ -13,7 +13,8 @@ import httpx
 from httpx_aiohttp import HttpxAiohttpClient
 
 from shortfin_apps.llm.client import ConnectionFailedError, LlmClient, ServerError
-from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY, checked_timeout
+from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY
+from shortfin_apps.llm.client.sending import checked_timeout
 from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, is_library_error
 from shortfin_apps.llm.tools.bench.workload import Tokenize, token_prompt, word_prompt
 

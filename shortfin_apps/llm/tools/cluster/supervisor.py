@@ -15,8 +15,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.restart_delay import RestartDelay
 from shortfin_apps.llm.serving.server.config import ENV_PREFIX
@@ -299,6 +297,8 @@ async def _ready_or_ended(
 
 async def _until_ready(url: str) -> None:
     """Return once `url` answers 200."""
+    import httpx  # of an extra
+
     # Local processes: no proxy, and the certificate may be for another name.
     async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False, verify=False) as client:
         while True:

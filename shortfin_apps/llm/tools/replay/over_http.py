@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shortfin_apps.llm.client import LlmClient
-from shortfin_apps.llm.client.client import together
 from shortfin_apps.llm.client.errors import ServerError
+from shortfin_apps.llm.client.sending import together
 from shortfin_apps.llm.serving.receipts.draft import ModelIdentity
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
 from shortfin_apps.llm.serving.receipts.sampling import request_sampling
