@@ -214,7 +214,6 @@ static void v_cvt_pk_u8_f32(wave_t *w, const instruction_t *i) {
   write32(w, i, &d);
 }
 
-#define ROW(name, ...) {#name, name},
 OPERATIONS(convert) = {
   TO_BITS(ROW)
   TO_HALF_BITS(ROW)

@@ -65,3 +65,30 @@ static inline double div_fmas_f64(double a, double b, double c, bool scales_back
 DEFINE_DIV_FIXUP(float, f32, biased_exponent_f32(c) - biased_exponent_f32(b), -150, 128)
 DEFINE_DIV_FIXUP(double, f64, biased_exponent_f64(c) - biased_exponent_f64(b), -1075, 1024)
 DEFINE_DIV_FIXUP(float, f16, 0, 0, 0)
+
+// v_div_scale: source 0 scaled for a division of source 2 by source 1, and a bit per lane that makes v_div_fmas
+// scale back.
+#define DEFINE_DIVISION_STEPS(suffix) \
+  static void v_div_scale_##suffix(wave_t *w, const instruction_t *i) { \
+    lanes_##suffix##_t x, denominator, numerator, d; \
+    uint64_t scales_back = 0; \
+    read_##suffix(w, i, 0, &x); \
+    read_##suffix(w, i, 1, &denominator); \
+    read_##suffix(w, i, 2, &numerator); \
+    FOR_LANES(l) { \
+      bool flag = false; \
+      d.lane[l] = div_scale_##suffix(x.lane[l], denominator.lane[l], numerator.lane[l], &flag); \
+      scales_back |= (uint64_t)flag << l; \
+    } \
+    write_##suffix(w, i, &d); \
+    write_carry(w, &i->operand[DST2], scales_back); \
+  } \
+  static void v_div_fmas_##suffix(wave_t *w, const instruction_t *i) { \
+    lanes_##suffix##_t x, y, z, d; \
+    read_##suffix(w, i, 0, &x); \
+    read_##suffix(w, i, 1, &y); \
+    read_##suffix(w, i, 2, &z); \
+    const uint64_t scales_back = read_mask(w, &i->operand[SRC3]); \
+    FOR_LANES(l) d.lane[l] = div_fmas_##suffix(x.lane[l], y.lane[l], z.lane[l], has_lane(scales_back, l)); \
+    write_##suffix(w, i, &d); \
+  }

@@ -137,7 +137,6 @@ INTEGERS(DEFINE_INTEGERS)
   }
 FLOATS(DEFINE_FLOATS)
 
-#define ROW(name, ...) {#name, name},
 OPERATIONS(dot) = {
   ROW(v_dot2_f32_f16)
   ROW(v_dot2_f32_bf16)

@@ -117,3 +117,17 @@ static inline int exponent_of(double x) {
     write; \
     (void)ieee; \
   }
+
+// For rows of a file that defines DEFINE(name, num_sources, expression).
+#define DEFINE_UNARY(name, expression) DEFINE(name, 1, expression)
+#define DEFINE_BINARY(name, expression) DEFINE(name, 2, expression)
+#define DEFINE_TERNARY(name, expression) DEFINE(name, 3, expression)
+
+#define DEFINE_FREXP_EXP(name, lanes, read, write) \
+  static void name(wave_t *w, const instruction_t *i) { \
+    lanes x; \
+    lanes32_t d; \
+    read(w, i, 0, &x); \
+    FOR_LANES(l) d.lane[l] = (uint32_t)exponent_of(x.lane[l]); \
+    write; \
+  }

@@ -233,7 +233,6 @@ static void mfma_f64(wave_t *w, const instruction_t *i, const shape_t *s) {
 #define DEFINE_SPARSE(name, rows, k, format) DEFINE(smfmac_f32, name, rows, k, 1, , format)
 FOR_F32(DEFINE_F32) FOR_I32(DEFINE_I32) FOR_SMALL(DEFINE_SMALL) FOR_F64(DEFINE_F64) FOR_SPARSE(DEFINE_SPARSE)
 
-#define ROW(name, ...) {#name, name},
 OPERATIONS(mfma) = {FOR_F32(ROW) FOR_I32(ROW) FOR_SMALL(ROW) FOR_F64(ROW) FOR_SPARSE(ROW) {NULL, NULL}};
 
 #else

@@ -196,7 +196,6 @@ static void v_pk_mov_b32(wave_t *w, const instruction_t *i) {
   }
 }
 
-#define ROW(name, ...) {#name, name},
 OPERATIONS(packed) = {
   HALVES(ROW)
   UNSIGNED(ROW)

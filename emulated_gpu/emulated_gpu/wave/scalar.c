@@ -281,7 +281,6 @@ static const operand_t exec = {.kind = SGPR, .dwords = 2, .index = EXEC_INDEX};
 SAVES(DEFINE_SAVE)
 WRITES(DEFINE_WRITE)
 
-#define ROW(name, ...) {#name, name},
 #define EXEC_ROWS(name, ...) {#name "_b32", name##_b32}, {#name "_b64", name##_b64},
 OPERATIONS(scalar) = {
   UNARY(ROW)

@@ -177,7 +177,6 @@ static void s_cvt_pk_rtz_f16_f32(wave_t *w, const instruction_t *i) {
   write_scalar32(w, &i->operand[DST], low | high << 16);
 }
 
-#define ROW(name, ...) {#name, name},
 OPERATIONS(scalar_float) = {
   UNARY_F32(ROW)
   BINARY_F32(ROW)

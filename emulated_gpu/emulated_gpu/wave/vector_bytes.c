@@ -85,7 +85,6 @@ static inline uint64_t sum16(const instruction_t *i, uint32_t distances, uint64_
   }
 SLIDING(DEFINE_SLIDING)
 
-#define ROW(name, ...) {#name, name},
 OPERATIONS(vector_bytes) = {
   TERNARY(ROW)
   SLIDING(ROW)

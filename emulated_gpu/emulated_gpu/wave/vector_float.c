@@ -49,9 +49,6 @@ static inline float multiply_legacy(float a, float b) { return (a == 0) | (b == 
 
 #define DEFINE(name, num_sources, expression) \
   DEFINE_FLOATING(name, num_sources, float, lanes_f32_t, read_f32, write_f32(w, i, &d), expression)
-#define DEFINE_UNARY(name, expression) DEFINE(name, 1, expression)
-#define DEFINE_BINARY(name, expression) DEFINE(name, 2, expression)
-#define DEFINE_TERNARY(name, expression) DEFINE(name, 3, expression)
 UNARY(DEFINE_UNARY)
 BINARY(DEFINE_BINARY)
 TERNARY(DEFINE_TERNARY)
@@ -65,41 +62,9 @@ static void v_ldexp_f32(wave_t *w, const instruction_t *i) {
   write_f32(w, i, &d);
 }
 
-static void v_frexp_exp_i32_f32(wave_t *w, const instruction_t *i) {
-  lanes_f32_t x;
-  lanes32_t d;
-  read_f32(w, i, 0, &x);
-  FOR_LANES(l) d.lane[l] = (uint32_t)exponent_of(x.lane[l]);
-  write32(w, i, &d);
-}
+DEFINE_FREXP_EXP(v_frexp_exp_i32_f32, lanes_f32_t, read_f32, write32(w, i, &d))
+DEFINE_DIVISION_STEPS(f32)
 
-// Source 0 scaled for a division of source 2 by source 1; a bit per lane says that v_div_fmas scales back.
-static void v_div_scale_f32(wave_t *w, const instruction_t *i) {
-  lanes_f32_t x, denominator, numerator, d;
-  uint64_t scales_back = 0;
-  read_f32(w, i, 0, &x);
-  read_f32(w, i, 1, &denominator);
-  read_f32(w, i, 2, &numerator);
-  FOR_LANES(l) {
-    bool flag = false;
-    d.lane[l] = div_scale_f32(x.lane[l], denominator.lane[l], numerator.lane[l], &flag);
-    scales_back |= (uint64_t)flag << l;
-  }
-  write_f32(w, i, &d);
-  write_carry(w, &i->operand[DST2], scales_back);
-}
-
-static void v_div_fmas_f32(wave_t *w, const instruction_t *i) {
-  lanes_f32_t x, y, z, d;
-  read_f32(w, i, 0, &x);
-  read_f32(w, i, 1, &y);
-  read_f32(w, i, 2, &z);
-  const uint64_t scales_back = read_mask(w, &i->operand[SRC3]);
-  FOR_LANES(l) d.lane[l] = div_fmas_f32(x.lane[l], y.lane[l], z.lane[l], has_lane(scales_back, l));
-  write_f32(w, i, &d);
-}
-
-#define ROW(name, ...) {#name, name},
 OPERATIONS(vector_float) = {
   UNARY(ROW)
   BINARY(ROW)

@@ -52,9 +52,6 @@ static inline float fract_f16(float a) {
 // Those with three sources came with, or were changed by, GFX9, and leave the other half alone.
 #define DEFINE(name, num_sources, expression) \
   DEFINE_FLOATING(name, num_sources, float, lanes_f32_t, read_f16, write_f16(w, i, &d, num_sources < 3), expression)
-#define DEFINE_UNARY(name, expression) DEFINE(name, 1, expression)
-#define DEFINE_BINARY(name, expression) DEFINE(name, 2, expression)
-#define DEFINE_TERNARY(name, expression) DEFINE(name, 3, expression)
 UNARY(DEFINE_UNARY)
 BINARY(DEFINE_BINARY)
 TERNARY(DEFINE_TERNARY)
@@ -68,13 +65,7 @@ static void v_ldexp_f16(wave_t *w, const instruction_t *i) {
   write_f16(w, i, &d, true);
 }
 
-static void v_frexp_exp_i16_f16(wave_t *w, const instruction_t *i) {
-  lanes_f32_t x;
-  lanes32_t d;
-  read_f16(w, i, 0, &x);
-  FOR_LANES(l) d.lane[l] = (uint32_t)exponent_of(x.lane[l]);
-  write16(w, i, &d, true);
-}
+DEFINE_FREXP_EXP(v_frexp_exp_i16_f16, lanes_f32_t, read_f16, write16(w, i, &d, true))
 
 // Source `n`: an f16 where opsel_hi says so, of the half that opsel names, else an f32. Neither CDNA's
 // v_mad_mix nor v_fma_mix rounds the product: LLVM takes the opcode for a fused multiply-add on GFX9.4.
@@ -105,7 +96,6 @@ static void write_mixed(wave_t *w, const instruction_t *i, bool is_high) {
 static void v_fma_mixlo_f16(wave_t *w, const instruction_t *i) { write_mixed(w, i, false); }
 static void v_fma_mixhi_f16(wave_t *w, const instruction_t *i) { write_mixed(w, i, true); }
 
-#define ROW(name, ...) {#name, name},
 OPERATIONS(vector_half) = {
   UNARY(ROW)
   BINARY(ROW)

@@ -1,7 +1,7 @@
 // Integer operations on 32-bit elements of vectors: moves, arithmetic, logic, shifts and bit fields.
 //
 // Source: the CDNA 3, RDNA 3 and RDNA 4 ISA manuals ("VOP1", "VOP2" and "VOP3 instructions"). Those on
-// elements of 64 bits are in vector_wide.c, on bytes in vector_bytes.c, on 16 bits in vector_half.c.
+// elements of 64 bits are in vector_wide.c, on bytes in vector_bytes.c, on 16 bits in vector_integer16.c.
 #include "wave.h"
 
 // ---- what several rows need
@@ -231,7 +231,6 @@ static void v_swap_b32(wave_t *w, const instruction_t *i) {
   w->v_defined[b] ^= changes;
 }
 
-#define ROW(name, ...) {#name, name},
 OPERATIONS(vector_integer) = {
   UNARY(ROW)
   BINARY(ROW)

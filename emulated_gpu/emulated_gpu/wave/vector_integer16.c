@@ -89,7 +89,6 @@ static void v_swap_b16(wave_t *w, const instruction_t *i) {
   write16(w, &back, &y, false);
 }
 
-#define ROW(name, ...) {#name, name},
 OPERATIONS(vector_integer16) = {
   UNSIGNED(ROW)
   SIGNED(ROW)

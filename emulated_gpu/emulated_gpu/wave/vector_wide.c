@@ -62,7 +62,6 @@ static inline uint64_t sum_signed(uint32_t a, uint32_t b, uint64_t c, bool clamp
   }
 PRODUCTS(DEFINE_PRODUCT)
 
-#define ROW(name, ...) {#name, name},
 OPERATIONS(vector_wide) = {
   SHIFTS(ROW)
   PRODUCTS(ROW)

@@ -111,6 +111,7 @@ typedef struct { const char *name; operation_t run; } named_operation_t;
 #define JOIN(a, b) JOIN_(a, b)
 // The table of one file of operations, listed in operations.c.
 #define OPERATIONS(file) const named_operation_t JOIN(JOIN(file, operations), LANES)[]
+#define ROW(name, ...) {#name, name},
 #define ALL_LANES (LANES == 64 ? ~0ull : (1ull << (LANES & 63)) - 1)
 #define FOR_LANES(l) for (int l = 0; l < LANES; l++)
 

@@ -135,5 +135,4 @@ static void wmma_i32(
   }
 FOR_OPERATIONS(DEFINE)
 
-#define ROW(name, ...) {#name, name},
 OPERATIONS(wmma) = {FOR_OPERATIONS(ROW) {NULL, NULL}};
