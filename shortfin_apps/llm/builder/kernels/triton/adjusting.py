@@ -24,15 +24,9 @@ WORD_BITS = tl.constexpr(32)
 
 @triton.jit
 def allow_tokens(
-    logits,
-    row_indices,
-    allowed,
-    allowed_indices,
-    adjusted,
-    SIZE: tl.constexpr,
-    PART: tl.constexpr,
-    WORDS: tl.constexpr,
-):
+    logits, row_indices, allowed, allowed_indices, adjusted,
+    SIZE: tl.constexpr, PART: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
     """Copy the rows `row_indices` [rows] i64 of logits [any, SIZE] f32 to adjusted [rows, SIZE] f32.
 
     Tokens without a bit in row allowed_indices[r] i64 of allowed [any, WORDS] i32 become minus infinity; if
@@ -74,21 +68,10 @@ def edit_tokens(edits, penalties, adjusted, rows, num_edits, SIZE: tl.constexpr,
 
 @triton.jit
 def draw_adjusted(
-    values,
-    indices,
-    logits,
-    masses,
-    sampling,
-    positions,
-    token_ids,
-    rows,
-    SIZE: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-    K: tl.constexpr,
+    values, indices, logits, masses, sampling, positions, token_ids, rows,
+    SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, K: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Draw token_ids [rows] i64 of adjusted rows; SPOILED if the best value is not finite.
 
     `positions` [rows] i64 are the positions of the rows' last tokens. Candidates are values [rows, K] f32,

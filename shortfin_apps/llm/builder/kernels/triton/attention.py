@@ -33,35 +33,12 @@ from shortfin_apps.llm.builder.kernels.triton.tokens import row_at
 
 @triton.jit
 def attend(
-    q,
-    cache,
-    offsets,
-    starts,
-    seq_lens,
-    blocks,
-    sinks,
-    out,
-    tokens,
-    rows,
-    width,
-    layer,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PAGE_ROWS: tl.constexpr,
-    ROW: tl.constexpr,
-    TOKENS: tl.constexpr,
-    QUERIES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
-    LEAVES_SINGLES: tl.constexpr,
-    SHARES: tl.constexpr,
-    SPLIT: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
-):
+    q, cache, offsets, starts, seq_lens, blocks, sinks, out, tokens, rows, width, layer,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr, ROW: tl.constexpr, TOKENS: tl.constexpr,
+    QUERIES: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    LEAVES_SINGLES: tl.constexpr, SHARES: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
+):  # fmt: skip
     """Attend for tiles of TOKENS tokens; with LEAVES_SINGLES, leave rows of one token to `attend_singles`.
 
     Row r's tiles start at number offsets[r] // TOKENS + r, so that no two rows share a tile. The last tiles
@@ -102,85 +79,28 @@ def attend(
         table = blocks + row.to(tl.int64) * width
         if SHARES:
             peak, total, sums = attend_shares(
-                queries,
-                seen,
-                begin,
-                first,
-                shared,
-                last,
-                cache,
-                table,
-                layer,
-                kv_head,
-                KV_HEADS,
-                HEAD_DIM,
-                STRIDE,
-                PAGE_ROWS,
-                ROW,
-                COLUMNS,
-                WINDOW,
-                CAP,
-                SPLIT,
-                MOST_SPLITS,
-            )
+                queries, seen, begin, first, shared, last, cache, table, layer, kv_head,
+                KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, SPLIT, MOST_SPLITS,
+            )  # fmt: skip
         else:
             peak, total, sums = attend_slots(
-                queries,
-                seen,
-                begin,
-                first,
-                shared,
-                last,
-                nothing(seen, queries),
-                cache,
-                table,
-                layer,
+                queries, seen, begin, first, shared, last, nothing(seen, queries), cache, table, layer,
                 kv_head,
-                KV_HEADS,
-                HEAD_DIM,
-                STRIDE,
-                PAGE_ROWS,
-                ROW,
-                COLUMNS,
-                WINDOW,
-                CAP,
-            )
+                KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP,
+            )  # fmt: skip
         total = with_sinks(sinks, head, is_query, peak, total)
         store_heads(out, at, is_query, tl.where(seen > 0, total, 0.0), sums, HEAD_DIM)
 
 
 @triton.jit
 def attend_singles(
-    q,
-    cache,
-    offsets,
-    starts,
-    seq_lens,
-    blocks,
-    sinks,
-    counters,
-    out,
-    parts,
-    states,
-    tokens,
-    rows,
-    width,
+    q, cache, offsets, starts, seq_lens, blocks, sinks, counters, out, parts, states, tokens, rows, width,
     layer,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PAGE_ROWS: tl.constexpr,
-    ROW: tl.constexpr,
-    QUERIES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
-    SHARES: tl.constexpr,
-    SPLIT: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr, ROW: tl.constexpr, QUERIES: tl.constexpr,
+    COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SHARES: tl.constexpr, SPLIT: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
-):
+):  # fmt: skip
     """Attend for rows of a single token only; without `offsets`, all rows have one token.
 
     Workgroups share a row's slots. Each takes SPLIT slots, or the smallest multiple with which MOST_SPLITS
@@ -219,26 +139,11 @@ def attend_singles(
         queries = load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM)
         seen = tl.where(is_query, last, 0)
         peak, total, sums = attend_slots(
-            queries,
-            seen,
-            last - WINDOW if WINDOW is not None else 0,
-            begin,
-            begin,
-            tl.minimum(last, base + (share + 1) * slots),
-            nothing(seen, queries),
-            cache,
-            blocks + row.to(tl.int64) * width,
-            layer,
-            kv_head,
-            KV_HEADS,
-            HEAD_DIM,
-            STRIDE,
-            PAGE_ROWS,
-            ROW,
-            COLUMNS,
-            WINDOW,
-            CAP,
-        )
+            queries, seen, last - WINDOW if WINDOW is not None else 0, begin, begin,
+            tl.minimum(last, base + (share + 1) * slots), nothing(seen, queries), cache,
+            blocks + row.to(tl.int64) * width, layer, kv_head,
+            KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP,
+        )  # fmt: skip
         is_last = True
         if shares > 1:
             part = (row.to(tl.int64) * HEADS + head) * MOST_SPLITS
@@ -302,27 +207,11 @@ def with_sinks(sinks, head, is_query, peak, total):
 
 @triton.jit
 def attend_shares(
-    queries,
-    seen,
-    begin,
-    first,
-    shared,
-    last,
-    cache,
-    table,
-    layer,
-    kv_head,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PAGE_ROWS: tl.constexpr,
-    ROW: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
-    SPLIT: tl.constexpr,
+    queries, seen, begin, first, shared, last, cache, table, layer, kv_head,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr,
+    ROW: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SPLIT: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
-):
+):  # fmt: skip
     """Attend like `attend_slots`, with the shares and merge order of `attend_singles` for each query.
 
     SPLIT is a multiple of COLUMNS.
@@ -337,26 +226,10 @@ def attend_shares(
         begins = tl.maximum(at, first)
         ends = tl.minimum(at + SPLIT, last)
         part = attend_slots(
-            queries,
-            seen,
-            begin,
-            begins,
-            tl.minimum(tl.maximum(shared, begins), ends),
-            ends,
-            part,
-            cache,
-            table,
-            layer,
-            kv_head,
-            KV_HEADS,
-            HEAD_DIM,
-            STRIDE,
-            PAGE_ROWS,
-            ROW,
-            COLUMNS,
-            WINDOW,
-            CAP,
-        )
+            queries, seen, begin, begins, tl.minimum(tl.maximum(shared, begins), ends), ends, part, cache,
+            table, layer, kv_head,
+            KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP,
+        )  # fmt: skip
         is_whole = (at + SPLIT - base) % slots == 0
         state = chosen(is_whole, merged(state, part), state)
         part = chosen(is_whole, nothing(seen, queries), part)
@@ -374,15 +247,7 @@ def store_part(parts, states, part, is_query, peak, total, sums, HEAD_DIM: tl.co
 
 
 @triton.jit
-def combine(
-    parts,
-    states,
-    first,
-    shares,
-    is_query,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
+def combine(parts, states, first, shares, is_query, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
     """Merge `shares` parts from `first` [QUERIES] on, in order, to the softmax state of `attend_slots`.
 
     A part's state is the peak of its weights and their total.

@@ -59,16 +59,9 @@ PTX_FLOATS = tl.constexpr("""{
 
 @triton.jit
 def widen(
-    w,
-    scales,
-    minima,
-    y,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
+    w, scales, minima, y,
+    IN: tl.constexpr, OUT: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
     """Widen w, in BLOCKS, to y [OUT, IN]; a workgroup handles a tile of COLUMNS rows of w by DEPTH of K."""
     PACKED: tl.constexpr = 2 if BLOCKS[0] == 4 else 1
     row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

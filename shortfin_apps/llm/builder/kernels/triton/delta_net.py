@@ -8,34 +8,12 @@ from shortfin_apps.llm.builder.kernels.triton.synchronisation import memory_barr
 
 @triton.jit
 def delta_rule(
-    mixed,
-    rates,
-    conv,
-    steps,
-    norm,
-    offsets,
-    starts,
-    seq_lens,
-    blocks,
-    cache,
-    out,
-    tokens,
-    rows,
-    width,
+    mixed, rates, conv, steps, norm, offsets, starts, seq_lens, blocks, cache, out, tokens, rows, width,
     layer,
-    KEY_HEADS: tl.constexpr,
-    VALUE_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_KEY: tl.constexpr,
-    BLOCK_VALUE: tl.constexpr,
-    TAPS: tl.constexpr,
-    TILED: tl.constexpr,
-    STRIDE: tl.constexpr,
-    STATE: tl.constexpr,
-    PAGE: tl.constexpr,
-    EPS: tl.constexpr,
-):
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr, TAPS: tl.constexpr, TILED: tl.constexpr,
+    STRIDE: tl.constexpr, STATE: tl.constexpr, PAGE: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
     """Compute out [tokens, VALUE_HEADS * VALUE_DIM], and write tokens' states to pages of `cache`.
 
     `mixed` [tokens, channels + VALUE_HEADS * VALUE_DIM] f32 holds the convolution's inputs (q and k of all
@@ -156,17 +134,9 @@ def _load_state(
 
 @triton.jit
 def _store_state(
-    target,
-    state,
-    q_past,
-    k_past,
-    v_past,
-    key,
-    value,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    TAPS: tl.constexpr,
-):
+    target, state, q_past, k_past, v_past, key, value,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
     """Store the results of `_load_state` to a page."""
     HEAD_CHANNELS: tl.constexpr = 2 * KEY_DIM + VALUE_DIM
     for tap in tl.static_range(TAPS - 1):

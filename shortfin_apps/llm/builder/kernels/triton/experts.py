@@ -13,31 +13,11 @@ from shortfin_apps.llm.builder.kernels.triton.product import normalised_product,
 
 @triton.jit
 def gated_experts(
-    x,
-    x_scales,
-    in_squares,
-    w,
-    scales,
-    minima,
-    bias,
-    order,
-    tile_experts,
-    y,
-    tokens,
-    rows,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    COUNT: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
-    EPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    EARLY: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-):
+    x, x_scales, in_squares, w, scales, minima, bias, order, tile_experts, y, tokens, rows,
+    IN: tl.constexpr, OUT: tl.constexpr, COUNT: tl.constexpr, PER_TOKEN: tl.constexpr, EPS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EARLY: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
     """Compute y [rows, OUT] = silu(gate) * up, from x [tokens, IN] and w [COUNT, 2 * OUT, IN]: gate, then up.
 
     Row r belongs to token r / PER_TOKEN. See gated_linear in linear.py for ACTIVATION and the columns of a
@@ -53,22 +33,9 @@ def gated_experts(
         weight_row = expert * (2 * OUT) + tl.minimum(first + each // 2, OUT - 1) + each % 2 * OUT
         token = row // PER_TOKEN
         sums = normalised_product(
-            x,
-            x_scales,
-            in_squares,
-            w,
-            scales,
-            minima,
-            token,
-            tokens,
-            weight_row,
-            IN,
-            GROUP,
-            EPS,
-            BLOCKS,
-            DEPTH,
-            EARLY,
-        )
+            x, x_scales, in_squares, w, scales, minima, token, tokens, weight_row,
+            IN, GROUP, EPS, BLOCKS, DEPTH, EARLY,
+        )  # fmt: skip
         if bias is not None:
             sums += tl.load(bias + weight_row)[None, :]
         store_gated(y, sums, row, rows, first, OUT, ACTIVATION)
@@ -76,27 +43,10 @@ def gated_experts(
 
 @triton.jit
 def multiply_experts(
-    x,
-    x_scales,
-    w,
-    scales,
-    minima,
-    bias,
-    order,
-    tile_experts,
-    y,
-    rows,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    COUNT: tl.constexpr,
-    EPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    x, x_scales, w, scales, minima, bias, order, tile_experts, y, rows,
+    IN: tl.constexpr, OUT: tl.constexpr, COUNT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Compute y [rows, OUT] f32 = x [rows, IN] times the transposes of w [COUNT, OUT, IN]."""
     tile = tl.program_id(0)
     expert = tl.load(tile_experts + tile)
@@ -105,22 +55,9 @@ def multiply_experts(
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         weight_row = expert * OUT + tl.minimum(column, OUT - 1)
         sums = normalised_product(
-            x,
-            x_scales,
-            None,
-            w,
-            scales,
-            minima,
-            row,
-            rows,
-            weight_row,
-            IN,
-            GROUP,
-            EPS,
-            BLOCKS,
-            DEPTH,
-            EARLY,
-        )
+            x, x_scales, None, w, scales, minima, row, rows, weight_row,
+            IN, GROUP, EPS, BLOCKS, DEPTH, EARLY,
+        )  # fmt: skip
         if bias is not None:
             sums += tl.load(bias + weight_row)[None, :]
         at = row[:, None].to(tl.int64) * OUT + column[None, :]
@@ -129,20 +66,10 @@ def multiply_experts(
 
 @triton.jit
 def sum_experts(
-    products,
-    weights,
-    chosen,
-    residual,
-    norm,
-    y,
-    scaled,
-    squares,
-    FEATURES: tl.constexpr,
-    COUNT: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
-    BLOCK: tl.constexpr,
+    products, weights, chosen, residual, norm, y, scaled, squares,
+    FEATURES: tl.constexpr, COUNT: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
-):
+):  # fmt: skip
     """Compute y [tokens, FEATURES] f32 = residual + a token's products times their weights, likeliest first.
 
     `products` [tokens, PER_TOKEN, FEATURES] f32 are undefined where `chosen` is COUNT. A workgroup handles

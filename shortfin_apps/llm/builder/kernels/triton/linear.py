@@ -11,28 +11,10 @@ LIMIT, SLOPE = tl.constexpr(CLAMPED_LIMIT), tl.constexpr(CLAMPED_SLOPE)
 
 @triton.jit
 def linear(
-    x,
-    x_scales,
-    in_squares,
-    w,
-    scales,
-    minima,
-    residual,
-    norm,
-    y,
-    scaled,
-    squares,
-    tokens,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    EPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    x, x_scales, in_squares, w, scales, minima, residual, norm, y, scaled, squares, tokens,
+    IN: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Multiply x [tokens, IN] by the transpose of w [OUT, IN]: y [tokens, OUT] f32, plus any `residual`.
 
     `scales` and `minima` are the terms of a w in BLOCKS (see blocks.py), otherwise None. `in_squares` belong
@@ -50,22 +32,9 @@ def linear(
         weight = _loaded(norm, column, column < OUT)
     weight_row = tl.minimum(column, OUT - 1)
     sums = normalised_product(
-        x,
-        x_scales,
-        in_squares,
-        w,
-        scales,
-        minima,
-        row,
-        tokens,
-        weight_row,
-        IN,
-        GROUP,
-        EPS,
-        BLOCKS,
-        DEPTH,
-        EARLY,
-    )
+        x, x_scales, in_squares, w, scales, minima, row, tokens, weight_row,
+        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY,
+    )  # fmt: skip
     if not IS_SMALL:
         added = _loaded(residual, at, inside)
         weight = _loaded(norm, column, column < OUT)
@@ -87,25 +56,11 @@ def _loaded(operand, at, inside):
 
 @triton.jit
 def gated_linear(
-    x,
-    x_scales,
-    in_squares,
-    w,
-    scales,
-    minima,
-    y,
-    tokens,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    EPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    EARLY: tl.constexpr,
+    x, x_scales, in_squares, w, scales, minima, y, tokens,
+    IN: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
     ACTIVATION: tl.constexpr,
-):
+):  # fmt: skip
     """Compute y [tokens, OUT] = silu(gate) * up, from x [tokens, IN] and w [2 * OUT, IN]: gate, then up.
 
     ACTIVATION may replace silu (see `gated`). w may be in blocks, as in `linear`. A tile's columns alternate
@@ -117,22 +72,9 @@ def gated_linear(
     each = tl.arange(0, COLUMNS)
     weight_row = tl.minimum(first + each // 2, OUT - 1) + each % 2 * OUT
     sums = normalised_product(
-        x,
-        x_scales,
-        in_squares,
-        w,
-        scales,
-        minima,
-        row,
-        tokens,
-        weight_row,
-        IN,
-        GROUP,
-        EPS,
-        BLOCKS,
-        DEPTH,
-        EARLY,
-    )
+        x, x_scales, in_squares, w, scales, minima, row, tokens, weight_row,
+        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY,
+    )  # fmt: skip
     store_gated(y, sums, row, tokens, first, OUT, ACTIVATION)
 
 

@@ -21,19 +21,9 @@ def rms_norm(x, weight, y, FEATURES: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.
 
 @triton.jit
 def add_normed(
-    x,
-    weight,
-    residual,
-    norm,
-    y,
-    scaled,
-    squares,
-    narrow,
-    FEATURES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    EPS: tl.constexpr,
-):
+    x, weight, residual, norm, y, scaled, squares, narrow,
+    FEATURES: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
     """Compute y [tokens, FEATURES] f32 = residual + x / rms(x) * weight; one token per workgroup.
 
     With `norm`, `scaled` and `squares` are written for the matmul after it. `narrow`, if given, receives y in
@@ -58,21 +48,10 @@ def add_normed(
 
 @triton.jit
 def embed(
-    ids,
-    w,
-    scales,
-    minima,
-    norm,
-    x,
-    scaled,
-    squares,
-    VOCAB: tl.constexpr,
-    SCALE: tl.constexpr,
-    FEATURES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):
+    ids, w, scales, minima, norm, x, scaled, squares,
+    VOCAB: tl.constexpr, SCALE: tl.constexpr, FEATURES: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
     """Compute x [tokens, FEATURES] f32: the rows `ids` [tokens] i64 of w [VOCAB, FEATURES], times SCALE.
 
     With `scales`, w is in BLOCKS of 8 bits (see blocks.py). A workgroup handles one token. Ids out of range

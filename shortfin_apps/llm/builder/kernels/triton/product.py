@@ -9,22 +9,10 @@ from shortfin_apps.llm.builder.kernels.triton.fp8 import fp8_product
 
 @triton.jit
 def normalised_product(
-    x,
-    x_scales,
-    squares,
-    w,
-    scales,
-    minima,
-    row,
-    tokens,
-    weight_row,
-    IN: tl.constexpr,
-    GROUP: tl.constexpr,
-    EPS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    x, x_scales, squares, w, scales, minima, row, tokens, weight_row,
+    IN: tl.constexpr, GROUP: tl.constexpr, EPS: tl.constexpr, BLOCKS: tl.constexpr, DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
-):
+):  # fmt: skip
     """Compute `product`, times each row's 1 / rms if `squares` [tokens, IN / GROUP] f32 is given.
 
     With `squares`, x is scaled for a norm but not normalised; `squares` hold the sums from before scaling.
@@ -48,16 +36,7 @@ def normalised_product(
 
 @triton.jit
 def product(
-    x,
-    w,
-    scales,
-    minima,
-    row,
-    tokens,
-    weight_row,
-    IN: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    x, w, scales, minima, row, tokens, weight_row, IN: tl.constexpr, BLOCKS: tl.constexpr, DEPTH: tl.constexpr
 ):
     """Multiply x [tokens, IN] at `row` [ROWS] by w [.., IN]^T at `weight_row` [COLUMNS], in f32.
 

@@ -9,35 +9,12 @@ from shortfin_apps.llm.builder.kernels.triton.product import normalised_product,
 
 @triton.jit
 def project_qkv(
-    x,
-    x_scales,
-    in_squares,
-    w,
-    scales,
-    minima,
-    bias,
-    head_norm,
-    rotary,
-    slots,
-    cache,
-    q,
-    tokens,
-    layer,
-    IN: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_COLUMNS: tl.constexpr,
-    STRIDE: tl.constexpr,
-    ROW: tl.constexpr,
-    EPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    x, x_scales, in_squares, w, scales, minima, bias, head_norm, rotary, slots, cache, q, tokens, layer,
+    IN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HEAD_COLUMNS: tl.constexpr, STRIDE: tl.constexpr, ROW: tl.constexpr, EPS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
-):
+):  # fmt: skip
     """Compute the rotated q [tokens, HEADS * HEAD_DIM], and rows of `cache`, from x [tokens, IN].
 
     w is [(HEADS + 2 * KV_HEADS) * HEAD_DIM, IN]: all queries, keys, values. `scales` and `minima` are the
@@ -63,22 +40,9 @@ def project_qkv(
     in_head = tl.minimum(of_column % HEAD_PAIRS, HALF - 1) + each % 2 * HALF
     feature = of_column // HEAD_PAIRS * HEAD_DIM + in_head
     sums = normalised_product(
-        x,
-        x_scales,
-        in_squares,
-        w,
-        scales,
-        minima,
-        row,
-        tokens,
-        feature,
-        IN,
-        GROUP,
-        EPS,
-        BLOCKS,
-        DEPTH,
-        EARLY,
-    )
+        x, x_scales, in_squares, w, scales, minima, row, tokens, feature,
+        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY,
+    )  # fmt: skip
     if bias is not None:
         sums += tl.load(bias + feature)[None, :]
     low, high = tl.split(tl.reshape(sums, (ROWS, PAIRS, 2)))
@@ -119,15 +83,9 @@ def project_qkv(
 
 @triton.jit
 def _normed_heads(
-    low,
-    high,
-    weight_at,
-    exists,
-    is_normed,
-    HEAD_DIM: tl.constexpr,
-    HEAD_PAIRS: tl.constexpr,
-    EPS: tl.constexpr,
-):
+    low, high, weight_at, exists, is_normed,
+    HEAD_DIM: tl.constexpr, HEAD_PAIRS: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
     """RMS-norm the pairs `low` and `high` [ROWS, PAIRS] of whole heads where `is_normed` [PAIRS].
 
     Pairs outside `exists` [PAIRS] are ignored. `weight_at` [PAIRS] is the address of the weights of `low`.
@@ -146,25 +104,11 @@ def _normed_heads(
 
 @triton.jit
 def store_qkv(
-    qkv,
-    norm,
-    rotary,
-    slots,
-    cache,
-    q,
-    layer,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_KV_HEADS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    GATED: tl.constexpr,
-    STRIDE: tl.constexpr,
-    ROW: tl.constexpr,
-    EPS: tl.constexpr,
-):
+    qkv, norm, rotary, slots, cache, q, layer,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr, WHOLE: tl.constexpr, GATED: tl.constexpr,
+    STRIDE: tl.constexpr, ROW: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
     """Compute the rotated q and rows of `cache`, as `project_qkv` does, from qkv [tokens, features] f32.
 
     If WHOLE, q is RMS-normed over all its heads, and so is k, with `norm` [(HEADS + KV_HEADS) * HEAD_DIM];
@@ -195,16 +139,10 @@ def store_qkv(
 
 @triton.jit
 def _turned(
-    x,
-    norm,
-    rotary,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    EPS: tl.constexpr,
-):
+    x, norm, rotary,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    WHOLE: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
     """Norm and rotate a token's heads [HEADS * HEAD_DIM]; return halves [BLOCK_HEADS, BLOCK_HALF]."""
     HALF: tl.constexpr = HEAD_DIM // 2
     at, inside = _halves(HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
@@ -227,14 +165,9 @@ def _turned(
 
 @triton.jit
 def _store_heads(
-    low,
-    high,
-    out,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-):
+    low, high, out,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+):  # fmt: skip
     """Store a token's heads, in halves, to `out`: its q, or a row of the cache."""
     at, inside = _halves(HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
     if out.dtype.element_ty == tl.int8:

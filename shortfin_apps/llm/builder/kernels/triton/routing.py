@@ -8,17 +8,10 @@ from shortfin_apps.llm.builder.kernels.triton.top_k import LEAST, index_of, keys
 
 @triton.jit
 def route(
-    logits,
-    slots,
-    weights,
-    chosen,
-    COUNT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
-    KEPT: tl.constexpr,
-    IS_NORMALISED: tl.constexpr,
-    STRIDE: tl.constexpr,
-):
+    logits, slots, weights, chosen,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, PER_TOKEN: tl.constexpr, KEPT: tl.constexpr,
+    IS_NORMALISED: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
     """Choose a token's experts, most likely first: `chosen` [tokens, PER_TOKEN] i32, with f32 `weights`.
 
     `logits` [tokens, COUNT] f32 are the router's. Ties go to the lower index; a token with NaN has NaN for
@@ -46,16 +39,9 @@ def route(
 
 @triton.jit
 def sort_by_expert(
-    chosen,
-    order,
-    tile_experts,
-    rows,
-    tiles,
-    COUNT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    chosen, order, tile_experts, rows, tiles,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """Sort rows into tiles of one expert each: `order` [tiles, ROWS] i32 and `tile_experts` [tiles] i32.
 
     `chosen` [rows] i32 are the rows' experts. The remainder of an expert's last tile is filled with `rows`,

@@ -32,17 +32,9 @@ from shortfin_apps.llm.builder.kernels.triton.sampling_arithmetic import (
 
 @triton.jit
 def weigh_parts(
-    values,
-    logits,
-    row_indices,
-    sampling,
-    masses,
-    rows,
-    SIZE: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    K: tl.constexpr,
-):
+    values, logits, row_indices, sampling, masses, rows,
+    SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
     """Write masses [rows, 2, PARTS] i64: per PART of a row, the sums of weights kept by min-p, and of all.
 
     Row r is drawn from row row_indices[r] (r if None) of logits [any, SIZE] f32; the rows' best are values
@@ -65,21 +57,10 @@ def weigh_parts(
 
 @triton.jit
 def draw_rows(
-    values,
-    logits,
-    row_indices,
-    masses,
-    sampling,
-    positions,
-    token_ids,
-    rows,
-    SIZE: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-    K: tl.constexpr,
+    values, logits, row_indices, masses, sampling, positions, token_ids, rows,
+    SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, K: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Draw token_ids [rows] i64 of rows that `weigh_parts` weighed.
 
     `positions` [rows] i64 are the positions of the rows' last tokens. Rows with a top-k, or with a best value
@@ -103,19 +84,10 @@ def draw_rows(
 
 @triton.jit
 def draw_from_row(
-    logits,
-    values,
-    masses,
-    field,
-    rows,
-    count,
-    SIZE: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-    K: tl.constexpr,
+    logits, values, masses, field, rows, count,
+    SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, K: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Draw a token from logits [SIZE] f32 with the best values [K] f32, descending and finite.
 
     `masses` [2, PARTS] i64 are the weights of the row's parts; `count` numbers the draw.
@@ -150,16 +122,9 @@ def draw_from_row(
 
 @triton.jit
 def find(
-    logits,
-    target,
-    of_parts,
-    pivot,
-    best,
-    scale,
-    SIZE: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-):
+    logits, target, of_parts, pivot, best, scale,
+    SIZE: tl.constexpr, PART: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+):  # fmt: skip
     """Find the token that `target` falls into, among weights above `pivot`; return it and its weight.
 
     Both are i64. `of_parts` [PARTS_BLOCK] i64 are the sums of these weights in each part.
@@ -177,15 +142,9 @@ def find(
 
 @triton.jit
 def weigh_row(
-    logits,
-    pivot,
-    best,
-    scale,
-    SIZE: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-):
+    logits, pivot, best, scale,
+    SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+):  # fmt: skip
     """Sum the weights above `pivot` in each part: [PARTS_BLOCK] i64."""
     part = tl.arange(0, PARTS_BLOCK)
     of_parts = tl.zeros((PARTS_BLOCK,), tl.int64)

@@ -44,26 +44,10 @@ def chosen(condition, state, other):
 
 @triton.jit
 def attend_slots(
-    queries,
-    seen,
-    begin,
-    first,
-    shared,
-    last,
-    state,
-    cache,
-    table,
-    layer,
-    kv_head,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PAGE_ROWS: tl.constexpr,
-    ROW: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
-):
+    queries, seen, begin, first, shared, last, state, cache, table, layer, kv_head,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr,
+    ROW: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
     """Attend from queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1; return the updated `state`.
 
     A query sees the first `seen` slots or, with a WINDOW, the last WINDOW of them. No query sees slots before
@@ -101,20 +85,9 @@ def attend_slots(
 
 @triton.jit
 def attend_columns(
-    queries,
-    visible,
-    heads,
-    scales,
-    key,
-    exists,
-    peak,
-    total,
-    sums,
-    ROW: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    STRIDE: tl.constexpr,
-    CAP: tl.constexpr,
-):
+    queries, visible, heads, scales, key, exists, peak, total, sums,
+    ROW: tl.constexpr, HEAD_DIM: tl.constexpr, STRIDE: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
     """Run one step of `attend_slots`, over the keys in rows `key` [COLUMNS] of `heads`.
 
     `exists` [COLUMNS] marks existing keys, `visible` [QUERIES, COLUMNS] the keys each query sees; None means

@@ -25,22 +25,10 @@ from shortfin_apps.llm.builder.kernels.triton.sampling_arithmetic import (
 
 @triton.jit
 def sample(
-    values,
-    indices,
-    logits,
-    masses,
-    sampling,
-    tokens,
-    positions,
-    token_ids,
-    rows,
-    SIZE: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-    K: tl.constexpr,
+    values, indices, logits, masses, sampling, tokens, positions, token_ids, rows,
+    SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, K: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Write token_ids [rows] i64, and update `tokens` and `positions` [rows] i64 in place.
 
     Candidates are values [rows, K] f32, descending, and indices [rows, K] i64, of logits [rows, SIZE] f32;

@@ -25,27 +25,11 @@ def row_at(offsets, rows, place, SIZE: tl.constexpr, APART: tl.constexpr):
 
 @triton.jit
 def prepare(
-    given_offsets,
-    starts,
-    seq_lens,
-    blocks,
-    coarse,
-    fine,
-    offsets,
-    slots,
-    rotary,
-    counters,
-    chunk,
-    rows,
+    given_offsets, starts, seq_lens, blocks, coarse, fine, offsets, slots, rotary, counters, chunk, rows,
     width,
-    HALF: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    STEP: tl.constexpr,
-    STEPS: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PAGE_ROWS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-):
+    HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr,
+    STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr, KV_HEADS: tl.constexpr,
+):  # fmt: skip
     """Compute each token's row of the cache, and its cosines and sines, for all layers.
 
     A workgroup handles one token. Rows have `chunk` tokens each, or start at `given_offsets` [rows] i64 if
@@ -97,19 +81,9 @@ def store_zeros(numbers, count):
 
 @triton.jit
 def last_tokens(
-    x,
-    offsets,
-    starts,
-    seq_lens,
-    norm,
-    y,
-    scaled,
-    squares,
-    tokens,
-    FEATURES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+    x, offsets, starts, seq_lens, norm, y, scaled, squares, tokens,
+    FEATURES: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """Copy each row's last token that is not padding from x [tokens, FEATURES] f32 to y [rows, FEATURES] f32.
 
     A workgroup handles one row. With `norm`, `scaled` and `squares` are written for the matmul after it.

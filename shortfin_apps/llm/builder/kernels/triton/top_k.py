@@ -55,17 +55,10 @@ def best_of_chunks(
 
 @triton.jit
 def best_of_row(
-    logits,
-    best,
-    values,
-    indices,
-    SIZE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    KEPT: tl.constexpr,
+    logits, best, values, indices,
+    SIZE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr,
     K: tl.constexpr,
-):
+):  # fmt: skip
     """Write the top K of logits [rows, SIZE] f32: descending values [rows, K] f32, indices [rows, K] i64.
 
     best [rows, CHUNKS] i64 holds the chunks' best keys. A row that contains NaN has NaN values. BLOCK is
