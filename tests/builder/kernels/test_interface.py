@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.kernels.interface import Interface, Regions, buffer
 
 
 def test_a_named_size_is_dynamic() -> None:
@@ -17,3 +17,9 @@ def test_bindings_stand_in_the_order_of_their_ordinals() -> None:
         "#hal.pipeline.layout<constants = 2, bindings = [#hal.pipeline.binding<storage_buffer, ReadOnly>, "
         "#hal.pipeline.binding<storage_buffer>]>"
     )
+
+
+def test_regions_follow_one_another() -> None:
+    regions = Regions({"config": 64, "nothing": 0, "sums": 128})
+    assert regions.offsets == {"config": 0, "nothing": 64, "sums": 64}
+    assert regions.bytes == 192

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from shortfin_apps.llm.builder.self_test.make import make_self_test
+from shortfin_apps.llm.builder.self_test.make import MAX_TOLERANCE, make_self_test, tolerance_of
 from shortfin_apps.llm.builder.self_test.stored_weights import StoredWeights
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile, TestLayout
+from shortfin_apps.llm.model.feed_forward import MoE
+from shortfin_apps.llm.model.kv_layout import KVType
 from shortfin_apps.llm.model.reference.forward import forward
-from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
+from tests.builder.specs import with_experts
 
 OPTIONS = BuildOptions(context_length=128)
+ROUTED = with_experts(SPEC, MoE(count=4, per_token=2, features=32))
 
 
 def made(options: BuildOptions = OPTIONS) -> SelfTestFile:
@@ -83,3 +88,15 @@ def test_of_another_device_it_is_made_here() -> None:
     options = BuildOptions.for_device("hip:gfx942", context_length=64, weights="fp8")
     file = make_self_test(RandomTinySource(), options, resolve_target("hip:gfx942"), lambda count: None)
     assert file.tolerance == 1.0
+
+
+@pytest.mark.parametrize("weights", get_args(WeightType))
+@pytest.mark.parametrize("kv", get_args(KVType))
+def test_every_type_has_a_tolerance_that_unrelated_logits_exceed(weights: WeightType, kv: KVType) -> None:
+    options = BuildOptions(weights=weights, kv=kv)
+    assert 0 < tolerance_of(SPEC, options) <= tolerance_of(ROUTED, options) <= MAX_TOLERANCE < 2**0.5
+
+
+def test_a_narrow_cache_widens_the_tolerance_of_wide_weights() -> None:
+    wide, narrow = BuildOptions(weights="f32", kv="f32"), BuildOptions(weights="f32", kv="bf16")
+    assert tolerance_of(SPEC, wide) < tolerance_of(SPEC, narrow)

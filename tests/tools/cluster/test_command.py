@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from shortfin_apps.llm.tools.cluster import command
-from shortfin_apps.llm.tools.cluster.options import ClusterOptions
+from shortfin_apps.llm.tools.cluster.router_flags import ClusterOptions
 from shortfin_apps.llm.tools.cluster.supervisor import ClusterError
 from tests.serving.server.log_stream import PIPE_BYTES, log_set_up, unread_pipe
 from tests.serving.server.settings import parse

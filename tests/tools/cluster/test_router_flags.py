@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.serving.server.config import ServerConfigError
-from shortfin_apps.llm.tools.cluster.options import ROUTER_NAMES, ClusterOptions, RouterName
 from shortfin_apps.llm.tools.cluster.router_flags import (
     PACKAGES,
+    ROUTER_NAMES,
+    ClusterOptions,
     Keys,
+    RouterName,
     check_installed,
     dangers,
     router_flags,

@@ -1,9 +1,10 @@
-"""The interface of a kernel's dispatch: names and types of its constants and buffers, defined once."""
+"""The interface of a kernel's dispatch: its constants, its buffers, and memory divided into regions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +61,18 @@ def pipeline_layout(constants: int, reads: int, writes: int) -> str:
     write = "#hal.pipeline.binding<storage_buffer>"
     bindings = ", ".join([read] * reads + [write] * writes)
     return f"#hal.pipeline.layout<constants = {constants}, bindings = [{bindings}]>"
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """Memory that a kernel divides into contiguous regions, by name: their sizes in bytes."""
+
+    sizes: dict[str, int]
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        return dict(zip(self.sizes, accumulate(self.sizes.values(), initial=0), strict=False))
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes.values())

@@ -23,11 +23,13 @@ from shortfin_apps.llm.serving.server.config import ServerConfig
 from shortfin_apps.llm.serving.server.keys import read_keys
 from shortfin_apps.llm.serving.server.model_loading import open_artifact
 from shortfin_apps.llm.tools.bench.console import positive
-from shortfin_apps.llm.tools.cluster.options import METRICS_PORT, ROUTER_NAMES, ClusterOptions
 from shortfin_apps.llm.tools.cluster.ports import LOOPBACK, HeldPort, Wanted, free_ports
 from shortfin_apps.llm.tools.cluster.router_flags import (
+    METRICS_PORT,
     METRICS_ROUTES,
     PACKAGES,
+    ROUTER_NAMES,
+    ClusterOptions,
     Keys,
     check_installed,
     dangers,

@@ -6,16 +6,31 @@ import importlib.util
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
-from shortfin_apps.llm.tools.cluster.options import ClusterOptions, RouterName
 from shortfin_apps.llm.tools.cluster.ports import LOOPBACK, is_loopback
 
+RouterName = Literal["smg", "vllm-router"]
+ROUTER_NAMES: tuple[RouterName, ...] = get_args(RouterName)
+METRICS_PORT = 29000  # the routers' default
 PACKAGES: dict[RouterName, str] = {"smg": "smg", "vllm-router": "vllm_router"}
 INSTALLS: dict[RouterName, str] = {"smg": "'shortfin-llm[cluster]'", "vllm-router": "'vllm-router==0.1.*'"}
 # Route on the clients' port with the metrics of all workers.
 METRICS_ROUTES: dict[RouterName, str] = {"smg": "/engine_metrics", "vllm-router": "/metrics"}
 GRACE_S = 5  # a worker's grace after its drain, which the router must outlast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Options in addition to the flags of `serve`; `router_flags` are passed unchanged, after ours."""
+
+    workers: int = 2
+    router: RouterName = "smg"
+    policy: str = "cache_aware"
+    metrics_port: int = METRICS_PORT
+    start_timeout_s: float = 600.0
+    router_flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from shortfin_apps.llm.builder.kernels.fused.layer import (
     KernelGeometry,
     StageGeometry,
 )
-from shortfin_apps.llm.builder.kernels.fused.regions import Regions
 from shortfin_apps.llm.builder.kernels.fused.stages import RmsNormGeometry
+from shortfin_apps.llm.builder.kernels.interface import Regions
 
 NORM = RmsNormGeometry(576, 1e-5)
 MATMUL = MatmulFloatTilesGeometry(n=960, k_size=576, epilogue="store", is_tiled=True)

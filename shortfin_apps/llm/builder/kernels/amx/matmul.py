@@ -18,7 +18,7 @@ from shortfin_apps.llm.builder.kernels.fused.matmul import (
     MatmulBytesGeometry,
     MatmulGeometry,
 )
-from shortfin_apps.llm.builder.kernels.fused.regions import Regions
+from shortfin_apps.llm.builder.kernels.interface import Regions
 from shortfin_apps.llm.builder.weights.layout import PANEL
 from shortfin_apps.llm.model.spec import FloatType
 

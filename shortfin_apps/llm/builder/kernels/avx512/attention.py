@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS
-from shortfin_apps.llm.builder.kernels.fused.regions import Regions
+from shortfin_apps.llm.builder.kernels.interface import Regions
 from shortfin_apps.llm.contract.config import SCALE_BYTES
 
 _POINTER_BYTES = 8

@@ -12,12 +12,12 @@ from shortfin_apps.llm.builder.kernels.cpu.decode_attention import VectorDecodeG
 from shortfin_apps.llm.builder.kernels.fused.matmul import MatmulBlockInt8Geometry, MatmulGeometry
 from shortfin_apps.llm.builder.kernels.fused.matmul_floats import MatmulFloatsGeometry
 from shortfin_apps.llm.builder.kernels.fused.matmul_int8_vectors import MatmulInt8VectorsGeometry
-from shortfin_apps.llm.builder.kernels.fused.regions import Regions
 from shortfin_apps.llm.builder.kernels.fused.stages import (
     QuantiseBlocksGeometry,
     QuantiseRowsGeometry,
     RmsNormGeometry,
 )
+from shortfin_apps.llm.builder.kernels.interface import Regions
 
 LINE_BYTES = 64
 PARTITIONS = 4

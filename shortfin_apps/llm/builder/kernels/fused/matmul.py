@@ -12,8 +12,8 @@ from typing import ClassVar
 from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, Int8Blocks, Int8Tiles
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import tail_sizes
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
-from shortfin_apps.llm.builder.kernels.fused.regions import Regions
 from shortfin_apps.llm.builder.kernels.fused.stages import QuantiseBlocksGeometry
+from shortfin_apps.llm.builder.kernels.interface import Regions
 from shortfin_apps.llm.builder.weights.layout import DOT_BYTES, MATRIX_BYTES, PANEL, group_bytes
 from shortfin_apps.llm.model.weight_blocks import BLOCK, BlockType
 

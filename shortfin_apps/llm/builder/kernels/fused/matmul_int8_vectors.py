@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import tail_sizes
 from shortfin_apps.llm.builder.kernels.fused.matmul import MatmulBytesGeometry
-from shortfin_apps.llm.builder.kernels.fused.regions import Regions
+from shortfin_apps.llm.builder.kernels.interface import Regions
 from shortfin_apps.llm.builder.weights.layout import DOT_BYTES, MATRIX_BYTES
 
 

@@ -1,9 +1,10 @@
 """Triton kernels for GPUs, one idea per file.
 
 Conventions: matrices are row-major, and kernels take the address of their first element. A lower-case
-parameter is an operand of the dispatch; an upper-case one is fixed at compile time, and follows on lines of its
-own. Tiles have ROWS rows (tokens) and COLUMNS columns (output features). Sums along K (the input features) are in f32 and in the same
-order for every tile, so a row's result does not depend on the other rows.
+parameter is an operand of the dispatch; an upper-case one is fixed at compile time. Long lists of parameters
+have the operands first, then the others on new lines. Tiles have ROWS rows (tokens) and COLUMNS columns
+(output features). Sums along K (the input features) are in f32 and in the same order for every tile, so a
+row's result does not depend on the other rows.
 
 A norm is deferred to the matmul that reads it. The kernel that computes the residual stream x also writes
 `scaled`, x times the norm's weight in the matmuls' activation type, and `squares` [tokens, features / GROUP]

@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.activations import TILE_ROWS
 from shortfin_apps.llm.builder.kernels.fused.layer import FusedLayerGeometry, StageGeometry
-from shortfin_apps.llm.builder.kernels.fused.regions import Regions
+from shortfin_apps.llm.builder.kernels.interface import Regions
 from shortfin_apps.llm.builder.lowering.cpu.attention import sinks
 from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
 from shortfin_apps.llm.builder.lowering.fused.stages import (
