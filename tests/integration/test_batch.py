@@ -143,7 +143,7 @@ def test_a_server_answers_the_same(tiny_artifact: Artifact, tmp_path: Path) -> N
     assert ids_in(errors) == ["native"]
     assert refused.returncode == 2
     assert refused.stderr == (
-        "0 of 40 lines are done; the same command goes on with the rest\n"
+        "0 of 40 lines are done; the same command continues with the rest\n"
         "error: the server refuses this API key: an API key is needed: send `Authorization: Bearer KEY` "
         "or `X-Api-Key: KEY`\n"
     )
@@ -164,5 +164,5 @@ def test_ctrl_c_keeps_what_was_answered(tiny_artifact: Artifact, tmp_path: Path)
     running.send_signal(signal.SIGINT)
     _, told = running.communicate()
     assert running.returncode == 130
-    assert told == f"{len(ids_in(out))} of 400 lines are done; the same command goes on with the rest\n"
+    assert told == f"{len(ids_in(out))} of 400 lines are done; the same command continues with the rest\n"
     assert state_path(out).exists()

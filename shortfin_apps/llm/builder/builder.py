@@ -128,7 +128,7 @@ def _plan(
     if own_types:
         progress.note(f"weights: {_own_weights(plan)}; {_alternative(plan)}")
     else:
-        _tell_weights(plan, progress)
+        _note_weights(plan, progress)
     return plan
 
 
@@ -147,7 +147,7 @@ def _alternative(plan: _Plan) -> str:
     return f"`--weights {other}` makes {_megabytes(plan, options)}"
 
 
-def _tell_weights(plan: _Plan, progress: BuildProgress) -> None:
+def _note_weights(plan: _Plan, progress: BuildProgress) -> None:
     """Note when weights are stored in another type than the source's, which may be far smaller."""
     quantisation, options = plan.model.quantisation, plan.options
     if quantisation is None or quantisation.weights == options.weights:

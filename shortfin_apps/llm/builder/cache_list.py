@@ -10,11 +10,10 @@ from shortfin_apps.llm.builder.cache import user_cache
 from shortfin_apps.llm.builder.cache_contents import Held, contents
 from shortfin_apps.llm.console import visible
 
-HELP = "list what the cache holds"
 DESCRIPTION = """\
-Lists the models that `serve SOURCE` built, the weights and programs that builds copy, and downloads,
-what was used last first. The hub's own cache (HF_HOME) is not listed. SHORTFIN_LLM_CACHE names another
-folder."""
+Lists the contents of the cache, most recently used first: models built by `serve SOURCE`, weights and
+programs that builds reuse, and downloads. The hub's own cache (HF_HOME) is not listed. SHORTFIN_LLM_CACHE
+names another folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,10 +12,9 @@ from shortfin_apps.llm.builder.cache_list import megabytes, table
 from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import BuildError
 
-HELP = "remove from the cache what was not used for long"
 DESCRIPTION = """\
-Removes what `shortfin-llm list` shows and was not used for long; it is built or downloaded again when it is
-needed. What a build is working on stays."""
+Removes entries that `shortfin-llm list` shows and that have not been used for long. They are built or
+downloaded again when needed. Entries in use by a running build are kept."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from shortfin_apps.llm.artifact.artifact import Manifest
 
 DESCRIPTION = f"""\
-Compiles a model for a device and puts all that a server needs into one folder. SOURCE is {KINDS}.
-Supported are {SUPPORTED}."""
+Compiles a model for a device into one folder with everything that a server needs. SOURCE is {KINDS}.
+Supported models: {SUPPORTED}."""
 
 EPILOG = """\
 examples:
@@ -36,7 +36,7 @@ examples:
   shortfin-llm build random:tiny -o tiny                       # random weights in seconds, for tests
   shortfin-llm serve smollm2                                   # what to do with it; `serve SOURCE` does both
 
-A second build of the same thing takes seconds: weights and programs are kept in the user's cache folder
+A second build of the same model takes seconds: weights and programs are kept in the user's cache folder
 (SHORTFIN_LLM_CACHE names another). An interrupted build leaves no files."""
 
 DEFAULTS = BuildOptions()
@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="the model to build, see above")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="where to put it (default: ./artifacts/NAME)"
+        "-o", "--output", type=Path, metavar="DIR", help="output folder (default: ./artifacts/NAME)"
     )
     where.add_argument(
-        "--in-cache", action="store_true", help="put it into the cache folder, as `serve SOURCE` does"
+        "--in-cache", action="store_true", help="write to the cache folder, as `serve SOURCE` does"
     )
     _add_target(parser)
     _add_shapes(parser)
@@ -57,14 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-v",
         "--verbose",
         action="store_true",
-        help="say which kernel computes each kind of operation, and why",
+        help="show which kernel computes each kind of operation, and why",
     )
     parser.add_argument(
         "--no-self-test",
         action="store_true",
         help="leave out what `serve` and `verify` compare the model's results with (docs/self_test.md)",
     )
-    parser.add_argument("--no-cache", action="store_true", help="make everything anew and keep no copy")
+    parser.add_argument("--no-cache", action="store_true", help="rebuild everything, and keep no copy")
     parser.add_argument(
         "--accept-field",
         action="append",

@@ -33,7 +33,7 @@ from shortfin_apps.llm.offline.answers import (
 )
 from shortfin_apps.llm.offline.local_model import CHAT, COMPLETIONS, OK, LocalModel
 from shortfin_apps.llm.offline.loop_thread import LoopThread
-from shortfin_apps.llm.offline.progress import Told, answer_progress
+from shortfin_apps.llm.offline.progress import OnAnswer, answer_progress
 from shortfin_apps.llm.offline.settings import local_config
 
 DATA, DONE, END = b"data: ", b"[DONE]", b"\n\n"
@@ -174,11 +174,11 @@ class LLM:
         return stream_chunks(self._thread, self._model, path, streamed(body))
 
     def _answers(self, path: str, requests: Sequence[MakeBody], keep_going: bool) -> list[Answer]:
-        with answer_progress(len(requests), self._show_progress) as told:
-            return self._thread.run(self._answer_all(path, requests, keep_going, told))
+        with answer_progress(len(requests), self._show_progress) as on_answer:
+            return self._thread.run(self._answer_all(path, requests, keep_going, on_answer))
 
     async def _answer_all(
-        self, path: str, requests: Sequence[MakeBody], keep_going: bool, told: Told
+        self, path: str, requests: Sequence[MakeBody], keep_going: bool, on_answer: OnAnswer
     ) -> list[Answer]:
         answers: dict[int, Answer] = {}
         waiting = iter(enumerate(requests))
@@ -193,7 +193,7 @@ class LLM:
                         raise
                     answer = failed(error)
                 answers[index] = answer
-                told(answer.usage.completion_tokens)
+                on_answer(answer.usage.completion_tokens)
 
         await together(work, min(len(requests), self._model.max_requests))
         return [answers[index] for index in range(len(requests))]

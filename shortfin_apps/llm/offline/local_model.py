@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -138,19 +137,25 @@ class Places:
     def __init__(self, total: int) -> None:
         self.total = total
         self._free = total
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._next_leaves: asyncio.Future[None] | None = None
+        self._first = asyncio.Lock()  # held by the first of the waiting requests; a lock is fair
+        self._left = asyncio.Event()  # set, and replaced, when a request leaves
         self.num_left = 0  # requests that have returned their places so far
 
     @asynccontextmanager
     async def taken(self, count: int) -> AsyncIterator[None]:
         """Hold `count` places, or all if there are fewer, during the context."""
         count = min(count, self.total)
-        await self._take(count)
+        async with self._first:
+            while count > self._free:
+                await self._left.wait()
+            self._free -= count
         try:
             yield
         finally:
-            self._give_back(count)
+            self._free += count
+            self.num_left += 1
+            self._left.set()
+            self._left = asyncio.Event()
 
     def are_all_free_but(self, count: int) -> bool:
         """Whether all places are free, except for the `count` of one request."""
@@ -160,42 +165,9 @@ class Places:
         """Wait until more than `num_left` requests have left, or for `timeout_s`."""
         if self.num_left > num_left:
             return
-        if self._next_leaves is None:
-            self._next_leaves = asyncio.get_running_loop().create_future()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await asyncio.shield(self._next_leaves)
-
-    async def _take(self, count: int) -> None:
-        if not self._waiting and count <= self._free:
-            self._free -= count
-            return
-        entry = (count, asyncio.get_running_loop().create_future())
-        self._waiting.append(entry)
-        try:
-            await entry[1]
-        except asyncio.CancelledError:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-                self._hand_out()  # it may have blocked later requests
-            elif not entry[1].cancelled():  # it was given places in the same turn of the loop
-                self._give_back(count)
-            raise
-
-    def _give_back(self, count: int) -> None:
-        self._free += count
-        self.num_left += 1
-        if self._next_leaves is not None:
-            self._next_leaves.set_result(None)
-            self._next_leaves = None
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
-            count, place = self._waiting.popleft()
-            if not place.done():
-                self._free -= count
-                place.set_result(None)
+                await self._left.wait()
 
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shortfin_apps.llm.console import PlainConsole
 
-Told = Callable[[int], None]  # called for each answer, with its number of tokens
+OnAnswer = Callable[[int], None]  # called for each answer, with its number of tokens
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def answer_progress(
     done: int = 0,
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Told]:
+) -> Iterator[OnAnswer]:
     """Yield a function to call for each answer; `done` of the `total` were answered before.
 
     The bar is shown for several answers on a terminal; `shown` overrides this. It disappears when the context
@@ -35,9 +35,9 @@ def answer_progress(
     with Progress(*columns, console=console, transient=True, disable=not is_shown) as bar:
         task = bar.add_task("", total=total, completed=done, rate="")
 
-        def tell(tokens: int) -> None:
+        def on_answer(tokens: int) -> None:
             nonlocal num_tokens
             num_tokens += tokens
             bar.update(task, advance=1, rate=f"{num_tokens / max(clock() - begun_s, 1e-3):,.0f} tok/s")
 
-        yield tell
+        yield on_answer

@@ -26,11 +26,11 @@ from shortfin_apps.llm.terminal.options import (
 from shortfin_apps.llm.terminal.printing import DIM, PLAIN, PlainText, StreamedAnswer, Writer
 
 DESCRIPTION = """\
-Talks to a served model, streaming its answers and remembering the conversation. At a terminal, answers are
-rendered as Markdown. Enter sends, Alt-Enter or Ctrl-J starts a new line, and a text pasted into a terminal is
-one turn, even with several lines. Ctrl-C stops an answer and keeps what came, Ctrl-D quits. What you type is
-kept for Up and Ctrl-R in ~/.local/state/shortfin-llm/chat_history (or in XDG_STATE_HOME), readable by you
-alone. With stdin from a pipe, each line is one turn and only the answers go to stdout."""
+Chats with a served model: streams its answers and keeps the conversation. On a terminal, answers are
+rendered as Markdown. Enter sends; Alt-Enter or Ctrl-J starts a new line; pasted text is one turn, even
+with several lines. Ctrl-C stops an answer and keeps the text so far; Ctrl-D quits. Input is saved for Up
+and Ctrl-R in ~/.local/state/shortfin-llm/chat_history (or in XDG_STATE_HOME), readable only by its owner.
+If stdin is a pipe, each line is one turn, and only the answers are written to stdout."""
 EPILOG = f"""\
 in the conversation:
 {COMMAND_HELP}
@@ -44,9 +44,9 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(
-        "--plain", action="store_true", help="print answers as they are, not rendered as Markdown"
+        "--plain", action="store_true", help="print answers as plain text instead of rendered Markdown"
     )
-    parser.add_argument("--no-history", action="store_true", help="keep no file of what is typed")
+    parser.add_argument("--no-history", action="store_true", help="do not save the input to a file")
     parser.add_argument(
         "--stats", action="store_true", help="token counts and times on stderr after each answer"
     )

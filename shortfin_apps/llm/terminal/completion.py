@@ -16,8 +16,8 @@ FILES = ("DIR", "FILE", "IN", "MODEL", "OUT", "PATH", "SOURCE", "YAML")  # place
 CHOICES = re.compile(r"\{([^{}]+)\}")
 
 DESCRIPTION = """\
-Prints a script for a shell, which then completes commands, options and their values. The script has all of
-them, so nothing of the program runs while you type; print it again after an update."""
+Prints a script for a shell that completes commands, options and their values. The script is
+self-contained, so completion does not start this program; print it again after an upgrade."""
 EPILOG = """\
 examples:
   shortfin-llm completion bash > ~/.local/share/bash-completion/completions/shortfin-llm

@@ -34,7 +34,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=600.0,
         metavar="S",
-        help="longest time in seconds without data from the server (default: %(default)g)",
+        help="maximum seconds without data from the server (default: %(default)g)",
     )
 
 
@@ -59,22 +59,24 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
         type=int,
         default=max_tokens,
         metavar="N",
-        help=f"longest answer in tokens (default: {max_tokens or 'as much as the context allows'})",
+        help=f"maximum tokens of the answer (default: {max_tokens or 'as many as the context allows'})",
     )
-    group.add_argument("--min-tokens", type=int, metavar="N", help="shortest answer in tokens")
+    group.add_argument("--min-tokens", type=int, metavar="N", help="minimum tokens of the answer")
     group.add_argument("-t", "--temperature", type=float, metavar="T", help="0 is greedy")
-    group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens that add up to P")
+    group.add_argument(
+        "--top-p", type=float, metavar="P", help="keep the likeliest tokens up to a total of P"
+    )
     group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens; 0 is off")
     group.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest")
     group.add_argument("--seed", type=int, help="makes the answer reproducible")
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; repeatable")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; repeatable")
     group.add_argument(
         "--stop-token-id",
         type=int,
         action="append",
         dest="stop_token_ids",
         metavar="ID",
-        help="end at this token; repeatable",
+        help="stop at this token; repeatable",
     )
     group.add_argument("--ignore-eos", action="store_true", default=None, help="ignore end-of-sequence")
     group.add_argument("--cache-salt", metavar="SALT", help="share cached prefixes only under this salt")

@@ -53,7 +53,7 @@ def test_a_batch_that_is_stopped_says_how_to_go_on(
     assert main(arguments) == 2
     told = capsys.readouterr().err
     assert told.startswith(
-        "1 of 3 lines are done; the same command goes on with the rest\nerror: the server refuses"
+        "1 of 3 lines are done; the same command continues with the rest\nerror: the server refuses"
     )
     server.on(PATH, says({}))
     assert main(arguments) == 0

@@ -114,7 +114,7 @@ async def test_connections_are_refused_when_a_worker_ends_whatever_it_said(held:
     listener = handed_down(held)
     listener.listen()
     socket.socket.close(listener)  # killed: it says nothing
-    listener._tells.close()
+    listener._reporter.close()
     held.refuse()
     held.refuse()
     assert not await answers(held.port)

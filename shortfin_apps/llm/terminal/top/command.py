@@ -22,12 +22,12 @@ TIMEOUT_S = 10.0  # for one reading
 SHORTEST_INTERVAL_S = 0.1
 
 DESCRIPTION = """\
-Shows what a running server does, from its /metrics and /server_info: tokens/s in and out, requests,
-latencies, pages of the KV cache, the batches of each entry, preemptions and refusals. All but the counts of
-running and waiting requests and of pages are of the last interval. Works with other servers as far as they
-have vLLM's metrics. When the server is away, it is tried again."""
+Shows the activity of a running server, from its /metrics and /server_info: tokens/s in and out, requests,
+latencies, pages of the KV cache, the batches of each entry, preemptions and refusals. Running and waiting
+requests and pages are current values; all other figures cover the last interval. Other servers are
+supported as far as they have vLLM's metrics. A server that does not respond is polled until it does."""
 EPILOG = """\
-keys: p pauses and goes on, q quits
+keys: p pauses and resumes, q quits
 
 examples:
   shortfin-llm top
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=seconds, default=2.0, metavar="S", help="seconds between readings (default: 2)"
     )
-    parser.add_argument("--once", action="store_true", help="print the table of one interval, and end")
+    parser.add_argument("--once", action="store_true", help="print the table of one interval, then exit")
     parser.add_argument("--json", action="store_true", help="with --once: print the figures as JSON")
     add_address_options(parser.add_argument_group("server"))
 

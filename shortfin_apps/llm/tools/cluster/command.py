@@ -44,9 +44,10 @@ EXIT_OK, EXIT_FAILED = 0, 1
 HIGHEST_PORT = 65_535
 PROGRAM = "shortfin_apps.llm.tools.cluster.program"
 DESCRIPTION = """\
-Starts several workers, each a `serve` of its own on loopback, and a router in front of them, which sends
-requests with a common prefix to the same worker. Takes the flags of `serve`: the address, TLS and origins are
-the router's, keys are both's, the rest is every worker's. A process that ends is started again."""
+Starts several workers, each a `serve` on loopback, and a router in front of them that sends requests with
+a common prefix to the same worker. The flags are the ones of `serve`: address, TLS and CORS origins apply
+to the router, keys to the router and all workers, and all others to each worker. Processes that end are
+restarted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

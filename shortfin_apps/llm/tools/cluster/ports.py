@@ -76,13 +76,13 @@ class HeldPort:
         self._loop = asyncio.get_running_loop()
         self._listener = _listening(host, taken)
         try:
-            self._told, self._tells = socket.socketpair()
+            self._reports, self._reporter = socket.socketpair()
         except OSError:
             self._listener.close()
             raise
-        self._told.setblocking(False)
+        self._reports.setblocking(False)
         self._retry: asyncio.TimerHandle | None = None
-        self._loop.add_reader(self._told, self._hear)
+        self._loop.add_reader(self._reports, self._hear)
         self.refuse()
 
     @property
@@ -92,23 +92,23 @@ class HeldPort:
 
     @property
     def fds(self) -> tuple[int, int]:
-        return self._listener.fileno(), self._tells.fileno()
+        return self._listener.fileno(), self._reporter.fileno()
 
     def refuse(self) -> None:
         """Refuse connections, as the worker has ended, until the next worker accepts them. Idempotent."""
         with contextlib.suppress(BlockingIOError):
-            while self._told.recv(64):
+            while self._reports.recv(64):
                 pass  # discard the ended worker's messages
         self._refuse()
 
     def close(self) -> None:
         self._accept()
-        self._loop.remove_reader(self._told)
-        for each in (self._listener, self._told, self._tells):
+        self._loop.remove_reader(self._reports)
+        for each in (self._listener, self._reports, self._reporter):
             each.close()
 
     def _hear(self) -> None:
-        if self._told.recv(64).endswith(ACCEPTS):
+        if self._reports.recv(64).endswith(ACCEPTS):
             self._accept()
         else:
             self._refuse()
@@ -138,24 +138,24 @@ class HeldPort:
 class HandedDown(socket.socket):
     """The listener in a worker, which reports when connections are accepted and when no longer."""
 
-    def __init__(self, listener_fd: int, tells_fd: int) -> None:
+    def __init__(self, listener_fd: int, reporter_fd: int) -> None:
         super().__init__(fileno=listener_fd)
-        self._tells = socket.socket(fileno=tells_fd)
-        for each in (self, self._tells):
+        self._reporter = socket.socket(fileno=reporter_fd)
+        for each in (self, self._reporter):
             each.set_inheritable(False)  # the worker's own child processes must not inherit them
 
     def listen(self, backlog: int = BACKLOG) -> None:
         super().listen(backlog)
-        self._tell(ACCEPTS)
+        self._report(ACCEPTS)
 
     def close(self) -> None:
-        self._tell(ACCEPTS_NO_MORE)
-        self._tells.close()
+        self._report(ACCEPTS_NO_MORE)
+        self._reporter.close()
         super().close()
 
-    def _tell(self, what: bytes) -> None:
+    def _report(self, what: bytes) -> None:
         with contextlib.suppress(OSError):  # the cluster's process has ended, and this one will
-            self._tells.send(what)
+            self._reporter.send(what)
 
 
 def _listening(host: str, taken: Container[int]) -> socket.socket:

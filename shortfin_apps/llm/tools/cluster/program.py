@@ -1,11 +1,11 @@
 """The programs of a cluster, run by child.py.
 
-    python -m shortfin_apps.llm.tools.cluster.program worker LISTENER TELLS FLAG...
+    python -m shortfin_apps.llm.tools.cluster.program worker LISTENER REPORTER FLAG...
     python -m shortfin_apps.llm.tools.cluster.program router PACKAGE
 
-A worker runs `serve` on a port held by the cluster's process: LISTENER and TELLS are the file descriptors of
-HandedDown. A router, smg or vllm_router, reads its flags as JSON from stdin, because they contain keys, which
-the process list would show to all users of the machine.
+A worker runs `serve` on a port held by the cluster's process: LISTENER and REPORTER are the file descriptors
+of HandedDown. A router, smg or vllm_router, reads its flags as JSON from stdin, because they contain keys,
+which the process list would show to all users of the machine.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from shortfin_apps.llm.tools.cluster.ports import HandedDown
 def worker(argv: Sequence[str]) -> int:
     from shortfin_apps.llm.serving.server.command import main as serve  # a router does not need it
 
-    listener_fd, tells_fd, *flags = argv
-    return serve(flags, HandedDown(int(listener_fd), int(tells_fd)))
+    listener_fd, reporter_fd, *flags = argv
+    return serve(flags, HandedDown(int(listener_fd), int(reporter_fd)))
 
 
 def router(package: str, flags: list[str]) -> None:

@@ -27,7 +27,7 @@ NOT_OF_WORKERS = (
 )
 WITHOUT_MEANING = {
     "root_path": "no router strips a prefix; do that in the proxy",
-    "drain_delay": "the router is told first",
+    "drain_delay": "the router is notified first",
     **dict.fromkeys(
         ("kv_events_endpoint", "kv_events_replay_endpoint"),
         "each worker would need an endpoint of its own; start the servers yourself (docs/routers.md)",

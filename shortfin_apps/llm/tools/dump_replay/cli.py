@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from shortfin_apps.llm.tools.dump_replay.session import Summary
 
 DESCRIPTION = """\
-Runs the invocations of a flight recorder's dump again, with the same arguments on pages of the same content,
-and compares what comes out with what came out on the server."""
+Runs the invocations of a flight recorder's dump again, with the same arguments and the same contents of
+pages, and compares the results with the server's."""
 
 EPILOG = """\
 examples:

@@ -65,7 +65,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Going:
+class _RunningLoop:
     """The running decode loop and its next step."""
 
     loop: Loop
@@ -102,15 +102,11 @@ class Replay:
         self._window_pages = KnownPages(config.stride, is_exact=has_state)
         self._inexact: set[int] = set()  # requests that read pages that cannot be recomputed
         self._result: BatchResult | None = None
-        self._going: _Going | None = None
+        self._running: _RunningLoop | None = None
         self._chosen: tuple[Loop, Sequence[int]] | None = None  # tokens of the server's last loop step
         self._is_lost = False
         self.prefilled_tokens = 0  # to recompute pages written before the first record
         self.findings: list[str] = []  # pages with other tokens than their readers expect
-
-    @property
-    def num_records(self) -> int:
-        return sum(not isinstance(record, Turn) for record in self._recording.records)
 
     def run(self, first: int = 0, last: int | None = None) -> Iterator[Outcome]:
         """Yield outcomes of records `first` to `last`; earlier records are run, too."""
@@ -177,14 +173,14 @@ class Replay:
             return Outcome(
                 record=record, verdict=Verdict.NOT_COMPARED, detail="its tokens are not in the dump"
             )
-        going = self._going
-        if going is None or going.loop is not loop or going.index != record.index:
-            going = self._start(record, loop, tasks)
+        running = self._running
+        if running is None or running.loop is not loop or running.index != record.index:
+            running = self._start(record, loop, tasks)
         else:
             self._prepared(tasks)
-        going.index += 1
-        going.device_loop.queue()
-        token_ids = going.device_loop.wait()[0]
+        running.index += 1
+        running.device_loop.queue()
+        token_ids = running.device_loop.wait()[0]
         chosen = list(record.token_ids or token_ids)
         # If logits are not finite, the device keeps its current token.
         kept = [task.token_ids[0] if token < 0 else token for task, token in zip(tasks, chosen, strict=False)]
@@ -194,7 +190,7 @@ class Replay:
             self._drop_loop()  # the next step starts from the server's tokens
         return self._compared(record, tasks, [(record.token_ids, token_ids)])
 
-    def _start(self, record: Step, loop: Loop, tasks: Sequence[Task]) -> _Going:
+    def _start(self, record: Step, loop: Loop, tasks: Sequence[Task]) -> _RunningLoop:
         """Start the loop at this step; it is not the first if earlier steps dropped out of the ring."""
         self._drop_loop()
         prepared = self._prepared(tasks)
@@ -203,8 +199,8 @@ class Replay:
         started = self._runner.start_loop(Batch(EntryFamily.DECODE, tuple(prepared)), loop.sampling)
         if started is None:
             raise DumpError(f"the program has no decode loop for the {len(tasks)} rows of {record.entry}")
-        self._going = _Going(loop, started, record.index)
-        return self._going
+        self._running = _RunningLoop(loop, started, record.index)
+        return self._running
 
     def _tasks_of_step(self, record: Step, loop: Loop) -> list[Task]:
         """Return tasks with the token that each row computes in this step."""
@@ -303,7 +299,7 @@ class Replay:
             if task.request in self._requests.unchecked:
                 self._requests.unchecked.discard(task.request)
                 self._inexact.discard(task.request)
-                self._look_at(task)
+                self._fill_pages(task)
             prepared.append(self._input(task))
         return prepared
 
@@ -322,7 +318,7 @@ class Replay:
         tables = request.page_ids, request.window_page_ids
         return LlmTaskInput(request, list(task.token_ids), task.start, end, *tables)
 
-    def _look_at(self, task: Task) -> None:
+    def _fill_pages(self, task: Task) -> None:
         """Recompute pages from before the first record, or exclude the request from comparison."""
         before = self._requests.tokens(task.request, task.start)
         window = self._config.window_tokens
@@ -333,20 +329,16 @@ class Replay:
         if window is not None:
             first = max(0, task.start - window + 1) // stride
             held += self._window_pages.held(request.window_page_ids or (), before, first)
-        self._tell(task, held)
+        if others := [block for block, what in held if what is Held.OTHER]:
+            self.findings.append(
+                f"request {request.request_id} reads block {others[0]} of its table, "
+                "whose page holds other tokens"
+            )
         unknown = [block for block, what in held if what is Held.UNKNOWN]
         if unknown and window is None:
             self._compute(task, before, unknown)
         elif unknown:
             self._inexact.add(task.request)
-
-    def _tell(self, task: Task, held: Sequence[tuple[int, Held]]) -> None:
-        others = [block for block, what in held if what is Held.OTHER]
-        if others:
-            self.findings.append(
-                f"request {self._requests[task.request].request_id} reads block {others[0]} of its table, "
-                "whose page holds other tokens"
-            )
 
     def _compute(self, task: Task, before: Sequence[int], blocks: Sequence[int]) -> None:
         """Prefill the tokens in these blocks; `before` holds all tokens before the task."""
@@ -382,9 +374,9 @@ class Replay:
                 self._window_pages.wrote(windows, tokens[number], task.start, is_known=is_known)
 
     def _drop_loop(self) -> None:
-        if self._going is not None:
-            self._going.device_loop.abandon()
-        self._going = None
+        if self._running is not None:
+            self._running.device_loop.abandon()
+        self._running = None
 
 
 def _chunk_tokens(runner: BatchRunner) -> int:

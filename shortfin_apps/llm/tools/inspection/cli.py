@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from shortfin_apps.llm.tools.inspection.subject import Subject
 
 DESCRIPTION = """\
-Shows what the files of a model hold: entries and their shapes, sizes, target and versions; and for AMD GPUs
-the kernels, read from their machine code, with what stands out about them. No GPU is needed."""
+Shows the contents of a compiled model: entries and their shapes, sizes, target and versions; for AMD GPUs
+also the kernels, read from their machine code, with remarks on unusual ones. No GPU is needed."""
 
 EPILOG = """\
 examples:

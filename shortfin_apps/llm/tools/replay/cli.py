@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from shortfin_apps.llm.tools.replay.compare import Outcome
 
 DESCRIPTION = """\
-Computes an answer again from its receipt, and compares tokens and logits to the bit. A request gets a receipt
+Recomputes an answer from its receipt, and compares tokens and logits bit by bit. A request gets a receipt
 with `"receipt": true`; a server adds one to every answer with `--receipts`.
 
-Given DIR, the artefact that answered, the answer is computed in this process: alone, with its prompt cached,
-among other prompts, cut into other chunks, after preemptions, and in the other batch mode. Without DIR, a
-running server is asked. docs/determinism.md says what is the same to the bit, and what is not promised."""
+With DIR, the artefact that computed the answer, this process recomputes it in several ways: alone, with a
+cached prompt, in a full batch, in other chunks, after preemptions, and in the other batch mode. Without
+DIR, a running server recomputes it. docs/determinism.md lists which results are bit-identical, and which
+are not promised."""
 EPILOG = """\
 examples:
   curl -s localhost:8000/v1/completions -H 'Content-Type: application/json' \\

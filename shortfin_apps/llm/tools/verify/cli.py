@@ -11,13 +11,14 @@ from shortfin_apps.llm.tools.bench.console import add_json, positive, show
 EXIT_OK, EXIT_WRONG = 0, 1
 
 DESCRIPTION = """\
-Says whether an artefact is what was built, and computes what it should. All files are hashed and compared
-with the manifest. Then the self-test runs every entry of every program that a device here can run: each of
-the artefact's programs that this CPU has the features for, or, of one built for GPUs, each GPU at hand. The
-error of a row is the root mean square of its logits' differences from what the reference computed in f32
-when the artefact was built, in standard deviations of the logits; an entry's is its largest. Entries on a
-CPU must also give a token the same logits to the bit, whatever else is in the batch.
-Exits with 0 if all is well, 1 if a file or an entry is wrong, and 2 if there was nothing to test."""
+Checks that an artefact's files are unchanged since the build, and that its programs compute correct
+results. First, all files are hashed and compared with the manifest. Then the self-test runs every entry
+of every program that a device of this machine supports: on CPUs, the programs whose features the CPU has;
+of an artefact for GPUs, its program on each available GPU. A row's error is the root mean square of the
+differences between its logits and the f32 reference that was computed by the build, in standard
+deviations of the logits. An entry's error is the maximum of its rows. On CPUs, a token must also have
+bit-identical logits in every batch. The exit status is 0 if everything is correct, 1 if a file or an
+entry is wrong, and 2 if nothing was tested."""
 
 EPILOG = """\
 examples:
