@@ -213,7 +213,7 @@ def _settings(device: OneProgram) -> Iterator[DecodeAhead]:
 
 def _speculations(artifact: Artifact) -> tuple[bool, ...]:
     """Return whether to propose tokens: without and with, if the model supports it."""
-    return (False, True) if artifact.config.paged_kv_cache.state_block_count is None else (False,)
+    return (False,) if "state" in artifact.config.pools else (False, True)
 
 
 def _engine(

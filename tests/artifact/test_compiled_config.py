@@ -49,12 +49,12 @@ def raise_context(config: Fields, cache: Fields) -> None:
 
 
 def narrow_window(config: Fields, cache: Fields) -> None:
-    cache["window_tokens"] = 16
+    cache |= {"window_tokens": 16, "pools": {"window": config["transformer_block_count"]}}
 
 
 def keep_states(config: Fields, cache: Fields) -> None:
     elements = cache["paged_kv_block_size_elements_per_device"][0]
-    cache |= {"window_tokens": 2, "state_block_count": 1}
+    cache |= {"window_tokens": 2, "pools": {"whole": config["transformer_block_count"] - 1, "state": 1}}
     cache["paged_kv_block_size_elements_per_device"] = [elements // 2, elements // 2]
 
 
@@ -108,7 +108,7 @@ def test_a_field_that_the_program_was_not_compiled_for_is_refused(
 
 def test_every_field_is_compared() -> None:
     names = {name.rpartition(".")[2] for _, name in EDITS}
-    together = {"block_seq_stride", "attention_head_count_kv", "state_block_count"}  # edited with another
+    together = {"block_seq_stride", "attention_head_count_kv", "pools"}  # edited with another
     free = {"device_block_count", "module_abi_version", "paged_kv_cache"}  # the second has one value
     fields = [*dataclasses.fields(ModelConfig), *dataclasses.fields(PagedKVCacheConfig)]
     assert {field.name for field in fields} == names | together | free

@@ -30,7 +30,15 @@ from shortfin_apps.llm.components.request.messages import (
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from shortfin_apps.llm.contract.config import ModelConfig
-from tests.components.fake_device import VOCAB, FakeBuffer, FakeDevice, FakeProgram, Faults, fake_config
+from tests.components.fake_device import (
+    VOCAB,
+    FakeBuffer,
+    FakeDevice,
+    FakeProgram,
+    Faults,
+    fake_config,
+    page_table_of,
+)
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]
 
@@ -127,14 +135,12 @@ def make_draft(
     program = FakeProgram(config, Faults(), extend_rank=1)
     program.repeats, program.errs = repeats, errs
     device = FakeDevice(program)
-    counts, window = [config.paged_kv_cache.device_block_count], None
+    num_pages, num_window_pages, window = config.paged_kv_cache.device_block_count, 0, None
     if config.window_tokens is not None:
-        counts.append(least_window_pages(config, catch_up_tokens + max_tokens))
-        window = WindowOptions(tokens=config.window_tokens, num_pages=counts[1])
-    cache = make_cache(prefix_cache, counts[0], config.stride, window)
-    if window is not None and not config.has_window_table:
-        del counts[0]  # which are names alone
-    page_table = [device.allocate((pages, config.stride), config.paged_kv_cache.dtype) for pages in counts]
+        num_window_pages = least_window_pages(config, catch_up_tokens + max_tokens)
+        window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
+    cache = make_cache(prefix_cache, num_pages, config.stride, window)
+    page_table = page_table_of(device, config, num_pages, num_window_pages)
     runner = BatchRunner(device, program, config, page_table=page_table)
     options = DraftOptions(
         max_tokens=max_tokens,
@@ -190,16 +196,14 @@ def make_rig(
     )
     buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
     batch_mode = make_mode(options, config, buckets)
-    counts, window = [config.paged_kv_cache.device_block_count], None
+    num_pages, num_window_pages, window = config.paged_kv_cache.device_block_count, 0, None
     if config.window_tokens is not None:
         ahead = batch_mode.tokens_ahead(config.stride)
         assert ahead is not None
-        counts.append(least_window_pages(config, ahead) + more_window_pages)
-        window = WindowOptions(tokens=config.window_tokens, num_pages=counts[1])
-    cache = make_cache(prefix_cache, counts[0], config.stride, window)
-    if window is not None and not config.has_window_table:
-        del counts[0]  # which are names alone
-    page_table = [device.allocate((pages, config.stride), config.paged_kv_cache.dtype) for pages in counts]
+        num_window_pages = least_window_pages(config, ahead) + more_window_pages
+        window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
+    cache = make_cache(prefix_cache, num_pages, config.stride, window)
+    page_table = page_table_of(device, config, num_pages, num_window_pages)
     runner = BatchRunner(device, program, config, page_table=page_table, recorder=recorder)
     scheduler = Scheduler(cache, batch_mode, max_running, **(scheduling or {}))
     limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos)

@@ -42,7 +42,7 @@ from shortfin_apps.llm.contract.abi import (
     SamplingField,
     argument_names,
 )
-from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
+from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig, Pool
 from tests.components.sampling.rule import drawn_by_the_rule
 
 VOCAB = 32
@@ -61,9 +61,12 @@ def fake_config(
     window: int | None = None,
     all_windowed: bool = False,
 ) -> ModelConfig:
+    pools: dict[Pool, int] | None = None
+    if window is not None:
+        pools = {"window": 1} if all_windowed else {"whole": 1, "window": 1}
     return ModelConfig(
         max_seq_len=max_seq_len,
-        transformer_block_count=1,
+        transformer_block_count=len(pools or "1"),
         attn_head_dim=1,
         prefill_batch_sizes=prefill,
         decode_batch_sizes=decode,
@@ -74,10 +77,9 @@ def fake_config(
             block_seq_stride=stride,
             device_block_count=pages,
             kv_cache_dtype="float32",
-            paged_kv_block_size_elements_per_device=(stride,)
-            if window is None or all_windowed
-            else (stride, stride),
+            paged_kv_block_size_elements_per_device=(stride,) * len(pools or "1"),
             window_tokens=window,
+            pools=pools,
         ),
     )
 
@@ -478,3 +480,16 @@ class FakeDevice:
 
     def close(self) -> None:
         return None
+
+
+def page_table_of(
+    device: FakeDevice, config: ModelConfig, num_pages: int, num_window_pages: int
+) -> list[FakeBuffer]:
+    """Slabs with pages that hold a token in each element."""
+    return [
+        device.allocate(
+            (num_pages if slab.pool == "whole" else num_window_pages, config.stride),
+            config.paged_kv_cache.dtype,
+        )
+        for slab in config.slabs
+    ]

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.self_test_file import DECODE_STEPS, SelfTestFile, TestLayout
 
-FILE = SelfTestFile(format_version=1, stride=4, slabs=((0, 1),), tolerance=0.5, sample_ids=(1, 2), prompts=())
+FILE = SelfTestFile(
+    format_version=2, stride=4, pools={"whole": (0, 1)}, tolerance=0.5, sample_ids=(1, 2), prompts=()
+)
 
 
 @given(stride=st.integers(1, 300), context=st.integers(1, 1000))
@@ -32,8 +34,8 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (b"{}", "format None"),
-        (b'{"format_version": 2}', "format 2 are not read"),
-        (b'{"format_version": 1}', "`stride`"),
+        (b'{"format_version": 1}', "format 1 are not read"),
+        (b'{"format_version": 2}', "`stride`"),
         (b"[", "Invalid JSON"),
     ],
 )

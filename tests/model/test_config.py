@@ -119,6 +119,7 @@ def test_layers_with_a_window_have_a_slab_of_their_own() -> None:
     assert tuple(WINDOWED.pools.values()) == ((2, 5), (0, 1, 3, 4))
     assert config.page_elements == (2 * of_a_layer, 4 * of_a_layer)
     assert config.window_tokens == 64
+    assert [slab.pool for slab in config.slabs] == ["whole", "window"]
     assert ModelConfig.from_dict(config.to_dict()) == config
 
 
@@ -126,7 +127,7 @@ def test_a_model_whose_layers_all_have_a_window_gives_up_pages_of_its_only_slab(
     spec = changed(WINDOWED, {"window": 64})
     config = model_config(spec, BuildOptions())
     assert tuple(spec.pools.values()) == (tuple(range(6)),)
-    assert (config.window_tokens, len(config.page_elements)) == (64, 1)
+    assert (config.window_tokens, [slab.pool for slab in config.slabs]) == (64, ["window"])
     assert not config.has_window_table
     assert ModelConfig.from_dict(config.to_dict()) == config
     whole = model_config(spec, BuildOptions(context_length=64))
@@ -141,18 +142,30 @@ def test_states_are_f32_in_a_slab_of_their_own() -> None:
     of_a_layer = 2 * 16 * SPEC.attention.kv_features
     assert tuple(spec.pools.values()) == ((2, 4), (0, 1, 3))
     assert config.page_elements == (2 * of_a_layer, 2 * 3 * 4 * (past + state))
-    assert (config.window_tokens, config.paged_kv_cache.state_block_count) == (2, 3)
+    assert (config.window_tokens, config.pools) == (2, {"whole": 2, "state": 3})
     assert ModelConfig.from_dict(config.to_dict()) == config
 
 
 @pytest.mark.parametrize(
-    "changes", [{"state_block_count": 2}, {"window_tokens": None}, {"state_block_count": 0}]
+    "changes",
+    [
+        {"pools": {"whole": 0, "state": 2}},
+        {"pools": {"whole": 1, "state": 2}},
+        {"pools": {"state": 1, "whole": 1}},
+        {"pools": {"window": 1, "state": 1}},
+        {"pools": {"whole": 1, "other": 1}},
+        {"pools": {"state": 2}},
+        {"pools": {}},
+        {"pools": ["whole", "state"]},
+        {"pools": None},
+        {"window_tokens": None},
+    ],
 )
-def test_states_take_a_slab_and_blocks_without_any(changes: dict[str, int | None]) -> None:
+def test_pools_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:
     net = DeltaNet(key_heads=2, value_heads=4, key_dim=12, value_dim=20)
     fields = model_config(with_blocks(changed(SPEC, layers=2), {0: net}), BuildOptions()).to_dict()
     fields["paged_kv_cache"] |= changes
-    with pytest.raises(ArtifactError, match="state_block_count"):
+    with pytest.raises(ArtifactError, match="pools"):
         ModelConfig.from_dict(fields)
 
 

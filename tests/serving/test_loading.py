@@ -123,7 +123,7 @@ def test_speculation_is_refused_without_packed_rows_and_with_states(
     with closing(open_device()) as device:
         engine = make_engine(device, config, *files)
         assert engine.stats().speculation is not None
-        cache = replace(config.paged_kv_cache, state_block_count=1)
+        cache = replace(config.paged_kv_cache, pools={"state": 1})
         monkeypatch.setattr(loading, "check_program", lambda *args: None)
         with pytest.raises(ArtifactError, match=f"keep a state.*`{flag}`"):
             make_engine(device, replace(config, paged_kv_cache=cache), *files)

@@ -59,7 +59,7 @@ def test_a_draft_model_that_cannot_go_back_is_refused_by_its_name(
     config = tiny_artifact.config
     monkeypatch.setattr(speculative_loading, "check_program", lambda *args: None)
     with closing(open_device()) as device:
-        cache = replace(config.paged_kv_cache, state_block_count=1)
+        cache = replace(config.paged_kv_cache, pools={"state": 1})
         files = files_of(tiny_artifact, config=replace(config, paged_kv_cache=cache))
         with pytest.raises(ArtifactError, match=r"the draft model: .* keep a state.*`--speculative-model`"):
             load_draft_program(device, files, None, 4, 8)

@@ -15,10 +15,10 @@ stage:
     adjusted_sample_bs{N}   logits [R,1,V], row_indices [N], positions [N], sampling [6,N], penalties [3,N],
                             edits [4,E], allowed [M,ceil(V/32)], allowed_indices [N]
 
-If config.json has `window_tokens`, the last of two slabs has separate pages, for the layers that see only
-that many tokens. `seq_block_ids` is then followed by `window_block_ids`, of the same shape. Its columns for
-pages before all windows of a row's tokens may name any page: the contents do not matter. With one slab this
-holds for `seq_block_ids`, because all layers see only that many tokens.
+If config.json has two `pools`, each has a slab, and the pool other than "whole" has separate pages.
+`seq_block_ids` is then followed by `window_block_ids`, of the same shape. Its columns for pages before all
+windows of a row's tokens may name any page: the contents do not matter. If the only pool is "window", this
+holds for `seq_block_ids`.
 
 Prefill and decode differ in the order of their second and third argument. All arguments are i64, except the
 ones in ARGUMENT_TYPES and the slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in place.

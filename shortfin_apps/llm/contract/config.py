@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +29,10 @@ KV_DTYPES: dict[str, np.dtype[Any]] = {
 SCALE_BYTES = 4  # f32; an int8 cache has one scale per head of a row
 _QUANTISED_ROW_BYTES = 16  # an int8 row is padded to a multiple of this, so that GPU loads are aligned
 LOGITS_NORMALIZATIONS = ("none", "softmax", "log_softmax")
+# Pools of pages, in the order of a program's arguments: "whole" keeps all tokens, "window" the last ones, and
+# "state" one state per page.
+Pool = Literal["whole", "window", "state"]
+POOLS: tuple[Pool, ...] = ("whole", "window", "state")
 
 
 def cache_row_elements(kv_heads: int, head_dim: int, dtype: np.dtype[Any]) -> int:
@@ -42,6 +46,15 @@ def cache_row_elements(kv_heads: int, head_dim: int, dtype: np.dtype[Any]) -> in
     return -(-needed // _QUANTISED_ROW_BYTES) * _QUANTISED_ROW_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """The memory of a pool's pages on the device of a pipeline stage: `[pages, elements]`."""
+
+    pool: Pool
+    stage: int
+    elements: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedKVCacheConfig:
     """Geometry of the page table.
@@ -50,11 +63,10 @@ class PagedKVCacheConfig:
     `[device_block_count, elements]` of `kv_cache_dtype`; `paged_kv_block_size_elements_per_device` gives the
     elements of a page in each slab. `device_block_count` may be changed at deploy time.
 
-    With `window_tokens`, the last slab has the transformer blocks that see only that many tokens, and its own
-    number of pages; it is the only slab if all blocks do. For `state_block_count` transformer blocks, that
-    slab has states instead, each as of the last token of a page, as if the window were two tokens; the first
-    slab has no keys and values of these blocks. Upstream has neither field, and config.json has them only if
-    needed.
+    If a model has another pool than "whole", `pools` names the pool of each slab, in order, with its number
+    of transformer blocks. These models have one stage. Pools other than "whole" have their own number of
+    pages, which keep the last `window_tokens` tokens; a state is as of the last token of a page, as if the
+    window were two tokens. Upstream has neither field, and config.json has them only if needed.
     """
 
     attention_head_count_kv: int
@@ -63,7 +75,7 @@ class PagedKVCacheConfig:
     kv_cache_dtype: str
     paged_kv_block_size_elements_per_device: tuple[int, ...] | None = None
     window_tokens: int | None = None
-    state_block_count: int | None = None
+    pools: Mapping[Pool, int] | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -94,17 +106,30 @@ class ModelConfig:
 
     @property
     def window_tokens(self) -> int | None:
-        """Number of tokens that blocks of the last slab see, or None for all."""
+        """Number of last tokens that pools other than "whole" keep; None if there are none."""
         return self.paged_kv_cache.window_tokens
 
     @property
     def has_window_table(self) -> bool:
         """True if window pages have a block table in addition to that of other pages."""
-        return self.window_tokens is not None and len(self.page_elements) > 1
+        return len(self.pools) > 1
+
+    @property
+    def pools(self) -> Mapping[Pool, int]:
+        """The number of transformer blocks that store their tokens in each pool."""
+        return self.paged_kv_cache.pools or {"whole": self.transformer_block_count}
+
+    @property
+    def slabs(self) -> tuple[Slab, ...]:
+        """The slabs of the page table, in the order of a program's arguments."""
+        pools, sizes = self.paged_kv_cache.pools, self.page_elements
+        if pools is None:
+            return tuple(Slab("whole", stage, elements) for stage, elements in enumerate(sizes))
+        return tuple(Slab(pool, 0, elements) for pool, elements in zip(pools, sizes, strict=True))
 
     @property
     def page_elements(self) -> tuple[int, ...]:
-        """Elements of one page in each pipeline stage's slab."""
+        """Elements of one page in each slab."""
         cache = self.paged_kv_cache
         if cache.paged_kv_block_size_elements_per_device is not None:
             return cache.paged_kv_block_size_elements_per_device
@@ -115,7 +140,7 @@ class ModelConfig:
         """Elements of K and V of one token, in all slabs."""
         cache = self.paged_kv_cache
         row = cache_row_elements(cache.attention_head_count_kv, self.attn_head_dim, cache.dtype)
-        return (self.transformer_block_count - (cache.state_block_count or 0)) * 2 * row
+        return sum(blocks for pool, blocks in self.pools.items() if pool != "state") * 2 * row
 
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
@@ -155,7 +180,7 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form, which upstream can load too."""
         fields = dataclasses.asdict(self)
-        for name in ("window_tokens", "state_block_count"):
+        for name in ("window_tokens", "pools"):
             if fields["paged_kv_cache"][name] is None:
                 del fields["paged_kv_cache"][name]
         return fields
@@ -180,17 +205,7 @@ class ModelConfig:
             _require_positive("top_k", self.top_k)
         if cache.window_tokens is not None:
             _require_positive("paged_kv_cache.window_tokens", cache.window_tokens)
-            if len(self.page_elements) > 2:
-                raise ArtifactError(
-                    "`paged_kv_cache.window_tokens` takes two slabs at most, the last for windows"
-                )
-        if cache.state_block_count is not None:
-            _require_positive("paged_kv_cache.state_block_count", cache.state_block_count)
-            if not self.has_window_table or cache.state_block_count >= self.transformer_block_count:
-                raise ArtifactError(
-                    "`paged_kv_cache.state_block_count` takes `window_tokens`, two slabs, and blocks without "
-                    "a state"
-                )
+        self._check_pools()
         if not isinstance(self.has_prefill_position, bool):
             raise ArtifactError(
                 f"`has_prefill_position` must be true or false, not {self.has_prefill_position!r}"
@@ -205,6 +220,22 @@ class ModelConfig:
         if self.logits_normalization not in LOGITS_NORMALIZATIONS:
             names = ", ".join(LOGITS_NORMALIZATIONS)
             raise ArtifactError(f"`logits_normalization` {self.logits_normalization!r} is none of {names}")
+
+    def _check_pools(self) -> None:
+        pools = self.paged_kv_cache.pools
+        if pools is not None:
+            if not isinstance(pools, dict) or list(pools) != [pool for pool in POOLS if pool in pools]:
+                raise ArtifactError(f"`paged_kv_cache.pools` must name some of {', '.join(POOLS)}, in order")
+            for pool, blocks in pools.items():
+                _require_positive(f"paged_kv_cache.pools.{pool}", blocks)
+            if sum(pools.values()) != self.transformer_block_count:
+                raise ArtifactError("`paged_kv_cache.pools` must count each transformer block once")
+            if len(pools) != len(self.page_elements) or (len(pools) > 1 and "whole" not in pools):
+                raise ArtifactError("`paged_kv_cache.pools` needs a slab for each pool, one of them whole")
+        if (self.window_tokens is None) == any(pool != "whole" for pool in pools or ()):
+            raise ArtifactError(
+                "`paged_kv_cache.window_tokens` goes with a pool other than whole in `paged_kv_cache.pools`"
+            )
 
 
 def _tuples(value: object) -> Any:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from shortfin_apps.llm.contract.config import Pool
 from shortfin_apps.llm.contract.errors import ArtifactError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 NUM_BEST = 8
 
 
@@ -62,13 +63,13 @@ class SelfTestFile:
     """The content of the file.
 
     An error is the root mean square of a row's differences at `sample_ids`, in standard deviations of the
-    expected values; `tolerance` is the maximum allowed. `stride` is the number of tokens per page. `slabs`
-    lists the layers with keys and values, or states, in each slab of the page table.
+    expected values; `tolerance` is the maximum allowed. `stride` is the number of tokens per page. `pools`
+    lists the layers with keys and values, or states, in each pool of pages.
     """
 
     format_version: int
     stride: int
-    slabs: tuple[tuple[int, ...], ...]
+    pools: dict[Pool, tuple[int, ...]]
     tolerance: float
     sample_ids: tuple[int, ...]
     prompts: tuple[TestPrompt, ...]

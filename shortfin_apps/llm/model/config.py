@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shortfin_apps.llm.contract.config import SCALE_BYTES, ModelConfig, PagedKVCacheConfig
+from shortfin_apps.llm.contract.config import SCALE_BYTES, ModelConfig, PagedKVCacheConfig, Pool
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.attention import Attention
-from shortfin_apps.llm.model.kv_layout import KV_DTYPE_NAMES, Pool, kv_dtype
+from shortfin_apps.llm.model.kv_layout import KV_DTYPE_NAMES, kv_dtype
 from shortfin_apps.llm.model.spec import Block, BuildOptions, ModelSpec
 
 DEFAULT_CONTEXT_LENGTH = 8192
@@ -48,7 +48,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
             kv_cache_dtype=KV_DTYPE_NAMES[options.kv],
             paged_kv_block_size_elements_per_device=tuple(elements.values()),
             window_tokens=window_of(spec),
-            state_block_count=len(spec.pools.get("state", ())) or None,
+            pools=None if elements.keys() == {"whole"} else {p: len(its) for p, its in spec.pools.items()},
         ),
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shortfin_apps.llm.contract.config import KV_DTYPES, cache_row_elements
+from shortfin_apps.llm.contract.config import KV_DTYPES, Pool, cache_row_elements
 
 KVType = Literal["bf16", "f16", "f32", "q8_0"]  # q8_0: int8 with a scale per token and head
 KV_DTYPE_NAMES: dict[KVType, str] = {
@@ -21,10 +21,6 @@ KV_DTYPE_NAMES: dict[KVType, str] = {
     "f32": "float32",
     "q8_0": "int8",
 }
-# "whole" keeps every token, "window" the last ones, and "state" one state per page. Also the order of the
-# pools in a program's arguments.
-Pool = Literal["whole", "window", "state"]
-POOLS: tuple[Pool, ...] = ("whole", "window", "state")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from shortfin_apps.llm.contract.config import POOLS, Pool
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
-from shortfin_apps.llm.model.kv_layout import POOLS, KVLayout, KVType, Pool
+from shortfin_apps.llm.model.kv_layout import KVLayout, KVType
 from shortfin_apps.llm.model.operations import (
     CapLogits,
     Embed,

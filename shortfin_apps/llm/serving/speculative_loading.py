@@ -70,7 +70,7 @@ def speculation_options(
 
 def _problem_with_proposals(config: ModelConfig, buckets: Buckets, flag: str) -> str | None:
     """The reason why the model does not support proposed tokens, which `flag` needs; None if it does."""
-    if config.paged_kv_cache.state_block_count is not None:
+    if "state" in config.pools:
         return (
             "the model has layers that keep a state, which cannot go back to before a rejected token; "
             f"leave out `{flag}`"

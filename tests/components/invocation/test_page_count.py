@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.invocation.page_count import (
     least_window_pages,
     named_page_count,
-    page_counts,
     page_table_bytes,
     pages_that_fit,
     window_page_count,
@@ -73,13 +72,13 @@ def test_window_pages_by_pages(num_pages: int, tokens_ahead: int | None, expecte
 
 def test_a_model_without_windows_has_no_window_pages() -> None:
     assert window_page_count(CONFIG, 100, 8) == 0
-    assert page_counts(CONFIG, 100, 0) == [100]
-    assert page_counts(WINDOWED, 100, 30) == [100, 30]
+    assert page_table_bytes(CONFIG, 100, 0) == 100 * 16
+    assert page_table_bytes(WINDOWED, 100, 30) == 130 * 16
 
 
 def test_where_all_layers_have_a_window_all_memory_is_of_window_pages() -> None:
     """Of 64 tokens in 16 pages, a request that decodes holds 5; and it has names for all."""
-    assert page_counts(ALL_WINDOWED, 100, window_page_count(ALL_WINDOWED, 100, 8)) == [100]
+    assert page_table_bytes(ALL_WINDOWED, 100, window_page_count(ALL_WINDOWED, 100, 8)) == 100 * 16
     assert page_table_bytes(ALL_WINDOWED, 100, 100) == 100 * 4 * 4
     assert named_page_count(ALL_WINDOWED, 11) == 1 + 2 * 16
     assert named_page_count(WINDOWED, 11) == named_page_count(CONFIG, 11) == 11

@@ -99,7 +99,7 @@ def test_a_static_dimension_fits_a_dynamic_one() -> None:
         (
             (PREFILL_ENTRY, decode(2), decode(4, TensorType((None, 512), F16))),
             {},
-            r"`decode_bs4` takes tensor<\?x512xf16> as cache slab 0 .*tensor<\?x256xf16>.*page geometry",
+            r"`decode_bs4` takes tensor<\?x512xf16> as cache slab .*tensor<\?x256xf16>.*page geometry",
         ),
         (
             (PREFILL_ENTRY, decode(2), decode(4, TensorType((None, 256), np.dtype(np.float32)))),
@@ -183,7 +183,7 @@ def test_matching_extend_entries_are_accepted() -> None:
         (dataclasses.replace(EXTEND, arguments=PACKED), "`extend` takes 5 arguments .*means 6"),
         (
             dataclasses.replace(EXTEND, arguments=(*PACKED, TensorType((None, 128), F16))),
-            r"`extend` takes tensor<\?x128xf16> as cache slab 0",
+            r"`extend` takes tensor<\?x128xf16> as cache slab \(whole pages, stage 0\)",
         ),
         (
             dataclasses.replace(EXTEND, arguments=(TensorType((None,), F16), *PACKED[1:], CACHE)),
@@ -220,7 +220,7 @@ def test_pages_of_states_are_not_of_keys_and_values() -> None:
         CONFIG.paged_kv_cache,
         paged_kv_block_size_elements_per_device=(256, 99),
         window_tokens=2,
-        state_block_count=1,
+        pools={"whole": 2, "state": 1},
     )
     config = dataclasses.replace(CONFIG, transformer_block_count=3, paged_kv_cache=cache)
     slabs = (TensorType((None, 256), F16), TensorType((None, 99), F16))
@@ -229,13 +229,17 @@ def test_pages_of_states_are_not_of_keys_and_values() -> None:
         *(decode(size, TensorType((size, None), I64), *slabs) for size in (2, 4)),
     ]
     check_program(Listed(*staged), config)
+    cache = dataclasses.replace(cache, pools={"whole": 3, "state": 1})
     with pytest.raises(ArtifactError, match=r"K and V of 10\.6667 tokens"):
-        check_program(Listed(*staged), dataclasses.replace(config, transformer_block_count=4))
+        check_program(Listed(*staged), dataclasses.replace(config, paged_kv_cache=cache))
 
 
 def test_layers_with_windows_have_a_slab_and_a_table() -> None:
     cache = dataclasses.replace(
-        CONFIG.paged_kv_cache, paged_kv_block_size_elements_per_device=(192, 64), window_tokens=5
+        CONFIG.paged_kv_cache,
+        paged_kv_block_size_elements_per_device=(192, 64),
+        window_tokens=5,
+        pools={"whole": 1, "window": 1},
     )
     config = dataclasses.replace(CONFIG, paged_kv_cache=cache)
     slabs = (TensorType((None, 192), F16), TensorType((None, 64), F16))
@@ -249,7 +253,7 @@ def test_layers_with_windows_have_a_slab_and_a_table() -> None:
 
 
 def test_where_all_layers_have_a_window_there_is_one_table() -> None:
-    cache = dataclasses.replace(CONFIG.paged_kv_cache, window_tokens=5)
+    cache = dataclasses.replace(CONFIG.paged_kv_cache, window_tokens=5, pools={"window": 2})
     config = dataclasses.replace(CONFIG, paged_kv_cache=cache)
     assert not config.has_window_table
     check_program(Listed(*WHOLE), config)

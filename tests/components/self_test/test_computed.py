@@ -21,9 +21,9 @@ EXPECTED = ExpectedLogits(
     best=tuple(LOGITS[ORDER[:4]].tolist()),
 )
 FILE = SelfTestFile(
-    format_version=1,
+    format_version=2,
     stride=4,
-    slabs=((0,),),
+    pools={"whole": (0,)},
     tolerance=0.05,
     sample_ids=tuple(range(6)),
     prompts=(),

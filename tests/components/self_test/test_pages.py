@@ -8,14 +8,14 @@ import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.components.self_test.pages import read_planes
-from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.config import ModelConfig, Pool
 from tests.builder.cached_rows import rows_in_bytes
 from tests.components.fake_device import fake_config
 
 Array = npt.NDArray[Any]
 
 STRIDE, HEADS, DIM = 4, 3, 8
-SLABS = ((0, 2), (1,))
+POOLS: dict[Pool, tuple[int, ...]] = {"whole": (0, 2), "window": (1,)}
 RNG = np.random.default_rng(3)
 KV = RNG.standard_normal((3, 2, STRIDE, HEADS, DIM)).astype(np.float32)  # of layers, K and V, tokens
 
@@ -27,8 +27,8 @@ def config(dtype: str) -> ModelConfig:
 
 
 def test_each_layer_is_read_from_its_slab() -> None:
-    page = [KV[list(layers)].reshape(-1) for layers in SLABS]
-    [planes] = read_planes(page, config("float32"), SLABS)
+    page = {pool: KV[list(layers)].reshape(-1) for pool, layers in POOLS.items()}
+    [planes] = read_planes(page, config("float32"), POOLS)
     assert sorted(planes) == [0, 1, 2]
     for layer, (k, v) in planes.items():
         np.testing.assert_array_equal(k.reshape(KV[layer, 0].shape), KV[layer, 0])
@@ -36,10 +36,8 @@ def test_each_layer_is_read_from_its_slab() -> None:
 
 
 def test_a_slab_of_states_is_not_read() -> None:
-    plain = config("float32")
-    states = replace(plain, paged_kv_cache=replace(plain.paged_kv_cache, state_block_count=1))
-    page = [KV[list(SLABS[0])].reshape(-1), np.zeros(7, np.float32)]
-    [planes] = read_planes(page, states, SLABS)
+    page: dict[Pool, Array] = {"whole": KV[[0, 2]].reshape(-1), "state": np.zeros(7, np.float32)}
+    [planes] = read_planes(page, config("float32"), {"whole": (0, 2), "state": (1,)})
     assert sorted(planes) == [0, 2]
 
 
@@ -50,13 +48,18 @@ def test_one_of_the_readings_of_bytes_is_right(by_head: bool) -> None:
     quants = np.rint(KV / scales[..., None]).astype(np.int8)
     row_bytes = -(-HEADS * (DIM + 4) // 16) * 16
     if by_head:  # then what is behind the last layer is not used
-        page = [np.zeros(len(layers) * 2 * STRIDE * row_bytes, np.int8) for layers in SLABS]
-        for elements, layers in zip(page, SLABS, strict=True):
+        page = {
+            pool: np.zeros(len(layers) * 2 * STRIDE * row_bytes, np.int8) for pool, layers in POOLS.items()
+        }
+        for pool, layers in POOLS.items():
             used = _by_head(quants[list(layers)], scales[list(layers)])
-            elements[: len(used)] = used
+            page[pool][: len(used)] = used
     else:
-        page = [rows_in_bytes(quants[list(n)], scales[list(n)], row_bytes).reshape(-1) for n in SLABS]
-    right = read_planes(page, config("int8"), SLABS)[by_head]
+        page = {
+            pool: rows_in_bytes(quants[list(n)], scales[list(n)], row_bytes).reshape(-1)
+            for pool, n in POOLS.items()
+        }
+    right = read_planes(page, config("int8"), POOLS)[by_head]
     for layer, (k, v) in right.items():
         expected = quants[layer] * scales[layer][..., None]
         assert sorted(k.reshape(-1)) == sorted(expected[0].reshape(-1))

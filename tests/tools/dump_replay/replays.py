@@ -12,7 +12,7 @@ from shortfin_apps.llm.components.recorder.flight_recorder import Recording
 from shortfin_apps.llm.components.recorder.records import FORMAT_VERSION, Header
 from shortfin_apps.llm.tools.dump_replay.replay import Replay
 from tests.components.engine_fixture import Rig
-from tests.components.fake_device import FakeDevice, FakeProgram, Faults
+from tests.components.fake_device import FakeDevice, FakeProgram, Faults, page_table_of
 
 Executed = list[tuple[str, dict[str, Any]]]  # entries with their arguments, but for slabs and results
 
@@ -64,12 +64,5 @@ def fresh_program(like: FakeProgram) -> FakeProgram:
 def replay_of(dump: Dump, program: FakeProgram) -> Replay:
     """On a device of its own, which has no tokens in its pages yet."""
     config, device = program.config, FakeDevice(program)
-    counts = [dump.header.num_pages]
-    if config.window_tokens is not None:
-        counts = (
-            [*counts, dump.header.num_window_pages]
-            if config.has_window_table
-            else [dump.header.num_window_pages]
-        )
-    slabs = [device.allocate((pages, config.stride), config.paged_kv_cache.dtype) for pages in counts]
+    slabs = page_table_of(device, config, dump.header.num_pages, dump.header.num_window_pages)
     return Replay(dump, BatchRunner(device, program, config, page_table=slabs), config)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
-from shortfin_apps.llm.model.kv_layout import Pool
+from shortfin_apps.llm.contract.config import Pool
 from shortfin_apps.llm.model.rope import Rotation
 
 

@@ -23,7 +23,7 @@ from shortfin_apps.llm.contract.abi import (
     Layout,
     SamplingField,
 )
-from shortfin_apps.llm.model.kv_layout import Pool
+from shortfin_apps.llm.contract.config import Pool
 from shortfin_apps.llm.model.spec import BuildOptions
 
 # Row limit of an `extend_t{T}` entry with caller-owned results. Every row needs memory for its logits, which
@@ -221,8 +221,8 @@ def _batch(
     """
     [rows] = starts.shape
     imported = [
-        _slab(e, rows, pool, layers, elements, options, is_second=index > 0)
-        for index, (pool, (layers, elements)) in enumerate(slabs.items())
+        _slab(e, rows, pool, layers, elements, options, has_own_table=pool != "whole" and "whole" in slabs)
+        for pool, (layers, elements) in slabs.items()
     ]
     return Batch(
         rows=rows,
@@ -244,17 +244,17 @@ def _slab(
     elements: int,
     options: BuildOptions,
     *,
-    is_second: bool,
+    has_own_table: bool,
 ) -> Slab:
-    """Import a pool's slab and block table; a second slab has other pages than the first."""
-    table, name = BLOCK_TABLES[is_second], CACHES[is_second]
+    """Import a pool's slab and block table, which may be another than that of the pool "whole"."""
+    table, name = BLOCK_TABLES[has_own_table], CACHES[has_own_table]
     return Slab(
         pool=pool,
         layers=layers,
         blocks=_import(e, table, (rows, _dim(e, table, 1)), "i64"),
         # `consume` hands the buffer to the function; without it, every call copies the cache.
         cache=_import(e, name, (_dim(e, name, 0), elements), options.cache_dtype, "consume "),
-        suffix="_in_windows" if is_second else "",
+        suffix="_in_windows" if has_own_table else "",
     )
 
 

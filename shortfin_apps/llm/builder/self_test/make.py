@@ -87,7 +87,7 @@ def make_self_test(
     return SelfTestFile(
         format_version=FORMAT_VERSION,
         stride=options.block_seq_stride,
-        slabs=tuple(spec.pools.values()),
+        pools=spec.pools,
         tolerance=tolerance_of(spec, options),
         sample_ids=tuple(sample_ids.tolist()),
         prompts=tuple(

@@ -137,10 +137,11 @@ class BatchRunner:
         self._entries = program.entries
         self._invoker = Invoker(device, program)
         self._page_table = list(page_table)
+        self._slabs = config.slabs
         self._top_k = config.top_k
         self._stride = config.stride
         self._clock = clock
-        has_position, self._has_windows = config.has_prefill_position, config.window_tokens is not None
+        has_position = config.has_prefill_position
         self._has_window_table = config.has_window_table
         self.buckets = Buckets(program.entries, config.stride, has_prefill_position=has_position)
         self.returns_logits = _returns_logits(program, config)
@@ -307,7 +308,7 @@ class BatchRunner:
         page_lists = [task.page_ids for task in tasks]
         window_lists = [task.window_page_ids or () for task in tasks]
         if not self._has_window_table:
-            only = window_lists if self._has_windows else page_lists
+            only = page_lists if self._slabs[0].pool == "whole" else window_lists
             return {"seq_block_ids": self._block_tables.on_device(only, *size)}
         return {
             "seq_block_ids": self._block_tables.on_device(page_lists, *size),
@@ -354,10 +355,9 @@ class BatchRunner:
             self._clear(page_ids, window_page_ids)
 
     def _clear(self, page_ids: Collection[int], window_page_ids: Collection[int]) -> None:
-        for index, slab in enumerate(self._page_table):
-            is_last = index == len(self._page_table) - 1
-            cleared = window_page_ids if self._has_windows and is_last else page_ids
-            self._device.clear(slab, [SCRATCH_PAGE, *cleared])
+        for slab, pages in zip(self._slabs, self._page_table, strict=True):
+            cleared = page_ids if slab.pool == "whole" else window_page_ids
+            self._device.clear(pages, [SCRATCH_PAGE, *cleared])
 
     @property
     def num_bytes(self) -> int:

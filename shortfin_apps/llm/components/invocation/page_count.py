@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 
 from shortfin_apps.llm.components.invocation.invoker import owned_bytes
 from shortfin_apps.llm.components.runtime.device import Device, Program
@@ -63,16 +64,15 @@ def named_page_count(config: ModelConfig, num_pages: int) -> int:
     return 1 + -(-(num_pages - 1) * of_context // min(of_context, _held(config)))
 
 
-def page_counts(config: ModelConfig, num_pages: int, num_window_pages: int) -> list[int]:
-    """Number of pages in each slab."""
-    counts = [num_pages] * len(config.page_elements)
-    return counts if config.window_tokens is None else [*counts[:-1], num_window_pages]
-
-
-def page_table_bytes(config: ModelConfig, num_pages: int, num_window_pages: int) -> int:
-    """Bytes of all slabs."""
-    counts = page_counts(config, num_pages, num_window_pages)
-    elements = sum(count * size for count, size in zip(counts, config.page_elements, strict=True))
+def page_table_bytes(
+    config: ModelConfig, num_pages: int, num_window_pages: int, stage: int | None = None
+) -> int:
+    """Bytes of the slabs of a pipeline stage (None: of all)."""
+    elements = sum(
+        slab.elements * (num_pages if slab.pool == "whole" else num_window_pages)
+        for slab in config.slabs
+        if stage in (None, slab.stage)
+    )
     return elements * config.paged_kv_cache.dtype.itemsize
 
 
@@ -93,37 +93,16 @@ def pages_that_fit(
     """
     context_pages = -(-config.max_seq_len // config.stride)
     most = 1 + max_running * context_pages
-    fitting = []
-    # The window slab is on the first stage's device.
-    num_stages = len(config.page_elements) - config.has_window_table
-    for stage in range(num_stages):
+    own_bytes, fitting = owned_bytes(program), []
+
+    def taken(num_pages: int, stage: int) -> int:
+        window_pages = window_page_count(config, num_pages, tokens_ahead)
+        beside = own_bytes + taken_beside(num_pages) if stage == 0 else 0
+        return page_table_bytes(config, num_pages, window_pages, stage) + beside
+
+    for stage in dict.fromkeys(slab.stage for slab in config.slabs):
         spare = device.spare_bytes(stage)
         if spare is None:
             return None
-        taken = owned_bytes(program) if stage == 0 else 0
-        other = taken_beside if stage == 0 else lambda num_pages: 0
-        fitting.append(_pages_within(config, stage, spare - taken, most, tokens_ahead, other))
+        fitting.append(bisect_right(range(1, most + 1), spare, key=partial(taken, stage=stage)))
     return max(1 + context_pages, min(fitting))
-
-
-def _pages_within(
-    config: ModelConfig,
-    stage: int,
-    num_bytes: int,
-    most: int,
-    tokens_ahead: int | None,
-    taken_beside: Callable[[int], int],
-) -> int:
-    """Maximum number of pages, up to `most`, for which the stage's slabs fit in `num_bytes`.
-
-    `taken_beside` returns the other bytes taken for a number of pages.
-    """
-    itemsize = config.paged_kv_cache.dtype.itemsize
-    window_elements = config.page_elements[-1] if config.has_window_table and stage == 0 else 0
-
-    def taken(num_pages: int) -> int:
-        window_pages = window_page_count(config, num_pages, tokens_ahead)
-        elements = num_pages * config.page_elements[stage] + window_pages * window_elements
-        return elements * itemsize + taken_beside(num_pages)
-
-    return bisect_right(range(1, most + 1), num_bytes, key=taken)

@@ -7,7 +7,6 @@ import logging
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.page_count import (
     named_page_count,
-    page_counts,
     page_table_bytes,
 )
 from shortfin_apps.llm.components.kvcache import KVCache, PrefixCache, WindowOptions, make_cache
@@ -35,14 +34,16 @@ def make_runner(
     """
     dtype = config.paged_kv_cache.dtype
     num_window_pages = num_pages if num_window_pages is None else num_window_pages
-    counts = page_counts(config, num_pages, num_window_pages)
     only_dispatches = all(entry.only_dispatches for entry in program.entries.values())
-    # The window slab is on the first stage's device, as no model has both windows and stages.
-    stages = [0, 0] if config.has_window_table else range(len(counts))
     try:
         page_table = [
-            device.allocate((count, elements), dtype, stage=stage, only_dispatches=only_dispatches)
-            for stage, count, elements in zip(stages, counts, config.page_elements, strict=True)
+            device.allocate(
+                (num_pages if slab.pool == "whole" else num_window_pages, slab.elements),
+                dtype,
+                stage=slab.stage,
+                only_dispatches=only_dispatches,
+            )
+            for slab in config.slabs
         ]
     except Exception as error:  # the runtimes have no common exception for it
         size = page_table_bytes(config, num_pages, num_window_pages)

@@ -42,9 +42,8 @@ def check_vocabulary(vocab_size: int | None, tokenizer_vocab_size: int | None) -
 
 def _check_stride(config: ModelConfig) -> None:
     """Checks `block_seq_stride` against the elements per page, which the entries have confirmed."""
-    slabs = config.page_elements
-    has_states = config.paged_kv_cache.state_block_count is not None
-    per_token, elements = config.token_elements, slabs[0] if has_states else sum(slabs)
+    elements = sum(slab.elements for slab in config.slabs if slab.pool != "state")
+    per_token = config.token_elements
     if elements != per_token * config.stride:
         raise ArtifactError(
             f"a page has {elements} elements, which are K and V of {elements / per_token:g} tokens, where "
@@ -72,8 +71,9 @@ def _expected_arguments(
         for name, shape in shapes.items()
     }
     dtype = config.paged_kv_cache.dtype
-    for stage, elements in enumerate(config.page_elements if entry.takes_slabs else ()):
-        expected[f"cache slab {stage}"] = TensorType((None, elements), dtype)
+    for slab in config.slabs if entry.takes_slabs else ():
+        name = f"cache slab ({slab.pool} pages, stage {slab.stage})"
+        expected[name] = TensorType((None, slab.elements), dtype)
     return expected
 
 

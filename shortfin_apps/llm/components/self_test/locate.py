@@ -114,12 +114,12 @@ class Locator:
 
     def _planes(self, slabs: Sequence[Array], row: Row) -> list[Planes]:
         """Readings of the row's first own page."""
-        pages = [row.lease.page_ids] * len(slabs)
-        if self.config.window_tokens is not None:
-            assert row.lease.window_page_ids is not None, "the model has windows"
-            pages[-1] = row.lease.window_page_ids
-        page = [slab[ids[row.own_page]] for slab, ids in zip(slabs, pages, strict=True)]
-        return read_planes(page, self.config, self.file.slabs)
+        lease, page = row.lease, {}
+        for slab, pages in zip(self.config.slabs, slabs, strict=True):
+            page_ids = lease.page_ids if slab.pool == "whole" else lease.window_page_ids
+            assert page_ids is not None, "the model has windows"
+            page[slab.pool] = pages[page_ids[row.own_page]]
+        return read_planes(page, self.config, self.file.pools)
 
     def _by_bits(
         self,

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.contract.config import SCALE_BYTES, ModelConfig, cache_row_elements
+from shortfin_apps.llm.contract.config import SCALE_BYTES, ModelConfig, Pool, cache_row_elements
 
 Array = npt.NDArray[Any]
 Planes = dict[int, tuple[Array, Array]]  # K and V of each layer, as f32 or in the stored type
 
 
-def read_planes(page: Sequence[Array], config: ModelConfig, slabs: Sequence[Sequence[int]]) -> list[Planes]:
-    """Read the layers of a page, given as [elements] of each slab; `slabs` lists the layers in each.
+def read_planes(
+    page: Mapping[Pool, Array], config: ModelConfig, pools: Mapping[Pool, Sequence[int]]
+) -> list[Planes]:
+    """Read the layers of a page, given as [elements] of each pool; `pools` lists the layers in each.
 
     An 8-bit cache stores its scales after each token's row, or after each head's elements, depending on the
     program's attention: both readings are returned, one of which is right. Layers with a state have no keys.
     """
     cache = config.paged_kv_cache
-    if cache.state_block_count:
-        page, slabs = page[:1], slabs[:1]
+    kept = [(page[pool], layers) for pool, layers in pools.items() if pool != "state"]
     if cache.dtype != np.int8:
-        return [_joined(page, slabs, _floats)]
+        return [_joined(kept, _floats)]
     heads, dim, stride = cache.attention_head_count_kv, config.attn_head_dim, config.stride
 
     def by_token(layer: Array) -> tuple[Array, Array]:
@@ -46,8 +47,8 @@ def read_planes(page: Sequence[Array], config: ModelConfig, slabs: Sequence[Sequ
     # The wrong reading interprets quants as scales, which may be any numbers.
     with np.errstate(all="ignore"):
         return [
-            _joined(page, slabs, by_token, 2 * stride * cache_row_elements(heads, dim, cache.dtype)),
-            _joined(page, slabs, by_head, 2 * heads * stride * (dim + SCALE_BYTES)),
+            _joined(kept, by_token, 2 * stride * cache_row_elements(heads, dim, cache.dtype)),
+            _joined(kept, by_head, 2 * heads * stride * (dim + SCALE_BYTES)),
         ]
 
 
@@ -57,13 +58,12 @@ def _floats(layer: Array) -> tuple[Array, Array]:
 
 
 def _joined(
-    page: Sequence[Array],
-    slabs: Sequence[Sequence[int]],
+    page: Sequence[tuple[Array, Sequence[int]]],
     read: Callable[[Array], tuple[Array, Array]],
     layer_elements: int | None = None,
 ) -> Planes:
     planes: Planes = {}
-    for elements, layers in zip(page, slabs, strict=True):
+    for elements, layers in page:
         size = layer_elements or len(elements) // len(layers)
         for index, layer in enumerate(layers):
             planes[layer] = read(elements[index * size : (index + 1) * size])

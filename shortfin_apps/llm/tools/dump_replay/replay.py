@@ -98,7 +98,7 @@ class Replay:
         self._requests = ReplayedRequests(dump.recording.requests)
         self._loops = {loop.number: loop for loop in dump.recording.loops}
         self._pages = KnownPages(config.stride)
-        has_state = config.paged_kv_cache.state_block_count is not None
+        has_state = "state" in config.pools
         self._window_pages = KnownPages(config.stride, is_exact=has_state)
         self._inexact: set[int] = set()  # requests that read pages that cannot be recomputed
         self._result: BatchResult | None = None

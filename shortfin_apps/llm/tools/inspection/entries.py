@@ -82,9 +82,11 @@ def _arguments(signature: EntrySignature, entry: Entry | None, config: ModelConf
     names: tuple[str, ...] = ()
     if entry is not None:
         layout = entry.layout(signature.tokens_rank)
-        names = argument_names(layout, has_prefill_position=config.has_prefill_position)
-        slabs = len(types) - len(names)
-        names += ("cache",) if slabs == 1 else tuple(f"cache_{stage}" for stage in range(slabs))
+        position, windows = config.has_prefill_position, config.has_window_table
+        names = argument_names(layout, has_prefill_position=position, has_windows=windows)
+        if entry.takes_slabs:
+            has_one = len(config.slabs) == 1
+            names += ("cache",) if has_one else tuple(f"cache_{s.pool}_{s.stage}" for s in config.slabs)
     return {
         names[index] if index < len(names) else f"argument_{index}": format_type(each)
         for index, each in enumerate(types)
