@@ -81,11 +81,16 @@ def test_pages_may_be_changed_at_deploy_time(folder: Path) -> None:
     assert Artifact.open(folder).config.paged_kv_cache.device_block_count == 12345
 
 
-def test_a_newer_format_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2, 99, None, "3"])
+def test_a_manifest_of_another_version_asks_for_a_build(folder: Path, version: object) -> None:
     path = folder / file_names.MANIFEST
-    path.write_text(json.dumps({"format_version": 3, "what": "ever"}))
-    with pytest.raises(ArtifactError, match="format 3 is newer"):
-        Artifact.open(folder)
+    manifest = json.loads(path.read_text())
+    # As version 1 described a model.
+    manifest |= {"format_version": version, "spec": {"name": "tiny", "block_count": 2, "qk_norm": False}}
+    path.write_text(json.dumps(manifest))
+    for opened in (lambda: Artifact.open(folder), lambda: loose(folder)):
+        with pytest.raises(ArtifactError, match=r"manifest\.json: built by another version.*build it again"):
+            opened()
 
 
 @pytest.mark.parametrize("check_sizes", [False, True])
@@ -211,7 +216,7 @@ def test_a_manifest_of_another_vmfb_is_ignored(folder: Path) -> None:
 
 
 def test_a_damaged_manifest_beside_loose_files_is_refused(folder: Path) -> None:
-    (folder / file_names.MANIFEST).write_text('{"format_version": 1}')
+    (folder / file_names.MANIFEST).write_text('{"format_version": 3}')
     with pytest.raises(ArtifactError, match=r"manifest\.json"):
         loose(folder)
 

@@ -18,7 +18,7 @@ from shortfin_apps.llm.builder.cache_contents import contents
 from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import PlainProgress, QuietProgress
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 SEVERAL = "cpu:x86-64-v3,x86-64-v4,znver4"
@@ -117,20 +117,22 @@ def test_parameters_are_those_of_the_cpu_alone(compiler: FakeCompiler, tmp_path:
         assert alone.config == several.config
 
 
-def test_one_cpu_is_recorded_as_older_versions_do(compiler: FakeCompiler, tmp_path: Path) -> None:
+def test_one_cpu_has_the_files_of_one_program(compiler: FakeCompiler, tmp_path: Path) -> None:
     for device in ("cpu:x86-64-v3", "cpu:x86-64-v3,x86-64-v3"):
         folder = build_tiny(tmp_path / "a", device).vmfb.parent
         assert names(folder) == {*file_names.FILES, file_names.MANIFEST}
         written = json.loads((folder / file_names.MANIFEST).read_text())
-        assert written["format_version"] == 1
-        assert "programs" not in written
+        assert written["programs"] == []
         assert written["options"]["device"] == "cpu:x86-64-v3"
     assert compiler.devices == ["cpu:x86-64-v3"]
 
 
-def test_versions_that_know_one_program_refuse_several(compiler: FakeCompiler, tmp_path: Path) -> None:
-    build_tiny(tmp_path / "a")
-    assert json.loads((tmp_path / "a" / file_names.MANIFEST).read_text())["format_version"] == 2
+def test_an_artefact_of_another_version_is_built_again(compiler: FakeCompiler, tmp_path: Path) -> None:
+    manifest = build_tiny(tmp_path / "a").vmfb.with_name(file_names.MANIFEST)
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format_version": 2, "spec": {}}))
+    with pytest.raises(ArtifactError, match="built by another version"):
+        Artifact.open(tmp_path / "a", for_this_host=False)
+    assert names(build_tiny(tmp_path / "a").vmfb.parent) >= {file_names.MANIFEST}
 
 
 def test_what_one_cpu_has_in_the_cache_serves_the_list(

@@ -36,8 +36,7 @@ from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-SEVERAL_PROGRAMS = 2  # format with several programs, which older versions refuse
+FORMAT_VERSION = 3  # to be raised whenever manifests of the previous version cannot be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +104,17 @@ class Manifest:
 
     @classmethod
     def load(cls, path: Path, *, lists_files: bool = True) -> Manifest:
-        """Reads a `manifest.json`. Raises ArtifactError, with `lists_files` also for an unlisted file."""
+        """Reads a `manifest.json` of this version's format.
+
+        Raises ArtifactError, with `lists_files` also for an unlisted file.
+        """
         try:
             text = path.read_bytes()
-            version = _FORMAT.validate_json(text).get("format_version")
-            if isinstance(version, int) and version > SEVERAL_PROGRAMS:
+            version = _FORMAT.validate_json(text).get("format_version", FORMAT_VERSION)
+            if version != FORMAT_VERSION:
                 raise ArtifactError(
-                    f"{path}: format {version} is newer than this version of shortfin-llm reads "
-                    f"({SEVERAL_PROGRAMS}); upgrade it or rebuild the artefact"
+                    f"{path}: built by another version of shortfin-llm (format {version}, and this version "
+                    f"reads {FORMAT_VERSION}); build it again with `shortfin-llm build`"
                 )
             manifest = _MANIFEST.validate_json(text)
         except OSError as error:
@@ -128,9 +130,7 @@ class Manifest:
         return manifest
 
     def to_json(self) -> bytes:
-        """Returns the JSON form; with one program, older versions can read it."""
-        without = None if self.programs else {"programs"}
-        return _MANIFEST.dump_json(self, indent=2, exclude=without) + b"\n"
+        return _MANIFEST.dump_json(self, indent=2) + b"\n"
 
 
 _FORMAT = TypeAdapter(dict[str, object])
@@ -169,7 +169,7 @@ class Artifact:
 
         From programs for several kinds of CPU, opens the best that `host`, by default this one, can execute;
         if `for_this_host` is False, the one for `cpu`, by default the first. Raises ArtifactError if a file
-        is missing or damaged, the format is newer than this program, or it was compiled by another release of
+        is missing or damaged, another version wrote the manifest, or it was compiled by another release of
         IREE than the installed one, or for CPU features that this host lacks (the last two are not checked if
         `for_this_host` is False).
         """

@@ -20,7 +20,6 @@ from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import (
     FORMAT_VERSION,
-    SEVERAL_PROGRAMS,
     Artifact,
     Manifest,
     SourceRecord,
@@ -311,7 +310,7 @@ def _manifest(plan: _Plan, compiled: Sequence[CompileRecord], files: dict[str, F
     first, has_several = compiled[0], len(compiled) > 1
     programs = tuple(map(_program_record, plan.programs, compiled))
     return Manifest(
-        format_version=SEVERAL_PROGRAMS if has_several else FORMAT_VERSION,
+        format_version=FORMAT_VERSION,
         identity=plan.identity,
         product_version=__version__,
         versions=_versions(plan.programs[0].target),

@@ -11,6 +11,7 @@ name it by different paths.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -20,9 +21,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from shortfin_apps.llm.artifact.artifact import Manifest
-from shortfin_apps.llm.artifact.file_names import FILES, MANIFEST
-from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
+from shortfin_apps.llm.artifact.file_names import FILES, MANIFEST, PROGRAM_FILE
+from shortfin_apps.llm.contract.errors import BuildError
 
 _WORKING_NAME = re.compile(r"\..+\.(lock|partial|previous)")
 
@@ -159,10 +159,11 @@ def _refuse_foreign(out: Path) -> None:
 
 
 def _program_files(out: Path) -> set[str]:
-    """Return the program files that the artefact's manifest lists; empty if it cannot be read."""
+    """Return the program files that the artefact's manifest lists, in any format; empty if it is damaged."""
     try:
-        return Manifest.load(out / MANIFEST).file_names
-    except ArtifactError:
+        listed = json.loads((out / MANIFEST).read_bytes())["files"]
+        return {name for name in listed if re.fullmatch(PROGRAM_FILE, name)}
+    except (OSError, ValueError, LookupError, TypeError):
         return set()
 
 
