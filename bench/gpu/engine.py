@@ -93,7 +93,7 @@ def steady_steps(engine: Engine, model: Model, requests: int, sampling: str) -> 
 
 def compute_prompts_first(engine: Engine) -> None:
     """Compute all prompts before the first decode, so that all requests have the same number of decodes."""
-    mode = engine._scheduler._mode
+    mode = engine._scheduler.mode
     assert isinstance(mode, DefaultMode)
     mode.prefills_per_decode = 1_000_000
 

@@ -12,7 +12,6 @@ from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSetti
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.draft_model import DraftModel, DraftOptions
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
@@ -206,12 +205,12 @@ def make_rig(
     page_table = page_table_of(device, config, num_pages, num_window_pages)
     runner = BatchRunner(device, program, config, page_table=page_table, recorder=recorder)
     scheduler = Scheduler(cache, batch_mode, max_running, **(scheduling or {}))
-    limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos)
     engine = Engine(
         scheduler=scheduler,
         cache=cache,
         runner=runner,
-        limits=limits,
+        max_seq_len=config.max_seq_len,
+        eos_token_ids=eos,
         strict=strict,
         decode_ahead=decode_ahead,
         speculation=speculation,

@@ -16,7 +16,6 @@ from shortfin_apps.llm.components.batching import make_mode
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.messages import Delta
@@ -118,9 +117,13 @@ class Simulation:
         )
         self.runner = BatchRunner(device, self.program, config, page_table=[slab], clock=self.clock)
         scheduler = Scheduler(cache, make_mode(self.mode, config, self.runner.buckets), self.max_running)
-        limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=frozenset())
         self.engine = Engine(
-            scheduler=scheduler, cache=cache, runner=self.runner, limits=limits, clock=self.clock
+            scheduler=scheduler,
+            cache=cache,
+            runner=self.runner,
+            max_seq_len=config.max_seq_len,
+            eos_token_ids=frozenset(),
+            clock=self.clock,
         )
         self.times_s: dict[str, list[float]] = {}
         self._random = np.random.default_rng(0)

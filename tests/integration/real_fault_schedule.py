@@ -15,7 +15,6 @@ from shortfin_apps.llm.components.batching import BATCH_MODES, make_mode
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
@@ -158,7 +157,8 @@ class Served:
             scheduler=scheduler,
             cache=cache,
             runner=runner,
-            limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=frozenset()),
+            max_seq_len=config.max_seq_len,
+            eos_token_ids=frozenset(),
             strict=True,
             **of_engine,
         )

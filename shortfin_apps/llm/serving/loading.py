@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from shortfin_apps.llm.components.batching import BATCH_MODES, make_mode
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.page_count import (
@@ -236,7 +235,8 @@ def _make_engine(
         scheduler=Scheduler(cache, mode, max_running, settings.batching.tenant_weights),
         cache=cache,
         runner=runner,
-        limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
+        max_seq_len=config.max_seq_len,
+        eos_token_ids=eos_token_ids,
         decode_ahead=settings.decode_ahead != "off",
         speculation=speculation,
         draft_model=draft_model,

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -120,7 +119,7 @@ def test_equal_short_prompts_overtake_together() -> None:
 def test_a_tuned_budget_cuts_a_short_backlog_beside_decodes_and_a_long_one_less() -> None:
     chunks = budgeted()
     assert chunks.budget is not None
-    chunks.tune(replace(chunks.budget, least=96))
+    chunks.budget.least = 96
     assert spans(chunks.next_tasks([running("a", 512)], has_decodes=True)) == [(0, 96)]
     assert spans(chunks.next_tasks([running("a", 512)], has_decodes=False)) == [(0, 512)]
     many = [running(str(index), 1000) for index in range(4)]

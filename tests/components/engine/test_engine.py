@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import count
 
 import pytest
@@ -176,13 +176,12 @@ def test_what_is_measured_at_the_start_depends_on_device_and_mode(
     mode: str, on_gpu: bool, is_tuned: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig(mode=mode, token_budget=16)
-    before = rig.scheduler.budget
-    assert before is not None
+    after = rig.scheduler.mode.budget
+    assert after is not None
+    before = replace(after)
     monkeypatch.setattr(engine, "tokens_beside_decodes", lambda *_: 96)
     monkeypatch.setattr(engine, "tokens_within_gap", lambda *_: before.while_decoding // 2)
     rig.engine.tune(on_gpu=on_gpu)
-    after = rig.scheduler.budget
-    assert after is not None
     changed = [f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)]
     assert changed == list(is_tuned)
 
@@ -337,3 +336,13 @@ def test_a_low_priority_is_overtaken_for_a_bounded_time() -> None:
         clock.now_s += 1
         index += 1
     assert 3 * PRIORITY_STEP_S <= clock.now_s <= 3 * PRIORITY_STEP_S + 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "match"),
+    [([], 1, "empty"), ([1] * 60, 5, "context of 64"), ([1] * 30, 10, "--pages")],
+)
+def test_a_request_that_can_never_fit_is_refused(prompt: list[int], max_tokens: int, match: str) -> None:
+    rig = make_rig(fake_config(pages=8))
+    with pytest.raises(InvalidRequestError, match=match):
+        rig.engine.check(call("a", prompt, max_tokens=max_tokens))

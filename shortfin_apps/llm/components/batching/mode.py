@@ -112,6 +112,7 @@ class BatchMode(ABC):
 
     # Whether prompts and decodes share an invocation. In other modes, larger budgets were not faster on GPUs.
     mixes: ClassVar[bool] = False
+    budget: TokenBudget | None  # None if chunks have a fixed size
 
     @classmethod
     @abstractmethod
@@ -138,15 +139,6 @@ class BatchMode(ABC):
         """
         most = self.max_task_tokens
         return None if most is None else max(most, 2 * stride)
-
-    @property
-    @abstractmethod
-    def budget(self) -> TokenBudget | None:
-        """The token budget; None if chunks have a fixed size."""
-
-    @abstractmethod
-    def tune(self, budget: TokenBudget) -> None:
-        """Replace the budget with one measured on this device, with the same `most`."""
 
     @abstractmethod
     def spare_tokens(self, batch: Batch) -> int:

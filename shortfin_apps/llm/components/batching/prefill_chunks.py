@@ -6,10 +6,10 @@ tokens runs together with one of 128, as both fill 8 pages; a chunk of 44 does n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
-from shortfin_apps.llm.components.batching.token_budget import InvocationBudget, TokenBudget
+from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
 
 
@@ -42,58 +42,50 @@ class PrefillChunks:
         self._stride = stride
         self._chunk_tokens = chunk_tokens
         self._row_buckets = sorted(row_buckets)
-        self._budget = budget
+        self.budget = budget
         self._overtook = False  # whether the last invocation's first prompt overtook an older one
 
     @property
     def max_task_tokens(self) -> int | None:
         """Maximum tokens of a task; None if that may be a full prompt."""
-        return self._chunk_tokens if self._budget is None else max(self._stride, self._budget.most)
+        return self._chunk_tokens if self.budget is None else max(self._stride, self.budget.most)
 
     @property
     def max_tokens_beside_decodes(self) -> int:
         """Maximum tokens of an invocation while requests decode; without a budget, of a chunk or a page."""
-        return self._budget.while_decoding if self._budget else self._chunk_tokens or self._stride
-
-    @property
-    def budget(self) -> TokenBudget | None:
-        return self._budget
-
-    def tune(self, budget: TokenBudget) -> None:
-        self._budget = budget
+        return self.budget.while_decoding if self.budget else self._chunk_tokens or self._stride
 
     def next_tasks(self, prefills: Sequence[Request], has_decodes: bool) -> list[LlmTaskInput]:
         """Select the tasks of the next invocation; `prefills` has at least one prompt, oldest first."""
-        if self._budget is None:
+        if self.budget is None:
             return self._equal_chunks(prefills[0], prefills)
-        backlog_tokens = sum(request.num_uncomputed for request in prefills)
-        budget = self._budget.of_invocation(int(has_decodes), backlog_tokens)
-        first = self._first(prefills, budget)
-        single = LlmTaskInput.next_of(first, self._pages_per_row(first, 1, budget) * self._stride)
-        several = self._chunks_in_budget(first, prefills, budget)
+        budget, backlog_tokens = self.budget, sum(request.num_uncomputed for request in prefills)
+        tokens = budget.tokens(int(has_decodes), backlog_tokens)
+
+        def max_pages(request: Request, num_rows: int = 1) -> int:
+            """Maximum pages per row for `num_rows` rows including `request`; at least one."""
+            cost = budget.page_cost(request.num_computed, has_decodes=has_decodes)
+            return max(1, int(tokens / self._stride / (self._padded_rows(num_rows) * cost)))
+
+        def holds(tasks: Sequence[LlmTaskInput]) -> bool:
+            return self._num_pages(tasks[0]) <= min(max_pages(task.request, len(tasks)) for task in tasks)
+
+        first = self._first(prefills, max_pages)
+        single = LlmTaskInput.next_of(first, max_pages(first) * self._stride)
+        equal = self._equal_chunks(first, prefills)
+        counts = [n for n in range(2, len(equal) + 1) if self._has_little_padding(n)]
+        several = equal[: max((n for n in counts if holds(equal[:n])), default=0)]
         if sum(len(task.token_ids) for task in several) < len(single.token_ids):
             return [single]
         is_cut = single.completes and not several[0].completes
         return [single] if is_cut and (has_decodes or self._overtook) else several
 
-    def _first(self, prefills: Sequence[Request], budget: InvocationBudget) -> Request:
-        """The oldest prompt, or one that may overtake it."""
+    def _first(self, prefills: Sequence[Request], max_pages: Callable[[Request], int]) -> Request:
+        """The oldest prompt, or one that may overtake it, which an invocation of its own finishes."""
         oldest = prefills[0]
-        short = next((r for r in prefills if self._finishes(r, budget)), oldest)
+        short = next((r for r in prefills if r.num_uncomputed <= max_pages(r) * self._stride), oldest)
         self._overtook = short is not oldest and not self._overtook
         return short if self._overtook else oldest
-
-    def _finishes(self, request: Request, budget: InvocationBudget) -> bool:
-        """Whether a single invocation for this prompt alone finishes it."""
-        return request.num_uncomputed <= self._pages_per_row(request, 1, budget) * self._stride
-
-    def _chunks_in_budget(
-        self, first: Request, prefills: Sequence[Request], budget: InvocationBudget
-    ) -> list[LlmTaskInput]:
-        """Two or more equal chunks that the budget holds, or none."""
-        tasks = self._equal_chunks(first, prefills)
-        counts = [n for n in range(2, len(tasks) + 1) if self._has_little_padding(n)]
-        return tasks[: max((n for n in counts if self._holds(tasks[:n], budget)), default=0)]
 
     def _equal_chunks(self, first: Request, prefills: Sequence[Request]) -> list[LlmTaskInput]:
         """The chunk of `first` and the equal chunks of other prompts, up to the largest number of rows."""
@@ -106,15 +98,6 @@ class PrefillChunks:
         """Whether at most a quarter of the rows is padding, or the smallest entry is used."""
         rows = self._padded_rows(num_rows)
         return rows == self._row_buckets[0] or 4 * num_rows >= 3 * rows
-
-    def _holds(self, tasks: Sequence[LlmTaskInput], budget: InvocationBudget) -> bool:
-        pages = min(self._pages_per_row(task.request, len(tasks), budget) for task in tasks)
-        return self._num_pages(tasks[0]) <= pages
-
-    def _pages_per_row(self, request: Request, num_rows: int, budget: InvocationBudget) -> int:
-        """Maximum pages per row for `num_rows` rows including `request`; at least one."""
-        cost = self._padded_rows(num_rows) * budget.page_cost(request.num_computed)
-        return max(1, int(budget.tokens / self._stride / cost))
 
     def _padded_rows(self, num_rows: int) -> int:
         return next(rows for rows in self._row_buckets if rows >= num_rows)

@@ -21,9 +21,8 @@ from itertools import islice
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.fair_share import FairShare
 from shortfin_apps.llm.components.batching.mode import BatchMode
-from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.batching.waiting_queue import WaitingQueue
-from shortfin_apps.llm.components.kvcache.base import AvailablePages, KVCache, Lease
+from shortfin_apps.llm.components.kvcache.base import KVCache, Lease
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
 
@@ -54,7 +53,7 @@ class Scheduler:
         long_prefill_tokens: int = LONG_PREFILL_TOKENS,
     ) -> None:
         self._cache = cache
-        self._mode = mode
+        self.mode = mode
         self.max_running = max_running
         self._max_long_prefills = max_long_prefills
         self._long_prefill_tokens = long_prefill_tokens
@@ -78,7 +77,7 @@ class Scheduler:
         """
         self._grow_running()
         self._admit()
-        return self._mode.next_batch(self.running)
+        return self.mode.next_batch(self.running)
 
     def reserve_next(self, num_decodes: int) -> bool:
         """Reserve pages for the step after the current one, in which `num_decodes` requests decode.
@@ -90,29 +89,6 @@ class Scheduler:
             return False
         return self._reserve_running(1) is None
 
-    @property
-    def max_task_tokens(self) -> int | None:
-        """Maximum tokens of one request in an invocation; None if that may be a full prompt."""
-        return self._mode.max_task_tokens
-
-    @property
-    def budget(self) -> TokenBudget | None:
-        """The mode's token budget; None if chunks have a fixed size."""
-        return self._mode.budget
-
-    @property
-    def mixes(self) -> bool:
-        """Whether prompts and decodes share an invocation."""
-        return self._mode.mixes
-
-    def tune(self, budget: TokenBudget) -> None:
-        """Replace the mode's budget with one measured on this device."""
-        self._mode.tune(budget)
-
-    def spare_tokens(self, batch: Batch) -> int:
-        """Tokens of the budget left after a batch with decodes."""
-        return self._mode.spare_tokens(batch)
-
     def reserve_proposed(self, request: Request, count: int) -> int:
         """Reserve pages for proposed tokens of a running request; returns how many of `count` have one.
 
@@ -122,7 +98,7 @@ class Scheduler:
         assert lease is not None
         num_tokens = len(request.token_ids) + count
         missing = -(-num_tokens // stride) - request.num_pages
-        if missing > 0 and self._available().fewest >= 2 * len(self.running) + missing:
+        if missing > 0 and self._cache.available().fewest >= 2 * len(self.running) + missing:
             self._reserve(lease, num_tokens, request.num_computed)
         return min(count, request.num_pages * stride - len(request.token_ids))
 
@@ -130,7 +106,7 @@ class Scheduler:
         """Whether `plan` might start a request: False only if every candidate has already failed to fit."""
         if not self.waiting or len(self.running) >= self.max_running:
             return False
-        available = self._available()
+        available = self._cache.available()
         for request in islice(self.waiting, LOOKAHEAD):
             if request.blocked_at is None or available.exceeds(request.blocked_at):
                 return True
@@ -195,7 +171,7 @@ class Scheduler:
         All block tables then change at the same step, once per page of tokens, instead of each at a different
         step.
         """
-        if self._available().fewest < 2 * len(self.running):
+        if self._cache.available().fewest < 2 * len(self.running):
             return
         for request in self.running:
             assert request.lease is not None
@@ -205,7 +181,7 @@ class Scheduler:
 
     def _reserve(self, lease: Lease, num_tokens: int, num_computed: int) -> bool:
         """Reserve pages for all tokens, and window pages for tokens that the next invocation may compute."""
-        ahead = self._mode.tokens_ahead(self._cache.stride)
+        ahead = self.mode.tokens_ahead(self._cache.stride)
         end = num_tokens if ahead is None else min(num_tokens, num_computed + ahead)
         return self._cache.reserve(lease, num_tokens, end)
 
@@ -221,7 +197,7 @@ class Scheduler:
         blocker: Request | None = None
         misfits = 0
         for request in islice(self.waiting, LOOKAHEAD):
-            if request.blocked_at is not None and not self._available().exceeds(request.blocked_at):
+            if request.blocked_at is not None and not self._cache.available().exceeds(request.blocked_at):
                 blocker = blocker or request  # no pages were freed since the last attempt
             elif self._awaits_prefix(request, prefills) or self._exceeds_long_prefills(request, prefills):
                 continue
@@ -264,12 +240,12 @@ class Scheduler:
         return len(request.token_ids) - cached > limit
 
     def _start(self, request: Request) -> bool:
-        available = self._available()
+        available = self._cache.available()
         lease = self._cache.acquire(request.token_ids, request.call.cache_salt)
         # Each running request may need a page for its next token. Without that many pages left, the new
         # request would be preempted at once.
         if not self._reserve(lease, len(request.token_ids), lease.num_cached_tokens) or (
-            self.running and self._available().fewest < len(self.running)
+            self.running and self._cache.available().fewest < len(self.running)
         ):
             self._cache.release(lease)
             request.blocked_at = available
@@ -285,9 +261,6 @@ class Scheduler:
         self.waiting.remove(request)
         self.running.append(request)
         return True
-
-    def _available(self) -> AvailablePages:
-        return self._cache.available()
 
 
 def _same_start(one: Request, other: Request, length: int) -> bool:

@@ -8,20 +8,7 @@ from dataclasses import dataclass
 LIGHT_BACKLOG_TOKENS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class InvocationBudget:
-    """Maximum tokens in one invocation; `has_decodes` is whether running requests wait to decode."""
-
-    tokens: int
-    has_decodes: bool
-    context_span: int
-
-    def page_cost(self, context: int) -> float:
-        """Pages of the budget that a page of prefill costs when `context` tokens precede it."""
-        return 1 + context / self.context_span if self.has_decodes else 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TokenBudget:
     """Maximum tokens in one invocation: `while_decoding` if any running request decodes, else `idle`.
 
@@ -33,6 +20,8 @@ class TokenBudget:
     Attention costs more the longer the context is. To bound the time that decodes wait, a page of prefill
     then costs 1 + context / `context_span` pages of the budget; `context_span` is the context, in tokens, at
     which attention takes as long as the rest of the model. When idle, each page costs one page.
+
+    `Engine.tune` may replace `while_decoding` and `least` by measured values, before the first step.
     """
 
     while_decoding: int
@@ -45,8 +34,8 @@ class TokenBudget:
         """Maximum tokens in any invocation."""
         return max(self.while_decoding, self.idle)
 
-    def of_invocation(self, num_decodes: int, backlog_tokens: int) -> InvocationBudget:
-        """The budget of an invocation, given the number of decodes and of uncomputed prompt tokens.
+    def tokens(self, num_decodes: int, backlog_tokens: int) -> int:
+        """Maximum tokens of an invocation, given the number of decodes and of uncomputed prompt tokens.
 
         Decodes that run in the same invocation are added to it, so that they do not reduce the prompts'
         share.
@@ -55,4 +44,8 @@ class TokenBudget:
         if num_decodes and self.least is not None:
             shrunk = int(self.least * max(1.0, backlog_tokens / LIGHT_BACKLOG_TOKENS))
             tokens = min(tokens, shrunk + num_decodes)
-        return InvocationBudget(tokens, num_decodes > 0, self.context_span)
+        return tokens
+
+    def page_cost(self, context: int, *, has_decodes: bool) -> float:
+        """Pages of the budget that a page of prefill costs when `context` tokens precede it."""
+        return 1 + context / self.context_span if has_decodes else 1.0

@@ -17,7 +17,6 @@ from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
 from shortfin_apps.llm.components.engine.decode_ahead import DecodeAhead, decode_batch
 from shortfin_apps.llm.components.engine.draft_model import DraftModel
-from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
 from shortfin_apps.llm.components.engine.nan_containment import (
     clear_freed_pages,
@@ -52,6 +51,7 @@ from shortfin_apps.llm.contract.errors import (
     ConstraintError,
     DeadlineExceededError,
     DeviceLostError,
+    InvalidRequestError,
     InvocationError,
     LlmError,
 )
@@ -72,7 +72,8 @@ class Engine:
         scheduler: Scheduler,
         cache: KVCache,
         runner: BatchRunner,
-        limits: ModelLimits,
+        max_seq_len: int,
+        eos_token_ids: frozenset[int],
         strict: bool = False,
         decode_ahead: bool = True,
         speculation: SpeculationOptions | None = None,
@@ -85,10 +86,11 @@ class Engine:
         self._scheduler = scheduler
         self._cache = cache
         self._runner = runner
-        self._limits = limits
+        self._max_seq_len = max_seq_len
+        self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._sampler = Sampler(
-            limits.eos_token_ids,
+            eos_token_ids,
             num_candidates=runner.num_candidates,
             returns_logits=runner.returns_logits,
             draws_rows=runner.buckets.draws_rows,
@@ -116,7 +118,7 @@ class Engine:
     @property
     def max_request_tokens(self) -> int:
         """Maximum prompt plus output tokens: the context length, or the page pool's capacity if smaller."""
-        return min(self._limits.max_seq_len, self._cache.usage().total * self._cache.stride)
+        return min(self._max_seq_len, self._cache.usage().total * self._cache.stride)
 
     @property
     def returns_logits(self) -> bool:
@@ -129,20 +131,32 @@ class Engine:
         Call before the first step. On CPUs this tunes the budget under light load; on GPUs it tunes the
         budget under any load, for modes that mix prompts and decodes in one invocation.
         """
-        budget = self._scheduler.budget
-        if budget is None or (on_gpu and not self._scheduler.mixes):
+        mode = self._scheduler.mode
+        if (budget := mode.budget) is None or (on_gpu and not mode.mixes):
             return
         if on_gpu:
             tokens = tokens_within_gap(self._runner, budget.while_decoding, budget.most)
-            tuned = replace(budget, while_decoding=tokens or budget.while_decoding)
+            budget.while_decoding = tokens or budget.while_decoding
         else:
-            least = tokens_beside_decodes(self._runner, budget.most, self._clock)
-            tuned = replace(budget, least=least or budget.least)
-        self._scheduler.tune(tuned)
+            budget.least = tokens_beside_decodes(self._runner, budget.most, self._clock) or budget.least
 
     def check(self, call: GenerateCall) -> None:
         """Raise InvalidRequestError for a request that can never be served. Thread-safe."""
-        self._limits.check(call, self.max_request_tokens)
+        num_prompt, max_tokens = len(call.prompt_token_ids), call.params.max_tokens
+        if not num_prompt:
+            raise InvalidRequestError("the prompt is empty: at least one token is needed", "prompt")
+        if num_prompt + max_tokens > self._max_seq_len:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}: "
+                f"together more than the model's context of {self._max_seq_len}",
+                "max_tokens",
+            )
+        if num_prompt + max_tokens > self.max_request_tokens:
+            raise InvalidRequestError(
+                f"{num_prompt + max_tokens} tokens of prompt and output do not fit the server's KV cache, "
+                f"which holds {self.max_request_tokens}; start it with more --pages",
+                "max_tokens",
+            )
         self._sampler.check(call.params)
 
     def add(self, call: GenerateCall) -> None:
@@ -270,7 +284,7 @@ class Engine:
     def _steady_decode(self) -> SteadyDecode:
         """Steady decode of the requests in flight, which all ran in the previous step and still run."""
         return SteadyDecode(
-            self._ahead.requests, self._scheduler, self._cache, self._counters, self._limits.eos_token_ids
+            self._ahead.requests, self._scheduler, self._cache, self._counters, self._eos_token_ids
         )
 
     def _go_on(self, steady: SteadyDecode, began_s: float) -> None:
@@ -467,4 +481,4 @@ class Engine:
         return FinishReason.LENGTH if request.num_generated >= request.call.params.max_tokens else None
 
     def _is_eos(self, request: Request, token_id: int) -> bool:
-        return token_id in self._limits.eos_token_ids and not request.call.params.ignore_eos
+        return token_id in self._eos_token_ids and not request.call.params.ignore_eos

@@ -87,7 +87,7 @@ class Speculation:
         if not drafted:
             return batch
         num_rows = sum(len(task.token_ids) for task in batch.tasks)
-        least, left = self._least_chance(len(decodes), num_rows), self._scheduler.spare_tokens(batch)
+        least, left = self._least_chance(len(decodes), num_rows), self._scheduler.mode.spare_tokens(batch)
         without = []
         for task in drafted:
             if (proposal := self._proposed(task, least, left)) is not None:

@@ -113,7 +113,7 @@ def test_while_decoding_a_chunk_gets_shorter_as_its_context_grows(context: int, 
 
 def test_a_tuned_budget_has_room_for_the_decodes_beside_its_prompts() -> None:
     batching = mode()
-    batching.tune(LEAST_32)
+    batching.budget = LEAST_32
     decodes = [running(f"d{index}", 40, computed=39) for index in range(20)]
     batch = next_batch(batching, [running("a", 512), *decodes])
     assert [len(task.token_ids) for task in batch.tasks] == [1] * 20 + [32]
@@ -123,7 +123,7 @@ def test_a_tuned_budget_leaves_proposed_tokens_the_whole_budget() -> None:
     batching = mode()
     batch = next_batch(batching, [running("d", 40, computed=39)])
     before = batching.spare_tokens(batch)
-    batching.tune(LEAST_32)
+    batching.budget = LEAST_32
     assert batching.spare_tokens(batch) == before == 255
 
 

@@ -29,6 +29,7 @@ class DefaultMode(BatchMode):
 
     def __init__(self, *, chunks: PrefillChunks, max_decode_batch: int, prefills_per_decode: int = 1) -> None:
         self._chunks = chunks
+        self.budget = chunks.budget
         self._max_decode_batch = max_decode_batch
         self.prefills_per_decode = prefills_per_decode
         self._prefills_since_decode = 0
@@ -59,13 +60,6 @@ class DefaultMode(BatchMode):
     @property
     def max_task_tokens(self) -> int | None:
         return self._chunks.max_task_tokens
-
-    @property
-    def budget(self) -> TokenBudget | None:
-        return self._chunks.budget
-
-    def tune(self, budget: TokenBudget) -> None:
-        self._chunks.tune(budget)
 
     def spare_tokens(self, batch: Batch) -> int:
         return self._chunks.max_tokens_beside_decodes - len(batch.tasks)

@@ -24,7 +24,7 @@ from typing import Self
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import BatchMode, BatchSettings, CompiledEntries, whole_pages
-from shortfin_apps.llm.components.batching.token_budget import InvocationBudget, TokenBudget
+from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.config import ModelConfig
@@ -51,7 +51,7 @@ class ExtendAttentionMode(BatchMode):
         assert budget.while_decoding >= 2 * stride, "no room for a page of prefill beside the decodes"
         self._stride = stride
         self._chunk_tokens = chunk_tokens
-        self._budget = budget
+        self.budget: TokenBudget = budget
 
     @classmethod
     def make(
@@ -81,39 +81,30 @@ class ExtendAttentionMode(BatchMode):
 
     @property
     def max_task_tokens(self) -> int | None:
-        return self._budget.most
-
-    @property
-    def budget(self) -> TokenBudget | None:
-        return self._budget
-
-    def tune(self, budget: TokenBudget) -> None:
-        self._budget = budget
+        return self.budget.most
 
     def spare_tokens(self, batch: Batch) -> int:
-        whole = self._budget.while_decoding
-        budget = InvocationBudget(whole, has_decodes=True, context_span=self._budget.context_span)
-        return int(budget.tokens - sum(self._taken(task, budget) for task in batch.tasks))
+        return int(self.budget.while_decoding - sum(map(self._taken, batch.tasks)))
 
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]
-        budget = self._budget.of_invocation(len(decodes), sum(r.num_uncomputed for r in prefills))
-        decodes = self._rotate(decodes, budget.tokens - (self._stride if prefills else 0))
-        costs = [budget.page_cost(r.num_computed) for r in prefills]
-        lengths = self._share(prefills, costs, budget.tokens - len(decodes))
+        tokens = self.budget.tokens(len(decodes), sum(r.num_uncomputed for r in prefills))
+        costs = [self.budget.page_cost(r.num_computed, has_decodes=bool(decodes)) for r in prefills]
+        decodes = self._rotate(decodes, tokens - (self._stride if prefills else 0))
+        lengths = self._share(prefills, costs, tokens - len(decodes))
         tasks = [LlmTaskInput.next_of(r, 1) for r in decodes]
         tasks += [
             LlmTaskInput.next_of(r, length) for r, length in zip(prefills, lengths, strict=False) if length
         ]
         return Batch(EntryFamily.EXTEND, tuple(tasks)) if tasks else None
 
-    def _taken(self, task: LlmTaskInput, budget: InvocationBudget) -> float:
-        """Tokens of the budget that a task takes."""
+    def _taken(self, task: LlmTaskInput) -> float:
+        """Tokens of the budget that a task takes while requests decode."""
         if len(task.token_ids) == 1:
             return 1
         pages = -(-len(task.token_ids) // self._stride)
-        return pages * self._stride * budget.page_cost(task.start_position)
+        return pages * self._stride * self.budget.page_cost(task.start_position, has_decodes=True)
 
     @staticmethod
     def _rotate(decodes: list[Request], max_rows: int) -> list[Request]:
