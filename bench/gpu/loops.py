@@ -11,7 +11,7 @@ from bench.gpu.models import Model
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
-from shortfin_apps.llm.components.kvcache.base import Lease
+from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.contract.abi import Entry, EntryFamily
 from shortfin_apps.llm.tools.bench.roofline.cases import Plan, make_batch

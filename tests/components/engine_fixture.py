@@ -17,7 +17,7 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.page_count import least_window_pages
 from shortfin_apps.llm.components.kvcache import PrefixCache, WindowOptions, make_cache
-from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import (
     DEFAULT_TERMS,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.row_reader import Rows
-from shortfin_apps.llm.components.kvcache.base import Lease
+from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
-from shortfin_apps.llm.components.kvcache.base import Lease
+from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.messages import Delta, Terms
 from shortfin_apps.llm.components.request.request import Request
 from tests.components.engine_fixture import Rig, call, make_rig

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import settings
 
 from shortfin_apps.llm.components.kvcache import CacheUsage, KVCache, PrefixCache, make_cache
-from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
 from shortfin_apps.llm.components.kvcache.trie_cache import TrieCache
 from tests.components.kvcache.cache_machine import CacheMachine
 
@@ -25,7 +24,7 @@ TestTrie = TrieMachine.TestCase
 TestTrie.settings = settings(max_examples=500, stateful_step_count=50, deadline=None)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("none", BaseCache), ("trie", TrieCache)])
+@pytest.mark.parametrize(("name", "kind"), [("none", KVCache), ("trie", TrieCache)])
 def test_make_cache(name: PrefixCache, kind: type[KVCache]) -> None:
     cache = make_cache(name, num_pages=5, stride=16)
     assert type(cache) is kind

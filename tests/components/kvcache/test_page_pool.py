@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
+from shortfin_apps.llm.components.kvcache.lease import SCRATCH_PAGE
 from shortfin_apps.llm.components.kvcache.page_pool import PagePool
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.components.kvcache import SCRATCH_PAGE, CacheUsage, Lease
-from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.trie_cache import TrieCache
 
 STRIDE = 4
@@ -329,7 +329,7 @@ def test_publishing_beyond_the_leases_pages_is_refused(cache: TrieCache) -> None
 
 
 def test_another_caches_lease_is_refused(cache: TrieCache) -> None:
-    other = BaseCache(num_pages=9, stride=STRIDE)
+    other = KVCache(num_pages=9, stride=STRIDE)
     lease = other.acquire(prompt(1))
     with pytest.raises(AssertionError):
         cache.publish(lease, prompt(1))

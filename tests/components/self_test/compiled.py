@@ -19,7 +19,7 @@ from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.builder.weights.write import write_weights
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
-from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.runtime.device import Array, Device, DeviceBuffer, Program
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.self_test.locate import Locator

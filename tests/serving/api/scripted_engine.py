@@ -11,7 +11,7 @@ from pathlib import Path
 from shortfin_apps.llm.components.engine.snapshot import OWNED, PageMap, RequestSnapshot, Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
-from shortfin_apps.llm.components.kvcache.base import CacheUsage
+from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 from shortfin_apps.llm.components.recorder.dumps import WrittenDump
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
 from shortfin_apps.llm.components.request.request import State

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from shortfin_apps.llm.components.engine.speculation import SpeculationCounts
 from shortfin_apps.llm.components.engine.stats import EngineStats
-from shortfin_apps.llm.components.kvcache.base import CacheUsage
+from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import OverloadedError
 from shortfin_apps.llm.serving.frontend.metrics import TOKEN_BUCKETS, ServerMetrics, TokenHistogram

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse
 
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts
-from shortfin_apps.llm.components.kvcache.base import CacheUsage
+from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import OverloadedError
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics

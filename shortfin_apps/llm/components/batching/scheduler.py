@@ -22,7 +22,8 @@ from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.fair_share import FairShare
 from shortfin_apps.llm.components.batching.mode import BatchMode
 from shortfin_apps.llm.components.batching.waiting_queue import WaitingQueue
-from shortfin_apps.llm.components.kvcache.base import KVCache, Lease
+from shortfin_apps.llm.components.kvcache.cache import KVCache
+from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
 

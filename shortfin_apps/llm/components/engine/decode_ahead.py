@@ -28,7 +28,7 @@ from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.speculation import Speculation
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
-from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.components.sampling.candidates import Drawn
 from shortfin_apps.llm.components.sampling.sampler import Sampler

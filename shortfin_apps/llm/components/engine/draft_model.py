@@ -26,7 +26,8 @@ from itertools import pairwise
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.engine.nan_containment import clear_freed_pages
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.kvcache.base import KVCache, Lease
+from shortfin_apps.llm.components.kvcache.cache import KVCache
+from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.sampler import drafted_token

@@ -31,7 +31,7 @@ from shortfin_apps.llm.components.engine.stats import EngineCounters, EngineStat
 from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.tuning import tokens_beside_decodes, tokens_within_gap
-from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import (
     ChosenLogit,

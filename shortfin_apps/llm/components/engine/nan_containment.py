@@ -8,7 +8,7 @@ zeroed before the next invocation.
 from __future__ import annotations
 
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.request.request import Request
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.stats import EngineStats
-from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.contract.abi import EntryFamily
 

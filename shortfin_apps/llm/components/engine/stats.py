@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.engine.speculation import SpeculationCounts
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
-from shortfin_apps.llm.components.kvcache.base import CacheUsage
+from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.stats import EngineCounters
-from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.request.messages import Delta
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import NOT_FINITE

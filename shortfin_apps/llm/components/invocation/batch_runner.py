@@ -21,7 +21,7 @@ from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop, padd
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.row_draws import RowDraw, padded_draws, padded_edits
-from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
+from shortfin_apps.llm.components.kvcache.lease import SCRATCH_PAGE
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.recorder.records import Invocation, Loop, Run, Step
 from shortfin_apps.llm.components.recorder.row_checks import Fetched, logits_sum

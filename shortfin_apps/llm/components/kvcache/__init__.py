@@ -1,12 +1,12 @@
-"""KV caches: page accounting with and without prefix sharing, under one interface (`base.py`)."""
+"""KV caches: page accounting without prefix sharing (`cache.py`) and with it (`trie_cache.py`)."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, CacheUsage, KVCache, Lease, WindowOptions
-from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.events import PageListener
+from shortfin_apps.llm.components.kvcache.lease import SCRATCH_PAGE, CacheUsage, Lease, WindowOptions
 from shortfin_apps.llm.components.kvcache.trie_cache import TrieCache
 
 __all__ = ["SCRATCH_PAGE", "CacheUsage", "KVCache", "Lease", "PrefixCache", "WindowOptions", "make_cache"]
@@ -28,4 +28,4 @@ def make_cache(
     """
     if name == "trie":
         return TrieCache(num_pages, stride, window, listener)
-    return BaseCache(num_pages, stride, window)
+    return KVCache(num_pages, stride, window)

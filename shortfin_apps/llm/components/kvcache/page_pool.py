@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
+from shortfin_apps.llm.components.kvcache.lease import SCRATCH_PAGE
 
 
 class PagePool:

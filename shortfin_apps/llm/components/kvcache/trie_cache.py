@@ -31,8 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, CachedNode, Lease, PageKey, WindowOptions
-from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.events import (
     AllPages,
     PageEvent,
@@ -40,6 +39,7 @@ from shortfin_apps.llm.components.kvcache.events import (
     PagesPublished,
     PagesWithdrawn,
 )
+from shortfin_apps.llm.components.kvcache.lease import SCRATCH_PAGE, CachedNode, Lease, PageKey, WindowOptions
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class _TrieLease(Lease):
     tip: CachedNode = field(kw_only=True)  # the node of page `num_shared_pages - 1`, or the root
 
 
-class TrieCache(BaseCache):
+class TrieCache(KVCache):
     """A trie of published pages; pages without a lease are evicted when free pages run out.
 
     The page released longest ago is evicted first. Leases hold full paths and leave them from the tip

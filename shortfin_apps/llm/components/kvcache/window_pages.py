@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-from shortfin_apps.llm.components.kvcache.base import (
+from shortfin_apps.llm.components.kvcache.lease import (
     SCRATCH_PAGE,
     CachedNode,
     CacheUsage,

@@ -15,7 +15,8 @@ from array import array
 from collections.abc import Sequence
 from enum import StrEnum
 
-from shortfin_apps.llm.components.kvcache.base import AvailablePages, KVCache, Lease
+from shortfin_apps.llm.components.kvcache.cache import KVCache
+from shortfin_apps.llm.components.kvcache.lease import AvailablePages, Lease
 from shortfin_apps.llm.components.request.messages import ComputedTask, FinishReason, GenerateCall
 
 

@@ -10,7 +10,7 @@ from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Shape
 from shortfin_apps.llm.components.invocation.row_draws import RowDraw
-from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.weights import scale_of

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.kvcache.base import KVCache, Lease
+from shortfin_apps.llm.components.kvcache.cache import KVCache
+from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams

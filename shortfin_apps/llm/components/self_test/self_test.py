@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.self_test.computed import Computed
 from shortfin_apps.llm.components.self_test.entries import EntryRuns
 from shortfin_apps.llm.contract.errors import InvocationError

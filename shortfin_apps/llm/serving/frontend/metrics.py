@@ -19,7 +19,7 @@ from prometheus_client.samples import Sample
 from shortfin_apps.llm.components.engine.speculation import SpeculationCounts
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, EntryCounts, PlanCounts
-from shortfin_apps.llm.components.kvcache.base import CacheUsage
+from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 from shortfin_apps.llm.components.request.messages import ComputedTask, FinishReason
 from shortfin_apps.llm.contract.errors import OverloadedError, UnavailableError
 from shortfin_apps.llm.serving.frontend.engine_client import EngineClient

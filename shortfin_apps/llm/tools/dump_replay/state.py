@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
-from shortfin_apps.llm.components.kvcache.base import Lease
+from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.recorder.dump_file import DumpError
 from shortfin_apps.llm.components.recorder.records import Array, Draw, KnownRequest, Pages, Task
 from shortfin_apps.llm.components.request.messages import GenerateCall

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shortfin_apps.llm.components.invocation.buckets import Buckets
-from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
+from shortfin_apps.llm.components.kvcache.lease import SCRATCH_PAGE
 from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
