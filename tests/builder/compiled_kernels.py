@@ -18,7 +18,7 @@ from shortfin_apps.llm.builder.quantise import quantise_rows
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import Fp8Rows, Int8Panels, WeightLayout, stored_types
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.contract.host_cpu import missing_features, permit_amx
+from shortfin_apps.llm.contract.host_cpu import permit_amx, this_host
 from tests.builder.compiled_model import DTYPES, HOST
 from tests.builder.random_blocks import random_blocks
 from tests.compiled_programs import compile_program
@@ -64,7 +64,7 @@ def cpu_or_skip(name: str) -> Target:
         "AVX-512": is_own and not HOST.has_wide_vectors,
         "AVX-512 VNNI": is_own and not HOST.has_int8_dot,
         "AVX-512 with bf16": name == "avx512" and not HOST.has_bf16_dot,
-        **({} if is_own else dict.fromkeys(missing_features(target.features), True)),
+        **({} if is_own else dict.fromkeys(this_host().missing(target.features), True)),
     }
     lacks = [feature for feature, is_missing in missing.items() if is_missing]
     if lacks:

@@ -19,8 +19,9 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.recorder.dump_file import read_dump
-from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, DumpFacts, Dumps
+from shortfin_apps.llm.components.recorder.dumps import Dumps
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
+from shortfin_apps.llm.components.recorder.records import Header
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
@@ -179,12 +180,14 @@ def test_a_dump_of_a_cpu_is_replayed_on_an_emulated_gpu(
     )
     generate(engine, [[5, 6, 7, 8], list(range(20))], 3)
     stats = engine.stats()
-    facts = DeviceFacts(
-        device="cpu", num_pages=stats.pages.total + 1, num_window_pages=0, stride=stats.page_tokens
-    )
     assert tiny_artifact.manifest is not None
-    files = {"model.vmfb": tiny_artifact.manifest.files["model.vmfb"].sha256}
-    written = Dumps(recorder, tmp_path, DumpFacts(files=files), facts).write("a test")
+    header = Header(
+        files={"model.vmfb": tiny_artifact.manifest.files["model.vmfb"].sha256},
+        device="cpu",
+        num_pages=stats.pages.total + 1,
+        stride=stats.page_tokens,
+    )
+    written = Dumps(recorder, tmp_path, header).write("a test")
     device.close()
     with emulated_gpus.watch("gfx942"):
         few = BuildOptions(

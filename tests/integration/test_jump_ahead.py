@@ -70,11 +70,14 @@ def calls(tokenizer: Tokenizer, *, is_compact: bool) -> list[GenerateCall]:
     return asked
 
 
-def run(artifact: Artifact, asked: list[GenerateCall], **options: Any) -> tuple[list[Answer], EngineStats]:
+def run(
+    artifact: Artifact, asked: list[GenerateCall], *, jump_ahead: bool = True, **options: Any
+) -> tuple[list[Answer], EngineStats]:
     ends = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config).eos_token_ids
     with closing(open_device("cpu", "iree")) as device:
         files = (artifact.config, artifact.vmfb, artifact.parameters, frozenset(ends))
-        engine = make_engine(device, *files, EngineSettings(runtime="iree", **options))
+        settings = EngineSettings(runtime="iree", **options)
+        engine = make_engine(device, *files, settings, jump_ahead=jump_ahead)
         return answers(engine, asked), engine.stats()
 
 
@@ -86,7 +89,7 @@ def test_answers_are_those_without_in_fewer_steps(
 ) -> None:
     tokenizer = Tokenizer.load(tiny_artifact.tokenizer, tiny_artifact.tokenizer_config)
     asked = calls(tokenizer, is_compact=is_compact)
-    expected, plain = run(tiny_artifact, asked, batching=mode, pages=pages, jump_ahead="off")
+    expected, plain = run(tiny_artifact, asked, batching=mode, pages=pages, jump_ahead=False)
     got, jumping = run(tiny_artifact, asked, batching=mode, pages=pages)
     assert got == expected
     assert plain.speculation is None

@@ -91,11 +91,6 @@ def permit_amx() -> bool:
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
 
 
-def missing_features(needed: Iterable[str], cpuinfo: Path = CPUINFO) -> list[str]:
-    """Returns the features of `needed` (LLVM's names) that this host lacks; none if it reports none."""
-    return this_host(cpuinfo).missing(needed)
-
-
 def _linux_features(cpuinfo: Path) -> frozenset[str]:
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")

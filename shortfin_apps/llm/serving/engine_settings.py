@@ -78,8 +78,6 @@ class EngineSettings:
         ge=1,
         le=64,
     )
-    # Not a setting: whether tokens that grammars force are proposed; "on" requires a model that supports it.
-    jump_ahead: OnOff = "auto"
     self_test: When = setting(
         "start",
         "compare what the model computes for a few prompts with what it should, before the server is ready: "

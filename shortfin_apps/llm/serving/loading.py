@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from shortfin_apps.llm.components.batching import BATCH_MODES, make_mode
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
@@ -24,8 +26,9 @@ from shortfin_apps.llm.components.invocation.page_table import make_page_cache, 
 from shortfin_apps.llm.components.kv_events.options import KVEventsError, KVEventSettings
 from shortfin_apps.llm.components.kvcache import KVCache
 from shortfin_apps.llm.components.kvcache.events import PageListener
-from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, DumpFacts, Dumps
+from shortfin_apps.llm.components.recorder.dumps import Dumps
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
+from shortfin_apps.llm.components.recorder.records import Header
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import GPU_NAMES, Device, Program
 from shortfin_apps.llm.components.runtime.open import open_device
@@ -70,7 +73,7 @@ class ModelFacts:
     draft_model: DraftFiles | None = None
     pages: int | None = None
     kv_events_topic: str = ""
-    dumps: DumpFacts | None = None
+    dumps: Header | None = None
     self_test: SelfTestFacts | None = None
 
 
@@ -142,13 +145,14 @@ def _dumps(
     if recorder is None or facts.dumps is None or settings.dump_dir == "off":
         return None
     stats = engine.stats()
-    of_device = DeviceFacts(
+    header = structs.replace(
+        facts.dumps,
         device=f"{settings.device} ({device})",
         num_pages=stats.pages.total + 1,
         num_window_pages=0 if stats.window_pages is None else stats.window_pages.total + 1,
         stride=stats.page_tokens,
     )
-    return Dumps(recorder, settings.dump_dir, facts.dumps, of_device)
+    return Dumps(recorder, settings.dump_dir, header)
 
 
 def _publisher(settings: KVEventSettings, default_topic: str, page_tokens: int) -> KVEventPublisher:
@@ -176,14 +180,27 @@ def make_engine(
     on_warm_up: OnProgress = lambda done, total: None,
     listener: PageListener | None = None,
     recorder: FlightRecorder | None = None,
+    *,
+    jump_ahead: bool = True,
 ) -> Engine:
     """Create an engine on a device that the caller owns; it runs when the caller calls `step`.
 
     `on_warm_up` receives the numbers of entries that have run once and of all entries, `listener` the
-    published pages of the cache, `recorder` the invocations on the device.
+    published pages of the cache, `recorder` the invocations on the device. `jump_ahead` is whether tokens
+    that grammars force may be proposed.
     """
     engine, _ = _make_engine(
-        device, config, vmfb, parameters, eos_token_ids, settings, facts, on_warm_up, listener, recorder
+        device,
+        config,
+        vmfb,
+        parameters,
+        eos_token_ids,
+        settings,
+        facts,
+        on_warm_up,
+        listener,
+        recorder,
+        jump_ahead=jump_ahead,
     )
     return engine
 
@@ -199,6 +216,8 @@ def _make_engine(
     on_warm_up: OnProgress,
     listener: PageListener | None,
     recorder: FlightRecorder | None,
+    *,
+    jump_ahead: bool = True,
 ) -> tuple[Engine, SelfTestWatch | None]:
     """Create the engine, and return it with the self-test that it has passed, if it has one."""
     check_vocabulary(facts.vocab_size, facts.tokenizer_vocab_size)
@@ -212,6 +231,7 @@ def _make_engine(
         buckets,
         settings,
         has_draft_model=facts.draft_model is not None,
+        jump_ahead=jump_ahead,
         on_gpu=on_gpu,
     )
     mode = make_mode(settings.batching, config, buckets, on_gpu=on_gpu)

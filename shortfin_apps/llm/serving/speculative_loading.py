@@ -50,20 +50,24 @@ def speculation_options(
     settings: EngineSettings,
     *,
     has_draft_model: bool,
+    jump_ahead: bool,
     on_gpu: bool,
 ) -> SpeculationOptions | None:
-    """Speculation options; None if nothing is proposed. Raises ArtifactError if the model cannot comply."""
-    looks_up, jumps = settings.speculative == "ngram", settings.jump_ahead != "off"
-    if not looks_up and not jumps and not has_draft_model:
+    """Speculation options; None if nothing is proposed. Raises ArtifactError if the model cannot comply.
+
+    With `jump_ahead`, tokens that grammars force are proposed if the model supports it.
+    """
+    looks_up = settings.speculative == "ngram"
+    if not looks_up and not jump_ahead and not has_draft_model:
         return None
-    flag = "--speculative" if looks_up else "--speculative-model" if has_draft_model else "--jump-ahead on"
+    flag = "--speculative" if looks_up else "--speculative-model"
     if problem := _problem_with_proposals(config, buckets, flag):
-        if looks_up or has_draft_model or settings.jump_ahead == "on":
+        if looks_up or has_draft_model:
             raise ArtifactError(problem)
         return None
     return SpeculationOptions(
         max_tokens=settings.speculative_tokens if looks_up else 0,
-        max_forced_tokens=MAX_FORCED_TOKENS if jumps else 0,
+        max_forced_tokens=MAX_FORCED_TOKENS if jump_ahead else 0,
         row_cost=GPU_ROW_COST if on_gpu else CPU_ROW_COST,
     )
 

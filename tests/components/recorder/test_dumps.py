@@ -14,20 +14,18 @@ from shortfin_apps.llm.components.recorder.dump_file import DumpError, read_dump
 from shortfin_apps.llm.components.recorder.dumps import (
     INTERVAL_S,
     NUM_KEPT,
-    DeviceFacts,
-    DumpFacts,
     Dumps,
     default_directory,
 )
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
+from shortfin_apps.llm.components.recorder.records import Header
 from tests.components.stepped_engine import SteppedClock
 
-FACTS = DeviceFacts(device="fake", num_pages=32, num_window_pages=0, stride=4)
+HEADER = Header(model="m", device="fake", num_pages=32, num_window_pages=0, stride=4)
 
 
 def dumps_in(directory: Path | None, clock: Callable[[], float] = lambda: 0.0) -> Dumps:
-    facts = DumpFacts(model="m")
-    return Dumps(FlightRecorder(), directory, facts, FACTS, clock=clock, start=lambda work: work())
+    return Dumps(FlightRecorder(), directory, HEADER, clock=clock, start=lambda work: work())
 
 
 def files(directory: Path) -> list[Path]:
@@ -82,7 +80,7 @@ def test_a_thread_that_cannot_be_started_hurts_nobody(
         raise RuntimeError("can't start new thread")
 
     recorder = FlightRecorder()
-    Dumps(recorder, tmp_path, DumpFacts(), FACTS, start=no_thread)
+    Dumps(recorder, tmp_path, HEADER, start=no_thread)
     recorder.fault("it failed")
     assert "can't start new thread" in caplog.text
 
@@ -136,7 +134,7 @@ def test_a_fault_is_dumped_with_what_was_recorded_by_then(
 ) -> None:
     caplog.set_level(logging.WARNING)
     recorder, waiting = FlightRecorder(), list[Callable[[], None]]()
-    Dumps(recorder, tmp_path, DumpFacts(), FACTS, start=waiting.append)
+    Dumps(recorder, tmp_path, HEADER, start=waiting.append)
     recorder.clear([1], [])
     recorder.fault("it failed")
     recorder.clear([2], [])

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.runtime.declaration import (
     MLIR_DTYPES,
-    format_declaration,
     format_type,
     parse_declaration,
 )
@@ -23,7 +22,9 @@ TYPES = st.builds(TensorType, DIMS, st.sampled_from(list(MLIR_DTYPES.values())))
 def test_a_declaration_survives_a_round_trip(
     arguments: list[TensorType], results: list[TensorType], name: str
 ) -> None:
-    text = format_declaration(name, arguments, results)
+    inputs = ", ".join(f"%input{i}: {format_type(each)}" for i, each in enumerate(arguments))
+    outputs = ", ".join(f"%output{i}: {format_type(each)}" for i, each in enumerate(results))
+    text = f"async func @{name}({inputs}) -> ({outputs})"
     assert parse_declaration(text) == (tuple(arguments), tuple(results))
 
 

@@ -14,8 +14,9 @@ from llguidance import LLMatcher
 from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
 from shortfin_apps.llm.components.grammar.source import ANY_OBJECT, GrammarSource
 from shortfin_apps.llm.components.recorder.dump_file import read_dump
-from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, DumpFacts, Dumps
+from shortfin_apps.llm.components.recorder.dumps import Dumps
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
+from shortfin_apps.llm.components.recorder.records import Header
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.contract.errors import (
@@ -371,8 +372,8 @@ async def test_a_process_that_does_not_read_has_its_requests_ended() -> None:
 
 async def test_a_dump_is_written_by_the_process_of_the_engine(tmp_path: Path) -> None:
     recorder = FlightRecorder()
-    facts = DeviceFacts(device="fake", num_pages=32, num_window_pages=0, stride=4)
-    dumps = Dumps(recorder, tmp_path / "d", DumpFacts(), facts)
+    header = Header(device="fake", num_pages=32, num_window_pages=0, stride=4)
+    dumps = Dumps(recorder, tmp_path / "d", header)
     async with linked(make_rig(recorder=recorder), dumps=dumps) as each:
         remote, _ = await each.api_process()
         written = await remote.dump("asked")

@@ -8,22 +8,21 @@ import pytest
 
 from shortfin_apps.llm.components.recorder.dump_file import DumpError
 from shortfin_apps.llm.components.recorder.dumps import (
-    DeviceFacts,
-    DumpFacts,
     Dumps,
     WrittenDump,
 )
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
+from shortfin_apps.llm.components.recorder.records import Header
 from shortfin_apps.llm.serving.frontend.async_engine import JoinedDumps
 
-FACTS = DeviceFacts(device="fake", num_pages=32, num_window_pages=0, stride=4)
+HEADER = Header(device="fake", num_pages=32, num_window_pages=0, stride=4)
 
 
 class GatedDumps(Dumps):
     """Each dump waits in its thread until the gate is open."""
 
     def __init__(self, directory: Path, *, fails: bool = False) -> None:
-        super().__init__(FlightRecorder(), directory, DumpFacts(), FACTS)
+        super().__init__(FlightRecorder(), directory, HEADER)
         self.gate = threading.Event()
         self.begun = 0
         self._fails = fails

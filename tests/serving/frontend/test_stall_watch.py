@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.recorder.dump_file import read_dump
-from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, DumpFacts, Dumps
+from shortfin_apps.llm.components.recorder.dumps import Dumps
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
-from shortfin_apps.llm.components.recorder.records import Run
+from shortfin_apps.llm.components.recorder.records import Header, Run
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import UnavailableError
 from shortfin_apps.llm.serving.frontend.async_engine import STALL_TIMEOUT_S, AsyncEngine
@@ -51,8 +51,8 @@ async def test_the_engine_is_unhealthy_while_the_device_does_not_answer(rig: Rig
 async def test_a_stall_is_dumped_while_the_device_does_not_answer(tmp_path: Path) -> None:
     clock, recorder = SteppedClock(), FlightRecorder()
     rig = make_rig(recorder=recorder)
-    facts = DeviceFacts(device="fake", num_pages=32, num_window_pages=0, stride=4)
-    dumps = Dumps(recorder, tmp_path, DumpFacts(), facts, start=lambda work: work())
+    header = Header(device="fake", num_pages=32, num_window_pages=0, stride=4)
+    dumps = Dumps(recorder, tmp_path, header, start=lambda work: work())
     engine = AsyncEngine(rig.engine, max_requests=8, stall_timeout_s=0.05, dumps=dumps, clock=clock)
     engine.start()
     gate = Gate(rig)

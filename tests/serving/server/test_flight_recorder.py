@@ -9,13 +9,13 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.recorder.dumps import WrittenDump
 from shortfin_apps.llm.serving.server import flight_recorder
-from shortfin_apps.llm.serving.server.flight_recorder import dump_at_signal, dump_facts
+from shortfin_apps.llm.serving.server.flight_recorder import dump_at_signal, dump_header
 from tests.serving.api.harness import Harness
 from tests.serving.server.settings import parse
 
 
 def test_dumps_name_the_files_that_were_served_and_no_secret(tiny_artifact: Artifact) -> None:
-    options = dump_facts(tiny_artifact, parse("DIR", "--api-key", "secret", "--dump-dir", "/d"))
+    options = dump_header(tiny_artifact, parse("DIR", "--api-key", "secret", "--dump-dir", "/d"))
     assert set(options.files) == {"model.vmfb", "model.irpa"}
     assert "shortfin-llm" in options.versions
     assert "secret" not in repr(options)

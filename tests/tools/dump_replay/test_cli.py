@@ -8,8 +8,9 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.cli import main
-from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, DumpFacts, Dumps
+from shortfin_apps.llm.components.recorder.dumps import Dumps
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
+from shortfin_apps.llm.components.recorder.records import Header
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import make_engine
@@ -27,9 +28,9 @@ def dump(tiny_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> P
     engine = make_engine(device, tiny_artifact.config, *files, frozenset(), options, recorder=recorder)
     generate(engine, PROMPTS, 30)
     pages = engine.stats().pages.total + 1
-    facts = DeviceFacts(device="cpu", num_pages=pages, num_window_pages=0, stride=tiny_artifact.config.stride)
+    header = Header(device="cpu", num_pages=pages, num_window_pages=0, stride=tiny_artifact.config.stride)
     directory = tmp_path_factory.mktemp("dumps")
-    path = Dumps(recorder, directory, DumpFacts(), facts).write("a test").path
+    path = Dumps(recorder, directory, header).write("a test").path
     device.close()
     return path
 

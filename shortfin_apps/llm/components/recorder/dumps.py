@@ -9,15 +9,16 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
 from shortfin_apps.llm.components.recorder.dump_file import DumpError, write_dump
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder, Recording
-from shortfin_apps.llm.components.recorder.records import FORMAT_VERSION, Header
+from shortfin_apps.llm.components.recorder.records import Header
 
 logger = logging.getLogger(__name__)
 
@@ -25,26 +26,6 @@ INTERVAL_S = 60.0  # between two automatic dumps
 NUM_KEPT = 10
 SUFFIX = ".jsonl.gz"
 _PREFIX = "dump-"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DumpFacts:
-    """Facts about a server for the `Header` of its dumps."""
-
-    model: str = ""
-    files: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, str | int | bool | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
-    """The device's name, and the page table facts that a replay needs."""
-
-    device: str
-    num_pages: int
-    num_window_pages: int
-    stride: int
 
 
 class WrittenDump(NamedTuple):
@@ -62,17 +43,18 @@ class Dumps:
         self,
         recorder: FlightRecorder,
         directory: Path | None,
-        facts: DumpFacts,
-        device: DeviceFacts,
+        header: Header,
         *,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """`start` runs a function in a separate thread; `directory` None is the default one."""
+        """`header` describes the server; `start` runs a function in a separate thread.
+
+        `directory` None is the default one.
+        """
         self._recorder = recorder
         self._directory = directory
-        self._facts = facts
-        self._device = device
+        self._server = header
         self._clock = clock
         self._start = start or _in_thread
         self._last_s: float | None = None  # when the last automatic dump was started
@@ -139,20 +121,13 @@ class Dumps:
 
     def _header(self, reason: str) -> Header:
         now_s = self._recorder.clock()
-        return Header(
-            format_version=FORMAT_VERSION,
+        return structs.replace(
+            self._server,
             reason=reason,
             written_s=now_s,
             epoch_s=time.time() - now_s,
-            model=self._facts.model,
-            files=dict(self._facts.files),
-            versions={**self._facts.versions, "python": platform.python_version()},
-            device=self._device.device,
+            versions={**self._server.versions, "python": platform.python_version()},
             cpu=f"{platform.machine()} {platform.processor()}".strip(),
-            settings=dict(self._facts.settings),
-            num_pages=self._device.num_pages,
-            num_window_pages=self._device.num_window_pages,
-            stride=self._device.stride,
         )
 
 

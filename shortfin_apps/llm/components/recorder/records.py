@@ -19,16 +19,17 @@ Ids = Sequence[Count]
 
 
 class Header(msgspec.Struct, tag_field="kind", tag="header", kw_only=True):
-    """The first line. `files` maps the files of the artefact's program to their SHA-256 sums.
+    """The first line: what a replay needs to know about the server.
 
+    `files` maps the files of the artefact's program to their SHA-256 sums.
     `epoch_s` is added to a time of the clock to get seconds since the epoch. `reason` is why the dump was
     written.
     """
 
-    format_version: int
-    reason: str
-    written_s: float
-    epoch_s: float
+    format_version: int = FORMAT_VERSION
+    reason: str = ""
+    written_s: float = 0.0
+    epoch_s: float = 0.0
     model: str = ""
     files: dict[str, str] = {}
     versions: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Reads and writes `iree.abi.declaration`, the reflection text of an exported function.
+"""Reads `iree.abi.declaration`, the reflection text of an exported function.
 
 IREE's importers write it in this form (compiler/Bindings/Native/Transforms/WrapEntryPoints.cpp):
 
@@ -11,7 +11,6 @@ name is the function's public one; it is not read, because the export already ha
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -52,13 +51,6 @@ def parse_declaration(text: str) -> tuple[Types, Types] | None:
     arguments = _parse_values(function[1])
     results = _parse_values(function[2])
     return None if arguments is None or results is None else (arguments, results)
-
-
-def format_declaration(name: str, arguments: Sequence[TensorType], results: Sequence[TensorType]) -> str:
-    """Returns the declaration of an `$async` entry, with IREE's default names for values."""
-    inputs = ", ".join(f"%input{i}: {format_type(t)}" for i, t in enumerate(arguments))
-    outputs = ", ".join(f"%output{i}: {format_type(t)}" for i, t in enumerate(results))
-    return f"async func @{name}({inputs}) -> ({outputs})"
 
 
 def format_type(tensor: TensorType) -> str:

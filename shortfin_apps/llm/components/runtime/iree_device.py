@@ -23,7 +23,7 @@ from iree.runtime._binding import disable_leak_checker
 from iree.runtime.array_interop import map_dtype_to_element_type
 
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
-from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence, Timeline
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, mapped_module, read_exports
 from shortfin_apps.llm.contract.abi import PARAMETER_SCOPE
@@ -113,7 +113,7 @@ class IreeProgram:
 
 
 class IreeDevice(ABC):
-    """A device on one HAL device; subclasses decide where memory is allocated."""
+    """A device on one HAL device; subclasses implement what `Device` says of buffers."""
 
     buffer_type: ClassVar[type[IreeBuffer]] = IreeBuffer
     # The allocator reuses freed buffers only for requests of exactly the same size, and never releases them
@@ -148,29 +148,6 @@ class IreeDevice(ABC):
         except Exception as error:
             raise load_error(vmfb, error) from None
         return IreeProgram(self, context, module, exports)
-
-    @abstractmethod
-    def allocate(
-        self,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        *,
-        stage: int = 0,
-        only_dispatches: bool = False,
-        on_host: bool = False,
-    ) -> DeviceBuffer: ...
-
-    @abstractmethod
-    def spare_bytes(self, stage: int = 0) -> int | None: ...
-
-    @abstractmethod
-    def upload(self, array: Array) -> DeviceBuffer: ...
-
-    @abstractmethod
-    def download(self, buffer: DeviceBuffer) -> Array: ...
-
-    @abstractmethod
-    def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None: ...
 
     def close(self) -> None:
         for pending in self._in_flight:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.recorder.dumps import DumpFacts
+from shortfin_apps.llm.components.recorder.records import Header
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.contract.iree_release import installed_version
 from shortfin_apps.llm.serving.frontend.engine_client import EngineClient
@@ -28,7 +28,7 @@ _SETTINGS = (
 _tasks: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references
 
 
-def dump_facts(artifact: Artifact, config: ServerConfig) -> DumpFacts:
+def dump_header(artifact: Artifact, config: ServerConfig) -> Header:
     """Return what dumps tell about the server."""
     files = {}
     if (manifest := artifact.manifest) is not None:
@@ -36,7 +36,7 @@ def dump_facts(artifact: Artifact, config: ServerConfig) -> DumpFacts:
         files = {p.name: manifest.files[p.name].sha256 for p in paths if p.name in manifest.files}
     installed = {name: installed_version(name) for name in _LIBRARIES}
     versions = {name: known for name, known in installed.items() if known is not None}
-    return DumpFacts(
+    return Header(
         model=config.model.served_model_name or artifact.name,
         files=files,
         versions={"shortfin-llm": __version__, **versions},

@@ -26,7 +26,7 @@ from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.serving.receipts.draft import ModelIdentity, identity_of
 from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
-from shortfin_apps.llm.serving.server.flight_recorder import dump_facts
+from shortfin_apps.llm.serving.server.flight_recorder import dump_header
 from shortfin_apps.llm.serving.server.start_up import warm_up_progress
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, read_json_object
 
@@ -275,7 +275,7 @@ def _load_engine(
         else DraftFiles(config=draft.config, vmfb=draft.vmfb, parameters=draft.parameters),
         pages=_given_pages(artifact),
         kv_events_topic=kv_events_topic(config, name),
-        dumps=dump_facts(artifact, config),
+        dumps=dump_header(artifact, config),
         self_test=_self_test_facts(artifact, config),
     )
     with warm_up_progress() as on_warm_up:

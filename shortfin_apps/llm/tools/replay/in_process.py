@@ -242,11 +242,11 @@ def _engine(subject: Subject, schedule: Schedule, size: int) -> Engine:
         prefix_cache=schedule.prefix_cache,
         pages=pages,
         max_running=size,
-        jump_ahead="off",
     )
     facts = ModelFacts(vocab_size=artifact.vocab_size, tokenizer_vocab_size=subject.vocab_size)
+    files = artifact.vmfb, artifact.parameters
     return make_engine(
-        subject.device, config, artifact.vmfb, artifact.parameters, subject.eos_token_ids, options, facts
+        subject.device, config, *files, subject.eos_token_ids, options, facts, jump_ahead=False
     )
 
 
