@@ -126,6 +126,20 @@ def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str])
     assert "'frobnicate'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"), [(["--prot", "0"], " (did you mean --port?)"), (["a", "--zzz"], "")], ids=str
+)
+def test_an_unknown_option_shows_the_subcommands_usage(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", *words])
+    usage, refusal = capsys.readouterr().err.splitlines()
+    assert usage == "usage: shortfin-llm serve [MODEL] [options]"
+    unknown = next(word for word in words if word.startswith("-"))
+    assert refusal == f"shortfin-llm serve: error: unrecognized arguments: {unknown}{hint}"
+
+
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])

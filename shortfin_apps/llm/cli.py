@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Protocol, cast
 
 from shortfin_apps.llm import __version__
@@ -157,7 +158,9 @@ def _run(argv: list[str]) -> int:
     # Options before the subcommand take no values, so its name is the first word without a dash.
     chosen = next((word for word in argv if not word.startswith("-")), None)
     parser = make_parser([name for name in COMMANDS if name == chosen])
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        _refuse(unknown, getattr(args, "parser", parser))
     if args.command is None:
         parser.print_help()
         return EXIT_ERROR
@@ -168,6 +171,14 @@ def _run(argv: list[str]) -> int:
     if entry.then is not None and status == 0:
         importlib.import_module(entry.then).after(args)
     return status
+
+
+def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Exit with the usage of `parser`, the subcommand's, and the options that may be meant."""
+    names = [word.partition("=")[0] for word in unknown]
+    near = [match for name in names for match in get_close_matches(name, parser._option_string_actions, 1)]
+    hint = f" (did you mean {', '.join(near)}?)" if near else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 class _VisibleFormatter(logging.Formatter):
@@ -201,11 +212,11 @@ def add_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
     command = entry.load()
     epilog = getattr(command, "EPILOG", None)
     style = argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter
-    command.add_arguments(
-        subparsers.add_parser(
-            name, help=entry.help, description=command.DESCRIPTION, epilog=epilog, formatter_class=style
-        )
+    parser = subparsers.add_parser(
+        name, help=entry.help, description=command.DESCRIPTION, epilog=epilog, formatter_class=style
     )
+    parser.set_defaults(parser=parser)
+    command.add_arguments(parser)
 
 
 def _discard_stdout() -> None:
