@@ -22,6 +22,12 @@ def test_lines_when_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "weights\nweights: 269 MB of bf16\nup to date\n"
 
 
+def test_a_stage_that_begins_with_a_text_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with PlainProgress().stage("verify", 10, "a model"):
+        pass
+    assert capsys.readouterr().err == "verify: a model\n"
+
+
 def test_bars_on_a_terminal() -> None:
     screen = io.StringIO()
     run(RichProgress(Console(file=screen, force_terminal=True, width=80)))

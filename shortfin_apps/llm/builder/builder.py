@@ -443,8 +443,7 @@ def _up_to_date(out: Path, identity: str, progress: BuildProgress) -> Artifact |
     manifest = current.manifest
     if manifest is None or manifest.identity != identity or not manifest.files.keys() >= manifest.file_names:
         return None
-    with progress.stage("verify", total_bytes(manifest.files)) as stage:
-        stage.say(str(out))
+    with progress.stage("verify", total_bytes(manifest.files), str(out)) as stage:
         wrong = wrong_files(out, manifest.files, stage.advance)
     for name, reason in wrong.items():
         progress.note(f"{out / name}: {reason}; it is written again")

@@ -113,8 +113,7 @@ class BuildCache:
             files = _FILES.validate_json((directory / ENTRY).read_bytes())
         except (OSError, ValidationError):
             return None
-        with self._progress.stage("verify", total_bytes(files)) as stage:
-            stage.say(f"cached {kind}")
+        with self._progress.stage("verify", total_bytes(files), f"cached {kind}") as stage:
             wrong = wrong_files(directory, files, stage.advance)
         for name, reason in wrong.items():
             self._progress.note(f"{directory / name}: {reason}; it will be rebuilt")

@@ -29,8 +29,8 @@ class BuildProgress(Protocol):
     """A receiver of a build's stages, in order."""
 
     @contextmanager
-    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
-        """Run a stage as a context; `total` is its size, or None if unknown."""
+    def stage(self, name: str, total: int | None = None, text: str = "") -> Iterator[Stage]:
+        """Run a stage as a context; `total` is its size, or None if unknown. `text` is shown first."""
         ...
 
     def note(self, text: str) -> None:
@@ -42,8 +42,8 @@ class PlainProgress:
     """Progress as lines on stderr: one per stage and one per change of text."""
 
     @contextmanager
-    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
-        self.note(name)
+    def stage(self, name: str, total: int | None = None, text: str = "") -> Iterator[Stage]:
+        self.note(f"{name}: {text}" if text else name)
         yield Stage(advance=lambda _: None, say=lambda text: self.note(f"{name}: {text}"))
 
     def note(self, text: str) -> None:
@@ -64,7 +64,7 @@ class RichProgress:
         self._console = console
 
     @contextmanager
-    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
+    def stage(self, name: str, total: int | None = None, text: str = "") -> Iterator[Stage]:
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description:<8}", markup=False),
@@ -73,7 +73,7 @@ class RichProgress:
             TextColumn("{task.fields[text]}", markup=False),
         )
         with Progress(*columns, console=self._console) as bars:
-            task = bars.add_task(name, total=total, text="")
+            task = bars.add_task(name, total=total, text=text)
             yield Stage(
                 advance=lambda amount: bars.advance(task, amount),
                 say=lambda text: bars.update(task, text=text),
