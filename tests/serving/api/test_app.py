@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from shortfin_apps.llm.serving.api.app import create_app
-from shortfin_apps.llm.serving.api.body_fields import HEADER
+from shortfin_apps.llm.serving.api.json_body import HEADER
 from shortfin_apps.llm.serving.http.auth import KeyRing
 from tests.serving.api.harness import BASE_URL, COMPLETIONS, Harness
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.serving.api.body_fields import (
+from shortfin_apps.llm.serving.api.json_body import (
     HEADER,
     MAX_LOGGED,
     MAX_NAME_CHARS,
@@ -225,9 +225,9 @@ def test_fields_of_long_conversations_are_not_read_one_by_one(monkeypatch: pytes
     read: list[Body] = []
     unread = Body.unread_fields
 
-    def note(body: Body) -> list[str]:
+    def note(body: Body, prefix: str) -> list[str]:
         read.append(body)
-        return unread(body)
+        return unread(body, prefix)
 
     monkeypatch.setattr(Body, "unread_fields", note)
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}] * 100, "mine": 1})

@@ -1,19 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
-from shortfin_apps.llm.serving.api.schema import CompletionBody
 from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
-
-
-@pytest.mark.parametrize("fields", [{"n": 0}, {"stop": [""]}, {"bad_words": [""]}, {"prompt_logprobs": -1}])
-def test_what_is_over_a_limit_is_named(fields: dict[str, object]) -> None:
-    body = CompletionBody.model_validate({"prompt": "a", **fields})
-    with pytest.raises(InvalidRequestError, match=f"`{next(iter(fields))}`"):
-        Limits().check_body(body)
 
 
 async def test_only_a_completion_of_no_tokens_is_empty(harness: Harness) -> None:
@@ -31,6 +23,21 @@ ROUTES: dict[str, dict[str, object]] = {
     "/v1/responses": {"input": "hi"},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 9},
 }
+
+
+LIMITED: list[dict[str, object]] = [{"n": 0}, {"stop": [""]}, {"bad_words": [""]}, {"logit_bias": {"x": 1}}]
+
+
+@pytest.mark.parametrize("fields", LIMITED, ids=str)
+@pytest.mark.parametrize("route", ROUTES)
+async def test_every_route_refuses_what_is_over_a_limit(
+    harness: Harness, route: str, fields: dict[str, object]
+) -> None:
+    nested = {"sampling_params": fields} if route == "/generate" else fields
+    response = await harness.post(route, ROUTES[route] | nested)
+    assert response.status_code == 400
+    assert re.search(rf"{next(iter(fields))}(_sequences)?`", response.text)
+    assert harness.engine.calls == []
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.serving.api import json_body
-from shortfin_apps.llm.serving.api.body_fields import HEADER
+from shortfin_apps.llm.serving.api.json_body import HEADER
 from shortfin_apps.llm.serving.http.auth import KeyRing
 from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, MODEL, RESPONSES, Harness
 
@@ -122,3 +122,10 @@ async def test_every_route_with_a_body_checks_its_fields(strict: bool) -> None:
 async def test_another_models_name_is_404(harness: Harness, path: str, body: dict[str, object]) -> None:
     assert (await harness.post(path, body | {"model": MODEL})).status_code == 200
     assert (await harness.post(path, body | {"model": "other"})).status_code == 404
+
+
+async def test_a_model_has_the_name_of_its_source_too(harness: Harness) -> None:
+    harness.service.source = "random:tiny"
+    answer = await harness.post(COMPLETIONS, {"prompt": "a", "model": "random:tiny"})
+    assert (answer.status_code, answer.json()["model"]) == (200, MODEL)
+    assert (await harness.client.get("/v1/models/random:tiny")).json()["id"] == MODEL

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.components.grammar import source
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.components.grammar.source import GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
-from shortfin_apps.llm.serving.api import structured_output, tools
-from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.serving.api import tools
 from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
 from tests.serving.api.loopback import TIMEOUT_S, ready_server
 from tests.serving.api.test_tools import harness_of
@@ -83,7 +83,7 @@ async def test_a_client_that_leaves_ends_the_trial_of_its_grammar(
     """Which is a trial of its tenant."""
     asked, began, ended = [], asyncio.Event(), asyncio.Event()
 
-    async def forever(_: TextGenerator, source: GrammarSource, param: str, tenant: str) -> Grammar:
+    async def forever(_: GrammarCompiler, source: GrammarSource, param: str, tenant: str) -> Grammar:
         asked.append((param, tenant))
         began.set()
         try:
@@ -92,7 +92,7 @@ async def test_a_client_that_leaves_ends_the_trial_of_its_grammar(
             ended.set()
         raise AssertionError
 
-    monkeypatch.setattr(TextGenerator, "compile_grammar", forever)
+    monkeypatch.setattr(GrammarCompiler, "compile", forever)
     async with ready_server() as server:
         writer = await server.send_raw(path, json.dumps({**body, "user": "me"}).encode())
         await asyncio.wait_for(began.wait(), TIMEOUT_S)
@@ -168,7 +168,7 @@ async def test_a_schema_is_bounded_before_it_is_written(
 async def test_choices_are_bounded_before_they_are_quoted(
     harness: Harness, choices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(structured_output, "choice_source", lambda choices: pytest.fail("quotes them"))
+    monkeypatch.setattr(source, "choice_source", lambda choices: pytest.fail("quotes them"))
     for fields in ({"guided_choice": choices}, {"structured_outputs": {"choice": choices}}):
         response = await harness.post(COMPLETIONS, {"prompt": "a", **fields})
         assert response.status_code == 400

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.components.grammar.compiler import MAX_CHARS
-from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
+from shortfin_apps.llm.components.grammar.source import MAX_CHARS, GrammarKind, GrammarSource
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api import generation
 from shortfin_apps.llm.serving.api.schema import ChatBody
 from shortfin_apps.llm.serving.api.tools import ToolUse, answer_rules
 from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS
@@ -489,7 +489,7 @@ async def test_others_run_between_the_grammars_that_are_tried(monkeypatch: pytes
     """Each takes up to 0.15 s to be written for a function with 19,000 arguments."""
     log: list[str] = []
 
-    async def refuse(source: GrammarSource, param: str, tenant: str) -> Any:
+    async def refuse(_: GrammarCompiler, source: GrammarSource, param: str, tenant: str) -> Any:
         log.append("tried")
         raise InvalidRequestError("too long", param)
 
@@ -498,20 +498,15 @@ async def test_others_run_between_the_grammars_that_are_tried(monkeypatch: pytes
             log.append("other")
             await asyncio.sleep(0)
 
-    async def through(request: Any, work: Any) -> Any:
-        return await work
-
-    monkeypatch.setattr(generation, "unless_disconnected", through)
-    generator = SimpleNamespace(tokenizer=TOKENIZER, compile_grammar=refuse)
-    model: Any = SimpleNamespace(dialect=HERMES, generator=generator)
-    state = SimpleNamespace(service=SimpleNamespace(model=model))
-    request: Any = SimpleNamespace(app=SimpleNamespace(state=state))
+    monkeypatch.setattr(GrammarCompiler, "compile", refuse)
+    model: Any = SimpleNamespace(dialect=HERMES, generator=SimpleNamespace(tokenizer=TOKENIZER))
     loose = Function("f", {"properties": {"a": {"type": "integer", "minimum": 1}}})
     use = ToolUse(functions=(loose, Function("g", strict=True)))
     running = asyncio.create_task(other())
-    grammar, _ = answer_rules(ChatBody(messages=MESSAGES), use, model, "")
+    grammar, _ = answer_rules(ChatBody(messages=MESSAGES), use, model)
     assert grammar is not None
+    sources = [partial(source, "") for source in grammar.sources]
     with pytest.raises(InvalidRequestError, match="too long"):
-        await generation.compiled(grammar, "", request)
+        await GrammarCompiler(lambda: "", ()).compile_first(sources, grammar.param)
     assert log[:5] == ["tried", "other", "tried", "other", "tried"]
     await running

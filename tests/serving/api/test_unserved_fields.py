@@ -43,7 +43,7 @@ from shortfin_apps.llm.serving.api.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from shortfin_apps.llm.serving.api.body_fields import HEADER
+from shortfin_apps.llm.serving.api.json_body import HEADER
 from shortfin_apps.llm.serving.api.responses.schema import (
     CallItem,
     MessageItem,

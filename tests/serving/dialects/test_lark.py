@@ -14,8 +14,8 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken
 
 from shortfin_apps.llm.components.grammar.compiled import compiled as compiled_here
-from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler, check_size
-from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
+from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource, check_size
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.schema import MAX_TOOLS

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -27,18 +26,11 @@ from shortfin_apps.llm.components.grammar.compiled import (
     compiled,
 )
 from shortfin_apps.llm.components.grammar.fair_turns import FairTurns
-from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource, check_size
 from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
 from shortfin_apps.llm.components.grammar.trials import MAX_AT_ONCE, Refusals, Trials
 from shortfin_apps.llm.contract.errors import InvalidRequestError, OverloadedError, is_library_error
 
-MAX_CHARS = {  # rules may form a reference chain as long as the text, which must fit in STACK_BYTES
-    GrammarKind.JSON_SCHEMA: 65_536,
-    GrammarKind.REGEX: 16_384,
-    GrammarKind.EBNF: 32_768,
-    GrammarKind.LARK: 65_536,
-}
-MAX_RULES = 300  # the time to report an error in a chain of rules grows with the cube of its length
 MAX_REASON_CHARS = 300
 TIMEOUT_S = 5.0  # for waiting for other grammars
 MAX_KEPT = 32
@@ -96,6 +88,17 @@ class GrammarCompiler:
         self._pool.shutdown()
         if self._trials is not None:
             self._trials.close()
+
+    async def compile_first(
+        self, sources: Sequence[Callable[[], GrammarSource]], param: str, tenant: str = ""
+    ) -> CompiledGrammar:
+        """Compile the first of `sources` that is not refused. Raises the last one's error if all are."""
+        *others, last = sources
+        for make in others:
+            with suppress(InvalidRequestError):
+                return await self.compile(make(), param, tenant)
+            await asyncio.sleep(0)  # lets other requests run: making a source may take long
+        return await self.compile(last(), param, tenant)
 
     async def compile(self, source: GrammarSource, param: str, tenant: str = "") -> CompiledGrammar:
         """Compiles a grammar. Raises InvalidRequestError, naming the field `param`, or OverloadedError."""
@@ -192,15 +195,6 @@ class GrammarCompiler:
         if self._trials is None:
             self._trials = Trials(self._tokenizer_json(), self._eos_token_ids, self._limits)
         return self._trials
-
-
-def check_size(source: GrammarSource, param: str) -> None:
-    """Raises InvalidRequestError for a source that is too long to be compiled, or even parsed."""
-    limit = MAX_CHARS[source.kind]
-    if len(source.text) > limit:
-        raise InvalidRequestError(f"`{param}`: a {source.kind} may have at most {limit:,} characters", param)
-    if source.kind is GrammarKind.EBNF and len(re.findall("::=|:", source.text)) > MAX_RULES:
-        raise InvalidRequestError(f"`{param}`: a {source.kind} may have at most {MAX_RULES} rules", param)
 
 
 def _refused(reason: str, kind: GrammarKind, param: str) -> InvalidRequestError:

@@ -1,12 +1,25 @@
-"""The grammar that a request's output must match, as given by the request."""
+"""The grammar that an answer must match, read from a request's fields.
+
+The fields are those of OpenAI, vLLM, SGLang and llama.cpp:
+
+response_format      {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}
+structured_outputs   {"json" | "regex" | "choice" | "grammar" | "json_object": ...} (vLLM), and its older
+                     names guided_json, guided_regex, guided_choice, guided_grammar
+json_schema, regex, ebnf, grammar   (SGLang, llama.cpp)
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
+
+import orjson
+
+from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 
 class GrammarKind(StrEnum):
@@ -16,6 +29,15 @@ class GrammarKind(StrEnum):
     REGEX = "regular expression"
     EBNF = "grammar"
     LARK = "Lark grammar"
+
+
+MAX_CHARS = {  # rules may form a reference chain as long as the text, which must fit in STACK_BYTES
+    GrammarKind.JSON_SCHEMA: 65_536,
+    GrammarKind.REGEX: 16_384,
+    GrammarKind.EBNF: 32_768,
+    GrammarKind.LARK: 65_536,
+}
+MAX_RULES = 300  # the time to report an error in a chain of rules grows with the cube of its length
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +70,144 @@ def choice_source(choices: Sequence[str]) -> GrammarSource:
 
 
 ANY_OBJECT = schema_source({"type": "object"})
+
+Named = tuple[str, GrammarSource]  # a grammar with the field that holds it
+
+
+class AskedGrammar(NamedTuple):
+    """A grammar to compile: the first of `sources` that is not refused. `param` is the field for errors.
+
+    A source is made from the prompt's text when it is tried, as writing one may take long.
+    """
+
+    param: str
+    sources: Sequence[Callable[[str], GrammarSource]]
+
+
+def asked_grammar(fields: Mapping[str, Any], prefix: str = "") -> AskedGrammar | None:
+    """Return the grammar that the fields give; see `named_source`."""
+    if (named := named_source(fields, prefix)) is None:
+        return None
+    param, source = named
+    return AskedGrammar(param, [lambda prompt: source])
+
+
+def named_source(fields: Mapping[str, Any], prefix: str = "") -> Named | None:
+    """Return the grammar in FIELDS before compilation; `prefix` precedes their names in errors.
+
+    Raises InvalidRequestError for an invalid or too long grammar, and for more than one.
+    """
+    found = list(_sources(fields, prefix))
+    if len(found) > 1:
+        raise InvalidRequestError(f"`{found[0][0]}` and `{found[1][0]}`: give one of them", found[1][0])
+    if not found:
+        return None
+    param, source = found[0]
+    check_size(source, param)
+    return found[0]
+
+
+def _sources(fields: Mapping[str, Any], prefix: str) -> Iterator[Named]:
+    for name, read in _NESTED.items():
+        if (value := fields.get(name)) is not None:
+            yield from read(value, prefix + name)
+    for name, make in _PLAIN.items():
+        if (value := fields.get(name)) not in (None, ""):
+            yield prefix + name, make(value, prefix + name)
+
+
+def _of_response_format(given: Mapping[str, Any], param: str) -> Iterator[Named]:
+    match given.get("type"):
+        case "text":
+            return
+        case "json_object":  # llama.cpp also accepts a schema here
+            schema = given.get("schema")
+            yield (
+                (param, ANY_OBJECT)
+                if schema is None
+                else (f"{param}.schema", _schema(schema, f"{param}.schema"))
+            )
+        case "json_schema":
+            inner = given.get("json_schema")
+            schema = inner.get("schema") if isinstance(inner, dict) else given.get("schema")
+            yield f"{param}.json_schema.schema", _schema(schema, f"{param}.json_schema.schema")
+        case _:
+            rule = "`text`, `json_object` or `json_schema`"
+            raise InvalidRequestError(f"`{param}.type` must be {rule}", f"{param}.type")
+
+
+def _schema(schema: object, param: str) -> GrammarSource:
+    if not isinstance(schema, dict):
+        raise InvalidRequestError(f"`{param}` must be a JSON schema, an object", param)
+    return _schema_or_text(schema, param)
+
+
+def _schema_or_text(schema: dict[str, Any] | str, param: str, *, is_compact: bool = False) -> GrammarSource:
+    """Convert a schema. A long one is refused before the slow step of writing it as a source."""
+    if isinstance(schema, dict):
+        check_size(schema_source(orjson.dumps(schema).decode()), param)
+    return schema_source(schema, is_compact=is_compact)
+
+
+def _of_structured_outputs(given: Mapping[str, Any], param: str) -> Iterator[Named]:
+    is_compact = bool(given.get("disable_any_whitespace"))
+    if given.get("json") is not None:
+        source = _schema_or_text(given["json"], f"{param}.json", is_compact=is_compact)
+        yield f"{param}.json", source
+    if given.get("json_object"):
+        yield f"{param}.json_object", schema_source({"type": "object"}, is_compact=is_compact)
+    for name, make in _STRUCTURED.items():
+        if (value := given.get(name)) is not None:
+            yield f"{param}.{name}", make(value, f"{param}.{name}")
+
+
+def _choice(choices: list[str], param: str) -> GrammarSource:
+    if not choices:
+        raise InvalidRequestError(f"`{param}` must hold at least one text", param)
+    limit = MAX_CHARS[GrammarKind.LARK]
+    if sum(map(len, choices)) + len(choices) > limit:  # checked before quoting, which is slow for millions
+        raise InvalidRequestError(
+            f"`{param}`: the texts may have at most {limit:,} characters together, with one more for each",
+            param,
+        )
+    return choice_source(choices)
+
+
+def _regex(text: str, param: str) -> GrammarSource:
+    return GrammarSource(GrammarKind.REGEX, text)
+
+
+def _ebnf(text: str, param: str) -> GrammarSource:
+    return GrammarSource(GrammarKind.EBNF, text)
+
+
+_NESTED: Mapping[str, Callable[[Any, str], Iterator[Named]]] = {
+    "response_format": _of_response_format,
+    "structured_outputs": _of_structured_outputs,
+}
+_STRUCTURED: Mapping[str, Callable[[Any, str], GrammarSource]] = {
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _ebnf,
+}
+_PLAIN: Mapping[str, Callable[[Any, str], GrammarSource]] = {
+    "guided_json": _schema_or_text,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _ebnf,
+    "json_schema": _schema_or_text,
+    "regex": _regex,
+    "ebnf": _ebnf,
+    "grammar": _ebnf,
+}
+
+FIELDS = frozenset({*_NESTED, *_PLAIN})
+
+
+def check_size(source: GrammarSource, param: str) -> None:
+    """Raises InvalidRequestError for a source that is too long to be compiled, or even parsed."""
+    limit = MAX_CHARS[source.kind]
+    if len(source.text) > limit:
+        raise InvalidRequestError(f"`{param}`: a {source.kind} may have at most {limit:,} characters", param)
+    if source.kind is GrammarKind.EBNF and len(re.findall("::=|:", source.text)) > MAX_RULES:
+        raise InvalidRequestError(f"`{param}`: a {source.kind} may have at most {MAX_RULES} rules", param)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from shortfin_apps.llm.serving.api import answers
 from shortfin_apps.llm.serving.api.anthropic.shapes import ID_PREFIX as MESSAGE_ID_PREFIX
-from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields
+from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.openai_shapes import ChatShape, CompletionShape
 from shortfin_apps.llm.serving.api.schema import AbortBody
 from shortfin_apps.llm.serving.api.service import count_everywhere, service_of
@@ -31,7 +31,6 @@ ABORTED: answers.DocumentedAnswers = {200: {"model": answers.AbortedAnswer}}
 @router.post("/abort_request", responses=ABORTED)
 async def abort(body: AbortBody, request: Request) -> Response:
     """Ends the requests with these ids; unknown ids, also those of finished requests, are ignored."""
-    check_fields(body, request)
     service = service_of(request)
     caller = caller_of(request)
     tenant = None if caller.is_admin else caller.tenant or None

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from shortfin_apps.llm.contract.errors import UnavailableError
 from shortfin_apps.llm.serving.api import answers
-from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields
+from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.schema import Body
 from shortfin_apps.llm.serving.api.service import carry_out_everywhere, count_everywhere, service_of
 from shortfin_apps.llm.serving.engine_link.messages import AbortAll, SetLogLevel
@@ -89,6 +89,5 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 @router.post("/log_level", responses={200: {"model": answers.LogLevelAnswer}})
 async def log_level(body: LogLevelBody, request: Request) -> Response:
     """Sets the server's log level; at `debug`, the log may include prompts."""
-    check_fields(body, request)
     await carry_out_everywhere(SetLogLevel(body.level.upper()), service_of(request))
     return JsonResponse({"level": body.level})

@@ -16,10 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.contract.errors import UnavailableError
-from shortfin_apps.llm.serving.api import abort, admin, native, openai, ops, probes
+from shortfin_apps.llm.serving.api import abort, admin, chat, completions, native, ops, probes
 from shortfin_apps.llm.serving.api.anthropic import routes as anthropic
-from shortfin_apps.llm.serving.api.body_errors import install_validation_handler
-from shortfin_apps.llm.serving.api.body_fields import HEADER
+from shortfin_apps.llm.serving.api.json_body import HEADER, FieldCheck, install_validation_handler
 from shortfin_apps.llm.serving.api.page.assets import PATHS as PAGE_PATHS
 from shortfin_apps.llm.serving.api.page.routes import Page
 from shortfin_apps.llm.serving.api.responses import routes as responses
@@ -48,8 +47,9 @@ def create_app(
     offline = {"validatorUrl": None}
     app = FastAPIOffline(title="shortfin-llm", version=__version__, swagger_ui_parameters=offline)
     app.state.service = service
+    app.state.field_check = FieldCheck(strict=service.strict_fields)
     app.state.stream_turns = StreamTurns(service.stream_keep_alive_s)
-    for routes in (native, abort, openai, responses, anthropic, ops, probes, admin):
+    for routes in (native, abort, completions, chat, responses, anthropic, ops, probes, admin):
         app.include_router(routes.router)
     app.state.page = Page(service)
     app.router.routes += app.state.page.routes()

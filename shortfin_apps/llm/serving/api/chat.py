@@ -1,46 +1,41 @@
-"""Chat turns: the code shared by `/v1/chat/completions`, `/v1/responses` and `/v1/messages`.
+"""`/v1/chat/completions`, and the code that it shares with `/v1/responses` and `/v1/messages`.
 
-A route converts its body to a ChatBody. `chat_turn` makes requests of it; `submitted` and `answer_of`
-submit them. Errors name the fields of ChatBody; routes with other field names rename them.
+A route with another body converts it to a ChatBody. `chat_turn` makes requests of it; `submitted` and
+`answer_of` submit them. Errors name the fields of ChatBody; routes with other field names rename them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import InvalidRequestError, RequestAbortedError
-from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests
-from shortfin_apps.llm.serving.api.json_body import note_unread
-from shortfin_apps.llm.serving.api.limits import excess_of
-from shortfin_apps.llm.serving.api.schema import ChatBody, ChatMessage, SamplingFields, ServingFields
-from shortfin_apps.llm.serving.api.service import Service, service_of
+from shortfin_apps.llm.serving.api.answers import ChatAnswer, errors, whole_or_streamed
+from shortfin_apps.llm.serving.api.best_of import Choices
+from shortfin_apps.llm.serving.api.generation import Conversation, GenerateRequest, engine_requests
+from shortfin_apps.llm.serving.api.json_body import JsonRoute
+from shortfin_apps.llm.serving.api.openai_answers import extras_of, respond
+from shortfin_apps.llm.serving.api.openai_shapes import ChatShape
+from shortfin_apps.llm.serving.api.schema import ChatBody, SamplingFields, ServingFields
+from shortfin_apps.llm.serving.api.service import ServedModel, service_of
 from shortfin_apps.llm.serving.api.tools import (
     AnswerForm,
     ToolUse,
     answer_rules,
-    shown_ids,
     template_variables,
     tool_use,
 )
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest, TextStream, gather
 from shortfin_apps.llm.serving.http.access_log import access_of
-from shortfin_apps.llm.serving.http.auth import caller_of
 from shortfin_apps.llm.serving.http.streaming import unless_disconnected
-from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPrompt:
-    """A conversation rendered and tokenised for the model."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    use: ToolUse
+router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,68 +50,14 @@ class ChatTurn:
     fills_context: bool = False
 
 
-async def chat_prompt(body: ChatBody, request: Request, *, messages_field: str = "messages") -> ChatPrompt:
-    """Render and tokenise. Raises InvalidRequestError if the chat template refuses it or it is too long."""
-    service = service_of(request)
-    note_unread(body.messages, body.chat_template_kwargs, request, messages_field)
-    model = service.model
-    use, variables = tool_use(body, model.dialect), template_variables(body, model)
-    text = await conversation_text(
-        service,
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        variables=variables,
-        tools=use.shown,
-    )
-    salt = caller_of(request).cache_salt(body.cache_salt)
-    token_ids = await model.generator.encode_conversation(text, salt, "messages")
-    return ChatPrompt(text=text, token_ids=token_ids, use=use)
-
-
-async def conversation_text(
-    service: Service,
-    messages: Sequence[ChatMessage],
-    *,
-    add_generation_prompt: bool | None,
-    variables: Mapping[str, Any] | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """Render messages with the model's chat template. Raises InvalidRequestError.
-
-    Templates are programs and may be slow, so this runs in a worker thread, like tokenising long texts and
-    parsing the arguments of calls.
-    """
-    num_chars = sum(message.num_chars for message in messages)
-    service.limits.check_chars(num_chars, "messages")
-    arguments = [text for message in messages for text in _arguments_of(message)]
-    if (excess := excess_of(*arguments)) is not None:
-        raise InvalidRequestError(
-            f"`messages`: the arguments of its tool calls have more than {excess}", "messages"
-        )
-    generator = service.model.generator
-    text = await generator.workers.run(
-        num_chars,
-        _rendered,
-        generator.tokenizer,
-        messages,
-        add_generation_prompt=add_generation_prompt is not False,
-        variables=variables,
-        tools=tools,
-    )
-    service.limits.check_chars(len(text), "messages")
-    return text
-
-
-def _rendered(tokenizer: Tokenizer, messages: Sequence[ChatMessage], **template_arguments: Any) -> str:
-    return tokenizer.apply_chat_template(
-        [message.for_template() for message in messages], **template_arguments
-    )
-
-
-def _arguments_of(message: ChatMessage) -> list[bytes]:
-    """Return the arguments of the message's calls that are given as JSON text."""
-    given = [call.function.arguments for call in message.tool_calls or ()]
-    return [text.encode("utf-8", "surrogatepass") for text in given if isinstance(text, str)]
+@router.post("/chat/completions", responses=whole_or_streamed(ChatAnswer))
+async def chat_completions(body: ChatBody, request: Request) -> Response:
+    """Answers a conversation."""
+    turn = await chat_turn(body, request)
+    extras = extras_of(body, request)
+    tokenizer = service_of(request).model.generator.tokenizer
+    shape = ChatShape(tokenizer, turn.requests[0].prompt_token_ids, extras, turn.form)
+    return await respond(request, body, turn.requests, shape, extras)
 
 
 async def chat_turn(
@@ -126,38 +67,44 @@ async def chat_turn(
 
     Raises InvalidRequestError, also if `max_tokens` exceeds the free context, unless `cuts_to_fit`.
     """
-    service = service_of(request)
-    service.limits.check_body(body)
-    model = service.model
-    logprobs = _logprobs(body)
-    service.limits.check_logprobs(logprobs, "top_logprobs")
-    model.generator.check_count(body.n or 1, "n")
-    prompt = await chat_prompt(body, request, messages_field=messages_field)
-    grammar, form = answer_rules(body, prompt.use, model, prompt.text)
-    room = max(model.generator.max_seq_len - len(prompt.token_ids), 1)
-    fills_context = cuts_to_fit and body.max_tokens is not None and body.max_tokens > room
-    if fills_context:
-        body = body.model_copy(update={"max_tokens": room})
+    model = service_of(request).model
+    num_answers = body.n or 1
     max_tokens_field, max_tokens = _max_tokens(body)
+    choices = Choices(num_answers, num_answers, _logprobs(body))
+    conversation, use = conversation_of(body, model)
+    grammar, form = answer_rules(body, use, model)
     wanted = GenerateRequest(
-        prompt_token_ids=prompt.token_ids,
         sampling=body,
         serving=body,
         defaults=model.openai_defaults,
-        prompt_field="messages",
+        choices=choices,
+        grammar=grammar,
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
         default_max_tokens=model.openai_defaults.max_tokens,
-        num_answers=body.n or 1,
-        logprobs=logprobs,
+        cuts_to_fit=cuts_to_fit,
         logprobs_field="top_logprobs",
-        grammar=grammar,
         include_stop=body.include_stop_str_in_output,
-        conversation=prompt.text,
-        shown_ids=shown_ids(form, model),
+        shown_ids=form.shown_ids(model.generator.tokenizer.special_tokens),
     )
-    requests = await engine_requests(wanted, request)
-    return ChatTurn(requests=requests, form=form, fills_context=fills_context)
+    [requests] = await engine_requests([conversation], messages_field, [wanted], request)
+    return ChatTurn(
+        requests=requests,
+        form=form.after(requests[0].conversation or ""),
+        fills_context=max_tokens is not None and requests[0].params.max_tokens < max_tokens,
+    )
+
+
+def conversation_of(body: ChatBody, model: ServedModel) -> tuple[Conversation, ToolUse]:
+    """Return the prompt, and the tools that the model may use. Raises InvalidRequestError."""
+    use = tool_use(body, model.dialect)
+    conversation = Conversation(
+        messages=body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        variables=template_variables(body, model),
+        tools=use.shown,
+    )
+    return conversation, use
 
 
 async def submitted(turn: ChatTurn, request: Request) -> list[TextStream]:

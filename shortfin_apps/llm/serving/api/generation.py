@@ -1,18 +1,27 @@
-"""Creates engine requests: every generating route puts its body into a GenerateRequest for this."""
+"""Creates engine requests: the only way from a route's body to the engine.
+
+A route translates its body to prompts and a GenerateRequest. `engine_requests` does everything else: limits,
+chat template, tokens, grammar, the model's defaults, seeds and receipts.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 
+from shortfin_apps.llm.components.grammar.source import AskedGrammar
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import Terms
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.serving.api.best_of import Choices
+from shortfin_apps.llm.serving.api.json_body import note_unread
+from shortfin_apps.llm.serving.api.limits import excess_of
 from shortfin_apps.llm.serving.api.receipts import with_receipts
 from shortfin_apps.llm.serving.api.sampling import (
     NamedTokens,
@@ -21,48 +30,121 @@ from shortfin_apps.llm.serving.api.sampling import (
     params_named,
     stop_strings,
 )
-from shortfin_apps.llm.serving.api.schema import SamplingFields, ServingFields
-from shortfin_apps.llm.serving.api.service import request_id_of, service_of
-from shortfin_apps.llm.serving.api.structured_output import AskedGrammar
+from shortfin_apps.llm.serving.api.schema import ChatMessage, SamplingFields, ServingFields
+from shortfin_apps.llm.serving.api.service import Service, request_id_of, service_of
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator, with_seed
 from shortfin_apps.llm.serving.frontend.text_stream import TextRequest
 from shortfin_apps.llm.serving.http.access_log import access_of
 from shortfin_apps.llm.serving.http.auth import TENANT_HEADER, caller_of
 from shortfin_apps.llm.serving.http.streaming import unless_disconnected
-from shortfin_apps.llm.serving.text.tokenizer import bad_word_ids
+from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, bad_word_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A prompt for the chat template; `variables` are its own."""
+
+    messages: Sequence[ChatMessage]
+    add_generation_prompt: bool | None = None
+    variables: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+Prompt = str | Sequence[int] | Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """A request for one prompt, independent of the route.
+    """What to generate for a prompt, independent of the route.
 
     `sampling` and `serving` are the fields that all routes share; the names of the sampling fields begin with
-    `prefix` in the body. The other names, for errors, are `prompt_field`, `max_tokens_field` and
-    `logprobs_field`. `default_max_tokens` is the route's, None for all that fits into the context.
-    `tokens` are the sampling's, converted once for a batch.
-    `may_be_empty`: `max_tokens` of 0 is an empty answer, not an error. `conversation` is a chat's prompt.
+    `prefix` in the body. `max_tokens_field` and `logprobs_field` are names for errors. `default_max_tokens`
+    is the route's, None for all that fits into the context. `may_be_empty`: `max_tokens` of 0 is an empty
+    answer, not an error. `cuts_to_fit`: a `max_tokens` above the free context is reduced, not an error.
     """
 
-    prompt_token_ids: tuple[int, ...]
     sampling: SamplingFields
     serving: ServingFields
     defaults: SamplingDefaults
-    tokens: NamedTokens | None = None
+    choices: Choices
+    grammar: AskedGrammar | None
     prefix: str = ""
-    prompt_field: str
     max_tokens: int | None
     max_tokens_field: str = "max_tokens"
     default_max_tokens: int | None
     may_be_empty: bool = False
-    num_answers: int = 1
-    logprobs: int | None = None
+    cuts_to_fit: bool = False
     logprobs_field: str = "logprobs"
-    grammar: AskedGrammar | None = None
     include_stop: bool | None = None
     num_beams: int = 1
     request_id: str | None = None  # None: the HTTP request's
-    conversation: str | None = None
+    add_special_tokens: bool = True  # to a text
     shown_ids: frozenset[int] = frozenset()
+
+
+async def engine_requests(
+    prompts: Sequence[Prompt], field: str, wanted: Iterable[GenerateRequest], request: Request
+) -> list[list[TextRequest]]:
+    """Create the requests of a body: for each prompt, one for each answer.
+
+    `field` is the prompts' name in the body. `wanted` has an item for each prompt, often the same; it is read
+    after the number of prompts was checked. Raises InvalidRequestError, which names fields as the body does.
+    """
+    service = service_of(request)
+    service.limits.check_prompts(prompts, field)
+    listed = [each for each, _ in zip(wanted, prompts, strict=False)]
+    _check_limits(listed, service)
+    tokens: dict[int, NamedTokens] = {}  # by sampling, which the prompts of a batch may share
+    requests = []
+    for prompt, each in zip(prompts, listed, strict=True):
+        requests.append(await _of_prompt(prompt, field, each, tokens, request))
+        await asyncio.sleep(0)  # lets other requests run during a large batch
+    return requests
+
+
+def _check_limits(wanted: Sequence[GenerateRequest], service: Service) -> None:
+    limits = service.limits
+    distinct = {id(each.sampling): each for each in wanted}.values()
+    for each in distinct:
+        limits.check_choices(each.sampling.n, each.choices.generated, each.sampling.stop, each.prefix)
+        limits.check_logprobs(each.choices.logprobs, each.logprobs_field)
+    prefix = wanted[0].prefix
+    limits.check_bad_words([word for each in distinct for word in each.sampling.bad_words or ()], prefix)
+    name = "best_of" if any(each.choices.are_ranked for each in wanted) else "n"
+    service.model.generator.check_count(sum(each.choices.generated for each in wanted), prefix + name)
+
+
+async def _of_prompt(
+    prompt: Prompt, field: str, wanted: GenerateRequest, tokens: dict[int, NamedTokens], request: Request
+) -> list[TextRequest]:
+    """Create the requests of one prompt."""
+    service, sampling, serving = service_of(request), wanted.sampling, wanted.serving
+    terms = terms_of(serving, request)
+    salt = caller_of(request).cache_salt(serving.cache_salt)
+    text, token_ids = await encoded(prompt, field, request, salt, wanted.add_special_tokens)
+    grammar = None
+    if (asked := wanted.grammar) is not None:
+        sources = [partial(source, text) for source in asked.sources]
+        compiling = service.model.generator.grammars.compile_first(sources, asked.param, terms.tenant)
+        grammar = await unless_disconnected(request, compiling)
+    params = _params(wanted, token_ids, field, grammar, tokens, service.model.generator)
+    first = TextRequest(
+        request_id=wanted.request_id or request_id_of(request),
+        prompt_token_ids=token_ids,
+        params=params,
+        stop=stop_strings(sampling.stop),
+        include_stop=bool(wanted.include_stop),
+        skip_special_tokens=sampling.skip_special_tokens is not False,
+        shown_ids=wanted.shown_ids,
+        cache_salt=salt,
+        num_beams=wanted.num_beams,
+        terms=terms,
+        conversation=text if isinstance(prompt, Conversation) else None,
+        generates=wanted.max_tokens != 0,
+    )
+    answers = range(wanted.choices.generated)
+    requests = [replace(first, params=with_seed(params, choice), choice=choice) for choice in answers]
+    return with_receipts(requests, serving.receipt, sampling, service)
 
 
 def terms_of(body: ServingFields, request: Request) -> Terms:
@@ -79,68 +161,91 @@ def terms_of(body: ServingFields, request: Request) -> Terms:
     )
 
 
-async def engine_requests(wanted: GenerateRequest, request: Request) -> list[TextRequest]:
-    """Create the requests of one prompt, one for each answer. Errors name fields as the body does."""
-    service, sampling, serving = service_of(request), wanted.sampling, wanted.serving
-    terms = terms_of(serving, request)
-    grammar = None if wanted.grammar is None else await compiled(wanted.grammar, terms.tenant, request)
-    params = _params(wanted, grammar, service.model.generator)
-    first = TextRequest(
-        request_id=wanted.request_id or request_id_of(request),
-        prompt_token_ids=wanted.prompt_token_ids,
-        params=params,
-        stop=stop_strings(sampling.stop),
-        include_stop=bool(wanted.include_stop),
-        skip_special_tokens=sampling.skip_special_tokens is not False,
-        shown_ids=wanted.shown_ids,
-        cache_salt=caller_of(request).cache_salt(serving.cache_salt),
-        num_beams=wanted.num_beams,
-        terms=terms,
-        conversation=wanted.conversation,
-        generates=wanted.max_tokens != 0,
+async def encoded(
+    prompt: Prompt, field: str, request: Request, salt: str | None, add_special_tokens: bool = True
+) -> tuple[str, tuple[int, ...]]:
+    """Return the text, "" for token ids, and the tokens of a prompt. `salt` is the caller's cache salt.
+
+    Raises InvalidRequestError for text that is too long, or that the chat template refuses.
+    """
+    generator = service_of(request).model.generator
+    if isinstance(prompt, str):
+        encoding = generator.encode(prompt, add_special_tokens=add_special_tokens, param=field)
+        return prompt, await encoding
+    if isinstance(prompt, Conversation):
+        text = await rendered(prompt, field, request)
+        return text, await generator.encode_conversation(text, salt, field)
+    return "", tuple(prompt)
+
+
+async def rendered(conversation: Conversation, field: str, request: Request) -> str:
+    """Render messages with the model's chat template. Raises InvalidRequestError, which names `field`.
+
+    Templates are programs and may be slow, so this runs in a worker thread, like tokenising long texts and
+    parsing the arguments of calls.
+    """
+    service, messages = service_of(request), conversation.messages
+    note_unread(messages, conversation.variables, request, field)
+    num_chars = sum(message.num_chars for message in messages)
+    service.limits.check_chars(num_chars, field)
+    arguments = [text for message in messages for text in _arguments_of(message)]
+    if (excess := excess_of(*arguments)) is not None:
+        raise InvalidRequestError(
+            f"`{field}`: the arguments of its tool calls have more than {excess}", field
+        )
+    generator = service.model.generator
+    text = await generator.workers.run(num_chars, _rendered, generator.tokenizer, conversation)
+    service.limits.check_chars(len(text), field)
+    return text
+
+
+def _rendered(tokenizer: Tokenizer, conversation: Conversation) -> str:
+    return tokenizer.apply_chat_template(
+        [message.for_template() for message in conversation.messages],
+        add_generation_prompt=conversation.add_generation_prompt is not False,
+        variables=conversation.variables,
+        tools=conversation.tools,
     )
-    answers = range(wanted.num_answers)
-    requests = [replace(first, params=with_seed(params, choice), choice=choice) for choice in answers]
-    return with_receipts(requests, serving.receipt, sampling, service)
 
 
-async def compiled(asked: AskedGrammar, tenant: str, request: Request) -> Grammar:
-    """Compile a grammar, until the client disconnects. Raises InvalidRequestError if all are refused."""
-    generator, (*others, last) = service_of(request).model.generator, asked.sources
-    for looser in others:
-        with suppress(InvalidRequestError):
-            return await unless_disconnected(
-                request, generator.compile_grammar(looser(), asked.param, tenant)
-            )
-        await asyncio.sleep(0)  # lets other requests run: writing one for many arguments takes long
-    return await unless_disconnected(request, generator.compile_grammar(last(), asked.param, tenant))
+def _arguments_of(message: ChatMessage) -> list[bytes]:
+    """Return the arguments of the message's calls that are given as JSON text."""
+    given = [call.function.arguments for call in message.tool_calls or ()]
+    return [text.encode("utf-8", "surrogatepass") for text in given if isinstance(text, str)]
 
 
-def _params(wanted: GenerateRequest, grammar: Grammar | None, generator: TextGenerator) -> SamplingParams:
+def _params(
+    wanted: GenerateRequest,
+    prompt_token_ids: Sequence[int],
+    field: str,
+    grammar: Grammar | None,
+    tokens: dict[int, NamedTokens],
+    generator: TextGenerator,
+) -> SamplingParams:
     """Merge the body's parameters and the model's defaults."""
-    given, names = given_params(wanted.sampling, wanted.prefix)
+    sampling, max_tokens = wanted.sampling, wanted.max_tokens
+    given, names = given_params(sampling, wanted.prefix)
     names |= {"max_tokens": wanted.max_tokens_field, "logprobs": wanted.logprobs_field}
     with params_named(names):
-        tokens = wanted.tokens or NamedTokens.of(wanted.sampling, generator.tokenizer.vocab_size)
-        if wanted.max_tokens == 0 and not wanted.may_be_empty:
+        if id(sampling) not in tokens:
+            tokens[id(sampling)] = NamedTokens.of(sampling, generator.tokenizer.vocab_size)
+        named = tokens[id(sampling)]
+        if max_tokens == 0 and not wanted.may_be_empty:
             raise InvalidRequestError("`max_tokens` must be at least 1", "max_tokens")
-        if wanted.max_tokens == 0 and given.get("min_tokens"):
+        if max_tokens == 0 and given.get("min_tokens"):
             rule = f"must lie in [0, {wanted.max_tokens_field}]"
             raise InvalidRequestError(f"`min_tokens` {rule}", "min_tokens")
-        fitting = generator.fit(
-            wanted.prompt_token_ids,
-            wanted.max_tokens,
-            default=wanted.default_max_tokens,
-            param=wanted.prompt_field,
-        )
+        if wanted.cuts_to_fit and max_tokens is not None:
+            max_tokens = min(max_tokens, max(generator.max_seq_len - len(prompt_token_ids), 1))
+        fitting = generator.fit(prompt_token_ids, max_tokens, default=wanted.default_max_tokens, param=field)
         values: dict[str, Any] = {**wanted.defaults.values, **given}
         return SamplingParams(
             **values,
             max_tokens=fitting,
-            stop_token_ids=tokens.stop_token_ids,
-            logit_bias=tokens.logit_bias,
-            allowed_token_ids=tokens.allowed_token_ids,
-            bad_words=bad_word_ids(generator.tokenizer, tuple(wanted.sampling.bad_words or ())),
-            logprobs=wanted.logprobs,
+            stop_token_ids=named.stop_token_ids,
+            logit_bias=named.logit_bias,
+            allowed_token_ids=named.allowed_token_ids,
+            bad_words=bad_word_ids(generator.tokenizer, tuple(sampling.bad_words or ())),
+            logprobs=wanted.choices.computed_logprobs,
             output_grammar=grammar,
         )

@@ -1,28 +1,39 @@
-"""JSON bodies, parsed by orjson: it is fast, and refuses NaN.
+"""JSON bodies: parsed by orjson, which is fast and refuses NaN, then checked once before the route runs.
 
-Routes also limit a body's contents before parsing it, and name its ignored fields in an answer header.
+Fields that no route reads are refused or ignored. An answer names the ignored fields in the header
+`X-Ignored-Fields`; the log names each one once. As clients choose these names, they are escaped to printable
+ASCII, and their length and number are limited.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import cache, wraps
 from typing import Any
+from urllib.parse import quote
 
 import orjson
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shortfin_apps.llm.contract.errors import ModelNotFoundError
+from shortfin_apps.llm.contract.errors import InvalidRequestError, ModelNotFoundError
 from shortfin_apps.llm.lone_surrogates import without_lone_surrogates
-from shortfin_apps.llm.serving.api.body_fields import HEADER, header_value
-from shortfin_apps.llm.serving.api.schema import Body, ChatMessage
+from shortfin_apps.llm.serving.api.schema import FIELD_NAMES, NOT_SERVED, Body, ChatMessage, type_of
 from shortfin_apps.llm.serving.api.service import Service, service_of
+from shortfin_apps.llm.serving.http.errors import error_response
 
 logger = logging.getLogger(__name__)
 
+HEADER = "X-Ignored-Fields"
+MAX_NAMED = 16  # names in one header
+MAX_NAME_CHARS = 64
+MAX_LOGGED = 256  # names logged by one process
+REST = "..."  # marks a name or list that was cut
 OWN_VARIABLES = frozenset({"messages", "add_generation_prompt"})  # set by body fields of their own
 
 
@@ -57,7 +68,10 @@ def _log_surrogates() -> None:
 
 
 class JsonRoute(APIRoute):
-    """A route with a JsonRequest; its handler must call `check_fields`."""
+    """A route with a JsonRequest. Its body, if it has one, is checked by `check_body` before the handler."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, _with_check(endpoint), **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -71,38 +85,166 @@ class JsonRoute(APIRoute):
         return handle_json
 
 
+def _with_check(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(endpoint, eval_str=True)
+    if "body" not in signature.parameters:
+        return endpoint
+
+    @wraps(endpoint)
+    async def checked(body: Body, request: Request) -> Response:
+        check_body(body, request)
+        response: Response = await endpoint(body, request)
+        return response
+
+    checked.__signature__ = signature  # type: ignore[attr-defined]
+    return checked
+
+
+def check_body(body: Body, request: Request) -> None:
+    """Raise InvalidRequestError for another model or an unsupported field; record ignored ones to tell."""
+    check_model(service_of(request), vars(body).get("model"))
+    request.state.ignored_fields = request.app.state.field_check.ignored(body)
+
+
 def check_model(service: Service, name: str | None) -> None:
-    """Raise ModelNotFoundError for a name other than the served model's; None is accepted."""
-    if name is not None and name != service.name:
+    """Raise ModelNotFoundError for a name other than the served model's or its source; None is accepted."""
+    if name not in (None, service.name, service.source):
         raise ModelNotFoundError(f"the model {name!r} is not served here; {service.name!r} is", "model")
 
 
-def check_fields(body: Body, request: Request) -> None:
-    """Raise InvalidRequestError for another model or an unsupported field; record ignored ones to tell."""
-    service = service_of(request)
-    check_model(service, vars(body).get("model"))
-    request.state.ignored_fields = service.field_check.ignored(body)
-
-
 def note_unread(
-    messages: Sequence[ChatMessage],
-    variables: Mapping[str, Any] | None,
-    request: Request,
-    field: str = "messages",
+    messages: Sequence[ChatMessage], variables: Mapping[str, Any] | None, request: Request, field: str
 ) -> None:
     """Record message fields and `chat_template_kwargs` that the chat template does not read.
 
     `field` is the name of the body's messages. `--strict-fields` does not refuse these fields: the client may
     also use a model with a template that reads them.
     """
-    service = service_of(request)
-    words = service.model.generator.tokenizer.template_words
+    words = service_of(request).model.generator.tokenizer.template_words
     unread = {f"{field}.{name}": None for message in messages for name in message.unread_by(words)}
     unread |= {
         f"chat_template_kwargs.{name}": None
         for name, value in (variables or {}).items()
         if value is not None and (name not in words or name in OWN_VARIABLES)
     }
-    service.field_check.log(list(unread))
-    known = getattr(request.state, "ignored_fields", [])
-    request.state.ignored_fields = list(dict.fromkeys([*known, *unread]))
+    request.app.state.field_check.log(list(unread))
+    request.state.ignored_fields = list(dict.fromkeys([*request.state.ignored_fields, *unread]))
+
+
+class FieldCheck:
+    """Checks bodies for unread fields and remembers the logged names. `strict` refuses unknown fields."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+        self._logged: set[str] = set()
+
+    def ignored(self, body: Body) -> list[str]:
+        """Return the names of ignored fields, each once; log new ones.
+
+        Raises InvalidRequestError for an unsupported field and, if strict, for an unknown one.
+        """
+        names: dict[str, None] = {}
+        for prefix, each in _bodies_in(body):
+            if not each.model_extra:  # no further fields: a fast path for long conversations
+                continue
+            unread = each.unread_fields(prefix)
+            unknown = next((name for name in unread if name not in each.INERT), None)
+            if self._strict and unknown is not None:
+                shown = printable(prefix + unknown)
+                raise InvalidRequestError(
+                    f"`{shown}` is an unknown field; leave it out (the server has --strict-fields)", shown
+                )
+            names.update(dict.fromkeys(prefix + name for name in unread))
+        self.log(list(names))
+        return list(names)
+
+    def log(self, names: Sequence[str]) -> None:
+        """Log names that were not logged before."""
+        for name in names:
+            if len(self._logged) >= MAX_LOGGED:
+                return
+            if (shown := printable(name)) not in self._logged:
+                self._logged.add(shown)
+                logger.warning("requests have the field `%s`, which is ignored", shown)
+                if len(self._logged) == MAX_LOGGED:
+                    logger.warning("%d ignored fields were logged; further ones are not", MAX_LOGGED)
+
+
+def header_value(names: Sequence[str]) -> str:
+    """The value of `HEADER`: the names, separated by commas."""
+    rest = [REST] if len(names) > MAX_NAMED else []
+    return ", ".join([*map(printable, names[:MAX_NAMED]), *rest])
+
+
+def printable(name: str) -> str:
+    """Shorten and escape `name`: line ends, commas and other characters special in headers or logs."""
+    if len(name) <= MAX_NAME_CHARS and len(shown := quote(name, safe="[]@!$")) <= MAX_NAME_CHARS:
+        return shown
+    return quote(name[:MAX_NAME_CHARS], safe="[]@!$")[: MAX_NAME_CHARS - len(REST)] + REST
+
+
+def _bodies_in(body: Body, prefix: str = "") -> Iterator[tuple[str, Body]]:
+    """Yield the body and its nested bodies, each with the prefix of its field names."""
+    yield prefix, body
+    for name, value in vars(body).items():
+        if value is None or isinstance(value, str):  # fast path: pydantic's `isinstance` is slow
+            continue
+        several = value if isinstance(value, list) else [value]
+        if several and isinstance(several[0], Body):  # the schema keeps lists uniform
+            for each in several:
+                yield from _bodies_in(each, f"{prefix}{name}.")
+
+
+def install_validation_handler(app: FastAPI) -> None:
+    async def on_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return error_response(request, _as_invalid_request(request, error))
+
+    app.add_exception_handler(RequestValidationError, on_validation)
+
+
+def _as_invalid_request(request: Request, error: RequestValidationError) -> InvalidRequestError:
+    """Summarise pydantic's errors in one sentence: the first invalid field and all rules it breaks."""
+    problems = error.errors()
+    first = _first(problems)
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "")
+        return InvalidRequestError(f"the body is not valid JSON: {reason}")
+    if first["loc"][0] == "query":
+        name = str(first["loc"][-1])
+        return InvalidRequestError(f"`{name}`: {first['msg']}", name)
+    param = _field(first["loc"])
+    if param is None:
+        if "json" not in request.headers.get("content-type", ""):
+            return InvalidRequestError("send the body with the header `Content-Type: application/json`")
+        return InvalidRequestError(f"the body: {first['msg']}")
+    if first["type"] == NOT_SERVED:
+        return InvalidRequestError(f"`{param}`: {first['msg']}{_given_type(first.get('input'))}", param)
+    rules = dict.fromkeys(p["msg"] for p in problems if _field(p["loc"]) == param)
+    return InvalidRequestError(f"`{param}`: {'; or '.join(rules)}", param)
+
+
+def _first(problems: Sequence[Any]) -> Any:
+    """Return the first problem; for a value with several allowed types, that of the best-fitting type.
+
+    An unsupported type comes first, then the type of which pydantic read the most.
+    """
+    if (not_served := next((p for p in problems if p["type"] == NOT_SERVED), None)) is not None:
+        return not_served
+    top = problems[0]["loc"][:2]
+    return max((p for p in problems if p["loc"][:2] == top), key=lambda problem: len(_path(problem["loc"])))
+
+
+def _given_type(value: object) -> str:
+    kind = type_of(value)
+    return "" if kind is None else f"; this one is of type `{kind[:40]}`"
+
+
+def _field(location: Sequence[int | str]) -> str | None:
+    """The dotted field name in a pydantic location, without list indices and union branches."""
+    return ".".join(part for part in _path(location) if isinstance(part, str)) or None
+
+
+def _path(location: Sequence[int | str]) -> list[int | str]:
+    """A location without union branches."""
+    return [part for part in location[1:] if isinstance(part, int) or part in FIELD_NAMES]

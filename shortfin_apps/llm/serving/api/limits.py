@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from shortfin_apps.llm.components.request.sampling_params import MAX_LOGPROBS
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api.schema import OpenAIBody
 
 MAX_CONTAINERS = 20_000  # objects and arrays in one body: a long conversation has a few thousand
 MAX_NAMES = 100_000  # members of all objects in one body
@@ -55,8 +54,8 @@ class Limits:
                 return
         raise json.JSONDecodeError(f"it nests deeper than {self.json_depth} levels", "", 0)
 
-    def check_prompts(self, prompts: Sequence[str | Sequence[int]], param: str) -> None:
-        """Check a batch of texts or token ids."""
+    def check_prompts(self, prompts: Sequence[object], param: str) -> None:
+        """Check the number of prompts, and the length of the ones that are texts."""
         if len(prompts) > self.prompts:
             raise InvalidRequestError(
                 f"`{param}` has {len(prompts)} prompts, but one request may have at most {self.prompts}",
@@ -74,18 +73,8 @@ class Limits:
                 param,
             )
 
-    def check_body(self, body: OpenAIBody) -> None:
-        """Check the numbers of choices, stop strings, banned words and log-probabilities."""
-        self.check_choices(body.n, body.stop)
-        self.check_bad_words(body.bad_words)
-        self.check_logprobs(body.prompt_logprobs, "prompt_logprobs")
-
     def check_choices(
-        self,
-        n: int | None,
-        stop: str | list[str] | None,
-        prefix: str = "",
-        best_of: int | None = None,
+        self, n: int | None, best_of: int, stop: str | list[str] | None, prefix: str = ""
     ) -> None:
         """Check `n`, `best_of` and `stop`; their names in the body begin with `prefix`."""
         for name, count in ((f"{prefix}n", n), (f"{prefix}best_of", best_of)):
@@ -101,9 +90,9 @@ class Limits:
                 f"`{prefix}stop`: a stop string must have 1 to {self.stop_chars} characters", prefix + "stop"
             )
 
-    def check_bad_words(self, words: Sequence[str] | None, prefix: str = "") -> None:
+    def check_bad_words(self, words: Sequence[str], prefix: str = "") -> None:
         """Check `bad_words`, which are all tokenised at once on the event loop."""
-        param, words = prefix + "bad_words", words or ()
+        param = prefix + "bad_words"
         if len(words) > MAX_BAD_WORDS:
             raise InvalidRequestError(
                 f"`{param}` has {len(words)} words, but may have at most {MAX_BAD_WORDS}", param

@@ -8,7 +8,6 @@ Streamed: data: {"text", "output_ids", "meta_info", "index"}, cumulative, then d
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,18 +18,17 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.components.grammar.source import asked_grammar
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.sampling_params import PARAMS
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
 from shortfin_apps.llm.serving.api.best_of import Choices, choices_of
 from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests
-from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields
-from shortfin_apps.llm.serving.api.limits import Limits
-from shortfin_apps.llm.serving.api.sampling import NamedTokens, first_given, params_named
+from shortfin_apps.llm.serving.api.json_body import JsonRoute
+from shortfin_apps.llm.serving.api.sampling import first_given, params_named
 from shortfin_apps.llm.serving.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.serving.api.service import ServedModel, request_id_of, service_of
-from shortfin_apps.llm.serving.api.structured_output import AskedGrammar, asked_grammar
 from shortfin_apps.llm.serving.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.serving.frontend.prompt_scoring import (
     PromptLogprobs,
@@ -55,7 +53,6 @@ router = APIRouter(route_class=JsonRoute, tags=["native"])
 DEFAULT_MAX_TOKENS = 50  # upstream's
 MAX_ID_CHARS = 128
 PREFIX = "sampling_params."
-NAMES = {name: PREFIX + name for name in PARAMS}
 # Parameters that the engine may refuse for this model: their names in the engine and in a body.
 REFUSED_BY_ENGINE = {
     **{name: PREFIX + name for name in ("num_beams", "stop", "stop_token_ids")},
@@ -77,16 +74,11 @@ register_shape("/generate", native_error)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One prompt of the batch."""
+    """What is asked for one prompt of the batch."""
 
-    text: str | None
-    prompt_token_ids: tuple[int, ...]
     sampling: SamplingBody
-    tokens: NamedTokens
     choices: Choices
-    grammar: AskedGrammar | None
     request_id: str
-    logprobs: int | None
     logprob_start: int | None  # first prompt token to score
 
 
@@ -95,8 +87,12 @@ class Item:
 async def generate(body: GenerateBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     model = service_of(request).model
-    items = await read_items(body, request)
-    by_item = [await engine_requests(wanted_of(item, body, model), request) for item in items]
+    prompts, field = _prompts(body)
+    service_of(request).limits.check_prompts(prompts, field)  # before work on each
+    items = _items(body, len(prompts), request)
+    wanted = (_wanted(body, item, model) for item in items)
+    by_item = await engine_requests(prompts, field, wanted, request)
+    scorings = list(map(_scoring, items, by_item))
     requests = list(chain.from_iterable(by_item))
     new_answer = partial(
         CumulativeAnswer,
@@ -111,7 +107,6 @@ async def generate(body: GenerateBody, request: Request) -> Response:
         with params_named(REFUSED_BY_ENGINE):
             access.pending = streams = await model.generator.submit(generating)
         return EventStream(request, CumulativeEvents(list(map(new_answer, requests))), streams)
-    scorings = [_scoring(item, first) for item, (first, *_) in zip(items, by_item, strict=True)]
     with params_named(REFUSED_BY_ENGINE):
         pending = await model.generator.submit_whole([*generating, *filter(None, scorings)])
     access.pending = pending[: len(generating)]
@@ -119,13 +114,14 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     known = [next(results) if each.generates else [EMPTY_ANSWER] * each.num_beams for each in requests]
     returned = _returned(items, by_item, known)
     responses = []
-    for item, scoring in zip(items, scorings, strict=True):
+    for prompt, item, scoring in zip(prompts, items, scorings, strict=True):
         several = list(islice(returned, item.sampling.n or 1))
         scored = None if scoring is None else next(results)[0]
         count = sum(num_logprobs(delta.logprobs) for _, deltas in several for delta in deltas)
         count += num_logprobs(scored.logprobs) if scored else 0
         make = partial(_prompt_answers, item, several, scored, with_token_ids=bool(body.return_input_ids))
-        responses.append(await made(model.generator.workers, count, make, new_answer))
+        answers = await made(model.generator.workers, count, make, new_answer)
+        responses.append({"prompt": prompt if isinstance(prompt, str) else None, **answers})
     return JsonResponse({"responses": responses})
 
 
@@ -142,19 +138,28 @@ def _returned(
         yield from zip(item.choices.of_returned(requests), several, strict=True)
 
 
-def _scoring(item: Item, first: TextRequest) -> TextRequest | None:
-    """Return the request that scores the item's prompt, if log-probabilities of the prompt are requested."""
-    if item.logprob_start is None or item.logprobs is None:
+def _scoring(item: Item, requests: Sequence[TextRequest]) -> TextRequest | None:
+    """Return the request that scores the item's prompt, if log-probabilities of the prompt are requested.
+
+    Raises InvalidRequestError if they would have to start after the prompt.
+    """
+    start, num_tokens = item.logprob_start, len(requests[0].prompt_token_ids)
+    if start is None or item.choices.logprobs is None:
         return None
-    return scoring_request(first, item.logprobs, item.logprob_start)
+    if not 0 <= start < max(1, num_tokens):
+        raise InvalidRequestError(
+            f"`logprob_start_len` must be -1 or lie in [0, {num_tokens})", "logprob_start_len"
+        )
+    return scoring_request(requests[0], item.choices.logprobs, start)
 
 
 def _input_logprobs(item: Item, answer: TextDelta | None, shape: CumulativeAnswer) -> dict[str, Any]:
     """Return SGLang's fields for the prompt tokens from `logprob_start_len` on."""
     if item.logprob_start is None:
         return {}
-    scores: PromptLogprobs = prompt_logprobs(item.prompt_token_ids, answer, item.logprob_start)
-    scored = list(zip(item.prompt_token_ids[item.logprob_start :], scores, strict=True))
+    token_ids = shape.request.prompt_token_ids
+    scores: PromptLogprobs = prompt_logprobs(token_ids, answer, item.logprob_start)
+    scored = list(zip(token_ids[item.logprob_start :], scores, strict=True))
     return {
         "input_token_logprobs": [shape.triple(i, None if lp is None else lp.logprob) for i, lp in scored],
         "input_top_logprobs": [
@@ -163,84 +168,53 @@ def _input_logprobs(item: Item, answer: TextDelta | None, shape: CumulativeAnswe
     }
 
 
-async def read_items(body: GenerateBody, request: Request) -> list[Item]:
-    """Return the prompts of a body, each with its parameters. Raises InvalidRequestError."""
-    service, generator = service_of(request), service_of(request).model.generator
-    check_fields(body, request)
-    texts, token_id_lists = _prompts(body)
-    service.limits.check_prompts(texts or token_id_lists, "text" if texts else "input_ids")
-    count = len(texts or token_id_lists)
+def _items(body: GenerateBody, count: int, request: Request) -> list[Item]:
+    """Return what is asked for each of `count` prompts. Raises InvalidRequestError."""
     sampling = _per_prompt("sampling_params", body.sampling_params, count, SamplingBody())
-    for params in sampling:
-        service.limits.check_choices(params.n, params.stop, PREFIX, params.best_of)
-    logprobs, starts = _logprobs(body, count, service.limits)
-    choices = [
-        choices_of(params, wanted, stream=body.stream, prefix=PREFIX)
-        for params, wanted in zip(sampling, logprobs, strict=True)
-    ]
-    given = {id(params): params for params in sampling}
-    words = [word for each in given.values() for word in each.bad_words or ()]
-    service.limits.check_bad_words(words, PREFIX)
-    name = "best_of" if any(each.are_ranked for each in choices) else "n"
-    generator.check_count(sum(each.generated for each in choices), PREFIX + name)
+    logprobs, starts = _logprobs(body, count)
     rids = _request_ids(body.rid, count, request_id_of(request))
-    with params_named(NAMES):
-        tokens = {key: NamedTokens.of(each, generator.tokenizer.vocab_size) for key, each in given.items()}
-    items = []
-    for i in range(count):
-        prompt_token_ids = (
-            await generator.encode(texts[i], param="text") if texts else tuple(token_id_lists[i])
+    return [
+        Item(
+            sampling=params,
+            choices=choices_of(params, wanted, stream=body.stream, prefix=PREFIX),
+            request_id=rid,
+            logprob_start=start,
         )
-        await asyncio.sleep(0)  # lets other requests run during a large batch
-        items.append(
-            Item(
-                text=texts[i] if texts else None,
-                prompt_token_ids=prompt_token_ids,
-                sampling=sampling[i],
-                tokens=tokens[id(sampling[i])],
-                choices=choices[i],
-                grammar=asked_grammar(sampling[i], PREFIX),
-                request_id=rids[i],
-                logprobs=logprobs[i],
-                logprob_start=_checked_start(starts[i], prompt_token_ids),
-            )
-        )
-    return items
+        for params, wanted, rid, start in zip(sampling, logprobs, rids, starts, strict=True)
+    ]
 
 
-def wanted_of(item: Item, body: GenerateBody, model: ServedModel) -> GenerateRequest:
+def _wanted(body: GenerateBody, item: Item, model: ServedModel) -> GenerateRequest:
     """Return what is asked for the item. Raises InvalidRequestError for what no beam search does."""
-    num_beams = _num_beams(item.sampling, model)
-    if num_beams > 1 and item.grammar is not None:
+    sampling = item.sampling
+    num_beams = _num_beams(sampling, model)
+    grammar = asked_grammar(sampling.grammar_fields(), PREFIX)
+    if num_beams > 1 and grammar is not None:
         raise InvalidRequestError(
             f"structured output cannot be combined with {num_beams} beams; set `{PREFIX}num_beams` to 1",
             PREFIX + "num_beams",
         )
     names = ("max_completion_tokens", "max_new_tokens", "max_tokens")
-    max_tokens_field, max_tokens = first_given(item.sampling, *names, prefix=PREFIX)
+    max_tokens_field, max_tokens = first_given(sampling, *names, prefix=PREFIX)
     return GenerateRequest(
-        prompt_token_ids=item.prompt_token_ids,
-        sampling=item.sampling,
+        sampling=sampling,
         serving=body,
         defaults=model.native_defaults,
-        tokens=item.tokens,
+        choices=item.choices,
+        grammar=grammar,
         prefix=PREFIX,
-        prompt_field="text" if item.text is not None else "input_ids",
         max_tokens=max_tokens,
         max_tokens_field=PREFIX + max_tokens_field,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         may_be_empty=True,
-        num_answers=item.choices.generated,
-        logprobs=item.choices.computed_logprobs,
         logprobs_field="top_logprobs_num",
-        grammar=item.grammar,
-        include_stop=item.sampling.no_stop_trim,
+        include_stop=sampling.no_stop_trim,
         num_beams=num_beams,
         request_id=item.request_id,
     )
 
 
-def _logprobs(body: GenerateBody, count: int, limits: Limits) -> tuple[list[int | None], list[int | None]]:
+def _logprobs(body: GenerateBody, count: int) -> tuple[list[int | None], list[int | None]]:
     """Return two lists with an entry per prompt.
 
     The first has the number of top log-probabilities to return, None for no log-probabilities at all. The
@@ -248,8 +222,6 @@ def _logprobs(body: GenerateBody, count: int, limits: Limits) -> tuple[list[int 
     """
     wanted = _per_prompt("return_logprob", body.return_logprob, count, False)
     tops = _per_prompt("top_logprobs_num", body.top_logprobs_num, count, 0)
-    for top in tops:
-        limits.check_logprobs(top, "top_logprobs_num")
     starts = _per_prompt("logprob_start_len", body.logprob_start_len, count, -1)
     scored = [start if w and start != -1 else None for w, start in zip(wanted, starts, strict=True)]
     if body.stream and scored.count(None) < count:
@@ -258,14 +230,6 @@ def _logprobs(body: GenerateBody, count: int, limits: Limits) -> tuple[list[int 
             "logprob_start_len",
         )
     return [top if w else None for w, top in zip(wanted, tops, strict=True)], scored
-
-
-def _checked_start(start: int | None, prompt_token_ids: Sequence[int]) -> int | None:
-    if start is not None and not 0 <= start < max(1, len(prompt_token_ids)):
-        raise InvalidRequestError(
-            f"`logprob_start_len` must be -1 or lie in [0, {len(prompt_token_ids)})", "logprob_start_len"
-        )
-    return start
 
 
 @dataclass(slots=True)
@@ -352,8 +316,8 @@ def _prompt_answers(
         whole = answer.add(delta)
         whole["meta_info"] |= of_prompt
         responses.append(encoded(whole))
-    ids = {"input_ids": item.prompt_token_ids} if with_token_ids else {}
-    return {"prompt": item.text, "responses": responses, **ids}
+    ids = {"input_ids": several[0][0].prompt_token_ids} if with_token_ids else {}
+    return {"responses": responses, **ids}
 
 
 def _finish_reason(delta: TextDelta, num_tokens: int) -> dict[str, Any] | None:
@@ -371,21 +335,21 @@ def _finish_reason(delta: TextDelta, num_tokens: int) -> dict[str, Any] | None:
             return {"type": reason.value, "message": str(delta.error or "the request was aborted")}
 
 
-def _prompts(body: GenerateBody) -> tuple[list[str], list[list[int]]]:
-    """Return the batch as texts or as token ids: exactly one of the two lists is not empty."""
+def _prompts(body: GenerateBody) -> tuple[Sequence[str | Sequence[int]], str]:
+    """Return the prompts, all texts or all token ids, and their field. Raises InvalidRequestError."""
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequestError("give exactly one of `text` and `input_ids`", "text")
     if body.text is not None:
         texts = [body.text] if isinstance(body.text, str) else body.text
         if not texts:
             raise InvalidRequestError("`text` must hold at least one prompt", "text")
-        return texts, []
+        return texts, "text"
     ids = body.input_ids or []
     if not ids:
         raise InvalidRequestError("`input_ids` must hold at least one token", "input_ids")
     # The union in the schema admits a list of ints or a list of lists, never a mixture.
     nested = [row for row in ids if isinstance(row, list)]
-    return [], nested or [[i for i in ids if isinstance(i, int)]]
+    return nested or [[i for i in ids if isinstance(i, int)]], "input_ids"
 
 
 def _per_prompt(name: str, value: T | list[T] | None, count: int, default: T) -> list[T]:

@@ -13,8 +13,8 @@ from shortfin_apps.llm import __version__
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.contract.iree_release import installed_version
 from shortfin_apps.llm.serving.api import answers
-from shortfin_apps.llm.serving.api.chat import conversation_text
-from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields, note_unread
+from shortfin_apps.llm.serving.api.generation import Conversation, rendered
+from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.schema import DetokenizeBody, TokenizeBody
 from shortfin_apps.llm.serving.api.service import carry_out_everywhere, service_of
 from shortfin_apps.llm.serving.engine_link.messages import ReadMetrics
@@ -66,24 +66,22 @@ async def server_info(request: Request) -> Response:
 @router.post("/tokenize", responses={200: {"model": answers.TokenizeAnswer}})
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Token ids of a text, or of a conversation rendered by the chat template."""
-    check_fields(body, request)
     service = service_of(request)
     generator = service.model.generator
     special = body.add_special_tokens is not False
     text = body.prompt or ""
     service.limits.check_chars(len(text), "prompt")
     if body.messages is not None:
-        note_unread(body.messages, body.chat_template_kwargs, request)
-        text = await conversation_text(
-            service,
-            body.messages,
+        conversation = Conversation(
+            messages=body.messages,
             add_generation_prompt=body.add_generation_prompt,
             variables=body.chat_template_kwargs,
             tools=[tool.for_template() for tool in body.tools or ()],
         )
+        text = await rendered(conversation, "messages", request)
         special = body.add_special_tokens is True
-    rendered = body.messages is not None
-    token_ids = await generator.encode(text, add_special_tokens=special, rendered=rendered)
+    is_rendered = body.messages is not None
+    token_ids = await generator.encode(text, add_special_tokens=special, rendered=is_rendered)
     answer: dict[str, Any] = {
         "count": len(token_ids),
         "max_model_len": generator.max_seq_len,
@@ -98,7 +96,6 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 @router.post("/detokenize", responses={200: {"model": answers.DetokenizeAnswer}})
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Text of token ids, special tokens included."""
-    check_fields(body, request)
     service = service_of(request)
     tokenizer = service.model.generator.tokenizer
     service.limits.check_chars(len(body.tokens), "tokens")  # a token has at least one character

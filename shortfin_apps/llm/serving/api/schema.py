@@ -1,6 +1,6 @@
 """Request bodies. Types are strict; SamplingParams checks ranges and serving/api/limits.py checks sizes.
 
-`unserved_fields.py` lists other servers' fields that are not supported here; `body_fields.py`
+`unserved_fields.py` lists other servers' fields that are not supported here; `json_body.py`
 refuses or ignores them and unknown fields.
 """
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
 
+from shortfin_apps.llm.components.grammar.source import FIELDS as GRAMMAR_FIELDS
 from shortfin_apps.llm.components.request.sampling_params import PLAIN, Param
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.call_arguments import arguments_in_history
@@ -74,22 +75,19 @@ class Body(BaseModel):
         FIELD_NAMES.update(field.alias or name for name, field in cls.model_fields.items())
         cls.REFUSED = {name: off for name, off in cls.REFUSED.items() if name not in cls.model_fields}
 
-    def refuse_unserved(self, prefix: str = "") -> None:
-        """Raise InvalidRequestError for a field in `REFUSED`, unless it has one of its no-op values."""
-        extra = self.model_extra or {}
+    def unread_fields(self, prefix: str = "") -> list[str]:
+        """Return fields without effect: inert and unknown ones, except with no-op values or null.
+
+        Raises InvalidRequestError for a field in `REFUSED`, unless it has one of its no-op values.
+        """
+        extra = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
         for name, value in extra.items():
-            if value is not None and value not in self.REFUSED.get(name, (value,)):
+            if value not in self.REFUSED.get(name, (value,)):
                 instead = self.INSTEAD.get(name) or INSTEAD.get(name, LEAVE_OUT)
                 raise InvalidRequestError(
                     f"`{prefix}{name}` is not supported by this server; {instead}", prefix + name
                 )
-
-    def unread_fields(self) -> list[str]:
-        """Return fields without effect: inert and unknown ones, except with no-op values or null."""
-        if self.READS_EXTRAS:
-            return []
-        extra = self.model_extra or {}
-        return [name for name, value in extra.items() if value is not None and name not in self.REFUSED]
+        return [] if self.READS_EXTRAS else [name for name in extra if name not in self.REFUSED]
 
 
 class StructuredOutputs(Body):
@@ -123,7 +121,7 @@ class SamplingFields(_Params):
     """Sampling fields of every route that generates. None: the client left the field out.
 
     The sampling parameters that are one number each come from `components/request/sampling_params.py`;
-    the fields here are converted in `serving/api/sampling.py` and `serving/api/structured_output.py`.
+    the fields here are converted in `serving/api/sampling.py` and `components/grammar/source.py`.
     """
 
     max_tokens: int | None = None
@@ -144,6 +142,10 @@ class SamplingFields(_Params):
     regex: str | None = None
     ebnf: str | None = None
     grammar: str | None = None
+
+    def grammar_fields(self) -> dict[str, Any]:
+        """Return the fields that `components/grammar/source.py` reads, by their names in a body."""
+        return self.model_dump(include=set(GRAMMAR_FIELDS), by_alias=True)
 
 
 class ServingFields(Body):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from shortfin_apps.llm.contract.errors import UnavailableError
-from shortfin_apps.llm.serving.api.body_fields import FieldCheck
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.responses.store import ResponseStore
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults
@@ -70,6 +69,7 @@ class Service:
         self,
         *,
         name: str,
+        source: str | None = None,
         metrics: ServerMetrics,
         config: Mapping[str, Any],
         limits: Limits | None = None,
@@ -82,11 +82,12 @@ class Service:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name  # as clients see it
+        self.source = source  # as the user typed it; requests may name the model so, too
         self.clock = clock  # seconds since the epoch
         self.created = int(clock())
         self.metrics = metrics
         self.limits = limits or Limits()
-        self.field_check = FieldCheck(strict=strict_fields)
+        self.strict_fields = strict_fields  # unknown fields of a body are refused
         self.receipts = receipts
         self.stream_keep_alive_s = stream_keep_alive_s  # None: streams send no comments
         self.responses = responses or ResponseStore(0, 0.0, time.monotonic)  # the default stores none

@@ -9,11 +9,16 @@ from functools import partial
 from typing import Any
 
 from shortfin_apps.llm.components.grammar.json_schema import without_annotations
-from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.grammar.source import (
+    AskedGrammar,
+    GrammarKind,
+    GrammarSource,
+    Named,
+    named_source,
+)
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.schema import AllowedToolChoice, ChatBody, NamedTool, Tool
 from shortfin_apps.llm.serving.api.service import ServedModel
-from shortfin_apps.llm.serving.api.structured_output import AskedGrammar, Named, named_source
 from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect, Function
 from shortfin_apps.llm.serving.dialects.lark import Lark, one_of
 from shortfin_apps.llm.serving.dialects.output_parser import OutputParser
@@ -38,7 +43,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """How to parse the answers to a request. `is_open`: the prompt opened a thought.
+    """How to parse the answers to a request. `is_open`: the prompt opened a thought, see `after`.
 
     `calls_end_thoughts`: a call ends a thought; false if a grammar makes the model end it first.
     """
@@ -50,6 +55,18 @@ class AnswerForm:
     calls_end_thoughts: bool = True
     with_reasoning: bool = True
     id_chars: int | None = None  # length of a call's id
+
+    def after(self, prompt: str) -> AnswerForm:
+        """Return the form of the answers to `prompt`, which may have opened a thought."""
+        reasoning = self.dialect.reasoning
+        if reasoning is None or not reasoning.is_open(prompt):
+            return self
+        is_strict = any(function.strict for function in self.functions)
+        return replace(self, is_open=True, calls_end_thoughts=self.calls_end_thoughts and not is_strict)
+
+    def shown_ids(self, special_tokens: Mapping[str, int]) -> frozenset[int]:
+        """Return the special tokens that the parser needs to see."""
+        return frozenset(special_tokens[mark] for mark in self.dialect.marks if mark in special_tokens)
 
     def parser(self) -> OutputParser:
         return OutputParser(
@@ -103,39 +120,36 @@ def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] 
     return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
 
 
-def answer_rules(
-    body: ChatBody, use: ToolUse, model: ServedModel, prompt: str
-) -> tuple[AskedGrammar | None, AnswerForm]:
-    """Return the grammar of the answers to `prompt`, if one is needed, and how to parse them.
+def answer_rules(body: ChatBody, use: ToolUse, model: ServedModel) -> tuple[AskedGrammar | None, AnswerForm]:
+    """Return the grammar of the answers, if one is needed, and how to parse them.
 
-    Raises InvalidRequestError for a grammar other than JSON combined with tools.
+    The grammar's sources and the form's `after` take the prompt's text, which is not needed before. Raises
+    InvalidRequestError for a grammar other than JSON combined with tools.
     """
-    named = named_source(body)
-    grammar = _grammar(named, use, model, prompt)
-    return grammar, PLAIN if _is_bare(named, use, model) else _form(body, use, model, prompt)
+    named = named_source(body.grammar_fields())
+    is_bare = _is_bare(named, use, model)
+    return _grammar(named, is_bare, use, model), PLAIN if is_bare else _form(body, use, model)
 
 
-def _grammar(named: Named | None, use: ToolUse, model: ServedModel, prompt: str) -> AskedGrammar | None:
+def _grammar(named: Named | None, is_bare: bool, use: ToolUse, model: ServedModel) -> AskedGrammar | None:
     """Return a grammar, if one is needed: a thought, then a call or JSON.
 
     If calls are optional, text with valid calls is enforced only if a function is strict.
     """
     if use.is_required:
-        return AskedGrammar("tools", _sources(use, lambda use: _lark(use, model, prompt, None)))
+        return AskedGrammar("tools", _sources(use, partial(_lark, model, None)))
     if named is None:
-        if not use.is_strict:
-            return None
-        return AskedGrammar("tools", _sources(use, lambda use: _lark_of_text(use, model, prompt)))
+        return AskedGrammar("tools", _sources(use, partial(_lark_of_text, model))) if use.is_strict else None
     param, source = named
-    if _is_bare(named, use, model):
-        return AskedGrammar(param, [lambda: source])
+    if is_bare:
+        return AskedGrammar(param, [lambda prompt: source])
     if (schema := _schema_of(source)) is None:
         raise InvalidRequestError(
             f"`{param}` must be a JSON schema if there are `tools`; leave one of them out, or set "
             "`tool_choice` to `none`",
             param,
         )
-    return AskedGrammar(param, _sources(use, lambda use: _lark(use, model, prompt, schema)))
+    return AskedGrammar(param, _sources(use, partial(_lark, model, schema)))
 
 
 def _is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
@@ -145,31 +159,23 @@ def _is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
     return model.dialect.reasoning is None or _schema_of(named[1]) is None
 
 
-def _form(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -> AnswerForm:
+def _form(body: ChatBody, use: ToolUse, model: ServedModel) -> AnswerForm:
     dialect = model.dialect
     if body.separate_reasoning is False:
         dialect = replace(dialect, reasoning=None)
     if not use.functions:
         dialect = replace(dialect, tools=None)
-    is_open = dialect.reasoning is not None and dialect.reasoning.is_open(prompt)
     return AnswerForm(
         dialect=dialect,
         functions=use.functions,
-        is_open=is_open,
         parallel=use.parallel,
-        calls_end_thoughts=not (use.is_required or (use.is_strict and is_open)),
+        calls_end_thoughts=not use.is_required,
         with_reasoning=body.include_reasoning is not False,
         id_chars=None if dialect.tools is None else dialect.tools.id_chars,
     )
 
 
-def shown_ids(form: AnswerForm, model: ServedModel) -> frozenset[int]:
-    """Return the special tokens that the parser needs to see."""
-    special = model.generator.tokenizer.special_tokens
-    return frozenset(special[mark] for mark in form.dialect.marks if mark in special)
-
-
-def _lark(use: ToolUse, model: ServedModel, prompt: str, schema: Mapping[str, Any] | None) -> str:
+def _lark(model: ServedModel, schema: Mapping[str, Any] | None, use: ToolUse, prompt: str) -> str:
     """Return a grammar of a thought, followed by calls or by JSON that matches `schema`."""
     tools, reasoning = model.dialect.tools, model.dialect.reasoning
     lark = Lark(model.generator.tokenizer.special_tokens)
@@ -182,7 +188,7 @@ def _lark(use: ToolUse, model: ServedModel, prompt: str, schema: Mapping[str, An
     return lark.source(f"{thought} {one_of(answers)}")
 
 
-def _lark_of_text(use: ToolUse, model: ServedModel, prompt: str) -> str:
+def _lark_of_text(model: ServedModel, use: ToolUse, prompt: str) -> str:
     """Return a grammar of a thought, followed by text with valid calls."""
     tools, reasoning = model.dialect.tools, model.dialect.reasoning
     assert tools is not None, "`tool_use` checks it"
@@ -195,8 +201,8 @@ def _most_calls(use: ToolUse) -> int:
     return MAX_CALLS if use.parallel else 1
 
 
-def _sources(use: ToolUse, lark_of: Callable[[ToolUse], str]) -> list[Callable[[], GrammarSource]]:
-    """Return `lark_of(use)`, and the same with looser arguments of non-strict functions."""
+def _sources(use: ToolUse, lark_of: Callable[[ToolUse, str], str]) -> list[Callable[[str], GrammarSource]]:
+    """Return `lark_of(use, prompt)`, and the same with looser arguments of non-strict functions."""
     functions = tuple(
         replace(each, parameters=without_annotations(each.parameters)) for each in use.functions
     )
@@ -206,8 +212,8 @@ def _sources(use: ToolUse, lark_of: Callable[[ToolUse], str]) -> list[Callable[[
         if loose != candidates[-1]:
             candidates.append(loose)
 
-    def source(functions: tuple[Function, ...]) -> GrammarSource:
-        return GrammarSource(GrammarKind.LARK, lark_of(replace(use, functions=functions)))
+    def source(functions: tuple[Function, ...], prompt: str) -> GrammarSource:
+        return GrammarSource(GrammarKind.LARK, lark_of(replace(use, functions=functions), prompt))
 
     return [partial(source, each) for each in candidates]
 

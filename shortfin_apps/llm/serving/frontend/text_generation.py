@@ -13,8 +13,6 @@ from functools import partial
 from typing import TypeVar
 
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
-from shortfin_apps.llm.components.grammar.source import GrammarSource
-from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.frontend.beam_search import BeamSearch
@@ -92,10 +90,6 @@ class TextGenerator:
         known = recall() if len(text) < LONG_TEXT else await self.workers.run(len(text), recall)
         rest = await self.encode(text[known.num_chars :], add_special_tokens=False, rendered=True)
         return (*known.token_ids, *rest)
-
-    async def compile_grammar(self, source: GrammarSource, param: str, tenant: str) -> Grammar:
-        """Compiles a grammar for SamplingParams; see `GrammarCompiler.compile`."""
-        return await self.grammars.compile(source, param, tenant)
 
     def _check_length(self, text: str, param: str) -> None:
         fewest = self.tokenizer.fewest_tokens(text)

@@ -11,7 +11,7 @@ import pytest
 
 from shortfin_apps.llm.contract.errors import DeadlineExceededError, InvocationError
 from shortfin_apps.llm.serving.api.anthropic import routes
-from shortfin_apps.llm.serving.api.body_fields import HEADER
+from shortfin_apps.llm.serving.api.json_body import HEADER
 from shortfin_apps.llm.serving.http.auth import KeyRing
 from tests.serving.api.harness import MAX_SEQ_LEN, MESSAGES, MESSAGES_ROUTE, MODEL, TOKENIZER, Harness
 from tests.serving.api.official_clients import anthropic_client

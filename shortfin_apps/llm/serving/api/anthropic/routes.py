@@ -20,13 +20,15 @@ from shortfin_apps.llm.serving.api.anthropic.events import MessageEvents
 from shortfin_apps.llm.serving.api.anthropic.schema import CountTokensBody, MessagesBody
 from shortfin_apps.llm.serving.api.anthropic.shapes import ID_PREFIX, error_shape, message, stop_of, usage_of
 from shortfin_apps.llm.serving.api.blocks import BlockReader
-from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_prompt, chat_turn, submitted
-from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields
+from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_turn, conversation_of, submitted
+from shortfin_apps.llm.serving.api.generation import encoded
+from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.receipts import receipt_field
 from shortfin_apps.llm.serving.api.sampling import params_named
 from shortfin_apps.llm.serving.api.schema import Body, ChatBody
 from shortfin_apps.llm.serving.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
+from shortfin_apps.llm.serving.http.auth import caller_of
 from shortfin_apps.llm.serving.http.errors import register_shape
 from shortfin_apps.llm.serving.http.json_response import JsonResponse
 from shortfin_apps.llm.serving.http.logprobs_work import made, work_of
@@ -46,7 +48,6 @@ BodyT = TypeVar("BodyT", bound=Body)
 async def messages(body: MessagesBody, request: Request) -> Response:
     """Answers a conversation."""
     service = service_of(request)
-    check_fields(body, request)
     with params_named(NAMES):
         chat = await _converted(chat_of_messages, body, request)
         turn = await chat_turn(chat, request, cuts_to_fit=True)
@@ -61,10 +62,12 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 @router.post("/messages/count_tokens", responses={200: {"model": TokenCountAnswer}})
 async def count_tokens(body: CountTokensBody, request: Request) -> Response:
     """The number of tokens of a conversation; nothing is generated."""
-    check_fields(body, request)
     with params_named(NAMES):
-        prompt = await chat_prompt(await _converted(chat_to_count, body, request), request)
-    return JsonResponse({"input_tokens": len(prompt.token_ids)})
+        chat = await _converted(chat_to_count, body, request)
+        conversation, _ = conversation_of(chat, service_of(request).model)
+        salt = caller_of(request).cache_salt(None)
+        _, token_ids = await encoded(conversation, "messages", request, salt)
+    return JsonResponse({"input_tokens": len(token_ids)})
 
 
 async def _converted(

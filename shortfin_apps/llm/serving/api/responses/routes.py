@@ -14,7 +14,7 @@ from starlette.responses import Response
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.answers import errors, whole_or_streamed
 from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_turn, submitted
-from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_fields
+from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.responses import answers
 from shortfin_apps.llm.serving.api.responses.answer import ResponseAnswer
@@ -42,7 +42,6 @@ MAX_ITEMS = 100  # of one page, as at OpenAI
 async def create(body: ResponsesBody, request: Request) -> Response:
     """Answers a conversation, which may continue a stored response."""
     service = service_of(request)
-    check_fields(body, request)
     before = _before(body, request)
     is_stored = _is_stored(body, service.responses)
     num_bytes = len(await request.body()) + (0 if before is None else before.num_bytes)

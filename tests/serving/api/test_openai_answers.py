@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.messages import FinishReason, TokenLogprobs
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.serving.api.openai_events import ChunkEvents
+from shortfin_apps.llm.serving.api.openai_answers import ChunkEvents
 from shortfin_apps.llm.serving.api.openai_shapes import (
     NO_EXTRAS,
     ChatShape,
