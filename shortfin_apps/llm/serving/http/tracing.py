@@ -22,7 +22,6 @@ from shortfin_apps.llm.serving.http.access_log import PROBES, SERVER_FAILED, Acc
 from shortfin_apps.llm.serving.http.sequence_spans import SequenceSpans
 
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
-COMPLETIONS = frozenset({"/v1/completions", "/generate"})
 
 
 class TracingMiddleware:
@@ -104,10 +103,9 @@ class TracingMiddleware:
         if (access.status or SERVER_FAILED) >= SERVER_FAILED or (began_well and access.error is not None):
             span.set_status(Status(StatusCode.ERROR, access.error))
         if access.requests:
-            operation = "text_completion" if route in COMPLETIONS else "chat"
-            span.set_attributes(self._gen_ai(operation, access.requests[0], access))
+            span.set_attributes(self._gen_ai(access.requests[0], access))
 
-    def _gen_ai(self, operation: str, request: TextRequest, access: AccessEntry) -> dict[str, AttributeValue]:
+    def _gen_ai(self, request: TextRequest, access: AccessEntry) -> dict[str, AttributeValue]:
         """Return OpenTelemetry's generative AI attributes of a request and all its sequences."""
         measured, params = access.measurements(), request.params
         reasons = [answer.timer.finish_reason for answer in access.pending]
@@ -118,7 +116,7 @@ class TracingMiddleware:
             "gen_ai.request.seed": params.seed,
         }
         return {
-            "gen_ai.operation.name": operation,
+            "gen_ai.operation.name": "text_completion" if request.conversation is None else "chat",
             "gen_ai.provider.name": "shortfin_llm",
             "gen_ai.request.model": self._model_name,
             "gen_ai.response.model": self._model_name,
