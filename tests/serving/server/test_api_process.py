@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shortfin_apps.llm.serving.server import config_sources
 from shortfin_apps.llm.serving.server.api_process import ApiProcessOptions
 
@@ -18,7 +20,7 @@ def test_options_arrive_with_their_secrets() -> None:
         "request_timeout": 2.5,
         "root_path": "",
     }
-    config = config_sources.load(settings, {})
+    config = replace(config_sources.load(settings, {}), source="random:tiny")
     options = ApiProcessOptions(config=config, name="m", engine_pid=7, replaces=True)
     arrived = ApiProcessOptions.from_json(options.to_json())
     assert arrived == options

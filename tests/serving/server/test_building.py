@@ -79,6 +79,7 @@ def test_a_source_is_built_for_the_device(
         *("--weights", "f32", "--context-length", "64"),
     ]
     assert (config.model.artifact, config.engine.device) == (tmp_path / "made", driver)
+    assert config.source == "random:tiny"
 
 
 def test_a_draft_models_source_is_built_with_its_own_types(

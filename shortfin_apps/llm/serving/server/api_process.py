@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pydantic import SecretStr
@@ -55,13 +55,14 @@ class ApiProcessOptions:
     def to_json(self) -> bytes:
         """Serialise the options, including secrets."""
         return json.dumps(
-            [self.config.given, self.name, self.engine_pid, self.replaces], default=_plain
+            [self.config.given, self.config.source, self.name, self.engine_pid, self.replaces], default=_plain
         ).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> ApiProcessOptions:
-        settings, name, engine_pid, replaces = json.loads(text)
-        return cls(config=ServerConfig.of(settings), name=name, engine_pid=engine_pid, replaces=replaces)
+        settings, source, name, engine_pid, replaces = json.loads(text)
+        config = replace(ServerConfig.of(settings), source=source)
+        return cls(config=config, name=name, engine_pid=engine_pid, replaces=replaces)
 
 
 def _plain(value: object) -> str:

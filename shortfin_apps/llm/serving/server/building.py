@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from shortfin_apps.llm.artifact.advice import is_gguf
@@ -47,7 +48,8 @@ def built(config: ServerConfig) -> ServerConfig:
                 logger.warning(f"`{flag(name)}` has no effect: the model is built already")
         return config
     directory = _directory_of(config.model.artifact, config, BUILD_SETTINGS)
-    return config.changed(artifact=directory, device=_driver(config))
+    changed = config.changed(artifact=directory, device=_driver(config))
+    return replace(changed, source=str(config.model.artifact))
 
 
 def _directory_of(source: Path, config: ServerConfig, settings: Sequence[str]) -> Path:

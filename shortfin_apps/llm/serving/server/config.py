@@ -43,13 +43,17 @@ def key_file(key: SecretStr) -> Path | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of a server by subject; `given` has the ones that are not left at their defaults."""
+    """Settings of a server by subject; `given` has the ones that are not left at their defaults.
+
+    `source` is the one that the served model was built from at the start, if it was.
+    """
 
     model: ModelSettings
     http: HttpSettings
     engine: EngineSettings
     requests: RequestSettings
     given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    source: str | None = None
 
     SETTINGS: ClassVar[dict[str, Setting]]  # by name, in the order of the help
 

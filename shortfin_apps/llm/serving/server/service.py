@@ -27,6 +27,7 @@ def make_service(
     """Create the state for a model that is not loaded yet. Raises ReceiptError and ServerConfigError."""
     return Service(
         name=name,
+        source=config.source,
         metrics=metrics,
         config=config.to_json(),  # secrets become asterisks
         limits=Limits(body_bytes=config.requests.max_body_bytes),

@@ -56,7 +56,10 @@ class ModelSettings:
         "hash", "how a model directory is checked against its manifest before the server is ready"
     )
     served_model_name: str | None = setting(
-        None, "name of the model in the API (default: its source's name)", common=True, min_length=1
+        None,
+        "name of the model in the API, next to SOURCE as typed (default: its source's name)",
+        common=True,
+        min_length=1,
     )
 
     def __post_init__(self) -> None:
