@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.contract.abi import Entry
-from shortfin_apps.llm.model.reference.attention import dequantised_heads, quantised_heads
+from shortfin_apps.llm.model.attention import dequantised_heads, quantised_heads
 from shortfin_apps.llm.model.reference.forward import forward
 from shortfin_apps.llm.model.reference.pointwise import F32
 from tests.builder.compiled_model import DTYPES, CompiledModel, Result, block_table

@@ -8,11 +8,12 @@ from itertools import cycle, islice
 from typing import Any
 
 from shortfin_apps.llm.model.attention import Attend, Attention
+from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.config import pool_elements
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.rope import Rope
-from shortfin_apps.llm.model.spec import Block, BuildOptions, ModelSpec
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 Fields = Mapping[str, Any]
 

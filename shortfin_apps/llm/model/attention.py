@@ -1,10 +1,15 @@
-"""The attention block: heads, their rotation, and what a token may see."""
+"""Attention: heads, their rotation, what a token may see, and what it computes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.model.block import Block, CachedTokens, ReferenceLayer
 from shortfin_apps.llm.model.kv_layout import KeysValues
 from shortfin_apps.llm.model.operations import (
     AddBias,
@@ -15,17 +20,20 @@ from shortfin_apps.llm.model.operations import (
     Operation,
     norm_before,
 )
+from shortfin_apps.llm.model.reference.pointwise import F32, capped, rms_norm
+from shortfin_apps.llm.model.reference.rotary import rotary, rotate
 from shortfin_apps.llm.model.rope import Rope, Rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class Attention(Block):
     """Attention of `heads` query heads over the keys and values of `kv_heads`, plus its input.
 
     Rows of q and k are in the half-split rotary order: element i of a head rotates with element i +
     head_dim / 2. If only part of the head rotates, it is the first part of both halves.
     """
 
+    KIND: ClassVar[str] = "attention"
     heads: int
     kv_heads: int
     head_dim: int
@@ -62,6 +70,14 @@ class Attention:
     @property
     def rotation(self) -> Rotation:
         return Rotation(self.head_dim, self.rope, self.score_scale)
+
+    @property
+    def attended_features(self) -> int:
+        return self.q_features
+
+    def within(self, context: int) -> Attention:
+        """Drop a window that sequences of `context` tokens fit in."""
+        return self if self.window is None or self.window < context else replace(self, window=None)
 
     def tensors(self, hidden: int) -> Iterator[ModelTensor]:
         """List the tensors; q, k and v are stacked."""
@@ -112,6 +128,71 @@ class Attention:
             yield AddBias(projected, projected, f"{prefix}attn_output.bias")
         if self.norm_after:
             yield AddNormed(projected, out, f"{prefix}post_attention_norm.weight", x)
+
+    def compute(self, x: F32, layer: ReferenceLayer) -> F32:
+        weights, past = layer.weights, layer.past
+        past = np.zeros((2, 0, self.kv_heads, self.head_dim), np.float32) if past is None else past
+        h = layer.normed(x, "attn_norm.weight")
+        q, k, v = np.split(self._projected(h, layer), [self.heads, self.heads + self.kv_heads], axis=1)
+        turns = rotary(self.rotation, past.shape[1], len(x), layer.max_position_embeddings)
+        q, k = rotate(q, *turns), rotate(k, *turns)
+        if layer.has_quantised_cache:
+            k, v = (dequantised_heads(*quantised_heads(each)) for each in (k, v))
+        layer.cached = CachedTokens(k, v)
+        attended = self._attended(q, k, v, past, weights.get("attn_sinks.weight"))
+        if self.gate:
+            gates = weights["attn_qkv.weight"][self.q_features : 2 * self.q_features]
+            attended *= 1 / (1 + np.exp(-h @ gates.T))
+        added: F32 = attended @ weights["attn_output.weight"].T
+        added += weights.get("attn_output.bias", np.float32(0))
+        return layer.normed(added, "post_attention_norm.weight")
+
+    def _projected(self, h: F32, layer: ReferenceLayer) -> F32:
+        """Project to q, k and v before the rotation: [tokens, heads, head_dim]."""
+        weights, eps = layer.weights, layer.rms_norm_eps
+        weight, queries = weights["attn_qkv.weight"], self.q_features
+        if self.gate:
+            weight = np.delete(weight, slice(queries, 2 * queries), axis=0)
+        qkv = h @ weight.T + weights.get("attn_qkv.bias", 0)
+        if self.whole_qk_norm:
+            whole = weights["attn_qk_norm.weight"]
+            borders = [queries, len(whole)]
+            q, k, v = np.split(qkv, borders, axis=1)
+            q_weight, k_weight = np.split(whole, borders[:1])
+            qkv = np.concatenate([rms_norm(eps, q, q_weight), rms_norm(eps, k, k_weight), v], axis=1)
+        qkv = qkv.reshape(len(h), -1, self.head_dim)
+        if self.qk_norm:
+            heads, kv_heads = self.heads, self.kv_heads
+            norms = np.repeat(weights["attn_qk_norm.weight"].reshape(2, -1), [heads, kv_heads], axis=0)
+            qkv[:, : heads + kv_heads] = rms_norm(eps, qkv[:, : heads + kv_heads], norms)
+        return qkv
+
+    def _attended(self, q: F32, k: F32, v: F32, past: F32, sinks: F32 | None) -> F32:
+        tokens, heads, kv_heads, dim = len(q), self.heads, self.kv_heads, self.head_dim
+        k, v = (np.concatenate(pair) for pair in zip(past, (k, v), strict=True))
+        k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
+        scores = capped(np.einsum("qhd,khd->hqk", q, k) / np.float32(dim**0.5), self.cap)
+        visible = np.tri(tokens, len(k), len(k) - tokens, dtype=bool)
+        if self.window is not None:
+            visible &= ~np.tri(tokens, len(k), len(k) - tokens - self.window, dtype=bool)
+        scores = np.where(visible, scores, -np.inf)
+        peak = scores.max(axis=-1, keepdims=True)
+        p = np.exp(scores - peak)
+        p /= p.sum(axis=-1, keepdims=True) + (0 if sinks is None else np.exp(sinks[:, None, None] - peak))
+        out: F32 = np.einsum("hqk,khd->qhd", p, v).reshape(tokens, heads * dim)
+        return out
+
+
+def quantised_heads(x: F32) -> tuple[npt.NDArray[np.int8], F32]:
+    """Quantise x [.., head_dim] to 8 bits; return it and the heads' scales [..]: largest magnitude / 127."""
+    scales = np.abs(x).max(axis=-1) / np.float32(127)
+    divisors = np.where(scales > 0, scales, np.float32(1))[..., None]
+    return np.rint(x / divisors).astype(np.int8), scales
+
+
+def dequantised_heads(quants: npt.NDArray[np.int8], scales: F32) -> F32:
+    x: F32 = quants.astype(np.float32) * scales[..., None]
+    return x
 
 
 @dataclass(frozen=True, slots=True)

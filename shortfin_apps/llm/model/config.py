@@ -8,7 +8,7 @@ from shortfin_apps.llm.contract.config import SCALE_BYTES, ModelConfig, PagedKVC
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.kv_layout import KV_DTYPE_NAMES, kv_dtype
-from shortfin_apps.llm.model.spec import Block, BuildOptions, ModelSpec
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 DEFAULT_CONTEXT_LENGTH = 8192
 DEFAULT_CONTEXTS = 8  # full contexts that the pages hold
@@ -109,13 +109,8 @@ def context_length(spec: ModelSpec, options: BuildOptions) -> int:
 
 def within(spec: ModelSpec, context: int) -> ModelSpec:
     """Drop the windows that sequences of `context` tokens fit in."""
-
-    def without(block: Block) -> Block:
-        if isinstance(block, Attention) and block.window is not None and block.window >= context:
-            return replace(block, window=None)
-        return block
-
-    return replace(spec, layers=tuple(tuple(map(without, layer)) for layer in spec.layers))
+    layers = tuple(tuple(block.within(context) for block in layer) for layer in spec.layers)
+    return replace(spec, layers=layers)
 
 
 def window_of(spec: ModelSpec) -> int | None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
+import numpy as np
+
+from shortfin_apps.llm.model.block import Block, ReferenceLayer
 from shortfin_apps.llm.model.kv_layout import State
 from shortfin_apps.llm.model.operations import DeltaRule, Linear, ModelTensor, Operation, norm_before
+from shortfin_apps.llm.model.reference.pointwise import F32, rms_norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaNet:
+class DeltaNet(Block):
     """A gated delta net, plus its input.
 
     A value head has a state S [key_dim, value_dim] f32. With a token's decay g and rate b, both scalars per
@@ -24,6 +29,7 @@ class DeltaNet:
     head by key head.
     """
 
+    KIND: ClassVar[str] = "gated delta nets"
     key_heads: int
     value_heads: int
     key_dim: int
@@ -70,6 +76,10 @@ class DeltaNet:
     def kv_layout(self) -> State:
         return State(self.state_elements)
 
+    @property
+    def vector_sizes(self) -> dict[str, int]:
+        return {"size of all value heads": self.value_features}
+
     def tensors(self, hidden: int) -> Iterator[ModelTensor]:
         """List the tensors."""
         yield ModelTensor("attn_norm.weight", (hidden,))
@@ -78,12 +88,11 @@ class DeltaNet:
         else:
             yield ModelTensor("attn_qkv.weight", (self.channels, hidden), "ssm_in.weight")
             yield ModelTensor("attn_gate.weight", (self.value_features, hidden), "ssm_in.weight")
-        if self.fused_rates:
-            yield ModelTensor("ssm_ba.weight", (2 * self.value_heads, hidden), "ssm_rates.weight")
-        else:
-            yield ModelTensor("ssm_beta.weight", (self.value_heads, hidden), "ssm_rates.weight")
-            yield ModelTensor("ssm_alpha.weight", (self.value_heads, hidden), "ssm_rates.weight")
-        yield ModelTensor("ssm_conv1d.weight", (self.channels, self.taps))
+        heads = self.value_heads
+        rates = {"ssm_ba": 2 * heads} if self.fused_rates else {"ssm_beta": heads, "ssm_alpha": heads}
+        for name, rows in rates.items():  # in floats, as they act on all later tokens
+            yield ModelTensor(f"{name}.weight", (rows, hidden), "ssm_rates.weight", stored="floats")
+        yield ModelTensor("ssm_conv1d.weight", (self.channels, self.taps), stored="taps")
         yield ModelTensor("ssm_dt.bias", (self.value_heads,), "ssm_steps.bias")
         yield ModelTensor("ssm_a", (self.value_heads,), "ssm_steps.bias")
         yield ModelTensor("ssm_norm.weight", (self.value_dim,))
@@ -105,3 +114,41 @@ class DeltaNet:
             norm=f"{prefix}ssm_norm.weight",
         )
         yield Linear("attended", out, f"{prefix}ssm_out.weight", residual=x)
+
+    def compute(self, x: F32, layer: ReferenceLayer) -> F32:
+        assert layer.past is None or not layer.past.shape[1], "a state is not among keys and values"
+        h = layer.normed(x, "attn_norm.weight")
+        return self.gated_values(h, layer) @ layer.weights["ssm_out.weight"].T
+
+    def gated_values(self, h: F32, layer: ReferenceLayer) -> F32:
+        """Compute [tokens, value features] token by token, from position 0 on."""
+        weights = layer.weights
+        mixed, gates = np.split(h @ weights["ssm_in.weight"].T, [self.channels], axis=1)
+        padded = np.concatenate([np.zeros((self.taps - 1, self.channels), np.float32), mixed])
+        taps = weights["ssm_conv1d.weight"].T
+        convolved = sum((taps[j] * padded[j : j + len(h)] for j in range(self.taps)), np.zeros_like(mixed))
+        convolved = convolved / (1 + np.exp(-convolved))
+        q, k, v = np.split(convolved, [self.key_features, 2 * self.key_features], axis=1)
+        q, k = (_unit(each.reshape(len(h), self.key_heads, -1)) for each in (q, k))
+        repeats, numbers = self.value_heads // self.key_heads, np.arange(self.value_heads)
+        heads = numbers % self.key_heads if self.tiled else numbers // repeats
+        rates, decays = np.split(h @ weights["ssm_rates.weight"].T, 2, axis=1)
+        shift, slope = np.split(weights["ssm_steps.bias"], 2)
+        decays = np.exp(slope * np.logaddexp(0, decays + shift))
+        read = np.zeros((len(h), self.value_heads, self.value_dim), np.float32)
+        state = np.zeros((self.value_heads, self.key_dim, self.value_dim), np.float32)
+        for t, values in enumerate(v.reshape(read.shape)):
+            state *= decays[t][:, None, None]
+            error = values - np.einsum("hk,hkv->hv", k[t, heads], state)
+            rate = 1 / (1 + np.exp(-rates[t]))
+            state += np.einsum("hk,hv,h->hkv", k[t, heads], error, rate)
+            read[t] = np.einsum("hk,hkv->hv", q[t, heads], state) / np.float32(self.key_dim**0.5)
+        gates = gates.reshape(read.shape)
+        normed = rms_norm(layer.rms_norm_eps, read, weights["ssm_norm.weight"])
+        gated: F32 = normed * gates / (1 + np.exp(-gates))
+        return gated.reshape(len(h), -1)
+
+
+def _unit(x: F32) -> F32:
+    units: F32 = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + np.float32(1e-6))
+    return units

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.model.block import Block, ReferenceLayer
 from shortfin_apps.llm.model.operations import (
     Activation,
     AddBias,
@@ -19,12 +24,14 @@ from shortfin_apps.llm.model.operations import (
     SumExperts,
     norm_before,
 )
+from shortfin_apps.llm.model.reference.pointwise import F32, gated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MLP:
+class MLP(Block):
     """A gated feed-forward of `features` elements between its projections, plus its input."""
 
+    KIND: ClassVar[str] = "gated feed-forwards"
     features: int
     activation: Activation = "silu"
     norm_before: bool = True
@@ -32,8 +39,8 @@ class MLP:
     fused_gate_up: bool = False  # gate and up are one tensor of the source
 
     @property
-    def kv_layout(self) -> None:
-        """It stores nothing."""
+    def vector_sizes(self) -> dict[str, int]:
+        return {"intermediate_size": self.features}
 
     def tensors(self, hidden: int) -> Iterator[ModelTensor]:
         """List the tensors; gate and up are stacked."""
@@ -59,9 +66,14 @@ class MLP:
         yield Linear("gated", "down", f"{prefix}ffn_down.weight")
         yield AddNormed("down", out, f"{prefix}post_ffw_norm.weight", x)
 
+    def compute(self, x: F32, layer: ReferenceLayer) -> F32:
+        both = layer.normed(x, "ffn_norm.weight") @ layer.weights["ffn_gate_up.weight"].T
+        added = gated(self.activation, both) @ layer.weights["ffn_down.weight"].T
+        return layer.normed(added, "post_ffw_norm.weight")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoE:
+class MoE(Block):
     """Routed experts, each a gated feed-forward of `features` elements, plus their input.
 
     A token takes the `per_token` largest of the softmax over all `count` router logits, with ties to the
@@ -70,6 +82,7 @@ class MoE:
     times the sigmoid of a gate, a scalar per token.
     """
 
+    KIND: ClassVar[str] = "routed experts"
     count: int
     per_token: int
     features: int
@@ -80,14 +93,15 @@ class MoE:
     norm_before: bool = True
 
     @property
-    def kv_layout(self) -> None:
-        """It stores nothing."""
+    def vector_sizes(self) -> dict[str, int]:
+        return {"size of an expert": self.features, "size of the shared expert": self.shared or 0}
 
     def tensors(self, hidden: int) -> Iterator[ModelTensor]:
         """List the tensors; the experts' matrices are stacked."""
         if self.norm_before:
             yield ModelTensor("ffn_norm.weight", (hidden,))
-        yield ModelTensor("ffn_gate_inp.weight", (self.count, hidden))
+        # In floats, as it is small and makes discrete choices.
+        yield ModelTensor("ffn_gate_inp.weight", (self.count, hidden), stored="floats")
         if self.biases:
             yield ModelTensor("ffn_gate_inp.bias", (self.count,))
         for kinds, stack, shape in (
@@ -98,7 +112,7 @@ class MoE:
             if self.biases:
                 yield from self._of_experts(kinds, f"{stack}.bias", shape[:1])
         if self.shared:
-            yield ModelTensor("ffn_gate_inp_shexp.weight", (1, hidden))
+            yield ModelTensor("ffn_gate_inp_shexp.weight", (1, hidden), stored="floats")  # one row
             yield ModelTensor("ffn_gate_shexp.weight", (self.shared, hidden), "ffn_gate_up_shexp.weight")
             yield ModelTensor("ffn_up_shexp.weight", (self.shared, hidden), "ffn_gate_up_shexp.weight")
             yield ModelTensor("ffn_down_shexp.weight", (hidden, self.shared))
@@ -128,3 +142,34 @@ class MoE:
         gate_up, down = (f"{prefix}ffn_{name}_exps.weight" for name in ("gate_up", "down"))
         yield GatedExperts("normed", "gated", gate_up, "routing", gate_up_bias)
         yield SumExperts("gated", out, down, "routing", x, down_bias)
+
+    def compute(self, x: F32, layer: ReferenceLayer) -> F32:
+        weights, h = layer.weights, layer.normed(x, "ffn_norm.weight")
+        bias = weights.get("ffn_gate_inp.bias", np.float32(0))
+        chosen, shares = route(self, h @ weights["ffn_gate_inp.weight"].T + bias)
+        gate_up, down = (_projections(weights, f"ffn_{name}_exps") for name in ("gate_up", "down"))
+        out = np.zeros_like(h)
+        for token, its_experts in enumerate(chosen):
+            for expert, share in zip(its_experts, shares[token], strict=True):
+                both = gate_up[0][expert] @ h[token] + gate_up[1][expert]
+                out[token] += share * (down[0][expert] @ gated(self.activation, both) + down[1][expert])
+        if self.shared:
+            gates = 1 / (1 + np.exp(-h @ weights["ffn_gate_inp_shexp.weight"].T))
+            both = h @ weights["ffn_gate_up_shexp.weight"].T
+            out += gates * (gated(self.activation, both) @ weights["ffn_down_shexp.weight"].T)
+        return out
+
+
+def _projections(weights: Mapping[str, F32], name: str) -> tuple[F32, F32]:
+    """Return the weights [experts, out, in] and biases [experts, out]."""
+    weight = weights[f"{name}.weight"]
+    return weight, weights.get(f"{name}.bias", np.zeros(weight.shape[:2], np.float32))
+
+
+def route(experts: MoE, logits: F32) -> tuple[npt.NDArray[np.int64], F32]:
+    """Return each token's experts, most likely first, and their weights [tokens, experts per token]."""
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    chosen = np.argsort(-logits, axis=-1, kind="stable")[:, : experts.per_token]
+    weights = np.take_along_axis(shares, chosen, axis=-1)
+    return chosen, weights / weights.sum(axis=-1, keepdims=True) if experts.is_normalised else weights

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from shortfin_apps.llm.model.attention import Attention
-from shortfin_apps.llm.model.spec import Block, ModelSpec
+from shortfin_apps.llm.model.block import Block
+from shortfin_apps.llm.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,15 @@ Values are named by strings and may be overwritten: a read gets the last written
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 # For gate g and up u: silu(g) * u and gelu(g) * u (with gelu approximated by tanh); gpt-oss's clamped is g *
 # sigmoid(1.702 g) * (u + 1), with g at most 7 and u from -7 to 7.
 Activation = Literal["silu", "gelu", "clamped"]
+# Of matrices, while vectors are in f32: in the build's weight type; in floats, however small that type is; or
+# tap by tap, for the factors [channels, taps] of a convolution.
+Stored = Literal["weights", "floats", "taps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,12 @@ class ModelTensor:
     weight: str = ""
     scale: float = 1.0
     expert: int | None = None
+    stored: Stored = "weights"
 
     def of_layer(self, layer: int) -> ModelTensor:
         """Return the tensor of a layer, given by its names in the layer."""
         name, weight = (f"blk.{layer}.{each}" for each in (self.name, self.weight or self.name))
-        return ModelTensor(name, self.shape, weight, self.scale, self.expert)
+        return replace(self, name=name, weight=weight)
 
 
 @dataclass(frozen=True, slots=True)

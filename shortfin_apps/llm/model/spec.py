@@ -9,14 +9,15 @@ ends a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from shortfin_apps.llm.contract.config import POOLS, Pool
 from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.kv_layout import KVLayout, KVType
 from shortfin_apps.llm.model.operations import (
     CapLogits,
@@ -35,9 +36,8 @@ WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
 OWN_TYPES = "auto"  # keeps the source's weight types
 WeightChoice = Literal["auto", WeightType]
 
-Block = Attention | DeltaNet | MLP | MoE
 Layer = tuple[Block, ...]  # each adds to the residual stream
-BlockKind = TypeVar("BlockKind", Attention, DeltaNet, MLP, MoE)
+BlockKind = TypeVar("BlockKind", bound=Block)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +101,10 @@ class ModelSpec:
 
     @property
     def rotations(self) -> list[Rotation]:
-        """The rotations of all attention blocks, by name; the ones without a rope last."""
-        found = dict.fromkeys(block.rotation for block in self.blocks_of(Attention))
-        return sorted(found, key=lambda each: (each.rope is None, each.rope.name if each.rope else ""))
+        """The rotations of all blocks, by name; the ones without a rope last."""
+        found = dict.fromkeys(block.rotation for block in self.blocks)
+        rotations = [each for each in found if each is not None]
+        return sorted(rotations, key=lambda each: (each.rope is None, each.rope.name if each.rope else ""))
 
     @property
     def head_weight(self) -> str:
@@ -141,20 +142,21 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {tensor.name: tensor.shape for tensor in spec.tensors()}
 
 
-def weight_parts(spec: ModelSpec) -> dict[str, list[ModelTensor]]:
-    """Return the stored weights, in an invocation's read order: name -> tensors stacked on rows."""
+def weight_parts(tensors: Iterable[ModelTensor]) -> dict[str, list[ModelTensor]]:
+    """Return the stored weights in the order of their first tensors: name -> tensors stacked on rows."""
     parts: dict[str, list[ModelTensor]] = {}
-    for tensor in spec.tensors():
+    for tensor in tensors:
         parts.setdefault(tensor.weight, []).append(tensor)
     return parts
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the stored weights: name -> shape."""
-    return {name: _shape(parts) for name, parts in weight_parts(spec).items()}
+    """Return the stored weights, in an invocation's read order: name -> shape."""
+    return {name: stacked_shape(parts) for name, parts in weight_parts(spec.tensors()).items()}
 
 
-def _shape(parts: Sequence[ModelTensor]) -> tuple[int, ...]:
+def stacked_shape(parts: Sequence[ModelTensor]) -> tuple[int, ...]:
+    """Return the shape of the weight that the tensors are stacked into."""
     rows, last = sum(part.shape[0] for part in parts), parts[-1]
     if last.expert is None:
         return rows, *last.shape[1:]

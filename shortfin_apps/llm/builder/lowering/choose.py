@@ -35,10 +35,11 @@ from shortfin_apps.llm.builder.weights.layout import (
     PANEL,
     experts_fill_tiles,
     fills_panels,
+    linear_sizes,
 )
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.attention import Attend, Attention, DropGates, NormHeads, NormWhole
-from shortfin_apps.llm.model.feed_forward import MLP
+from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.operations import (
     AddBias,
     AddNormed,
@@ -116,10 +117,13 @@ def _fused(c: LoweringContext) -> dict[str, bool]:
     return {
         "a CPU of x86-64 or aarch64": c.target.is_cpu and c.target.architecture in ("x86_64", "arm_64"),
         "weights in floats, or that it multiplies as integers": not in_blocks or c.target.multiplies_blocks,
-        "no routed experts": c.spec.experts is None,
-        "no gated delta nets": c.spec.delta_net is None,
+        **{f"no {block.KIND}": False for block in _blocks_with_own_matmuls(c)},
         f"sizes in multiples of {PANEL}": fills_panels(c.spec),
     }
+
+
+def _blocks_with_own_matmuls(c: LoweringContext) -> list[Block]:
+    return [block for block in c.spec.blocks if linear_sizes(block, c.spec.hidden_size) is None]
 
 
 def _bf16_attention(c: LoweringContext) -> dict[str, bool]:
@@ -381,17 +385,12 @@ def _check_sizes(c: LoweringContext) -> None:
         if weights == "fp8" and target.fp8 is None:
             raise BuildError(f"{target.cpu} does not multiply 8-bit floats; use q8_0 or bf16 there")
         return
-    sizes = [("hidden_size", hidden)]
-    sizes += [("intermediate_size", each.features) for each in c.spec.blocks_of(MLP)]
-    if c.spec.experts is not None:
-        sizes.append(("size of an expert", c.spec.experts.features))
-        sizes.append(("size of the shared expert", c.spec.experts.shared or 0))
-        if weights == "int8":
-            raise BuildError("weights in int8 are not for models with routed experts; use q8_0")
-    if c.spec.delta_net is not None:
-        sizes.append(("size of all value heads", c.spec.delta_net.value_features))
-        if weights == "int8":
-            raise BuildError("weights in int8 are not for models with gated delta nets; use q8_0")
+    if weights == "int8" and (others := _blocks_with_own_matmuls(c)):
+        raise BuildError(f"weights in int8 are not for models with {others[0].KIND}; use q8_0")
+    sizes = [
+        ("hidden_size", hidden),
+        *(each for block in c.spec.blocks for each in block.vector_sizes.items()),
+    ]
     for name, size in sizes:
         if size % LANES:
             raise BuildError(f"{name} {size} is not a multiple of {LANES}, as CPU kernels need")

@@ -25,9 +25,10 @@ from shortfin_apps.llm.contract.self_test_file import (
     TestLayout,
     TestPrompt,
 )
+from shortfin_apps.llm.model.block import CachedTokens
 from shortfin_apps.llm.model.config import context_length, within
 from shortfin_apps.llm.model.kv_layout import KVType
-from shortfin_apps.llm.model.reference.forward import KeysValues, embedded, normed, run_layer
+from shortfin_apps.llm.model.reference.forward import embedded, normed, run_layer
 from shortfin_apps.llm.model.reference.pointwise import capped
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 
@@ -146,7 +147,7 @@ def _expected(position: int, row: F32, sample_ids: npt.NDArray[np.int64]) -> Exp
     )
 
 
-def _page_sums(layer: int, kept: KeysValues | None, layout: TestLayout) -> list[PageSums]:
+def _page_sums(layer: int, kept: CachedTokens | None, layout: TestLayout) -> list[PageSums]:
     """Sum the cache entries of a layer by page; a state has none."""
     if kept is None:
         return []

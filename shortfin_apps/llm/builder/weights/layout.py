@@ -37,6 +37,7 @@ A weight of experts [experts, out, in] is stored as one matrix per expert, conca
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -45,9 +46,16 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.builder.quantise import quantise, quantise_fp8, quantise_rows
 from shortfin_apps.llm.builder.target import Fp8Type, Target
-from shortfin_apps.llm.model.attention import Attention
-from shortfin_apps.llm.model.feed_forward import MLP
-from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec, WeightType
+from shortfin_apps.llm.model.block import Block
+from shortfin_apps.llm.model.operations import GatedExperts, GatedLinear, Linear, ModelTensor
+from shortfin_apps.llm.model.spec import (
+    BuildOptions,
+    FloatType,
+    ModelSpec,
+    WeightType,
+    stacked_shape,
+    weight_parts,
+)
 from shortfin_apps.llm.model.weight_blocks import PAIR, Q4_1, Q8_0, Blocks, BlockType, Terms
 
 LANES = 16  # output features of half a panel
@@ -56,12 +64,7 @@ WORD = 4  # bytes
 TILE = 64  # bytes along K of an AMX tile
 DOT_BYTES = 4  # bytes of a column along K per integer dot product
 MATRIX_BYTES = 8  # bytes along K per NEON matrix product (SMMLA)
-GATED = ("ffn_gate_up.weight", "ffn_gate_up_exps.weight", "ffn_gate_up_shexp.weight")
 EXPERTS = ("ffn_gate_up_exps.weight", "ffn_down_exps.weight")
-ROUTER = "ffn_gate_inp.weight"  # small, and makes discrete choices, so not quantised
-# Not quantised: the rates act on all later tokens; the gate of a shared expert has one row.
-KEPT = (ROUTER, "ssm_rates.weight", "ffn_gate_inp_shexp.weight")
-TAPS = "ssm_conv1d.weight"  # of a convolution, [channels, taps]
 
 Array = npt.NDArray[Any]
 StoredTypes = dict[str, tuple[tuple[int, ...], str]]  # parameter name -> shape, MLIR dtype
@@ -291,18 +294,26 @@ def stored_types(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> Sto
     return {name: ((experts * sizes[0], *sizes[1:]), dtype) for name, (sizes, dtype) in each.items()}
 
 
+@lru_cache(maxsize=64)
+def linear_sizes(block: Block, hidden: int) -> frozenset[int] | None:
+    """Return the sizes of a block's matrices; None unless Linear and GatedLinear read all of them."""
+    sizes: set[int] = set()
+    readers = {o.weight: o for o in block.operations(0, "x", "x") if isinstance(o, Linear | GatedLinear)}
+    for name, parts in weight_parts(tensor.of_layer(0) for tensor in block.tensors(hidden)).items():
+        rows, *columns = stacked_shape(parts)
+        if not columns:
+            continue
+        if name not in readers or parts[0].stored != "weights":
+            return None
+        sizes |= {rows // 2 if isinstance(readers[name], GatedLinear) else rows, *columns}
+    return frozenset(sizes)
+
+
 def fills_panels(spec: ModelSpec) -> bool:
-    """Whether all matrices of the model are whole panels and blocks, without experts and delta nets."""
-    sizes = {spec.hidden_size, spec.vocab_size}
-    for block in spec.blocks:
-        match block:
-            case Attention():
-                sizes |= {block.qkv_features, block.q_features}
-            case MLP():
-                sizes.add(block.features)
-            case _:
-                return False
-    return all(size % PANEL == 0 for size in sizes)
+    """Whether all matrices of the model are whole panels and blocks, and read by Linear and GatedLinear."""
+    sizes = [linear_sizes(block, spec.hidden_size) for block in spec.blocks]
+    own = frozenset({spec.hidden_size, spec.vocab_size})
+    return all(each is not None and all(size % PANEL == 0 for size in each) for each in (own, *sizes))
 
 
 def fills_tiles(spec: ModelSpec, activations: FloatType, target: Target) -> bool:
@@ -345,11 +356,12 @@ def experts_fill_tiles(spec: ModelSpec, options: BuildOptions, target: Target) -
 
 def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Target) -> WeightLayout:
     """Return the layout of the weight `name` that the target's kernels read."""
-    if name.endswith(("norm.weight", "sinks.weight", ".bias")):
+    tensor, gated = _weights_of(spec)[name]
+    if len(tensor.shape) < 2:
         return RowMajor("f32")
-    if name.endswith(TAPS):
+    if tensor.stored == "taps":
         return Taps()
-    if name.endswith(KEPT):
+    if tensor.stored == "floats":
         options = replace(options, weights=options.activations)
     blocks = dict(options.block_types).get(name, made_blocks(name, options.weights))
     if not target.is_cpu:
@@ -359,7 +371,6 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
     pair = 2 if multiplies_pairs(spec, options, target) else 1
     byte_pair = MATRIX_BYTES if multiplies_matrices(spec, target) else DOT_BYTES
     block_pair = byte_pair if multiplies_blocks(spec, target) else pair
-    gated = name.endswith(GATED)
     if blocks is not None:
         widened = blocks.is_e2m1 and multiplies_blocks(spec, target)  # to integers
         return QuantisedPanels(Q8_0 if widened else blocks, block_pair, gated)
@@ -372,6 +383,13 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
             return TilePanels(options.activations, gated)
         case _:
             return Panels(options.activations, pair, gated)
+
+
+@lru_cache(maxsize=8)
+def _weights_of(spec: ModelSpec) -> dict[str, tuple[ModelTensor, bool]]:
+    """Return the first tensor of each weight, and whether the weight holds gate and up."""
+    gated = {o.weight for o in spec.operations() if isinstance(o, GatedLinear | GatedExperts)}
+    return {name: (parts[0], name in gated) for name, parts in weight_parts(spec.tensors()).items()}
 
 
 def made_blocks(name: str, weights: WeightType) -> BlockType | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shortfin_apps.llm.builder.sources.base import ModelSource
-from shortfin_apps.llm.builder.weights.layout import KEPT, TAPS, made_blocks
+from shortfin_apps.llm.builder.weights.layout import made_blocks
 from shortfin_apps.llm.model.spec import BuildOptions, weight_parts
 from shortfin_apps.llm.model.weight_blocks import Q8_0, BlockType, common_type
 
@@ -26,8 +26,8 @@ def with_own_types(source: ModelSource, options: BuildOptions) -> BuildOptions:
 
 
 def _own_blocks(source: ModelSource) -> Iterator[tuple[str, BlockType | None]]:
-    for name, parts in weight_parts(source.spec).items():
-        if len(parts[0].shape) > 1 and not name.endswith((*KEPT, TAPS)):
+    for name, parts in weight_parts(source.spec.tensors()).items():
+        if len(parts[0].shape) > 1 and parts[0].stored == "weights":
             yield name, _stacked([source.block_type(part.name) for part in parts], name)
 
 

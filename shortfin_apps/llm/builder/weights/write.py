@@ -86,7 +86,7 @@ def plan_weights(spec: ModelSpec) -> list[Weight]:
             parts[0].scale,
             shapes[name][0] if parts[0].expert is not None else None,
         )
-        for name, parts in weight_parts(spec).items()
+        for name, parts in weight_parts(spec.tensors()).items()
     ]
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.model.operations import Activation
-from shortfin_apps.llm.model.spec import ModelSpec
 
 F32 = npt.NDArray[np.float32]
 
@@ -33,9 +32,7 @@ def capped(x: F32, cap: float | None) -> F32:
     return capped
 
 
-def rms_norm(spec: ModelSpec, x: F32, weight: F32 | None) -> F32:
-    if weight is None:
-        return x
+def rms_norm(eps: float, x: F32, weight: F32) -> F32:
     mean = np.mean(x * x, axis=-1, keepdims=True)
-    normal: F32 = x / np.sqrt(mean + np.float32(spec.rms_norm_eps)) * weight
+    normal: F32 = x / np.sqrt(mean + np.float32(eps)) * weight
     return normal

@@ -13,7 +13,6 @@ from shortfin_apps.llm.model.rope import (
     Rotation,
     YarnScaling,
 )
-from shortfin_apps.llm.model.spec import ModelSpec
 
 F32 = npt.NDArray[np.float32]
 
@@ -23,12 +22,13 @@ def rotate(x: F32, cos: F32, sin: F32) -> F32:
     return np.concatenate([lo * cos - hi * sin, hi * cos + lo * sin], axis=-1)
 
 
-def rotary(spec: ModelSpec, rotation: Rotation, start: int, tokens: int) -> tuple[F32, F32]:
+def rotary(rotation: Rotation, start: int, tokens: int, max_position_embeddings: int) -> tuple[F32, F32]:
     """Return cosines and sines, [tokens, 1, head_dim / 2] each, for programs of the maximum context."""
     rope, rotated, half = rotation.rope or Rope(), rotation.rotated, rotation.head_dim // 2
     frequencies, magnitudes = np.zeros(half), np.full(half, rotation.score_scale**0.5)
     frequencies[: rotated // 2] = [
-        _scaled(spec, rope, rotated, i, rope.theta ** (-2 * i / rotated)) for i in range(rotated // 2)
+        _scaled(rope, rotated, i, rope.theta ** (-2 * i / rotated), max_position_embeddings)
+        for i in range(rotated // 2)
     ]
     angles = np.arange(start, start + tokens)[:, None, None] * frequencies
     if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
@@ -36,7 +36,7 @@ def rotary(spec: ModelSpec, rotation: Rotation, start: int, tokens: int) -> tupl
     return (magnitudes * np.cos(angles)).astype(np.float32), (magnitudes * np.sin(angles)).astype(np.float32)
 
 
-def _scaled(spec: ModelSpec, rope: Rope, rotated: int, index: int, frequency: float) -> float:
+def _scaled(rope: Rope, rotated: int, index: int, frequency: float, max_position_embeddings: int) -> float:
     """Scale a frequency as the model does, case by case as in the papers' code."""
     match rope.scaling:
         case None:
@@ -54,7 +54,7 @@ def _scaled(spec: ModelSpec, rope: Rope, rotated: int, index: int, frequency: fl
             )
             return (1 - smooth) * frequency / s.factor + smooth * frequency
         case LongRopeScaling() as s:
-            is_long = spec.max_position_embeddings > s.original_max_position_embeddings
+            is_long = max_position_embeddings > s.original_max_position_embeddings
             return frequency / (s.long_factors if is_long else s.short_factors)[index]
         case YarnScaling() as s:
             low, high = (

@@ -14,7 +14,7 @@ from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.model.reference.attention import dequantised_heads, quantised_heads
+from shortfin_apps.llm.model.attention import dequantised_heads, quantised_heads
 from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec
 from tests.builder.cached_rows import rows_in_bytes
 from tests.builder.compiled_model import TINY

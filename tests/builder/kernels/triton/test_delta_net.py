@@ -12,9 +12,9 @@ import pytest
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
+from shortfin_apps.llm.model.block import ReferenceLayer
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.operations import DeltaRule
-from shortfin_apps.llm.model.reference.delta_net import delta_net
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import HYBRID
 from tests.builder.kernels.triton.conftest import Launch, context_of
@@ -91,7 +91,12 @@ def reference(net: DeltaNet, given: dict[str, Array], tokens: list[int]) -> F32:
         "ssm_steps.bias": given["steps"],
         "ssm_norm.weight": given["norm"],
     }
-    return delta_net(HYBRID, net, np.eye(len(tokens), dtype=np.float32), block)
+    layer = ReferenceLayer(
+        weights=block,
+        rms_norm_eps=HYBRID.rms_norm_eps,
+        max_position_embeddings=HYBRID.max_position_embeddings,
+    )
+    return net.gated_values(np.eye(len(tokens), dtype=np.float32), layer)
 
 
 @pytest.mark.parametrize("name", NETS)

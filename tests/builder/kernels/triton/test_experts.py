@@ -14,7 +14,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import Fp8Rows, weight_layout
-from shortfin_apps.llm.model.feed_forward import MoE
+from shortfin_apps.llm.model.feed_forward import MoE, route
 from shortfin_apps.llm.model.operations import (
     GatedExperts,
     Linear,
@@ -23,7 +23,6 @@ from shortfin_apps.llm.model.operations import (
     Route,
     SumExperts,
 )
-from shortfin_apps.llm.model.reference.experts import route
 from shortfin_apps.llm.model.reference.pointwise import gated
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.model.weight_blocks import MXFP4, BlockType

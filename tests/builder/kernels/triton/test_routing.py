@@ -8,8 +8,7 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.model.feed_forward import MoE
-from shortfin_apps.llm.model.reference.experts import route
+from shortfin_apps.llm.model.feed_forward import MoE, route
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import ROUTED
 from tests.builder.kernels.triton.conftest import Launch, context_of

@@ -17,8 +17,7 @@ from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
-from shortfin_apps.llm.model.feed_forward import MoE
-from shortfin_apps.llm.model.reference.experts import route
+from shortfin_apps.llm.model.feed_forward import MoE, route
 from shortfin_apps.llm.model.reference.pointwise import gated
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType, weight_shapes
 from shortfin_apps.llm.model.weight_blocks import MXFP4, BlockType

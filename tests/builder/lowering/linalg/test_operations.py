@@ -21,8 +21,9 @@ BIAS, NORM = "blk.0.attn_qkv.bias", "blk.0.attn_qk_norm.weight"
 
 def test_a_bias_is_added_to_every_row(tmp_path: Path) -> None:
     bias = np.random.default_rng(0).standard_normal(48).astype(np.float32)
-    weights = ConstantWeights({BIAS: bias}, {BIAS: weight_layout(BIAS, TINY, BuildOptions(), HOST)})
-    operations = LinalgOperations(TINY, BuildOptions(), weights)
+    spec = changed(TINY, {"bias": True})
+    weights = ConstantWeights({BIAS: bias}, {BIAS: weight_layout(BIAS, spec, BuildOptions(), HOST)})
+    operations = LinalgOperations(spec, BuildOptions(), weights)
 
     def run(e: Emitter, x: Tensor) -> list[Tensor]:
         return [operations.add_bias(e, x, BIAS)]
@@ -39,7 +40,7 @@ def test_heads_of_queries_and_keys_are_normed_and_values_are_not(
     tmp_path: Path, tokens: int, head_dim: int
 ) -> None:
     """One token is static: IREE 3.9 has vectorised that wrong."""
-    spec = changed(TINY, {"head_dim": head_dim})
+    spec = changed(TINY, {"head_dim": head_dim, "qk_norm": True})
     rng = np.random.default_rng(2)
     weight = rng.standard_normal(2 * head_dim).astype(np.float32)
     layouts = {NORM: weight_layout(NORM, spec, BuildOptions(), HOST)}

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as npst
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import quantised_rows, scales_of
-from shortfin_apps.llm.model.reference.attention import quantised_heads
+from shortfin_apps.llm.model.attention import quantised_heads
 from tests.builder.compiled_kernels import F32, function, load
 
 KV_HEADS, HEAD_DIM, ROW = 3, 8, 48

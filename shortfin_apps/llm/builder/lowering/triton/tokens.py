@@ -16,7 +16,6 @@ from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.rope import Rotation
-from shortfin_apps.llm.model.spec import Block
 
 
 class TritonTokens:
@@ -56,9 +55,7 @@ class TritonTokens:
     def _slab_of(self, rotation: Rotation, batch: Batch) -> Slab:
         """Return the first slab with a layer that rotates so, or the first slab."""
         layers = self._spec.layers
-        rotated = {
-            n for n, layer in enumerate(layers) if any(rotation == _rotation_of(each) for each in layer)
-        }
+        rotated = {n for n, layer in enumerate(layers) if any(rotation == each.rotation for each in layer)}
         return next((slab for slab in batch.slabs if rotated.intersection(slab.layers)), batch.slabs[0])
 
     def _prepare(self, e: Emitter, batch: Batch, way: Rotation, slab: Slab) -> dict[str, Tensor]:
@@ -155,7 +152,3 @@ class TritonTokens:
             grid=[Tiles("tokens")],
             tuning=Tuning(num_waves=1),
         )
-
-
-def _rotation_of(block: Block) -> Rotation | None:
-    return block.rotation if isinstance(block, Attention) else None

@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import prod
 from typing import NamedTuple
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
@@ -27,10 +28,8 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.model.attention import Attention
-from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.feed_forward import MLP, MoE
-from shortfin_apps.llm.model.spec import Block, ModelSpec
+from shortfin_apps.llm.model.operations import GatedExperts, GatedLinear, Linear, SumExperts
+from shortfin_apps.llm.model.spec import ModelSpec, weight_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +141,7 @@ class CostModel:
     def __init__(self, spec: ModelSpec, config: ModelConfig, parameter_bytes: Mapping[str, int]) -> None:
         self._spec = spec
         self._stride = config.stride
+        self._elements = self._matrix_elements()
         self._page_bytes = sum(config.page_elements) * config.paged_kv_cache.dtype.itemsize
         # Includes the scales of a block-quantised table.
         table = sum(size for name, size in parameter_bytes.items() if name.startswith(EMBEDDING))
@@ -158,13 +158,20 @@ class CostModel:
         head = self._spec.vocab_size * self._spec.hidden_size
         return Work(
             num_bytes=self._weight_bytes + tokens * self._row_bytes + cache_bytes,
-            flops=2 * tokens * self._matrix_elements() + 2 * len(batch.tasks) * head + attention,
+            flops=2 * tokens * self._elements + 2 * len(batch.tasks) * head + attention,
         )
 
     def _matrix_elements(self) -> int:
-        """Number of matrix elements of all layers, without embedding and head."""
-        spec = self._spec
-        return spec.hidden_size * sum(_features(block) for layer in spec.layers for block in layer)
+        """Number of matrix elements that multiply a token in all layers, without embedding and head."""
+        shapes, elements = weight_shapes(self._spec), 0
+        for operation in self._spec.operations():
+            match operation:
+                case Linear() | GatedLinear() if operation.weight != self._spec.head_weight:
+                    elements += prod(shapes[operation.weight])
+                case GatedExperts() | SumExperts():
+                    assert self._spec.experts
+                    elements += self._spec.experts.per_token * prod(shapes[operation.weight][1:])
+        return elements
 
     def _cache_bytes(self, task: LlmTaskInput) -> int:
         pages_read = -(-task.start_position // self._stride)
@@ -174,18 +181,4 @@ class CostModel:
     def _attention_flops(self, task: LlmTaskInput) -> int:
         """Causal attention: the sum of (p + 1) over the task's positions, times the FLOPs of one pair."""
         pairs = (task.seq_len * (task.seq_len + 1) - task.start_position * (task.start_position + 1)) // 2
-        blocks = (block for layer in self._spec.layers for block in layer)
-        return 4 * pairs * sum(block.q_features for block in blocks if isinstance(block, Attention))
-
-
-def _features(block: Block) -> int:
-    """Return the features that a token multiplies by the hidden size."""
-    match block:
-        case Attention():
-            return block.qkv_features + block.q_features
-        case MLP():
-            return 3 * block.features
-        case MoE():
-            return block.count + 3 * block.per_token * block.features
-        case DeltaNet():
-            return block.channels + 2 * (block.value_features + block.value_heads)
+        return 4 * pairs * sum(block.attended_features for layer in self._spec.layers for block in layer)
