@@ -18,6 +18,7 @@ from shortfin_apps.llm.model.operations import (
     Linear,
     ModelTensor,
     Operation,
+    PagedOperation,
     norm_before,
 )
 from shortfin_apps.llm.model.reference.pointwise import F32, capped, rms_norm
@@ -218,16 +219,19 @@ class NormWhole(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Attend(Operation):
+class Attend(PagedOperation):
     """q, k and v [tokens, qkv features] f32 -> [tokens, heads * head_dim], in the matmuls' activation type.
 
     Rotates q and k as the `block` says, writes k and v to the layer's part of the KV cache, and attends over
     it, within the block's window. `sinks` names its sinks [heads] f32.
     """
 
-    layer: int
     block: Attention
     sinks: str | None = None
+
+    @property
+    def rotation(self) -> Rotation:
+        return self.block.rotation
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from shortfin_apps.llm.model.reference.pointwise import F32, rms_norm
 from shortfin_apps.llm.model.rope import Rotation
 
 
+@dataclass(frozen=True, slots=True)
 class Block(ABC):
     """A part of a layer that adds to the residual stream [tokens, hidden] f32.
 
     A kind of block is a frozen dataclass in a module of this folder, next to the operations that only it has.
     """
 
-    __slots__ = ()
     KIND: ClassVar[str]  # in the plural, for errors
 
     def __init_subclass__(cls) -> None:
@@ -84,7 +84,7 @@ class Block(ABC):
 _KINDS: dict[str, type[Block]] = {}
 
 
-def _named(block: Any) -> dict[str, Any]:
+def _named(block: Block) -> dict[str, Any]:
     return {"block": type(block).__name__, **{each.name: getattr(block, each.name) for each in fields(block)}}
 
 

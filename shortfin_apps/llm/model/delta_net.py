@@ -10,7 +10,7 @@ import numpy as np
 
 from shortfin_apps.llm.model.block import Block, ReferenceLayer
 from shortfin_apps.llm.model.kv_layout import State
-from shortfin_apps.llm.model.operations import DeltaRule, Linear, ModelTensor, Operation, norm_before
+from shortfin_apps.llm.model.operations import Linear, ModelTensor, Operation, PagedOperation, norm_before
 from shortfin_apps.llm.model.reference.pointwise import F32, rms_norm
 
 
@@ -107,8 +107,8 @@ class DeltaNet(Block):
         yield DeltaRule(
             "mixed",
             "attended",
-            "rates",
             layer,
+            "rates",
             conv=f"{prefix}ssm_conv1d.weight",
             steps=f"{prefix}ssm_steps.bias",
             norm=f"{prefix}ssm_norm.weight",
@@ -152,3 +152,27 @@ class DeltaNet(Block):
 def _unit(x: F32) -> F32:
     units: F32 = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + np.float32(1e-6))
     return units
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule(PagedOperation):
+    """Inputs of a gated delta net (DeltaNet) -> [tokens, value features], in the matmuls' activation type.
+
+    `x` [tokens, channels + value features] f32 holds the convolution's inputs and the result's gates. `rates`
+    [tokens, 2 * value_heads] f32 holds b before its sigmoid, and the inputs of the decay: g is the second
+    half of `steps` times the softplus of the input plus the first half. q and k are divided by their lengths,
+    q also by sqrt(key_dim). The result of each head is an RMS norm of o by `norm`, times the SiLU of its
+    gates. Padding yields zeros.
+
+    A layer's state is in its pages of the pool "state". The page of the preceding token's block is
+    read; the page of each block with tokens receives the state after the last of them.
+    """
+
+    rates: str
+    conv: str  # [channels, taps]
+    steps: str  # [2 * value_heads]
+    norm: str  # [value_dim]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.rates)

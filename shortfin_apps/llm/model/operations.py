@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from shortfin_apps.llm.model.rope import Rotation
+
 # For gate g and up u: silu(g) * u and gelu(g) * u (with gelu approximated by tanh); gpt-oss's clamped is g *
 # sigmoid(1.702 g) * (u + 1), with g at most 7 and u from -7 to 7.
 Activation = Literal["silu", "gelu", "clamped"]
@@ -52,6 +54,18 @@ class Operation:
     @property
     def writes(self) -> tuple[str, ...]:
         return (self.out,)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedOperation(Operation):
+    """An operation that reads and writes the pages of `layer`."""
+
+    layer: int
+
+    @property
+    def rotation(self) -> Rotation | None:
+        """The rotation that it applies to its input."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,31 +202,6 @@ class GateTokens(Operation):
     @property
     def reads(self) -> tuple[str, ...]:
         return (self.x, self.gates)
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaRule(Operation):
-    """Inputs of a gated delta net (DeltaNet) -> [tokens, value features], in the matmuls' activation type.
-
-    `x` [tokens, channels + value features] f32 holds the convolution's inputs and the result's gates. `rates`
-    [tokens, 2 * value_heads] f32 holds b before its sigmoid, and the inputs of the decay: g is the second
-    half of `steps` times the softplus of the input plus the first half. q and k are divided by their lengths,
-    q also by sqrt(key_dim). The result of each head is an RMS norm of o by `norm`, times the SiLU of its
-    gates. Padding yields zeros.
-
-    A layer's state is in its pages of the pool "state". The page of the preceding token's block is
-    read; the page of each block with tokens receives the state after the last of them.
-    """
-
-    rates: str
-    layer: int
-    conv: str  # [channels, taps]
-    steps: str  # [2 * value_heads]
-    norm: str  # [value_dim]
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x, self.rates)
 
 
 @dataclass(frozen=True, slots=True)

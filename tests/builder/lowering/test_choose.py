@@ -44,20 +44,10 @@ ARM = resolve_target("cpu:neoverse-v1")
 ARM_WITHOUT_DOT = resolve_target("cpu:cortex-a72")
 HAVE_BYTES = (HASWELL, SKYLAKE, ARM)
 GPU = resolve_target("hip:gfx942")
-LINALG_ON_CPU = (
-    *(
-        "Embed",
-        "AddNormed",
-        "Narrow",
-        "AddBias",
-        "NormHeads",
-        "NormWhole",
-        "LastTokens",
-        "CapLogits",
-        "Sample",
-    ),
+ON_CPU = dict.fromkeys(("Embed", "LastTokens", "Sample"), "linalg") | {"TopK": "cpu/top_k"}
+FEATURES = changed(  # with every operation on single values or heads
+    TILES, {"bias": True, "qk_norm": True, "norm_before": False, "norm_after": True, "logit_cap": 6.0}
 )
-ON_CPU = dict.fromkeys(LINALG_ON_CPU, "linalg") | {"TopK": "cpu/top_k"}
 
 
 def between_attentions(name: str) -> dict[str, str]:
@@ -142,7 +132,7 @@ def test_a_decode_attends_within_the_fused_layer() -> None:
 
 
 def test_a_gpu_takes_triton_and_linalg_what_is_left() -> None:
-    choices = {choice.kind: choice for choice in choose(context(TILES, BuildOptions(), GPU))}
+    choices = {choice.kind: choice for choice in choose(context(FEATURES, BuildOptions(), GPU))}
     linalg = {kind.__name__ for kind, choice in choices.items() if choice.candidate.name == "linalg"}
     assert linalg == {"AddBias", "NormHeads", "Narrow", "CapLogits"}
     assert choices[TopK].candidate.name == "triton/top_k"

@@ -27,8 +27,8 @@ from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
 from shortfin_apps.llm.builder.lowering.fused.layers import FusedLayers
 from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
 from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
-from shortfin_apps.llm.builder.lowering.linalg.gates import LinalgGates
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
+from shortfin_apps.llm.builder.lowering.linalg.table import LOWERINGS
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, Prepare
 from shortfin_apps.llm.builder.weights.layout import (
     LANES,
@@ -38,21 +38,16 @@ from shortfin_apps.llm.builder.weights.layout import (
     linear_sizes,
 )
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.attention import Attend, Attention, DropGates, NormHeads, NormWhole
+from shortfin_apps.llm.model.attention import Attend, NormWhole
 from shortfin_apps.llm.model.block import Block
+from shortfin_apps.llm.model.delta_net import DeltaRule
 from shortfin_apps.llm.model.operations import (
-    AddBias,
     AddNormed,
-    CapLogits,
-    DeltaRule,
     Embed,
-    Gate,
     GatedExperts,
     GatedLinear,
-    GateTokens,
     LastTokens,
     Linear,
-    Narrow,
     Norm,
     Operation,
     Route,
@@ -65,13 +60,11 @@ from shortfin_apps.llm.model.weight_blocks import BLOCK
 Kind = type[Operation]
 MOST_CANDIDATES = 256  # limit of a top-k that keeps its candidates in registers
 MOST_STATE_ELEMENTS = 1 << 16  # limit of a head's state that a workgroup keeps in registers
-KINDS: tuple[Kind, ...] = (
-    *(Embed, Norm, AddNormed, Narrow, Linear, AddBias, NormHeads, NormWhole, GatedLinear, Attend, LastTokens),
-    *(CapLogits, TopK, Sample),
-)
 EXPERTS: tuple[Kind, ...] = (Route, GatedExperts, SumExperts)
-GATES: tuple[Kind, ...] = (DropGates, Gate)  # gates of attention
-SHARED: tuple[Kind, ...] = (GateTokens,)  # the gate of an expert that all tokens use
+ON_EVERY_TARGET: tuple[Kind, ...] = (
+    *(Embed, Norm, AddNormed, Attend, LastTokens, TopK, Sample),
+    *LOWERINGS,
+)
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
 
@@ -230,16 +223,12 @@ def _amx_expert_tiles(c: LoweringContext) -> dict[str, bool]:
 
 def _fused_layers(c: LoweringContext) -> FusedLayers:
     kernels = StageKernels(c.spec, c.weights, c.options.activations, c.target)
-    return FusedLayers(c.spec, c.weights, c.render, list(c.spec.operations()), kernels)
+    return FusedLayers(c.weights, c.render, list(c.spec.operations()), kernels)
 
 
 def _amx_experts(c: LoweringContext) -> AmxExperts:
     assert c.spec.experts
     return AmxExperts(c.spec, c.spec.experts, c.options, c.target, c.weights, c.render)
-
-
-def _linalg(c: LoweringContext) -> LinalgOperations:
-    return LinalgOperations(c.spec, c.options, c.weights)
 
 
 def _linalg_experts(c: LoweringContext) -> LinalgExperts:
@@ -293,32 +282,22 @@ CANDIDATES = (
     Candidate("triton/delta_net", (DeltaRule,), _triton_states, _make_triton_delta_net),
     Candidate("triton/top_k", (TopK,), _triton_candidates, _make_triton_top_k),
     Candidate("triton/sampling", (Sample,), _triton_candidates, _make_triton_sampling),
-    Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
+    Candidate("linalg", (Linear, GatedLinear), _row_major, LinalgOperations),
     Candidate("linalg/experts", EXPERTS, _row_major, _linalg_experts),
-    Candidate("linalg/gates", (*GATES, *SHARED), _always, lambda c: LinalgGates(c.options)),
-    Candidate("linalg", tuple(kind for kind in KINDS if kind not in (Linear, GatedLinear)), _always, _linalg),
+    Candidate("linalg", ON_EVERY_TARGET, _always, LinalgOperations),
 )
 
 
 def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATES) -> tuple[Choice, ...]:
     """Choose kernels for each kind of operation. Raises BuildError if a kind has no candidate."""
     _check_sizes(context)
-    kinds = _kinds(context)
-    choices = {kind: _choose(kind, context, candidates) for kind in kinds}
+    kinds = dict.fromkeys(type(operation) for operation in context.spec.operations())
+    choices = {kind: _choose(kind, context, candidates) for kind in (*kinds, TopK, Sample)}
     attend = choices[Attend]
     if choices[Linear].candidate is FUSED_LAYER and context.target.is_cpu:
         reason = f"{attend.reason}; a decode's is a stage of {FUSED_LAYER.name}"
         choices[Attend] = replace(attend, reason=reason)
     return tuple(choices.values())
-
-
-def _kinds(c: LoweringContext) -> tuple[Kind, ...]:
-    """List the kinds of operations that the model may contain."""
-    experts = () if c.spec.experts is None else EXPERTS
-    shared = SHARED if c.spec.experts and c.spec.experts.shared else ()
-    gates = GATES if any(each.gate for each in c.spec.blocks_of(Attention)) else ()
-    states = () if c.spec.delta_net is None else (DeltaRule,)
-    return (*KINDS, *experts, *shared, *gates, *states)
 
 
 def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Lowering:

@@ -5,24 +5,17 @@ Kernels are grouped in classes. A class that handles a kind of operation has its
     Embed        embed(e, tokens, weight) -> Tensor
     Norm         rms_norm(e, x, weight) -> Tensor, or an operand that the same class's matmuls accept
     AddNormed    add_normed(e, x, weight, residual) -> Tensor
-    Narrow       narrow(e, x) -> Tensor
     Linear       linear(e, x, weight, residual or None) -> Tensor
-    AddBias      add_bias(e, x, weight) -> Tensor
-    NormHeads    norm_heads(e, operation, x) -> Tensor
-    NormWhole    norm_whole(e, operation, x) -> Tensor
     GatedLinear  gated_linear(e, x, weight, activation) -> Tensor
     Route        route(e, logits, batch) -> the `routing` operand of the same class's experts
     GatedExperts gated_experts(e, x, weight, bias or None, routing) -> Tensor
     SumExperts   sum_experts(e, x, weight, bias or None, routing, residual) -> Tensor
     Attend       attend(e, operation, qkv, batch) -> Tensor
-    DropGates    drop_gates(e, operation, x) -> Tensor
-    Gate         gate(e, x, gates) -> Tensor
-    GateTokens   gate_tokens(e, x, gates) -> Tensor
     DeltaRule    delta_rule(e, operation, x, rates, batch) -> Tensor
     LastTokens   last_tokens(e, x, batch) -> Tensor
-    CapLogits    cap_logits(e, logits) -> Tensor
     TopK         top_k(e, logits) -> two Tensors
     Sample       sample(e, values, indices, logits, state) -> Tensor, LoopState
+    another      compute(e, operation, values) -> Tensor
 
 Shapes and types are in model/operations.py. Each method may be called in several functions of the module. A
 `FusedKernels` class handles runs of operations instead, each in one dispatch. A class with `sample` and
@@ -46,23 +39,19 @@ from shortfin_apps.llm.builder.graph.rotary import Rotary
 from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.attention import Attend, DropGates, NormHeads, NormWhole
+from shortfin_apps.llm.model.attention import Attend
 from shortfin_apps.llm.model.config import context_length
+from shortfin_apps.llm.model.delta_net import DeltaRule
 from shortfin_apps.llm.model.operations import (
-    AddBias,
     AddNormed,
-    CapLogits,
-    DeltaRule,
     Embed,
-    Gate,
     GatedExperts,
     GatedLinear,
-    GateTokens,
     LastTokens,
     Linear,
-    Narrow,
     Norm,
     Operation,
+    PagedOperation,
     Route,
     Sample,
     SumExperts,
@@ -269,17 +258,9 @@ class Lowering:
             case AddNormed():
                 added = values[operation.residual]
                 values[operation.out] = kernels.add_normed(e, x, operation.weight, added)
-            case Narrow():
-                values[operation.out] = kernels.narrow(e, x)
             case Linear():
                 residual = values[operation.residual] if operation.residual else None
                 values[operation.out] = kernels.linear(e, x, operation.weight, residual)
-            case AddBias():
-                values[operation.out] = kernels.add_bias(e, x, operation.weight)
-            case NormHeads():
-                values[operation.out] = kernels.norm_heads(e, operation, x)
-            case NormWhole():
-                values[operation.out] = kernels.norm_whole(e, operation, x)
             case GatedLinear():
                 values[operation.out] = kernels.gated_linear(e, x, operation.weight, operation.activation)
             case Route():
@@ -294,20 +275,12 @@ class Lowering:
                 values[operation.out] = kernels.sum_experts(e, x, *weights, routing, residual)
             case Attend():
                 values[operation.out] = kernels.attend(e, operation, x, values.batch)
-            case DropGates():
-                values[operation.out] = kernels.drop_gates(e, operation, x)
-            case Gate():
-                values[operation.out] = kernels.gate(e, x, values[operation.gates])
-            case GateTokens():
-                values[operation.out] = kernels.gate_tokens(e, x, values[operation.gates])
             case DeltaRule():
                 values[operation.out] = kernels.delta_rule(
                     e, operation, x, values[operation.rates], values.batch
                 )
             case LastTokens():
                 values[operation.out] = kernels.last_tokens(e, x, values.batch)
-            case CapLogits():
-                values[operation.out] = kernels.cap_logits(e, x)
             case TopK():
                 values[operation.out], values[operation.indices] = kernels.top_k(e, x)
             case Sample():
@@ -317,15 +290,15 @@ class Lowering:
                 row = values[operation.indices], values[operation.logits]
                 values[operation.out], state = kernels.sample(e, x, *row, state)
                 values[operation.tokens], values[operation.positions] = state.tokens, state.positions
+            case _:
+                values[operation.out] = kernels.compute(e, operation, values)
 
 
 def _turn(run: Sequence[Operation], values: Values) -> None:
     """Select the batch's slab for the attention, state or routing in `run`, which has at most one."""
     for operation in run:
-        if isinstance(operation, Attend):
-            values.batch.turn_to(operation.layer, operation.block.rotation)
-        elif isinstance(operation, DeltaRule):
-            values.batch.turn_to(operation.layer)
+        if isinstance(operation, PagedOperation):
+            values.batch.turn_to(operation.layer, operation.rotation)
         elif isinstance(operation, Route):
             values.batch.turn_to_all_tokens()
 

@@ -19,12 +19,9 @@ from shortfin_apps.llm.contract.iree_release import installed_version
 
 _LIBRARIES = ("iree-base-runtime", "shortfin", "numpy")
 _CPUINFO = Path("/proc/cpuinfo")
-# Kinds of operations in the manifest's lines on kernels.
-_IN_LAYERS = (
-    *("Norm", "AddNormed", "Linear", "AddBias", "NormHeads", "NormWhole", "GatedLinear", "Attend"),
-    *("DropGates", "Gate", "Route", "GatedExperts", "SumExperts", "GateTokens", "DeltaRule"),
-)
-_BEHIND = ("Norm", "Linear", "CapLogits", "TopK")
+# Kinds of operations in the manifest's lines on kernels: outside of the layers, and after them.
+_OUTSIDE = ("Embed", "LastTokens", "CapLogits", "TopK", "Sample")
+_AFTER = ("Norm", "Linear", "CapLogits", "TopK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +47,12 @@ def sentence(subject: Subject, failures: Sequence[EntryFailure], location: Locat
 
 def kernels_at(kernels: Iterable[str], location: Location) -> list[str]:
     """Names of the kernels that compute the location; linalg only if there is no other."""
-    kinds = _BEHIND if location.layer is None else _IN_LAYERS
+
+    def computes_it(kind: str) -> bool:
+        return kind in _AFTER if location.layer is None else kind not in _OUTSIDE
+
     named = [re.match(r"(\w+): ([^,;]+)", line) for line in kernels]
-    found = dict.fromkeys(each[2] for each in named if each is not None and each[1] in kinds)
+    found = dict.fromkeys(each[2] for each in named if each is not None and computes_it(each[1]))
     return [name for name in found if name != "linalg"] or list(found)
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from shortfin_apps.llm.builder.kernels.fused.stages import (
     QuantiseBlocksGeometry,
-    QuantiseRowsGeometry,
     RmsNormGeometry,
 )
 
@@ -22,8 +21,6 @@ def test_accumulators_fill_a_row(size: int, accumulators: int) -> None:
 def test_rows_that_are_normed_first_are_f32() -> None:
     assert QuantiseBlocksGeometry(576, False, NORM).x_row_bytes == NORM.x_row_bytes == 4 * 576
     assert QuantiseBlocksGeometry(576, False).x_row_bytes == 2 * 576
-    assert QuantiseRowsGeometry(576, False, NORM).dtype == "f32"
-    assert QuantiseRowsGeometry(576, False).dtype == "bf16"
 
 
 def test_blocks_of_a_row_are_a_tile_apart_where_rows_are_in_tiles() -> None:

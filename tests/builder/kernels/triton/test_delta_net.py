@@ -13,8 +13,7 @@ from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.model.block import ReferenceLayer
-from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.operations import DeltaRule
+from shortfin_apps.llm.model.delta_net import DeltaNet, DeltaRule
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import HYBRID
 from tests.builder.kernels.triton.conftest import Launch, context_of
@@ -32,7 +31,7 @@ STRIDE = 4
 LENGTHS = (6, 1)  # of the rows
 PADDING = 2  # tokens behind them
 TABLE = np.array([[3, 1], [2, 0]])
-OPERATION = DeltaRule("mixed", "out", "rates", 2, conv="conv", steps="steps", norm="norm")
+OPERATION = DeltaRule("mixed", "out", 2, "rates", conv="conv", steps="steps", norm="norm")
 NETS = {
     "several-waves": DeltaNet(key_heads=1, value_heads=2, key_dim=128, value_dim=128),
     "odd": DeltaNet(key_heads=2, value_heads=4, key_dim=72, value_dim=40, taps=3, tiled=True),

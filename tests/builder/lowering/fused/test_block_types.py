@@ -129,7 +129,7 @@ class Kernels:
         stages = StageKernels(spec, weights, "bf16", target)
         layer = feed_forward(activation)
         operations = [Attend("qkv", "h", 0, spec.attention), *PLAIN, *layer]
-        fused = FusedLayers(spec, weights, rendered.render, operations, stages)
+        fused = FusedLayers(weights, rendered.render, operations, stages)
 
         def body(run: Sequence[Operation], out: str) -> Callable[[Emitter, Tensor], list[Tensor]]:
             def lower(e: Emitter, x: Tensor) -> list[Tensor]:

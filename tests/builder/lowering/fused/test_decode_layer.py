@@ -105,7 +105,7 @@ def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
     def lowering(joint: Bf16Attention | VectorAttention | None) -> Lowering:
         kernels = StageKernels(WHOLE_TILES, weights, options.activations, target)
-        fused = FusedLayers(WHOLE_TILES, weights, rendered.render, list(WHOLE_TILES.operations()), kernels)
+        fused = FusedLayers(weights, rendered.render, list(WHOLE_TILES.operations()), kernels)
         fused.attention = joint
         chosen = {Attend: attention, Norm: fused, Linear: fused, GatedLinear: fused}
         return Lowering(chosen, rendered, fused)

@@ -9,8 +9,10 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.model.attention import NormHeads
+from shortfin_apps.llm.model.operations import AddBias
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_kernels import ConstantWeights, function, load
 from tests.builder.compiled_model import HOST, TINY
@@ -23,10 +25,10 @@ def test_a_bias_is_added_to_every_row(tmp_path: Path) -> None:
     bias = np.random.default_rng(0).standard_normal(48).astype(np.float32)
     spec = changed(TINY, {"bias": True})
     weights = ConstantWeights({BIAS: bias}, {BIAS: weight_layout(BIAS, spec, BuildOptions(), HOST)})
-    operations = LinalgOperations(spec, BuildOptions(), weights)
+    operations = LinalgOperations(LoweringContext(spec, BuildOptions(), HOST, weights))
 
     def run(e: Emitter, x: Tensor) -> list[Tensor]:
-        return [operations.add_bias(e, x, BIAS)]
+        return [operations.compute(e, AddBias("x", "x", BIAS), Values({"x": x}))]
 
     parts = [*weights.declarations(), function("run", {"x": ("?", 48)}, run)]
     x = np.random.default_rng(1).standard_normal((3, 48)).astype(np.float32)
@@ -45,10 +47,10 @@ def test_heads_of_queries_and_keys_are_normed_and_values_are_not(
     weight = rng.standard_normal(2 * head_dim).astype(np.float32)
     layouts = {NORM: weight_layout(NORM, spec, BuildOptions(), HOST)}
     weights = ConstantWeights({NORM: weight}, layouts)
-    operations = LinalgOperations(spec, BuildOptions(), weights)
+    operations = LinalgOperations(LoweringContext(spec, BuildOptions(), HOST, weights))
 
     def run(e: Emitter, x: Tensor) -> list[Tensor]:
-        return [operations.norm_heads(e, NormHeads("qkv", "qkv", NORM, spec.attention), x)]
+        return [operations.compute(e, NormHeads("x", "x", NORM, spec.attention), Values({"x": x}))]
 
     rows = 1 if tokens == 1 else "?"
     parts = [*weights.declarations(), function("run", {"x": (rows, spec.attention.qkv_features)}, run)]

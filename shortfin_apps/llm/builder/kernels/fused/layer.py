@@ -14,8 +14,8 @@ from shortfin_apps.llm.builder.kernels.fused.matmul_floats import MatmulFloatsGe
 from shortfin_apps.llm.builder.kernels.fused.matmul_int8_vectors import MatmulInt8VectorsGeometry
 from shortfin_apps.llm.builder.kernels.fused.stages import (
     QuantiseBlocksGeometry,
-    QuantiseRowsGeometry,
     RmsNormGeometry,
+    RowQuantisationStage,
 )
 from shortfin_apps.llm.builder.kernels.interface import Regions
 
@@ -25,7 +25,7 @@ LINES = 48  # counter lines per call
 
 AttentionGeometry = DecodeAttentionGeometry | VectorDecodeGeometry
 KernelGeometry = (
-    AttentionGeometry | MatmulGeometry | RmsNormGeometry | QuantiseBlocksGeometry | QuantiseRowsGeometry
+    AttentionGeometry | MatmulGeometry | RmsNormGeometry | QuantiseBlocksGeometry | RowQuantisationStage
 )
 # Templates of the stages' functions, without the suffix `_function`.
 _TEMPLATES: dict[type[KernelGeometry], str] = {
@@ -38,7 +38,7 @@ _TEMPLATES: dict[type[KernelGeometry], str] = {
     MatmulBlockInt8Geometry: "matmul_block_int8",
     RmsNormGeometry: "rms_norm",
     QuantiseBlocksGeometry: "quantise_blocks",
-    QuantiseRowsGeometry: "quantise_rows",
+    RowQuantisationStage: "quantise_rows",
 }
 
 

@@ -78,34 +78,7 @@ class QuantiseBlocksGeometry:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantiseRowsGeometry:
-    """x[rows, size] -> Int8Tiles and a scale per row (quantise_rows_function.mlir.j2).
+class RowQuantisationStage(RowQuantisation):
+    """RowQuantisation as a stage: f32 is normed first, bf16 is not (quantise_rows_function.mlir.j2)."""
 
-    With a `norm`, x is f32 and normed first; without one, x is bf16, row-major or in tiles. `is_unsigned`:
-    bytes are stored with an offset of 128, as vectors multiply them.
-    """
-
-    size: int
-    is_tiled: bool
-    norm: RmsNormGeometry | None = None
-    is_unsigned: bool = False
-    has_wide_vectors: bool = True
-    has_neon: bool = False
     row_block: ClassVar[int] = ROW_BLOCK
-
-    @property
-    def dtype(self) -> str:
-        return "f32" if self.norm else "bf16"
-
-    @property
-    def quantisation(self) -> RowQuantisation:
-        eps = self.norm.eps if self.norm else None
-        return RowQuantisation(
-            size=self.size,
-            dtype=self.dtype,
-            eps=eps,
-            is_tiled=self.is_tiled,
-            is_unsigned=self.is_unsigned,
-            has_wide_vectors=self.has_wide_vectors,
-            has_neon=self.has_neon,
-        )

@@ -8,8 +8,7 @@ from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.delta_net import DeltaNetGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.operations import DeltaRule
+from shortfin_apps.llm.model.delta_net import DeltaNet, DeltaRule
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 

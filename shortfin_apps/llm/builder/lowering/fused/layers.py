@@ -34,7 +34,6 @@ from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.attention import Attend
 from shortfin_apps.llm.model.operations import GatedLinear, Linear, Norm, Operation
-from shortfin_apps.llm.model.spec import ModelSpec
 
 
 @dataclass(slots=True)
@@ -53,7 +52,6 @@ class FusedLayers:
 
     def __init__(
         self,
-        spec: ModelSpec,
         weights: WeightTypes,
         render: Render,
         operations: Sequence[Operation],
@@ -66,7 +64,7 @@ class FusedLayers:
         self._calls: WeakKeyDictionary[Emitter, _Calls] = WeakKeyDictionary()
         # A run ends before an operation of another kind.
         self._most_calls = 1 + sum(not isinstance(each, Norm | Linear | GatedLinear) for each in operations)
-        self._row_bytes = buffer_row_bytes(operations, spec, weights, kernels.kept_bytes)
+        self._row_bytes = buffer_row_bytes(operations, weights, kernels.kept_bytes)
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
         """Count the operations up to the next attention; a decode's attention may come first."""

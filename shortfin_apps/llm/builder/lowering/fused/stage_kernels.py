@@ -11,8 +11,8 @@ from shortfin_apps.llm.builder.kernels.fused.matmul_floats import MatmulFloatsGe
 from shortfin_apps.llm.builder.kernels.fused.matmul_int8_vectors import MatmulInt8VectorsGeometry
 from shortfin_apps.llm.builder.kernels.fused.stages import (
     QuantiseBlocksGeometry,
-    QuantiseRowsGeometry,
     RmsNormGeometry,
+    RowQuantisationStage,
 )
 from shortfin_apps.llm.builder.lowering.fused.stages import (
     AttendStage,
@@ -99,7 +99,8 @@ class StageKernels:
     ) -> KernelGeometry:
         is_tiled = stage.x_kept and self.has_tiles
         if isinstance(stage.layout, Int8Panels):
-            return QuantiseRowsGeometry(size, is_tiled, norm, self._is_shifted, **self._vectors)
+            dtype, eps = ("f32", norm.eps) if norm else ("bf16", None)
+            return RowQuantisationStage(size, dtype, eps, is_tiled, self._is_shifted, **self._vectors)
         if stage.layout.blocks:
             dtype = self.kept if stage.x_kept else self.activations
             return QuantiseBlocksGeometry(size, is_tiled, norm, dtype=dtype, **self._vectors)

@@ -18,8 +18,7 @@ from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.attention import Attend, Attention
-from shortfin_apps.llm.model.operations import GatedLinear, Linear, Narrow, Norm, Operation
-from shortfin_apps.llm.model.spec import ModelSpec
+from shortfin_apps.llm.model.operations import GatedLinear, Linear, Norm, Operation
 
 # Operands of matmuls: floats, blocks of 8-bit integers, or 8-bit integers with a scale per row.
 Operands = Literal["floats", "block_int8", "int8"]
@@ -213,27 +212,16 @@ def inputs_of(run: Sequence[Operation]) -> set[str]:
 
 
 def buffer_row_bytes(
-    operations: Sequence[Operation], spec: ModelSpec, weights: WeightTypes, kept_bytes: int
+    operations: Sequence[Operation], weights: WeightTypes, kept_bytes: int
 ) -> dict[str, int]:
     """Return the row bytes of each buffer that may stay within a dispatch: f32 first, then matmul operands.
 
     A float element of an operand takes `kept_bytes`.
     """
-    sums: dict[str, int] = {}
-    operands: dict[str, int] = {}
-    for operation in operations:
-        match operation:
-            case Linear():
-                sums[operation.out] = 4 * weights.shape(operation.weight)[0]
-            case Norm():
-                operands |= operand_bytes(kept_bytes, operation.out, weights.shape(operation.weight)[0])
-            case Narrow():
-                operands |= operand_bytes(kept_bytes, operation.out, spec.hidden_size)
-            case GatedLinear():
-                operands |= operand_bytes(kept_bytes, operation.out, weights.shape(operation.weight)[0] // 2)
-            case Attend():
-                operands |= operand_bytes(kept_bytes, operation.out, operation.block.q_features)
-    return sums | operands
+    matmuls = [each for each in operations if isinstance(each, Linear | GatedLinear)]
+    sums = {each.out: 4 * weights.shape(each.weight)[0] for each in matmuls if isinstance(each, Linear)}
+    operands = [operand_bytes(kept_bytes, each.x, weights.shape(each.weight)[1]) for each in matmuls]
+    return {name: size for sizes in (sums, *operands) for name, size in sizes.items()}
 
 
 def operands_of(layout: WeightLayout) -> Operands:

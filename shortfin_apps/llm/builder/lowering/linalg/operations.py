@@ -12,14 +12,13 @@ from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, affine
 from shortfin_apps.llm.builder.graph.token_layout import cache_slots, last_tokens
 from shortfin_apps.llm.builder.lowering.linalg.bodies import (
     activate,
-    capped,
     clamped_swiglu,
     reaches,
     sees,
     yield_as,
 )
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
-from shortfin_apps.llm.builder.lowering.linalg.norms import add_normed, norm_heads, norm_whole, rms_norm
+from shortfin_apps.llm.builder.lowering.linalg.norms import add_normed, rms_norm
 from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
     CachePlane,
     packed_attention,
@@ -27,13 +26,12 @@ from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
 )
 from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import dequantise, quantised_rows, scales_of
 from shortfin_apps.llm.builder.lowering.linalg.sampling import advance, sample
+from shortfin_apps.llm.builder.lowering.linalg.table import LOWERINGS
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
-from shortfin_apps.llm.builder.lowering.lowering import LoopState
-from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.builder.lowering.lowering import LoopState, LoweringContext, Values
 from shortfin_apps.llm.contract.config import SCALE_BYTES
-from shortfin_apps.llm.model.attention import Attend, Attention, NormHeads, NormWhole
-from shortfin_apps.llm.model.operations import Activation
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.attention import Attend, Attention
+from shortfin_apps.llm.model.operations import Activation, Operation
 
 
 class LinalgOperations:
@@ -41,13 +39,17 @@ class LinalgOperations:
 
     draws_rows = False
 
-    def __init__(self, spec: ModelSpec, options: BuildOptions, weights: WeightTypes) -> None:
-        self._spec = spec
-        self._options = options
-        self._weights = weights
+    def __init__(self, context: LoweringContext) -> None:
+        self._context = context
+        self._spec = context.spec
+        self._options = options = context.options
+        self._weights = context.weights
         self._stride = options.block_seq_stride
         self._is_quantised = options.kv == "q8_0"
         self._wide = "f32" if options.kv == "q8_0" else options.kv  # type that attention multiplies in
+
+    def compute(self, e: Emitter, operation: Operation, values: Values) -> Tensor:
+        return LOWERINGS[type(operation)](self._context, e, operation, values)
 
     def embed(self, e: Emitter, tokens: Tensor, weight: str) -> Tensor:
         return embedding(e, self._spec, self._weights, tokens, weight)
@@ -76,22 +78,6 @@ class LinalgOperations:
     def add_normed(self, e: Emitter, x: Tensor, weight: str, residual: Tensor) -> Tensor:
         return add_normed(e, self._spec, x, self._weights.load_one(e, weight), residual)
 
-    def norm_heads(self, e: Emitter, operation: NormHeads, x: Tensor) -> Tensor:
-        return norm_heads(e, self._spec, operation.block, x, self._weights.load_one(e, operation.weight))
-
-    def norm_whole(self, e: Emitter, operation: NormWhole, x: Tensor) -> Tensor:
-        return norm_whole(e, self._spec, operation.block, x, self._weights.load_one(e, operation.weight))
-
-    def narrow(self, e: Emitter, x: Tensor) -> Tensor:
-        act = self._options.activations
-        return e.elementwise("td", ("td", x.shape, act), [(x, "td")], yield_as("%a", act))
-
-    def cap_logits(self, e: Emitter, logits: Tensor) -> Tensor:
-        cap = self._spec.logit_cap
-        assert cap is not None
-        body = f"{capped('%y', '%a', cap)}\n  linalg.yield %y : f32"
-        return e.elementwise("rv", ("rv", logits.shape, "f32"), [(logits, "rv")], body)
-
     def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
         w = self._weights.load_one(e, weight)
         shape = (x.shape[0], w.shape[0])
@@ -107,11 +93,6 @@ class LinalgOperations:
             return out
         add = "  %y = arith.addf %a, %b : f32\n  linalg.yield %y : f32"
         return e.elementwise("td", ("td", shape, "f32"), [(residual, "td"), (out, "td")], add)
-
-    def add_bias(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        bias = self._weights.load_one(e, weight)
-        add = "  %y = arith.addf %a, %b : f32\n  linalg.yield %y : f32"
-        return e.elementwise("td", ("td", x.shape, "f32"), [(x, "td"), (bias, "d")], add)
 
     def gated_linear(self, e: Emitter, x: Tensor, weight: str, activation: Activation) -> Tensor:
         both = self.linear(e, x, weight)

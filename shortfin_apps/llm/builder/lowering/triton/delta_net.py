@@ -10,8 +10,7 @@ from shortfin_apps.llm.builder.kernels.triton.delta_net import delta_rule
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
-from shortfin_apps.llm.model.delta_net import DeltaNet
-from shortfin_apps.llm.model.operations import DeltaRule
+from shortfin_apps.llm.model.delta_net import DeltaNet, DeltaRule
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 _WAVE_ELEMENTS = 2048  # elements of a state per wave: 64 registers in each of 32 lanes

@@ -1,0 +1,95 @@
+"""The operations that linalg computes for every target, with the function of each.
+
+A new operation needs its class, and a function with its line in LOWERINGS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, yield_as
+from shortfin_apps.llm.builder.lowering.linalg.norms import norm_heads, norm_whole
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
+from shortfin_apps.llm.model.attention import DropGates, NormHeads, NormWhole
+from shortfin_apps.llm.model.operations import AddBias, CapLogits, Gate, GateTokens, Narrow, Operation
+
+
+def _narrow(c: LoweringContext, e: Emitter, operation: Narrow, values: Values) -> Tensor:
+    x, act = values[operation.x], c.options.activations
+    return e.elementwise("td", ("td", x.shape, act), [(x, "td")], yield_as("%a", act))
+
+
+def _add_bias(c: LoweringContext, e: Emitter, operation: AddBias, values: Values) -> Tensor:
+    x, bias = values[operation.x], c.weights.load_one(e, operation.weight)
+    add = "  %y = arith.addf %a, %b : f32\n  linalg.yield %y : f32"
+    return e.elementwise("td", ("td", x.shape, "f32"), [(x, "td"), (bias, "d")], add)
+
+
+def _norm_heads(c: LoweringContext, e: Emitter, operation: NormHeads, values: Values) -> Tensor:
+    weight = c.weights.load_one(e, operation.weight)
+    return norm_heads(e, c.spec, operation.block, values[operation.x], weight)
+
+
+def _norm_whole(c: LoweringContext, e: Emitter, operation: NormWhole, values: Values) -> Tensor:
+    weight = c.weights.load_one(e, operation.weight)
+    return norm_whole(e, c.spec, operation.block, values[operation.x], weight)
+
+
+def _drop_gates(_: LoweringContext, e: Emitter, operation: DropGates, values: Values) -> Tensor:
+    x, block = values[operation.x], operation.block
+    body = f"""\
+  %t = linalg.index 0 : index
+  %d = linalg.index 1 : index
+  %queries = arith.constant {block.q_features} : index
+  %gate_column = arith.addi %d, %queries : index
+  %is_query = arith.cmpi ult, %d, %queries : index
+  %column = arith.select %is_query, %d, %gate_column : index
+  %value = tensor.extract {x.name}[%t, %column] : {x.type}
+  linalg.yield %value : f32"""
+    return e.elementwise("td", ("td", (x.shape[0], block.qkv_features), "f32"), [], body)
+
+
+def _gate(c: LoweringContext, e: Emitter, operation: Gate, values: Values) -> Tensor:
+    x = values[operation.x]
+    queries = x.shape[1]
+    assert isinstance(queries, int)
+    return _times_sigmoid(c, e, x, e.columns(values[operation.gates], queries, queries), "td")
+
+
+def _gate_tokens(c: LoweringContext, e: Emitter, operation: GateTokens, values: Values) -> Tensor:
+    return _times_sigmoid(c, e, values[operation.x], values[operation.gates], "t0")
+
+
+def _times_sigmoid(c: LoweringContext, e: Emitter, x: Tensor, gates: Tensor, at: str) -> Tensor:
+    """Multiply `x` by the sigmoid of `gates`; `at` is the gates' access in loops `td`."""
+    act = c.options.activations
+    wide = "" if x.dtype == "f32" else f"  %wide = arith.extf %a : {x.dtype} to f32\n"
+    body = f"""\
+{wide}  %one = arith.constant 1.0 : f32
+  %negative = arith.negf %b : f32
+  %power = math.exp %negative : f32
+  %divisor = arith.addf %power, %one : f32
+  %y = arith.divf {"%wide" if wide else "%a"}, %divisor : f32
+{yield_as("%y", act)}"""
+    return e.elementwise("td", ("td", x.shape, act), [(x, "td"), (gates, at)], body)
+
+
+def _cap_logits(c: LoweringContext, e: Emitter, operation: CapLogits, values: Values) -> Tensor:
+    logits, cap = values[operation.x], c.spec.logit_cap
+    assert cap is not None
+    body = f"{capped('%y', '%a', cap)}\n  linalg.yield %y : f32"
+    return e.elementwise("rv", ("rv", logits.shape, "f32"), [(logits, "rv")], body)
+
+
+LOWERINGS: dict[type[Operation], Callable[[LoweringContext, Emitter, Any, Values], Tensor]] = {
+    Narrow: _narrow,
+    AddBias: _add_bias,
+    NormHeads: _norm_heads,
+    NormWhole: _norm_whole,
+    DropGates: _drop_gates,
+    Gate: _gate,
+    GateTokens: _gate_tokens,
+    CapLogits: _cap_logits,
+}
