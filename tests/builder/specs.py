@@ -26,7 +26,8 @@ def changed(
     It gets another number of `layers`; `at` changes single ones further.
     """
     merged = {name: value for each in changes for name, value in each.items()}
-    known = {field.name for of in (spec, *spec.blocks) for field in fields(of)}
+    parts: list[ModelSpec | Block] = [spec, *spec.blocks]
+    known = {field.name for part in parts for field in fields(part)}
     assert merged.keys() <= known, merged.keys() - known
     number = layers or len(spec.layers)
     made = tuple(tuple(_with(block, merged) for block in layer) for layer in spec.layers)
