@@ -91,7 +91,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "serving.engine_settings": (
         *("setting", "components.kvcache", "components.kv_events", "components.runtime"),
-        *("components.speculation", "components.batching", "components.self_test", "serving.frontend"),
+        *("components.speculation", "components.batching", "serving.frontend"),
     ),
     "serving.speculative_loading": (
         *("contract", "components.kvcache", "components.runtime.device", "components.runtime"),
@@ -113,7 +113,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "serving.server": (
         *("contract", "address_space", "console", "setting", "restart_delay", "cli", "model", "artifact"),
         *("builder.sources", "components.runtime.device", "components.runtime", "components.grammar"),
-        *("components.recorder", "components.self_test", "serving.receipts", "serving.text"),
+        *("components.recorder", "serving.receipts", "serving.text"),
         *("serving.dialects", "serving.frontend", "serving.engine_link", "serving.engine_settings"),
         *("serving.speculative_loading", "serving.loading", "serving.http", "serving.api"),
     ),

@@ -18,7 +18,6 @@ from shortfin_apps.llm.components.kv_events.options import KVEventsError, KVEven
 from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.components.self_test.options import SelfTestFacts
 from shortfin_apps.llm.contract.errors import ArtifactError, SelfTestError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.model.spec import BuildOptions
@@ -205,7 +204,7 @@ def test_a_self_test_that_fails_closes_the_device_and_a_damaged_file_explains_it
 ) -> None:
     assert tiny_artifact.self_test is not None
     file = replace(SelfTestFile.load(tiny_artifact.self_test), tolerance=0.0)
-    facts = ModelFacts(self_test=SelfTestFacts(file=file))
+    facts = ModelFacts(self_test=file)
 
     def load(confirm: Callable[[], None]) -> None:
         load_engine(
@@ -240,7 +239,7 @@ def test_a_self_test_that_passes_is_counted(tiny_artifact: Artifact) -> None:
             tiny_artifact.parameters,
             NO_EOS,
             EngineSettings(),
-            ModelFacts(self_test=SelfTestFacts(file=file, same_bits=True)),
+            ModelFacts(self_test=file, same_bits=True),
         )
         stats = engine.stats()
     assert (stats.self_tests, stats.self_test_failures, stats.failed_self_test) == (1, 0, None)

@@ -12,13 +12,13 @@ from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kv_events.options import KVEventSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
-from shortfin_apps.llm.components.self_test.options import When
 from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
 from shortfin_apps.llm.serving.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
 from shortfin_apps.llm.setting import setting
 
 OnOff = Literal["auto", "on", "off"]
 Speculative = Literal["off", "ngram"]
+SelfTestTime = Literal["off", "start", "hourly"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class EngineSettings:
         ge=1,
         le=64,
     )
-    self_test: When = setting(
+    self_test: SelfTestTime = setting(
         "start",
         "compare what the model computes for a few prompts with what it should, before the server is ready: "
         "every entry, for a second or so (docs/self_test.md); hourly: and again once an hour, while there "

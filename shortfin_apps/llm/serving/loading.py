@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from shortfin_apps.llm.components.batching import BATCH_MODES, make_mode
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
@@ -34,12 +32,12 @@ from shortfin_apps.llm.components.runtime.device import GPU_NAMES, Device, Progr
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows
 from shortfin_apps.llm.components.self_test.locate import Locator
-from shortfin_apps.llm.components.self_test.options import SelfTestFacts
 from shortfin_apps.llm.components.self_test.report import Subject
 from shortfin_apps.llm.components.self_test.self_test import SelfTest
 from shortfin_apps.llm.components.self_test.watch import SelfTestWatch
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError, SelfTestError
+from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.speculative_loading import (
@@ -65,7 +63,8 @@ class ModelFacts:
     `vocab_size` is the model's vocabulary size in its manifest, which the tokenizer's must fit. `pages` is
     the size of the page table that was given to `build`. `kv_events_topic` is the default topic. Without
     `dumps`, there is no flight recorder. `self_test` holds the results that the program must reproduce before
-    serving.
+    serving, where `same_bits` is whether all entries must give a position the same bits; a report of its
+    failure names the artefact's `identity` and `kernels`.
     """
 
     vocab_size: int | None = None
@@ -74,7 +73,10 @@ class ModelFacts:
     pages: int | None = None
     kv_events_topic: str = ""
     dumps: Header | None = None
-    self_test: SelfTestFacts | None = None
+    self_test: SelfTestFile | None = None
+    same_bits: bool = False
+    identity: str | None = None
+    kernels: tuple[str, ...] = ()
 
 
 NO_FACTS = ModelFacts()
@@ -144,14 +146,11 @@ def _dumps(
 ) -> Dumps | None:
     if recorder is None or facts.dumps is None or settings.dump_dir == "off":
         return None
-    stats = engine.stats()
-    header = structs.replace(
-        facts.dumps,
-        device=f"{settings.device} ({device})",
-        num_pages=stats.pages.total + 1,
-        num_window_pages=0 if stats.window_pages is None else stats.window_pages.total + 1,
-        stride=stats.page_tokens,
-    )
+    stats, header = engine.stats(), facts.dumps
+    header.device = f"{settings.device} ({device})"
+    header.num_pages = stats.pages.total + 1
+    header.num_window_pages = 0 if stats.window_pages is None else stats.window_pages.total + 1
+    header.stride = stats.page_tokens
     return Dumps(recorder, settings.dump_dir, header)
 
 
@@ -277,13 +276,12 @@ def _passed_self_test(
     facts: ModelFacts,
 ) -> SelfTestWatch | None:
     """Run the self-test if there is one. Raises SelfTestError."""
-    chosen = facts.self_test
-    if chosen is None or settings.self_test == "off":
+    if (file := facts.self_test) is None or settings.self_test == "off":
         return None
     watch = SelfTestWatch(
-        SelfTest(runner, cache, chosen.file),
-        Locator(device, program, config, chosen.file, same_bits=chosen.same_bits),
-        Subject(device=device.name, identity=chosen.identity, kernels=chosen.kernels),
+        SelfTest(runner, cache, file),
+        Locator(device, program, config, file, same_bits=facts.same_bits),
+        Subject(device=device.name, identity=facts.identity, kernels=facts.kernels),
         hourly=settings.self_test == "hourly",
     )
     watch.run()

@@ -81,7 +81,7 @@ def test_a_thread_that_cannot_be_started_hurts_nobody(
 
     recorder = FlightRecorder()
     Dumps(recorder, tmp_path, HEADER, start=no_thread)
-    recorder.fault("it failed")
+    recorder.on_fault("it failed")
     assert "can't start new thread" in caplog.text
 
 
@@ -136,7 +136,7 @@ def test_a_fault_is_dumped_with_what_was_recorded_by_then(
     recorder, waiting = FlightRecorder(), list[Callable[[], None]]()
     Dumps(recorder, tmp_path, HEADER, start=waiting.append)
     recorder.clear([1], [])
-    recorder.fault("it failed")
+    recorder.on_fault("it failed")
     recorder.clear([2], [])
     [work] = waiting
     work()

@@ -262,7 +262,7 @@ class Engine:
     def _fault(self, reason: str) -> None:
         """Dump the flight recorder's ring to a file, if a recorder is configured."""
         if self._recorder is not None:
-            self._recorder.fault(reason)
+            self._recorder.on_fault(reason)
 
     def snapshot(self, at_s: float) -> Snapshot:
         """Snapshot of requests and pages, taken between steps; `at_s` is on the caller's clock."""

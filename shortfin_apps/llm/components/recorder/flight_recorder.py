@@ -127,7 +127,7 @@ class FlightRecorder:
     """Keeps the records of the last `seconds` in approximately at most `max_bytes`.
 
     The engine's thread adds records. `recording` is thread-safe, even while the engine's thread is stuck in a
-    device. `fault` calls `on_fault` on the calling thread.
+    device. The engine calls `on_fault` after a fault.
     """
 
     def __init__(
@@ -269,10 +269,6 @@ class FlightRecorder:
         )
         with self._lock:
             self._append(record, ())
-
-    def fault(self, reason: str) -> None:
-        """Report a fault that needs investigation."""
-        self.on_fault(reason)
 
     def recording(self) -> Recording:
         with self._lock:

@@ -13,7 +13,6 @@ from shortfin_apps.llm import address_space
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.verification import verifying
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
-from shortfin_apps.llm.components.self_test.options import SelfTestFacts
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults, penalties, unapplied_fields
@@ -266,7 +265,7 @@ def _load_engine(
     from shortfin_apps.llm.serving import loading  # imports the device libraries
     from shortfin_apps.llm.serving.speculative_loading import DraftFiles
 
-    name = config.model.served_model_name or artifact.name
+    name, manifest = config.model.served_model_name or artifact.name, artifact.manifest
     facts = loading.ModelFacts(
         vocab_size=artifact.vocab_size,
         tokenizer_vocab_size=tokenizer.vocab_size,
@@ -276,7 +275,10 @@ def _load_engine(
         pages=_given_pages(artifact),
         kv_events_topic=kv_events_topic(config, name),
         dumps=dump_header(artifact, config),
-        self_test=_self_test_facts(artifact, config),
+        self_test=_self_test(artifact, config),
+        same_bits=manifest is not None and manifest.target.gives_same_bits,
+        identity=None if manifest is None else manifest.identity,
+        kernels=() if manifest is None else manifest.kernels,
     )
     with warm_up_progress() as on_warm_up:
         engine = loading.load_engine(
@@ -302,7 +304,7 @@ def kv_events_topic(config: ServerConfig, model_name: str) -> str:
     return f"kv@{config.http.host}:{config.http.port}@{model_name}"
 
 
-def _self_test_facts(artifact: Artifact, config: ServerConfig) -> SelfTestFacts | None:
+def _self_test(artifact: Artifact, config: ServerConfig) -> SelfTestFile | None:
     """Return the artefact's self-test, if it is to run. Raises ArtifactError for an unreadable file."""
     if config.engine.self_test == "off":
         return None
@@ -312,13 +314,7 @@ def _self_test_facts(artifact: Artifact, config: ServerConfig) -> SelfTestFacts 
             artifact.name,
         )
         return None
-    manifest = artifact.manifest
-    return SelfTestFacts(
-        file=SelfTestFile.load(artifact.self_test),
-        identity=None if manifest is None else manifest.identity,
-        kernels=() if manifest is None else manifest.kernels,
-        same_bits=manifest is not None and manifest.target.gives_same_bits,
-    )
+    return SelfTestFile.load(artifact.self_test)
 
 
 def _defaults(generation: dict[str, Any], otherwise: float, config: ServerConfig) -> SamplingDefaults:
