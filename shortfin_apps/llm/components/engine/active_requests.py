@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
-from shortfin_apps.llm.components.engine.nan_containment import suspect_pages
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request
 from shortfin_apps.llm.contract.errors import InvocationError, LlmError
@@ -77,7 +76,7 @@ class ActiveRequests:
         self._requests.clear()
         self._deadlines_s.clear()
         for request in requests:
-            suspect_pages(request)
+            request.suspect_pages()
             self._scheduler.discard(request)
         return [_failed(request, error) for request in requests]
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.engine.nan_containment import clear_freed_pages
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import Lease
@@ -114,7 +113,7 @@ class DraftModel:
         """Draft up to the wanted number of tokens for each request; requests without drafts are omitted."""
         self.forget_ended()
         try:
-            clear_freed_pages(self._cache, self._runner)
+            self._runner.clear_suspects(self._cache)
             drafted = self._rounds(wanted)
         except Exception as error:
             self._fail(error)

@@ -18,12 +18,6 @@ from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
 from shortfin_apps.llm.components.engine.decode_ahead import DecodeAhead, decode_batch
 from shortfin_apps.llm.components.engine.draft_model import DraftModel
 from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
-from shortfin_apps.llm.components.engine.nan_containment import (
-    clear_freed_pages,
-    retract_pages,
-    suspect_pages,
-    trust_pages,
-)
 from shortfin_apps.llm.components.engine.row_reader import RowReader, Rows
 from shortfin_apps.llm.components.engine.snapshot import Snapshot, take_snapshot
 from shortfin_apps.llm.components.engine.speculation import Speculation
@@ -32,6 +26,7 @@ from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.tuning import tokens_beside_decodes, tokens_within_gap
 from shortfin_apps.llm.components.kvcache.cache import KVCache
+from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import (
     ChosenLogit,
@@ -344,7 +339,7 @@ class Engine:
 
     def _compute(self, batch: Batch) -> Rows:
         if not self._ahead.in_flight:
-            clear_freed_pages(self._cache, self._runner)
+            self._runner.clear_suspects(self._cache)
         if self._uses_loops and (drawn := self._ahead.run(batch)) is not None:
             return drawn
         result = self._runner.run(batch, meanwhile=lambda: self._reader.prepare(batch))
@@ -364,7 +359,7 @@ class Engine:
         self._fault(f"an invocation failed: {error}")
         shown = error if isinstance(error, LlmError) else InvocationError(f"the invocation failed: {error}")
         for request in dict.fromkeys(task.request for task in batch.tasks):
-            suspect_pages(request)
+            request.suspect_pages()
             self._deltas.append(self._requests.end(request, FinishReason.ERROR, shown))
 
     def _commit(self, batch: Batch, rows: Rows, began_s: float) -> None:
@@ -375,8 +370,11 @@ class Engine:
         for task, row in zip(batch.tasks, rows, strict=True):
             if task.is_stale:
                 continue
+            lease = task.request.lease
+            assert lease is not None, "a running request has pages"
             if row is not None and not row.is_finite:
-                retract_pages(self._cache, task.request)
+                task.request.suspect_pages()
+                self._cache.retract(lease)
                 error = InvocationError(NOT_FINITE)
                 self._fault(f"request {task.request.request_id} got a row of NaN at {task.seq_len - 1}")
                 self._deltas.append(self._requests.end(task.request, FinishReason.ERROR, error))
@@ -385,10 +383,11 @@ class Engine:
             if task.request.computed is not None:
                 task.request.computed.append(self._computed(task, batch, began_s))
             if row is None:
-                suspect_pages(task.request)
-                self._give_up(task)
+                task.request.suspect_pages()
+                self._cache.give_up(lease, task.seq_len)
                 continue
-            self._publish(task)
+            lease.is_suspect = False  # the row is finite, and has attended to all of the pages
+            self._publish(task, lease)
             if task.completes:
                 self._deltas.append(self._sample(task.request, row, batch.family))
 
@@ -416,18 +415,11 @@ class Engine:
             batch_tasks=len(batch.tasks),
         )
 
-    def _publish(self, task: LlmTaskInput) -> None:
+    def _publish(self, task: LlmTaskInput, lease: Lease) -> None:
         """Publish full pages of this task, and of earlier tasks if they are not published yet."""
-        request, stride = task.request, self._cache.stride
-        trust_pages(request)
+        stride = self._cache.stride
         if len(task.token_ids) > 1 or task.seq_len // stride > task.start_position // stride:
-            assert request.lease is not None
-            self._cache.publish(request.lease, request.token_ids, task.seq_len)
-
-    def _give_up(self, task: LlmTaskInput) -> None:
-        """Release window pages that no later token sees."""
-        assert task.request.lease is not None
-        self._cache.give_up(task.request.lease, task.seq_len)
+            self._cache.publish(lease, task.request.token_ids, task.seq_len)
 
     def _sample(self, request: Request, row: Candidates | Drawn, family: EntryFamily) -> Delta:
         """Append the next token to the request, and finish the request if that was the last one.

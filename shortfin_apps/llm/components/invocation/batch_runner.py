@@ -21,6 +21,7 @@ from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop, padd
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.row_draws import RowDraw, padded_draws, padded_edits
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import SCRATCH_PAGE
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.recorder.records import Invocation, Loop, Run, Step
@@ -119,7 +120,7 @@ class BatchResult:
 class BatchRunner:
     """Runs batches on one program, in three steps: plan the arguments, invoke the entry, fetch the results.
 
-    Owns the page table, one slab per pipeline stage. Not thread-safe: only the engine's thread calls it.
+    Owns the page table: the slabs of the config. Not thread-safe: only the engine's thread calls it.
     """
 
     def __init__(
@@ -139,7 +140,8 @@ class BatchRunner:
         self._page_table = list(page_table)
         self._slabs = config.slabs
         self._top_k = config.top_k
-        self._stride = config.stride
+        self.num_candidates = config.top_k or 0  # K of the entries' top-k; 0 if they return logits only
+        self.stride = config.stride  # tokens per page
         self._clock = clock
         has_position = config.has_prefill_position
         self._has_window_table = config.has_window_table
@@ -158,11 +160,6 @@ class BatchRunner:
         self._ran: set[str] = set()  # entries that ran since their counts were copied
         self.device_s = 0.0
         self.num_uploads = 0  # arrays copied to the device
-
-    @property
-    def num_candidates(self) -> int:
-        """K of the entries' top-k; 0 if they return logits only."""
-        return self._top_k or 0
 
     @property
     def plan_counts(self) -> PlanCounts:
@@ -269,7 +266,7 @@ class BatchRunner:
         state = padded_state(shape.rows, tasks, sampling)
         on_device = {name: self._upload(array) for name, array in state.items()}
         loop = None if self._recorder is None else self._recorder.loop(tasks, sampling)
-        return DecodeLoop(requests, on_device, self._stride, partial(self._step, loop, count()))
+        return DecodeLoop(requests, on_device, self.stride, partial(self._step, loop, count()))
 
     def _step(
         self,
@@ -354,6 +351,13 @@ class BatchRunner:
         with self._noting(self._recorder.clear(page_ids, window_page_ids)):
             self._clear(page_ids, window_page_ids)
 
+    def clear_suspects(self, cache: KVCache) -> None:
+        """Zero freed pages that may hold NaN, before any invocation writes or reads them."""
+        if cache.has_suspects:
+            self.clear_pages(cache.suspects, cache.window_suspects)
+            cache.suspects.clear()
+            cache.window_suspects.clear()
+
     def _clear(self, page_ids: Collection[int], window_page_ids: Collection[int]) -> None:
         for slab, pages in zip(self._slabs, self._page_table, strict=True):
             cleared = page_ids if slab.pool == "whole" else window_page_ids
@@ -381,11 +385,6 @@ class BatchRunner:
             found.append(self._first_run(shape))
         on_progress(len(shapes), len(shapes))
         return found
-
-    @property
-    def stride(self) -> int:
-        """Tokens per page."""
-        return self._stride
 
     def decode_s(self, num_runs: int) -> float:
         """Duration of the smallest `decode`, in seconds."""

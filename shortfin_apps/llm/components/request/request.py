@@ -121,6 +121,15 @@ class Request:
         assert self.lease is not None, f"{self.request_id} is {self.state} and has no pages"
         return self.lease.num_pages
 
+    def suspect_pages(self) -> None:
+        """Have its own pages, if it has any, zeroed before another request gets them.
+
+        They may hold NaN: a program may mask values by multiplying them by 0, which keeps NaN. Pages are
+        suspect from the invocation that wrote them until a finite row has attended to them.
+        """
+        if self.lease is not None:
+            self.lease.is_suspect = True
+
     def take_computed(self) -> tuple[ComputedTask, ...]:
         """Timings of its tasks since the last delta, for the next one; empty unless it is traced."""
         if not self.computed:

@@ -83,28 +83,25 @@ def compare_token(
     problem = None
     if token_id not in likely and len(likely) < len(expected.best_ids):
         problem = f"it draws token {token_id}, where token {expected.best_ids[0]} is the best"
-    return Computed(
-        entry=entry,
-        row=row,
-        prompt=prompt,
-        position=expected.position,
-        problem=problem,
-        bits=token_id.to_bytes(8, "little", signed=True),
-        is_drawn=True,
-    )
+    return _drawn(entry, row, prompt, expected.position, token_id, problem)
 
 
 def drawn_as_seen(entry: str, row: int, prompt: int, position: int, logits: Array, token_id: int) -> Computed:
     """Check a token that the entry drew greedily from `logits`: the best, with the lowest ID among equals."""
     best = int(np.argmax(logits))
     problem = None if token_id == best else f"it draws token {token_id} of logits whose best is {best}"
+    return _drawn(entry, row, prompt, position, token_id, problem)
+
+
+def _drawn(entry: str, row: int, prompt: int, position: int, token_id: int, problem: str | None) -> Computed:
+    bits = token_id.to_bytes(8, "little", signed=True)
     return Computed(
         entry=entry,
         row=row,
         prompt=prompt,
         position=position,
         problem=problem,
-        bits=token_id.to_bytes(8, "little", signed=True),
+        bits=bits,
         is_drawn=True,
     )
 

@@ -43,6 +43,7 @@ class EntryRuns:
 
     def __init__(self, runner: BatchRunner, cache: KVCache, file: SelfTestFile) -> None:
         self._runner = runner
+        self._cache = cache
         self._file = file
         self._layout = TestLayout(stride=file.stride, length=len(file.prompts[0].token_ids))
         self._pages = TestPages(runner, cache, file.prompts)
@@ -64,7 +65,7 @@ class EntryRuns:
             Layout.SAMPLE: self._sample,
             Layout.ADJUSTED_SAMPLE: self._sample,
         }
-        self._pages.clear_suspects()
+        self._runner.clear_suspects(self._cache)  # as an engine does before each invocation
         try:
             if shape.layout is not Layout.PREFILL and not self._has_prefixes:
                 self._has_prefixes = self._fill_prefixes()

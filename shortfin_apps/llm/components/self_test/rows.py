@@ -95,13 +95,6 @@ class TestPages:
         tokens = self._prompts[prompt].token_ids
         return Row(prompt, tokens, start, view, summed, own_page=start // self._cache.stride)
 
-    def clear_suspects(self) -> None:
-        """Zero pages that requests left with NaN, as an engine does before each invocation."""
-        if self._cache.has_suspects:
-            self._runner.clear_pages(self._cache.suspects, self._cache.window_suspects)
-            self._cache.suspects.clear()
-            self._cache.window_suspects.clear()
-
     def _leased(self, kept: list[Lease], num_tokens: int) -> Lease | None:
         lease = self._cache.acquire((), SALT)
         if not self._cache.reserve(lease, num_tokens):
