@@ -32,7 +32,7 @@ from bench.gpu.weights import LIST, PARAMETER_LIST, Parameter, complete
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import FORMAT_VERSION, Artifact, Manifest, SourceRecord
-from shortfin_apps.llm.artifact.program_record import TargetRecord
+from shortfin_apps.llm.artifact.program_record import ProgramRecord, TargetRecord
 from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import Target
@@ -98,17 +98,23 @@ def pack_model(model: Model, folder: Path) -> None:
         source=SourceRecord(uri=f"random:{model.name}", sha256=""),
         spec=model.spec,
         options=model.options,
-        target=TargetRecord(
-            device=target.device,
-            architecture=target.architecture,
-            cpu=target.cpu,
-            features=tuple(sorted(target.features)),
-        ),
-        compile_flags=compiled.flags,
         entries=compiled.entries,
-        kernels=compiled.kernels,
         vocab_size=model.spec.vocab_size,
         files={},
+        programs=(
+            ProgramRecord(
+                vmfb=file_names.VMFB,
+                parameters=file_names.PARAMETERS,
+                target=TargetRecord(
+                    device=target.device,
+                    architecture=target.architecture,
+                    cpu=target.cpu,
+                    features=tuple(sorted(target.features)),
+                ),
+                compile_flags=compiled.flags,
+                kernels=compiled.kernels,
+            ),
+        ),
     )
     (folder / file_names.MANIFEST).write_bytes(manifest.to_json())
     config = model_config(model.spec, model.options)

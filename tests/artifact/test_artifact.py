@@ -109,8 +109,9 @@ def test_a_manifest_without_a_file_is_refused_also_if_no_size_is_checked(
 
 def test_a_program_for_missing_cpu_features_is_refused(folder: Path) -> None:
     manifest = Manifest.load(folder / file_names.MANIFEST)
-    target = replace(manifest.target, cpu="znver9", features=("avx2", "avx512quantum"))
-    (folder / file_names.MANIFEST).write_bytes(replace(manifest, target=target).to_json())
+    target = replace(manifest.program.target, cpu="znver9", features=("avx2", "avx512quantum"))
+    programs = (replace(manifest.program, target=target),)
+    (folder / file_names.MANIFEST).write_bytes(replace(manifest, programs=programs).to_json())
     with pytest.raises(
         ArtifactError, match=r"\(znver9\) with .*avx512quantum, which this CPU lacks; rebuild"
     ):
@@ -120,9 +121,10 @@ def test_a_program_for_missing_cpu_features_is_refused(folder: Path) -> None:
 def test_a_program_for_another_architecture_is_refused(folder: Path) -> None:
     """Also one without features that could be missing here."""
     manifest = Manifest.load(folder / file_names.MANIFEST)
-    other = "arm_64" if manifest.target.architecture == "x86_64" else "x86_64"
-    target = replace(manifest.target, architecture=other, cpu="generic", features=())
-    (folder / file_names.MANIFEST).write_bytes(replace(manifest, target=target).to_json())
+    other = "arm_64" if manifest.program.target.architecture == "x86_64" else "x86_64"
+    target = replace(manifest.program.target, architecture=other, cpu="generic", features=())
+    programs = (replace(manifest.program, target=target),)
+    (folder / file_names.MANIFEST).write_bytes(replace(manifest, programs=programs).to_json())
     with pytest.raises(ArtifactError, match=f"generic, a CPU of another architecture .{other}.; rebuild"):
         Artifact.open(folder)
 
@@ -185,8 +187,9 @@ def test_loose_files_obey_the_manifest_beside_the_vmfb(
     assert artifact.manifest == Manifest.load(folder / file_names.MANIFEST)
     assert (artifact.vocab_size, artifact.name) == (SPEC.vocab_size, vmfb.stem)
     assert artifact.manifest is not None
-    target = replace(artifact.manifest.target, cpu="znver9", features=("avx512quantum",))
-    (folder / file_names.MANIFEST).write_bytes(replace(artifact.manifest, target=target).to_json())
+    target = replace(artifact.manifest.program.target, cpu="znver9", features=("avx512quantum",))
+    programs = (replace(artifact.manifest.program, target=target),)
+    (folder / file_names.MANIFEST).write_bytes(replace(artifact.manifest, programs=programs).to_json())
     with pytest.raises(ArtifactError, match=r"\(znver9\) with avx512quantum, which this CPU lacks"):
         loose(folder, vmfb)
 

@@ -36,7 +36,7 @@ def folder(build_tiny: BuildTiny, tmp_path: Path) -> Path:
 def chosen(folder: Path, host: HostCpu) -> tuple[str, str]:
     artifact = Artifact.open(folder, host=host)
     assert artifact.manifest is not None
-    return artifact.manifest.target.name, artifact.parameters[0].name
+    return artifact.manifest.program.target.name, artifact.parameters[0].name
 
 
 def test_a_cpu_takes_the_best_program_that_it_can_execute(folder: Path) -> None:
@@ -50,9 +50,9 @@ def test_a_cpu_takes_the_best_program_that_it_can_execute(folder: Path) -> None:
 def test_the_manifest_is_that_of_the_program(folder: Path) -> None:
     manifest = Artifact.open(folder, host=V3).manifest
     assert manifest is not None
-    assert manifest.kernels == manifest.programs[2].kernels
-    assert manifest.compile_flags == manifest.programs[2].compile_flags
-    assert manifest.target.cpu == "x86-64-v3"
+    assert manifest.program.kernels == manifest.programs[2].kernels
+    assert manifest.program.compile_flags == manifest.programs[2].compile_flags
+    assert manifest.program.target.cpu == "x86-64-v3"
     assert [each.target.name for each in manifest.programs] == ["znver4", "x86-64-v4", "x86-64-v3"]
 
 
@@ -155,7 +155,7 @@ def test_the_files_of_a_program_may_be_given_one_by_one(
     monkeypatch.setattr(artifact_module, "this_host", lambda: V3)
     opened = from_files(folder, "model.x86-64-v3.vmfb", "model.x86-64-v4.irpa")
     assert opened.manifest is not None
-    assert opened.manifest.target.name == "x86-64-v3"
+    assert opened.manifest.program.target.name == "x86-64-v3"
     with pytest.raises(ArtifactError, match=r"compiled for a CPU \(x86-64-v4\) with avx512bw"):
         from_files(folder, "model.x86-64-v4.vmfb", "model.x86-64-v4.irpa")
 

@@ -321,16 +321,6 @@ def test_every_file_of_the_builder_is_in_a_cache_key_or_known_to_matter_for_none
     assert folders == known
 
 
-def test_a_manifest_without_kernels_still_opens(compiler: FakeCompiler, tmp_path: Path) -> None:
-    path = build_tiny(tmp_path / "a").vmfb.with_name(file_names.MANIFEST)
-    manifest = json.loads(path.read_text())
-    assert manifest.pop("kernels") == ["Norm: linalg"]
-    path.write_text(json.dumps(manifest))
-    opened = Artifact.open(tmp_path / "a", for_this_host=False).manifest
-    assert opened is not None
-    assert opened.kernels == ()
-
-
 def test_the_compiler_of_kernels_is_part_of_a_program_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"triton": "3.9.0"}
 

@@ -116,7 +116,7 @@ def test_verbose_names_the_kernels_of_each_cpu() -> None:
         )
         for name in ("znver4", "haswell")
     )
-    told = list(cli._kernels(Built(kernels=("Norm: for znver4",), programs=programs)))  # type: ignore[arg-type]
+    told = list(cli._kernels(Built(programs=programs)))  # type: ignore[arg-type]
     assert told == ["znver4:", "  Norm: for znver4", "haswell:", "  Norm: for haswell"]
 
 
@@ -124,7 +124,7 @@ def test_verbose_names_the_kernels_of_each_cpu() -> None:
 class Built:
     manifest: Built | None = None
     kernels: tuple[str, ...] = ()
-    programs: tuple[ProgramRecord, ...] = ()
+    programs: tuple[ProgramRecord | Built, ...] = ()
     options: BuildOptions = field(default_factory=BuildOptions)
 
 
@@ -169,6 +169,7 @@ def test_builds_and_says_where(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls: list[tuple[Any, ...]] = []
+    program = Built(kernels=("Norm: linalg", "TopK: cpu/top_k, given a CPU"))
 
     def fake(
         source: str,
@@ -181,7 +182,7 @@ def test_builds_and_says_where(
         self_test: bool,
     ) -> Built:
         calls.append((source, folder, options, use_cache, own_types, accepted, self_test))
-        return Built(manifest=Built(kernels=("Norm: linalg", "TopK: cpu/top_k, given a CPU")))
+        return Built(manifest=Built(programs=(program,)))
 
     monkeypatch.setattr(builder, "build", fake)
     assert (

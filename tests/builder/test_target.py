@@ -181,8 +181,8 @@ def test_a_program_for_another_cpu_says_what_it_needs(build_tiny: BuildTiny) -> 
     manifest = build_tiny(options).manifest
     assert manifest is not None
     target = resolve_target(options.device)
-    assert manifest.target.architecture == "arm_64"
-    assert frozenset(manifest.target.features) == target.features
+    assert manifest.program.target.architecture == "arm_64"
+    assert frozenset(manifest.program.target.features) == target.features
 
 
 def test_an_unknown_cpu_is_refused() -> None:

@@ -59,7 +59,7 @@ def test_the_same_tokens_as_alone(
 ) -> None:
     artifact = taken_for(build_tiny, cpu)
     assert artifact.manifest is not None
-    assert artifact.manifest.target.name == cpu
+    assert artifact.manifest.program.target.name == cpu
     alone = build_tiny(replace(TINY_OPTIONS, device="cpu" if cpu == "host" else f"cpu:{cpu}"))
     got = tokens(artifact, prompts)
     assert got == tokens(alone, prompts)

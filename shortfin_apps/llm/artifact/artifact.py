@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from shortfin_apps.llm.artifact.advice import advice, rebuild_command
 from shortfin_apps.llm.artifact.compiled_config import load_compiled_config
 from shortfin_apps.llm.artifact.file_names import (
     CONFIG,
     MANIFEST,
-    PARAMETERS,
     SELF_TEST,
     TEXTS,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    VMFB,
 )
 from shortfin_apps.llm.artifact.file_record import FileRecord, wrong_sizes
 from shortfin_apps.llm.artifact.program_record import (
     ProgramRecord,
-    TargetRecord,
     choose_program,
     reasons_against,
 )
@@ -51,9 +49,8 @@ class SourceRecord:
 class Manifest:
     """The provenance of an artefact. Equal artefacts have equal `identity`.
 
-    `target`, `compile_flags` and `kernels` describe the program in use; in the file, the first one.
-    `programs` lists the programs for several kinds of CPU, best first; it is empty if there is only one
-    program.
+    `programs` lists the programs, for several kinds of CPU the best first. `in_use` is not in the file: it is
+    the program that was chosen for this host, None for the first.
     """
 
     format_version: int
@@ -63,40 +60,22 @@ class Manifest:
     source: SourceRecord
     spec: ModelSpec
     options: BuildOptions
-    target: TargetRecord
-    compile_flags: tuple[str, ...]
     entries: tuple[str, ...]
     vocab_size: int
     files: dict[str, FileRecord]
-    kernels: tuple[str, ...] = ()  # for each kind of operation, the implementation and the reason
-    programs: tuple[ProgramRecord, ...] = ()
+    programs: Annotated[tuple[ProgramRecord, ...], Field(min_length=1)]
+    in_use: ProgramRecord | None = field(default=None, compare=False)
 
     @property
-    def every_program(self) -> tuple[ProgramRecord, ...]:
-        """All programs, even if there is only one."""
-        if self.programs:
-            return self.programs
-        flags, kernels = self.compile_flags, self.kernels
-        return (
-            ProgramRecord(
-                vmfb=VMFB,
-                parameters=PARAMETERS,
-                target=self.target,
-                compile_flags=flags,
-                kernels=kernels,
-            ),
-        )
+    def program(self) -> ProgramRecord:
+        """The program in use."""
+        return self.in_use or self.programs[0]
 
     @property
     def file_names(self) -> set[str]:
         """The artefact's files, except the manifest."""
         optional = {SELF_TEST} & self.files.keys()
-        return {*TEXTS, *optional, *(name for program in self.every_program for name in program.files)}
-
-    def using(self, program: ProgramRecord) -> Manifest:
-        """Returns a copy with the target, flags and kernels of `program`, one of its programs."""
-        flags, kernels = program.compile_flags, program.kernels
-        return replace(self, target=program.target, compile_flags=flags, kernels=kernels)
+        return {*TEXTS, *optional, *(name for program in self.programs for name in program.files)}
 
     def load_config(self, path: Path) -> ModelConfig:
         """Reads a `config.json`. Raises ArtifactError if the programs were compiled for other values."""
@@ -130,7 +109,7 @@ class Manifest:
         return manifest
 
     def to_json(self) -> bytes:
-        return _MANIFEST.dump_json(self, indent=2) + b"\n"
+        return _MANIFEST.dump_json(self, indent=2, exclude={"in_use"}) + b"\n"
 
 
 _FORMAT = TypeAdapter(dict[str, object])
@@ -193,7 +172,7 @@ class Artifact:
             config=manifest.load_config(directory / CONFIG),
             tokenizer=directory / TOKENIZER,
             tokenizer_config=directory / TOKENIZER_CONFIG,
-            manifest=manifest.using(program),
+            manifest=replace(manifest, in_use=program),
             choice=choice,
             self_test=directory / SELF_TEST if has_self_test else None,
         )
@@ -230,7 +209,7 @@ class Artifact:
             program = _program_in(vmfb.resolve(), manifest)
             _check_parameters(vmfb, parameters, program, manifest)
             _check_host(vmfb, manifest, (program,), this_host())
-            manifest = manifest.using(program)
+            manifest = replace(manifest, in_use=program)
         neighbour = tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
         return cls(
             vmfb=vmfb,
@@ -296,8 +275,8 @@ def _check_release(directory: Path, manifest: Manifest) -> None:
 
 def _program_for(directory: Path, manifest: Manifest, host: HostCpu) -> tuple[ProgramRecord, str | None]:
     """Returns the program for this CPU, and a sentence on the choice. Raises ArtifactError."""
-    program = _check_host(directory, manifest, manifest.every_program, host)
-    if not manifest.programs:
+    program = _check_host(directory, manifest, manifest.programs, host)
+    if len(manifest.programs) == 1:
         return program, None
     _tell_unused(directory, manifest, program)
     others = "; ".join(reasons_against(manifest.programs, program, host))
@@ -312,7 +291,7 @@ def _tell_unused(directory: Path, manifest: Manifest, program: ProgramRecord) ->
 
 
 def _named_program(directory: Path, manifest: Manifest, cpu: str | None) -> ProgramRecord:
-    programs = manifest.every_program
+    programs = manifest.programs
     if cpu is None:
         return programs[0]
     for program in programs:
@@ -324,7 +303,7 @@ def _named_program(directory: Path, manifest: Manifest, cpu: str | None) -> Prog
 
 def _program_in(vmfb: Path, manifest: Manifest) -> ProgramRecord:
     """Returns the program in that file, listed by the manifest next to it."""
-    programs = manifest.every_program
+    programs = manifest.programs
     return next((each for each in programs if each.vmfb == vmfb.name), programs[0])
 
 

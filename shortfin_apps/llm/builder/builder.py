@@ -307,8 +307,6 @@ def _place(entries: dict[str, CacheEntry], kept_as: str, folder: Path) -> dict[s
 
 
 def _manifest(plan: _Plan, compiled: Sequence[CompileRecord], files: dict[str, FileRecord]) -> Manifest:
-    first, has_several = compiled[0], len(compiled) > 1
-    programs = tuple(map(_program_record, plan.programs, compiled))
     return Manifest(
         format_version=FORMAT_VERSION,
         identity=plan.identity,
@@ -317,13 +315,10 @@ def _manifest(plan: _Plan, compiled: Sequence[CompileRecord], files: dict[str, F
         source=SourceRecord(uri=plan.uri, sha256=plan.model.sha256),
         spec=plan.model.spec,
         options=plan.options,
-        target=first.target,
-        compile_flags=first.flags,
-        entries=first.entries,
-        kernels=first.kernels,
+        entries=compiled[0].entries,
         vocab_size=plan.model.spec.vocab_size,
         files=files,
-        programs=programs if has_several else (),
+        programs=tuple(map(_program_record, plan.programs, compiled)),
     )
 
 

@@ -116,11 +116,11 @@ _ROUNDED_ACTIVATIONS = (
 
 def _kernels(manifest: Manifest) -> Iterator[str]:
     """List the kernels of each kind of operation, grouped by CPU if there are several."""
-    if not manifest.programs:
-        yield from manifest.kernels
+    has_one = len(manifest.programs) == 1
     for program in manifest.programs:
-        yield f"{program.target.name}:"
-        yield from (f"  {line}" for line in program.kernels)
+        if not has_one:
+            yield f"{program.target.name}:"
+        yield from (line if has_one else f"  {line}" for line in program.kernels)
 
 
 def _require_compiler() -> None:

@@ -276,9 +276,9 @@ def _load_engine(
         kv_events_topic=kv_events_topic(config, name),
         dumps=dump_header(artifact, config),
         self_test=_self_test(artifact, config),
-        same_bits=manifest is not None and manifest.target.gives_same_bits,
+        same_bits=manifest is not None and manifest.program.target.gives_same_bits,
         identity=None if manifest is None else manifest.identity,
-        kernels=() if manifest is None else manifest.kernels,
+        kernels=() if manifest is None else manifest.program.kernels,
     )
     with warm_up_progress() as on_warm_up:
         engine = loading.load_engine(

@@ -112,13 +112,14 @@ def _opened(artifact: Artifact, where: Where) -> Iterator[tuple[Device, Callable
     findings: Callable[[], list[str]] = list
     if where.emulated:
         assert artifact.manifest is not None, "a directory has one"
-        if artifact.manifest.target.architecture != "amdgpu":
+        target = artifact.manifest.program.target
+        if target.architecture != "amdgpu":
             raise InvalidRequestError(
-                f"it was built for {artifact.manifest.target.device}, and --emulated is an AMD GPU: build "
+                f"it was built for {target.device}, and --emulated is an AMD GPU: build "
                 "the model with `--device hip:gfx942`",
                 "emulated",
             )
-        gpu = open_emulated_gpu(artifact.manifest.target.cpu)
+        gpu = open_emulated_gpu(target.cpu)
 
         def findings() -> list[str]:
             report = gpu.report()

@@ -101,8 +101,8 @@ def _types(manifest: Manifest, num_parameters: int) -> dict[str, str]:
             f"the manifest's model has {layers} layers, but the parameters are {num_parameters}; rebuild "
             "with `shortfin-llm build`"
         )
-    record = manifest.target
+    record = manifest.program.target
     features = frozenset(record.features)
-    target = Target(record.device, manifest.compile_flags, record.architecture, record.cpu, features)
+    target = Target(record.device, manifest.program.compile_flags, record.architecture, record.cpu, features)
     stored = parameter_types(manifest.spec, manifest.options, target)
     return {name: dtype for name, (_, dtype) in stored.items()}

@@ -55,7 +55,7 @@ def _overview(report: Report) -> Table:
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
     manifest, cache = report.subject.manifest, report.cache
     if manifest is not None:
-        target = manifest.target
+        target = manifest.program.target
         yield "source", manifest.source.uri
         yield "target", f"{target.device} ({target.architecture}, {target.cpu})"
         if target.features:
@@ -76,13 +76,13 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     if manifest is not None:
         built_with = {"shortfin-llm": manifest.product_version, **manifest.versions}
         yield "built with", ", ".join(f"{name} {version}" for name, version in built_with.items())
-        for index, line in enumerate(manifest.kernels):
+        for index, line in enumerate(manifest.program.kernels):
             yield "" if index else "operations", line.partition(";")[0]  # the choice, without alternatives
 
 
 def _programs(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yields the programs for several kinds of CPU, best first, with their files."""
-    for index, each in enumerate(manifest.programs):
+    for index, each in enumerate(manifest.programs if len(manifest.programs) > 1 else ()):
         sizes = ", ".join(
             f"{name} {_megabytes(manifest.files[name].size_bytes)}"
             for name in each.files

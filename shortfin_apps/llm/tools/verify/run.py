@@ -80,10 +80,10 @@ def verify(directory: Path, *, threads: int | None = None) -> Verified:
         untested = "it has no self-test; `shortfin-llm build` adds one"
     elif not {SELF_TEST, CONFIG} & wrong.keys():
         file = SelfTestFile.load(artifact.self_test)
-        for program, kind, ids in _places(manifest.every_program):
+        for program, kind, ids in _places(manifest.programs):
             results.append(_tested(artifact, program, kind, ids, file, threads))
         if not results:
-            names = ", ".join(each.target.description for each in manifest.every_program)
+            names = ", ".join(each.target.description for each in manifest.programs)
             untested = f"no device here runs its programs, which are for {names}"
     return Verified(
         directory=directory,
@@ -209,4 +209,4 @@ def _program_document(found: Verified, result: ProgramResult) -> dict[str, Any]:
 
 
 def _kernels(found: Verified, result: ProgramResult) -> tuple[str, ...]:
-    return next(each.kernels for each in found.manifest.every_program if each.target.name == result.program)
+    return next(each.kernels for each in found.manifest.programs if each.target.name == result.program)

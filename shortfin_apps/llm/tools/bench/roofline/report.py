@@ -33,7 +33,7 @@ def document(
         entry["profile"] = [asdict(share) for share in shares]
     return {
         **_header(SCHEMA, manifest),
-        "target": {"device": manifest.target.device, "cpu": manifest.target.cpu},
+        "target": {"device": manifest.program.target.device, "cpu": manifest.program.target.cpu},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
         "entries": entries,
     }
@@ -41,10 +41,10 @@ def document(
 
 def counts_document(manifest: Manifest, results: Sequence[Counts]) -> dict[str, Any]:
     """Return the JSON document of a run on the emulated GPU; `shortest_s` is for the peaks in `limits`."""
-    limits, resources = LIMITS.get(manifest.target.cpu), RESOURCES.get(manifest.target.cpu)
+    limits, resources = LIMITS.get(manifest.program.target.cpu), RESOURCES.get(manifest.program.target.cpu)
     return {
         **_header(COUNTS_SCHEMA, manifest),
-        "chip": manifest.target.cpu,
+        "chip": manifest.program.target.cpu,
         "limits": limits and asdict(limits),
         "most_waves": resources and resources.waves,
         "entries": [_counts_entry(result, limits) for result in results],

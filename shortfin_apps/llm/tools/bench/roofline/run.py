@@ -47,13 +47,14 @@ def roofline_counts(directory: Path, choice: Choice) -> dict[str, Any]:
     """Count the work of the artefact's entries on an emulated AMD GPU. Raises LlmError."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None, "a directory has one"
-    if artifact.manifest.target.architecture != "amdgpu":
+    target = artifact.manifest.program.target
+    if target.architecture != "amdgpu":
         raise InvalidRequestError(
-            f"{directory} was built for {artifact.manifest.target.device}, and --emulated counts what "
+            f"{directory} was built for {target.device}, and --emulated counts what "
             "the machine code of an AMD GPU does: build it with `--device hip:gfx942`",
             "emulated",
         )
-    gpu = open_emulated_gpu(artifact.manifest.target.cpu)
+    gpu = open_emulated_gpu(target.cpu)
     waves = waves_by_kernel(read_code_objects(artifact.vmfb.read_bytes()))
     with closing(open_device("hip")) as device:
         runner, cases = _prepare(artifact, device, choice)
