@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
+from shortfin_apps.llm.cli import main
 from shortfin_apps.llm.contract.errors import ArtifactError
 
 
@@ -92,6 +93,17 @@ def test_a_manifest_of_another_version_asks_for_a_build(folder: Path, version: o
         Artifact.open(folder)
     with pytest.raises(ArtifactError, match=r"manifest\.json: built by another version"):
         loose(folder)
+
+
+@pytest.mark.parametrize("command", ["serve", "inspect", "verify"])
+def test_commands_say_in_one_line_to_build_an_old_artefact_again(
+    folder: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = {"format_version": 1, "identity": "x", "spec": {"name": "tiny"}, "files": {}}
+    (folder / file_names.MANIFEST).write_text(json.dumps(old))
+    assert main([command, str(folder)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("(format 1, and this version reads 3); build it again with `shortfin-llm build`")
 
 
 @pytest.mark.parametrize("check_sizes", [False, True])
