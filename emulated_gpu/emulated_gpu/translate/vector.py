@@ -10,15 +10,7 @@ from emulated_gpu.machine_code.formats import OperandType
 from emulated_gpu.translate.canonical import make_explicit
 from emulated_gpu.translate.lanes import apply_lane_modifiers
 from emulated_gpu.translate.names import canonical_name
-from emulated_gpu.translate.operands import (
-    VCC,
-    Machine,
-    dwords_of,
-    lane_mask,
-    scalar,
-    source,
-    vgpr,
-)
+from emulated_gpu.translate.operands import VCC, Machine, dwords_of, lane_mask, scalar, source, vgpr
 from emulated_gpu.translate.program import Class, Operand, OperandKind, Record
 
 _SHORT = ("VOP1", "VOP2", "VOPC", "VOP1_SDST")

@@ -29,9 +29,7 @@ def quantise(values: npt.NDArray[np.floating], bits: Bits) -> Blocks:
     return Blocks(Q4_1, quants.reshape(rows, columns), Terms(scales), Terms(minima))
 
 
-def quantise_rows(
-    values: npt.NDArray[np.floating],
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+def quantise_rows(values: npt.NDArray[np.floating]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """Return int8 quants [rows, columns] and scales [rows]: `values = quants * scale`, row maximum 127."""
     wide = values.astype(np.float32, copy=False)
     scales = np.abs(wide).max(axis=1) / np.float32(127)

@@ -6,15 +6,7 @@ import asyncio
 import itertools
 import random as random_module
 import time
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, Self, Unpack

@@ -36,10 +36,7 @@ class Conversation:
         return self.messages[: len(self.messages) - len(self._turns) + after]
 
     def answered(self, question: str, answer: str) -> None:
-        self._turns += [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-        ]
+        self._turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def answered_again(self, answer: str) -> None:
         """Replace the answer to the last question."""

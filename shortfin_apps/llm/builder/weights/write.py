@@ -96,11 +96,7 @@ def stored_bytes(spec: ModelSpec, options: BuildOptions, target: Target) -> int:
 
 
 def write_weights(
-    source: ModelSource,
-    options: BuildOptions,
-    target: Target,
-    path: Path,
-    on_progress: Callable[[int], None],
+    source: ModelSource, options: BuildOptions, target: Target, path: Path, on_progress: Callable[[int], None]
 ) -> None:
     """Write an IREE parameter archive, with one matrix in memory at a time.
 

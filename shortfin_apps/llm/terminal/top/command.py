@@ -12,10 +12,7 @@ from shortfin_apps.llm.client import LlmClient
 from shortfin_apps.llm.console import PlainConsole
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.terminal.options import add_address_options
-from shortfin_apps.llm.terminal.top.figures import (
-    Figures,
-    WatchedServer,
-)
+from shortfin_apps.llm.terminal.top.figures import Figures, WatchedServer
 from shortfin_apps.llm.terminal.top.table import FiguresTable, server_line
 
 TIMEOUT_S = 10.0  # for one reading

@@ -179,10 +179,7 @@ async def run_campaign(
 
 
 async def run_workload(
-    target: Target,
-    workload: Workload,
-    seed: str,
-    on_end: Callable[[RequestRecord], None] | None = None,
+    target: Target, workload: Workload, seed: str, on_end: Callable[[RequestRecord], None] | None = None
 ) -> AsyncIterator[tuple[str, Summary]]:
     """Run the passes of one workload against one server, after one unmeasured request of the same shape."""
     await _warm_up(target, workload, seed)

@@ -143,8 +143,7 @@ def print_report(console: Console, doc: Figures, histograms: bool = False) -> No
     if doc["ratios"]:
         console.print(
             ratio_table(
-                doc["ratios"],
-                f"ratios to {doc['ratios'][0]['baseline']}, pass by pass: median (min to max)",
+                doc["ratios"], f"ratios to {doc['ratios'][0]['baseline']}, pass by pass: median (min to max)"
             )
         )
     for line in _remarks(doc["runs"]):

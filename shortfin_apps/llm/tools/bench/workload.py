@@ -82,7 +82,7 @@ def word_prompt(seed: str, tokens: int) -> str:
     return " ".join(islice(text(seed, tokens).split(), max(1, round(tokens / 1.3))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Workload:
     """Requests sent by `concurrency` clients, each of which waits for an answer before its next request.
 
@@ -109,42 +109,15 @@ class Workload:
 PRESETS = {
     workload.name: workload
     for workload in (
+        Workload("W1", "one client, 3 requests one after another, 128 in, 128 out", (128,) * 3, 128, 1),
+        Workload("W2", "8 clients at once, 128 in, 128 out", (128,) * 8, 128, 8),
+        Workload("W3", "32 clients at once, 16, 32, ... 512 in, 64 out", tuple(range(16, 513, 16)), 64, 32),
         Workload(
-            name="W1",
-            about="one client, 3 requests one after another, 128 in, 128 out",
-            prompt_tokens=(128,) * 3,
-            output_tokens=128,
-            concurrency=1,
+            "W4",
+            "16 clients at once, 512 shared + 32 own in, 32 out; cold (W4c), then warm (W4w)",
+            *((32,) * 16, 32, 16, 512),
         ),
-        Workload(
-            name="W2",
-            about="8 clients at once, 128 in, 128 out",
-            prompt_tokens=(128,) * 8,
-            output_tokens=128,
-            concurrency=8,
-        ),
-        Workload(
-            name="W3",
-            about="32 clients at once, 16, 32, ... 512 in, 64 out",
-            prompt_tokens=tuple(range(16, 513, 16)),
-            output_tokens=64,
-            concurrency=32,
-        ),
-        Workload(
-            name="W4",
-            about="16 clients at once, 512 shared + 32 own in, 32 out; cold (W4c), then warm (W4w)",
-            prompt_tokens=(32,) * 16,
-            output_tokens=32,
-            concurrency=16,
-            shared_prefix_tokens=512,
-        ),
-        Workload(
-            name="W5",
-            about="one request, 1,024 in, 1 out",
-            prompt_tokens=(1024,),
-            output_tokens=1,
-            concurrency=1,
-        ),
+        Workload("W5", "one request, 1,024 in, 1 out", (1024,), 1, 1),
     )
 }
 

@@ -21,10 +21,7 @@ from shortfin_apps.llm.serving.server.config import (
 from shortfin_apps.llm.tools.cluster.ports import LOOPBACK
 
 # Settings of the router, and settings used to build the model before workers start.
-NOT_OF_WORKERS = (
-    *("host", "port", "cors_origin", "ssl_certfile", "ssl_keyfile"),
-    *(*KEYS, *BUILD_SETTINGS),
-)
+NOT_OF_WORKERS = (*("host", "port", "cors_origin", "ssl_certfile", "ssl_keyfile"), *(*KEYS, *BUILD_SETTINGS))
 WITHOUT_MEANING = {
     "root_path": "no router strips a prefix; do that in the proxy",
     "drain_delay": "the router is notified first",

@@ -18,16 +18,7 @@ from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
 from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
 from shortfin_apps.llm.components.recorder.dump_file import Dump, DumpError
-from shortfin_apps.llm.components.recorder.records import (
-    Clear,
-    Draw,
-    Invocation,
-    Loop,
-    Run,
-    Step,
-    Task,
-    Turn,
-)
+from shortfin_apps.llm.components.recorder.records import Clear, Draw, Invocation, Loop, Run, Step, Task, Turn
 from shortfin_apps.llm.contract.abi import EntryFamily, Layout
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import DeviceLostError

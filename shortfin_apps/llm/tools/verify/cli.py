@@ -41,11 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from shortfin_apps.llm.tools.verify.run import document, tables, verify
 
     found = verify(args.directory, threads=args.threads)
-    show(
-        document(found),
-        args.json,
-        lambda console: console.print(*tables(found), sep="\n", highlight=False),
-    )
+    show(document(found), args.json, lambda console: console.print(*tables(found), sep="\n", highlight=False))
     if not found.is_tested and not found.wrong_files:
         raise SelfTestError(f"{args.directory}: {found.untested}; its files are unchanged since the build")
     return EXIT_OK if found.is_right else EXIT_WRONG

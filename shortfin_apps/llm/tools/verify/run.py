@@ -86,11 +86,7 @@ def verify(directory: Path, *, threads: int | None = None) -> Verified:
             names = ", ".join(each.target.description for each in manifest.programs)
             untested = f"no device here runs its programs, which are for {names}"
     return Verified(
-        directory=directory,
-        manifest=manifest,
-        wrong_files=wrong,
-        results=tuple(results),
-        untested=untested,
+        directory=directory, manifest=manifest, wrong_files=wrong, results=tuple(results), untested=untested
     )
 
 

@@ -6,11 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shortfin_apps.llm.builder.kernels.activations import (
-    TILE_BYTES,
-    TILE_ROW_BYTES,
-    FloatTiles,
-)
+from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, TILE_ROW_BYTES, FloatTiles
 from shortfin_apps.llm.builder.kernels.epilogue import CLAMPED_LIMIT, CLAMPED_SLOPE
 from shortfin_apps.llm.builder.kernels.fused.matmul import (
     CONFIG_BYTES,

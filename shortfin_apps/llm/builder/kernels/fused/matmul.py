@@ -136,10 +136,7 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
     def quantise(self) -> QuantiseBlocksGeometry:
         """The quantisation of `out`, if gated."""
         return QuantiseBlocksGeometry(
-            self.out_features,
-            is_tiled=False,
-            has_wide_vectors=self.has_wide_vectors,
-            has_neon=self.has_neon,
+            self.out_features, is_tiled=False, has_wide_vectors=self.has_wide_vectors, has_neon=self.has_neon
         )
 
     @property

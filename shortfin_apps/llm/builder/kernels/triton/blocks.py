@@ -209,10 +209,5 @@ def _halves(packed):
 def _by_ptx(packed, CODE: tl.constexpr):
     """Return the two f32 per byte that CODE makes of four bytes."""
     return tl.inline_asm_elementwise(
-        CODE,
-        "=r,=r,=r,=r,=r,=r,=r,=r,r",
-        [packed],
-        dtype=(tl.float32, tl.float32),
-        is_pure=True,
-        pack=4,
+        CODE, "=r,=r,=r,=r,=r,=r,=r,=r,r", [packed], dtype=(tl.float32, tl.float32), is_pure=True, pack=4
     )
