@@ -15,7 +15,7 @@ import msgpack
 MACHINES = {"gfx942": 0x4C, "gfx950": 0x4F, "gfx1100": 0x41, "gfx1201": 0x4E}
 KERNARG_POINTER = 1 << 3  # ENABLE_SGPR_KERNARG_SEGMENT_PTR: s[0:1]
 WAVE32 = 1 << 10
-# What else may lie in user SGPRs before and after the kernarg pointer, by its bit, and in how many of them:
+# Other values in user SGPRs, before and after the kernarg pointer: their number of SGPRs, by bit:
 # private segment buffer, dispatch pointer, queue pointer, dispatch id, flat scratch, private segment size.
 NUM_SGPRS = {0: 4, 1: 2, 2: 2, 4: 2, 5: 2, 6: 1}
 GLOBAL_FUNCTION, GLOBAL_OBJECT = 0x12, 0x11  # st_info

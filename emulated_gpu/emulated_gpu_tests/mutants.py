@@ -26,7 +26,7 @@ from emulated_gpu.library import SOURCES, compile_library
 ROOT = Path(__file__).parents[1]
 WAVE = SOURCES / "wave"
 TESTS = Path(__file__).parent / "wave"
-# What each token becomes; longer tokens stand before their beginnings.
+# The replacement of each token; longer tokens come before their prefixes.
 REPLACEMENTS = {
     "<<": ">>",
     ">>": "<<",

@@ -1,4 +1,4 @@
-"""What the library reports, in its own process and to others."""
+"""The library's reports, in its own process and to others."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ FP8 = {
     "gfx950": ("f8E4M3FN", ml_dtypes.float8_e4m3fn),
     "gfx1201": ("f8E4M3FN", ml_dtypes.float8_e4m3fn),
 }
-# What rounding of sums may amount to, relative to the sum of absolute values.
+# Largest error from the rounding of sums, relative to the sum of absolute values.
 ROUNDING = {"f32": 1e-6, "f16": 1e-6, "bf16": 1e-6, "fp8": 1e-6, "i8": 0}
 
 

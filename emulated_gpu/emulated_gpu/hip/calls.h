@@ -1,4 +1,4 @@
-// What happens at the start and end of every function of the API.
+// The start and the end of every function of the API.
 #pragma once
 #include "hip.h"
 

@@ -5,9 +5,9 @@
 // Carries out one command (see faults.c); false with a message on standard error where it is not understood.
 API bool emulated_gpu_command(const char *command);
 
-// What has been seen so far, as a JSON object (report.c); the caller frees it with emulated_gpu_free.
+// The report so far, as a JSON object (report.c); the caller frees it with emulated_gpu_free.
 API char *emulated_gpu_report(void);
 API void emulated_gpu_clear_report(void);
 API void emulated_gpu_free(void *text);
-// The number by which commands know a stream, or -1.
+// The number of a stream in commands, or -1.
 API int emulated_gpu_stream_number(hipStream_t stream);

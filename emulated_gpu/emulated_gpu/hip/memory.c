@@ -32,7 +32,7 @@ static table_t first_table;
 static _Atomic(table_t *) table = &first_table;
 static _Atomic uint64_t current_generation;
 
-// What waits until nothing runs: pages to unmap, or (pages == 0) a table to free.
+// Memory to release once nothing runs: pages to unmap, or (pages == 0) a table to free.
 typedef struct { void *start; size_t pages_bytes; } retired_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of everything below and of changes to `table`

@@ -1,4 +1,4 @@
-// Which stream of a device goes on next.
+// The choice of the stream of a device that runs next.
 #pragma once
 #include "streams.h"
 

@@ -1,4 +1,4 @@
-// What the library has seen, as JSON: for a caller in this process and in the file EMULATED_GPU_REPORT.
+// The library's report as JSON: for a caller in this process, and in the file EMULATED_GPU_REPORT.
 #pragma once
 #include <stdio.h>
 

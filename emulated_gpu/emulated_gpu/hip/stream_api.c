@@ -18,7 +18,7 @@ API hipError_t hipStreamCreate(hipStream_t *out) {
   return hipSuccess;
 }
 
-// What the stream has been given still runs; the handle is refused from now on.
+// Work already in the stream still runs; the handle is invalid from now on.
 API hipError_t hipStreamDestroy(hipStream_t handle) {
   ENTER_ANYWAY("%p", (void *)handle);
   stream_t *stream = handle ? stream_of(handle) : NULL;

@@ -4,7 +4,7 @@
 // AMDGPU Backend" (relaxed buffer out-of-bounds mode), and its raw and structured buffer intrinsics.
 #include "memory.h"
 
-// What makes an access lie outside. RAW: offset and size against the bytes of the buffer. STRUCTURED: the
+// The bounds check of an access. RAW: offset and size against the bytes of the buffer. STRUCTURED: the
 // index against the number of records, and offset and size against the stride. INDEXED: the index only.
 // EMPTY: that there are no records.
 enum bounds { STRUCTURED, INDEXED, EMPTY, RAW };

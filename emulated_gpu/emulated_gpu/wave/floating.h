@@ -17,7 +17,7 @@ static inline bool is_signalling_f64(double x) {
   return (f64_bits(x) & 0x7ff8000000000000u) == 0x7ff0000000000000u && f64_bits(x) << 12;
 }
 
-// Minima and maxima in which +0 is more than -0. max and min drop a NaN beside a number (IEEE 754-2008,
+// Minima and maxima in which +0 is more than -0. max and min drop a NaN if the other is a number (IEEE 754-2008,
 // maxNum); maximum and minimum keep it (IEEE 754-2019, maximum). The median is defined by ISA manuals,
 // V_MED3_F32.
 #define DEFINE_ORDER(real, suffix) \

@@ -1,6 +1,6 @@
-// What the files of memory operations share: the data that lanes move, and the three address spaces: global
-// memory, LDS and scratch. A `*_load_lanes` writes the rows of the lanes that it is given and adds those
-// without a defined value to `w->undefined`; what the other lanes hold stays.
+// Definitions for all memory operations: the data that lanes move, and the three address spaces: global
+// memory, LDS and scratch. A `*_load_lanes` writes the rows of the given lanes, and adds lanes without a
+// defined value to `w->undefined`; rows of other lanes do not change.
 #pragma once
 #include "wave.h"
 

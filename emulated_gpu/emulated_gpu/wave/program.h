@@ -35,7 +35,7 @@ enum wait_counter { WAIT_LOADS, WAIT_LDS, WAIT_SCALAR, NUM_WAIT_COUNTERS, WAIT_N
 
 enum memory_flag { MEMORY_OFFEN = 1, MEMORY_IDXEN = 2, MEMORY_TO_LDS = 4, MEMORY_RETURNS = 8, MEMORY_TFE = 16 };
 
-// What a kernel argument is filled with; the order of `translate/program.py`.
+// The source of a kernel argument's value, in the order of `translate/program.py`.
 enum argument_kind {
   ARGUMENT_VALUE = 0,
   HIDDEN_BLOCK_COUNT_X, HIDDEN_BLOCK_COUNT_Y, HIDDEN_BLOCK_COUNT_Z,

@@ -3,7 +3,7 @@
 
 #include "wave.h"
 
-// What is read before and written after: all registers, which of them are defined, and LDS.
+// The state of a wave before and after: all registers, which of them are defined, and LDS.
 typedef struct {
   uint32_t v[NUM_VGPRS][MAX_LANES];
   uint64_t v_defined[NUM_VGPRS];

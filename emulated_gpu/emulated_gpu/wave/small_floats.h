@@ -18,8 +18,7 @@ static inline float bf8_to_f32(uint32_t x) {
 static inline float fp8_fnuz_to_f32(uint32_t x) { return x == 0x80 ? NAN : small_float(x, 4, 3, 8); }
 static inline float bf8_fnuz_to_f32(uint32_t x) { return x == 0x80 ? NAN : small_float(x, 5, 2, 16); }
 
-// What numbers of 8 bits do past their ends: the largest number, and the codes of what lies beyond it and of
-// NaN.
+// Limits of 8-bit floats: the largest number, and the codes of an overflow and of NaN.
 typedef struct { int mantissa_bits, bias; uint32_t largest, overflow, nan; bool is_fnuz; } small_format_t;
 static const small_format_t fp8 = {3, 7, 0x7e, 0x7f, 0x7f, false};
 static const small_format_t bf8 = {2, 15, 0x7b, 0x7c, 0x7f, false};

@@ -18,7 +18,7 @@
 
 enum wave_state { WAVE_RUNS, WAVE_AT_BARRIER, WAVE_ENDED, WAVE_FAILED };
 
-// What is known about a 32-bit word of LDS. `writers` and `readers` have a byte for each byte of the word: the
+// The state of a 32-bit word of LDS. `writers` and `readers` have a byte for each byte of the word: the
 // wave (plus 1) that touched it since the last barrier, SEVERAL_WAVES, or 0. The others have a bit for each byte.
 #define SEVERAL_WAVES 0xff
 typedef struct {

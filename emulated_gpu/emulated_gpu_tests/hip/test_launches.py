@@ -38,7 +38,7 @@ STORE = [
 ]
 POINTER, VALUE = (0, 8, "global_buffer"), (8, 4, "by_value")
 STORING = KernelSource("store", STORE, [POINTER, VALUE])
-# What the same kernel stores if a hidden argument stands where the value would, in a launch of 1 x 3 x 2
+# The value that the same kernel stores if the argument is a hidden one, in a launch of 1 x 3 x 2
 # workgroups of 64 lanes with 128 bytes of dynamic LDS.
 HIDDEN = {
     "hidden_block_count_x": 1,

@@ -10,7 +10,7 @@ from emulated_gpu.translate.kernel import translate_instruction
 from emulated_gpu.translate.operands import Machine
 from emulated_gpu.translate.program import Class, Operand, OperandKind, Record
 
-# What is shown only when it is not the default, as NAME=VALUE.
+# Fields that are shown only if they differ from the default, as NAME=VALUE.
 _DETAILS = (
     *("neg", "abs", "neg_hi", "opsel", "opsel_hi", "clamp", "omod", "encoding", "lanes_modifier"),
     *("offset", "offset1", "target", "bytes", "sign", "d16", "memory", "cbsz", "abid", "blgp"),
@@ -67,5 +67,5 @@ def _registers(letter: str, first: int, dwords: int) -> str:
 
 
 def class_of(chip: str, code: str) -> Class:
-    """What an instruction is counted as."""
+    """The kind that an instruction is counted as."""
     return translated(chip, code)[0].kind

@@ -40,7 +40,7 @@ def bits_of(format_: str) -> int:
 
 
 def values_of(raw: np.ndarray, format_: str) -> np.ndarray:
-    """What bits (uint64) stand for, as float64."""
+    """The values of bits (uint64), as float64."""
     bits = bits_of(format_)
     if format_[0] in "iu":
         signed = raw.astype(np.int64) - ((raw >> (bits - 1)).astype(np.int64) << bits)

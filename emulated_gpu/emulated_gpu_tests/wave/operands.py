@@ -118,7 +118,7 @@ def vector_results(
     *,
     old: int = 0,
 ) -> list[int]:
-    """What `make(destination, *sources)` computes of each tuple of values, in a lane each.
+    """The results of `make(destination, *sources)` for tuples of values, in a lane each.
 
     `old` is in the destination before.
     """
@@ -217,7 +217,7 @@ def scalar_results(
     sccs: Sequence[int] = (),
     old: int = 0,
 ) -> list[tuple[int, int]]:
-    """What `make(destination, *sources)` computes of each tuple in scalar registers, and SCC after it.
+    """The results of `make(destination, *sources)` for tuples in scalar registers, each with SCC after it.
 
     `sccs` are the values of SCC before (0 if not given), `old` is in the destination.
     """

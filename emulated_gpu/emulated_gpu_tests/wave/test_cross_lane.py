@@ -88,7 +88,7 @@ def test_one_lane_is_written_whether_it_runs_or_not(chip: Chip) -> None:
 
 
 def permuted(chip: Chip, running: int, sources: Sequence[int], opsel: int) -> list[int]:
-    """What v1 is after v0 was permuted: lane n takes lane `sources[n]`."""
+    """The lanes of v1 after v0 was permuted: lane n takes lane `sources[n]`."""
     fetches_inactive, is_bounded = opsel & 1, opsel & 2
     result = [OLD] * chip.lanes
     for lane in range(chip.lanes):

@@ -57,7 +57,7 @@ def scattered(chip: Chip, size: int, seed: int = 1) -> np.ndarray:
 
 
 def findings() -> tuple[Finding, ...]:
-    """What has been found since the last call."""
+    """The findings since the last call."""
     control = Control()
     found = control.report().findings
     control.clear_report()

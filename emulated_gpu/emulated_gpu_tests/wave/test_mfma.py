@@ -277,7 +277,7 @@ def test_cbsz_and_abid_give_blocks_the_a_of_another(name: str) -> None:
             np.testing.assert_array_equal(defined[:, 0, 0], [block != 0 for block in shared])
 
 
-# What each 16 lanes of B are (the calculator's "BLGP" and the CDNA 3 ISA).
+# The source of each 16 lanes of B (the calculator's "BLGP" and the CDNA 3 ISA).
 PATTERNS = {1: (0, 1, 0, 1), 2: (2, 3, 2, 3), 3: (1, 2, 3, 0), **{4 + n: (n,) * 4 for n in range(4)}}
 
 

@@ -303,7 +303,7 @@ FLOATS: dict[int, tuple[npt.DTypeLike, npt.DTypeLike]] = {
 
 
 def functions_of(name: str, width: int, *values: float, **modifiers: int) -> list[float]:
-    """What v_s_<name>_f<width> makes of values in scalar registers."""
+    """The results of v_s_<name>_f<width> for values in scalar registers."""
     encode = encoder(RDNA4, f"v_s_{name}_f{width}")
     kind, bits = FLOATS[width]
     sources = [(int(np.asarray(value, kind).view(bits)),) for value in values]
