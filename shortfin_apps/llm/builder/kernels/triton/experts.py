@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from shortfin_apps.llm.builder.kernels.triton.linear import store_gated
-from shortfin_apps.llm.builder.kernels.triton.product import normalised_product, store_scaled
+from shortfin_apps.llm.builder.kernels.triton.product import normalised_product, store_scaled_row
 
 
 @triton.jit
@@ -87,9 +87,4 @@ def sum_experts(
         product = tl.load(products + at, mask=inside & has_expert, other=0.0)
         values += tl.load(weights + row) * product
     tl.store(y + own, values, mask=inside)
-    if norm is not None:
-        tokens = token + tl.arange(0, 1)
-        weight = tl.load(norm + feature, mask=inside, other=0.0)
-        store_scaled(
-            values[None, :], weight, scaled, squares, tokens, feature, inside[None, :], FEATURES, GROUP
-        )
+    store_scaled_row(values, norm, scaled, squares, token, feature, inside, FEATURES, GROUP)

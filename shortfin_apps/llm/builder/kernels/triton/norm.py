@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from shortfin_apps.llm.builder.kernels.triton.blocks import row_terms
-from shortfin_apps.llm.builder.kernels.triton.product import store_scaled
+from shortfin_apps.llm.builder.kernels.triton.product import store_scaled_row
 
 
 @triton.jit
@@ -40,10 +40,7 @@ def add_normed(
     tl.store(y + at, values, mask=inside)
     if narrow is not None:
         tl.store(narrow + at, values.to(narrow.dtype.element_ty), mask=inside)
-    if norm is not None:
-        row = token + tl.arange(0, 1)
-        scale = tl.load(norm + feature, mask=inside, other=0.0)
-        store_scaled(values[None, :], scale, scaled, squares, row, feature, inside[None, :], FEATURES, GROUP)
+    store_scaled_row(values, norm, scaled, squares, token, feature, inside, FEATURES, GROUP)
 
 
 @triton.jit
@@ -69,7 +66,4 @@ def embed(
         values += row_terms(minima, known, feature, inside, FEATURES, BLOCKS)
     values *= SCALE
     tl.store(x + token.to(tl.int64) * FEATURES + feature, values, mask=inside)
-    if norm is not None:
-        row = token + tl.arange(0, 1)
-        weight = tl.load(norm + feature, mask=inside, other=0.0)
-        store_scaled(values[None, :], weight, scaled, squares, row, feature, inside[None, :], FEATURES, GROUP)
+    store_scaled_row(values, norm, scaled, squares, token, feature, inside, FEATURES, GROUP)

@@ -116,6 +116,17 @@ def store_scaled(
 
 
 @triton.jit
+def store_scaled_row(
+    x, norm, scaled, squares, row, feature, inside, FEATURES: tl.constexpr, GROUP: tl.constexpr
+):
+    """Write one row of x [COLUMNS], like `store_scaled`; nothing without a `norm` [FEATURES]."""
+    if norm is not None:
+        rows = row + tl.arange(0, 1)
+        weight = tl.load(norm + feature, mask=inside, other=0.0)
+        store_scaled(x[None, :], weight, scaled, squares, rows, feature, inside[None, :], FEATURES, GROUP)
+
+
+@triton.jit
 def sums_of_neighbours(x, COUNT: tl.constexpr):
     """Sum neighbours: x [ROWS, COLUMNS] -> [ROWS, COLUMNS / COUNT], by pairs.
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.builder.kernels.triton.product import store_scaled
+from shortfin_apps.llm.builder.kernels.triton.product import store_scaled_row
 
 
 @triton.jit
@@ -96,9 +96,4 @@ def last_tokens(
     inside = feature < FEATURES
     values = tl.load(x + token * FEATURES + feature, mask=inside, other=0.0)
     tl.store(y + row.to(tl.int64) * FEATURES + feature, values, mask=inside)
-    if norm is not None:
-        rows = row + tl.arange(0, 1)
-        weight = tl.load(norm + feature, mask=inside, other=0.0)
-        store_scaled(
-            values[None, :], weight, scaled, squares, rows, feature, inside[None, :], FEATURES, GROUP
-        )
+    store_scaled_row(values, norm, scaled, squares, row, feature, inside, FEATURES, GROUP)
