@@ -169,7 +169,7 @@ class Workers:
             with _Exchange(worker, self._limits, self._clock) as exchange:
                 async with asyncio.timeout(self._limits.patience_s):
                     await loop.sock_sendall(worker, work)
-                    while exchange.goes_on(await loop.sock_recv(worker, PART_BYTES)):
+                    while exchange.wants_more(await loop.sock_recv(worker, PART_BYTES)):
                         pass
             if exchange.answers:
                 return self._kept(worker, exchange.answers)
@@ -180,7 +180,7 @@ class Workers:
         worker.settimeout(self._limits.patience_s)
         with _Exchange(worker, self._limits, self._clock) as exchange:
             worker.sendall(work)
-            while exchange.goes_on(worker.recv(PART_BYTES)):
+            while exchange.wants_more(worker.recv(PART_BYTES)):
                 pass
         return exchange.answers
 
@@ -211,7 +211,7 @@ class _Exchange:
     def __enter__(self) -> _Exchange:
         return self
 
-    def goes_on(self, part: bytes) -> bool:
+    def wants_more(self, part: bytes) -> bool:
         """Adds received data, empty if the worker has ended; returns True if more is expected."""
         if not self._num_lines:
             self._begun_s = self._clock()

@@ -141,7 +141,7 @@ def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
         elif delta.id is not None and delta.name is not None:
             calls[delta.index] = ToolCall(delta.id, delta.name, delta.arguments)
         else:
-            raise ServerError("the server's stream goes on with a tool call that has not begun")
+            raise ServerError("the server's stream continues a tool call that has not started")
     return tuple(call for _, call in sorted(calls.items()))
 
 

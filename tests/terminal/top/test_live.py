@@ -34,7 +34,7 @@ def test_the_table_in_a_terminal(server: ScriptedServer, metered: MeteredServer)
         screen = terminal.wait("50 used, 20 cached, 30 free")
         assert f"tiny at {server.url}, version 1.2, cpu, default" in screen
         assert "3 running, 4 waiting" in screen
-        assert terminal.lines[-1] == "every 0.1 s; p pauses and goes on, q quits"
+        assert terminal.lines[-1] == "every 0.1 s; p pauses and resumes, q quits"
         terminal.type("p")
         terminal.wait("paused; p pauses")
         terminal.type("p")

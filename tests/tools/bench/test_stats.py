@@ -110,6 +110,13 @@ def record(
     )
 
 
+@given(st.lists(TIMES, min_size=1), st.floats(0, 100))
+def test_percentiles_are_numpys(values: list[float], percent: float) -> None:
+    found = percentile(values, percent)
+    assert found is not None
+    assert math.isclose(found, np.percentile(values, percent), rel_tol=1e-9, abs_tol=1e-9)
+
+
 def test_the_percentile_of_nothing_is_none() -> None:
     assert percentile([], 50) is None
 

@@ -43,8 +43,8 @@ class LiveTable:
         self._problem: str | None = None
         self._away_since_s = 0.0
         self._quit = asyncio.Event()
-        self._goes_on = asyncio.Event()
-        self._goes_on.set()
+        self._unpaused = asyncio.Event()
+        self._unpaused.set()
         self._live = Live(
             console=console,
             screen=True,
@@ -70,7 +70,7 @@ class LiveTable:
 
     async def _keep_reading(self) -> None:
         while True:
-            await self._goes_on.wait()
+            await self._unpaused.wait()
             await self.read()
             self._live.refresh()
             await asyncio.sleep(self._interval_s)
@@ -89,10 +89,10 @@ class LiveTable:
         if key in QUIT_KEYS:
             self._quit.set()
         elif key in ("p", "P"):
-            if self._goes_on.is_set():
-                self._goes_on.clear()
+            if self._unpaused.is_set():
+                self._unpaused.clear()
             else:
-                self._goes_on.set()
+                self._unpaused.set()
             self._live.refresh()
 
     def _screen(self) -> RenderableType:
@@ -108,8 +108,8 @@ class LiveTable:
             away_s = self._clock() - self._away_since_s
             foot.append(f"away for {away_s:.0f} s, tried again every {self._interval_s:g} s: ", "bold red")
             foot.append(visible(self._problem) + "\n")
-        state = "paused" if not self._goes_on.is_set() else f"every {self._interval_s:g} s"
-        foot.append(f"{state}; p pauses and goes on, q quits", "dim")
+        state = "paused" if not self._unpaused.is_set() else f"every {self._interval_s:g} s"
+        foot.append(f"{state}; p pauses and resumes, q quits", "dim")
         return foot
 
 

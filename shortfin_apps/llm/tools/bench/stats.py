@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -185,8 +184,14 @@ FIGURES = HIGHER_IS_BETTER + LOWER_IS_BETTER
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return the percentile by linear interpolation; None for no values."""
-    return float(np.percentile(values, percent)) if values else None
+    """The percentile by linear interpolation (numpy's default); None for no values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def summarise(records: Sequence[RequestRecord], client_cpu_s: float = 0.0) -> Summary:
