@@ -168,7 +168,6 @@ ONLY_IN = {
     "iree": ("components.runtime", "builder"),
     "llguidance": ("components.grammar",),
     "opentelemetry": (
-        "serving.http.sequence_spans",
         "serving.api.service",
         "serving.http.tracing",
         "serving.server.span_export",

@@ -20,7 +20,7 @@ from shortfin_apps.llm.client.errors import ServerError
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError, UnavailableError
 from shortfin_apps.llm.offline.llm import LLM, chunks_of
-from shortfin_apps.llm.serving.http.streamed_body import KEEP_ALIVE
+from shortfin_apps.llm.serving.http.streaming import KEEP_ALIVE
 from shortfin_apps.llm.serving.server.config import ServerConfigError
 from tests.integration.served_tiny import serving
 from tests.scripted_server import DONE, completion_event, event

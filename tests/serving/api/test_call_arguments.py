@@ -23,10 +23,10 @@ from shortfin_apps.llm.serving.api.call_arguments import (
 )
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.messages import MessageReader
+from shortfin_apps.llm.serving.api.responses.answer import ResponseShape
 from shortfin_apps.llm.serving.api.responses.conversation import chat_of_response
-from shortfin_apps.llm.serving.api.responses.kept import items_of
 from shortfin_apps.llm.serving.api.responses.schema import ResponsesBody
-from shortfin_apps.llm.serving.api.responses.shapes import ResponseShape
+from shortfin_apps.llm.serving.api.responses.store import items_of
 from shortfin_apps.llm.serving.api.schema import ChatBody
 from shortfin_apps.llm.serving.api.tools import AnswerForm
 from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS

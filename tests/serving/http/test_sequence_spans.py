@@ -14,7 +14,7 @@ from opentelemetry.trace import StatusCode
 from shortfin_apps.llm.components.request.messages import ComputedTask, FinishReason
 from shortfin_apps.llm.serving.frontend.metrics import RequestTimer, ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_stream import PendingAnswer
-from shortfin_apps.llm.serving.http.sequence_spans import SequenceSpans
+from shortfin_apps.llm.serving.http.tracing import SequenceSpans
 
 EPOCH_S = 1000.0
 

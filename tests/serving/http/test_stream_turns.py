@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shortfin_apps.llm.serving.http.stream_turns import MAX_WORK, StreamTurns
+from shortfin_apps.llm.serving.http.streaming import MAX_WORK, StreamTurns
 
 
 class Taker:

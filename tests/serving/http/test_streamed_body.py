@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from shortfin_apps.llm.serving.http.streamed_body import KEEP_ALIVE, KeepAlive, StreamedBody
+from shortfin_apps.llm.serving.http.streaming import KEEP_ALIVE, KeepAlive, StreamedBody
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 

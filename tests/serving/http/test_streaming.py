@@ -22,8 +22,7 @@ from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
 from shortfin_apps.llm.serving.frontend.text_workers import SHORT_PLACES
-from shortfin_apps.llm.serving.http.stream_turns import MAX_WORK, StreamTurns
-from shortfin_apps.llm.serving.http.streaming import EventStream, json_line
+from shortfin_apps.llm.serving.http.streaming import MAX_WORK, EventStream, StreamTurns, json_line
 from shortfin_apps.llm.serving.server import http_server
 from shortfin_apps.llm.serving.server.model_loading import Loaded
 from shortfin_apps.llm.serving.server.protocol import BoundedProtocol

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from shortfin_apps.llm.serving.server.config import ServerConfigError
-from shortfin_apps.llm.serving.server.exit_status import exit_status_of
 from shortfin_apps.llm.serving.server.model_loading import Loaded
+from shortfin_apps.llm.serving.server.start_up import exit_status_of
 from tests.serving.api.loopback import loopback
 
 pytestmark = pytest.mark.timeout(120)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.contract.errors import UnavailableError
-from shortfin_apps.llm.serving.api import abort, admin, chat, completions, native, ops, probes
+from shortfin_apps.llm.serving.api import admin, chat, completions, native, ops
 from shortfin_apps.llm.serving.api.anthropic import routes as anthropic
 from shortfin_apps.llm.serving.api.json_body import HEADER, FieldCheck, install_validation_handler
 from shortfin_apps.llm.serving.api.page.assets import PATHS as PAGE_PATHS
@@ -28,7 +28,7 @@ from shortfin_apps.llm.serving.http.auth import KEY_HEADER, OPEN_PATHS, AuthMidd
 from shortfin_apps.llm.serving.http.body_limit import BodyLimitMiddleware
 from shortfin_apps.llm.serving.http.errors import error_response, install_error_handlers
 from shortfin_apps.llm.serving.http.request_id import current_request_id
-from shortfin_apps.llm.serving.http.stream_turns import StreamTurns
+from shortfin_apps.llm.serving.http.streaming import StreamTurns
 
 # Sent by Anthropic's clients; they have no effect here.
 ANTHROPIC_HEADERS = ("Anthropic-Version", "Anthropic-Beta", "Anthropic-Dangerous-Direct-Browser-Access")
@@ -49,7 +49,7 @@ def create_app(
     app.state.service = service
     app.state.field_check = FieldCheck(strict=service.strict_fields)
     app.state.stream_turns = StreamTurns(service.stream_keep_alive_s)
-    for routes in (native, abort, completions, chat, responses, anthropic, ops, probes, admin):
+    for routes in (native, completions, chat, responses, anthropic, ops, admin):
         app.include_router(routes.router)
     app.state.page = Page(service)
     app.router.routes += app.state.page.routes()

@@ -4,6 +4,10 @@ Complete: {"responses": [{"prompt", "responses": [{"text", "output_ids", "meta_i
           with `n` answers to each prompt, or `num_beams` answers, best first
 Streamed: data: {"text", "output_ids", "meta_info", "index"}, cumulative, then data: [DONE];
           log-probabilities are not cumulative: an event has its new tokens' only
+
+`POST /abort` (also SGLang's `/abort_request`) ends requests by id: the `rid` of `/generate`, the
+`X-Request-Id` header of any route, or the `id` in an answer of the other routes. An aborted request is
+answered with the tokens generated so far. With API keys, a caller can abort only its own requests.
 """
 
 from __future__ import annotations
@@ -22,13 +26,23 @@ from shortfin_apps.llm.components.grammar.source import asked_grammar
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.sampling_params import PARAMS
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
+from shortfin_apps.llm.serving.api.answers import (
+    AbortedAnswer,
+    DocumentedAnswers,
+    GenerateAnswer,
+    NativeErrorAnswer,
+    errors,
+    whole_or_streamed,
+)
+from shortfin_apps.llm.serving.api.anthropic.shapes import ID_PREFIX as MESSAGE_ID_PREFIX
 from shortfin_apps.llm.serving.api.best_of import Choices, choices_of
 from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests
 from shortfin_apps.llm.serving.api.json_body import JsonRoute
+from shortfin_apps.llm.serving.api.openai_shapes import ChatShape, CompletionShape
 from shortfin_apps.llm.serving.api.sampling import first_given, params_named
-from shortfin_apps.llm.serving.api.schema import GenerateBody, SamplingBody
-from shortfin_apps.llm.serving.api.service import ServedModel, request_id_of, service_of
+from shortfin_apps.llm.serving.api.schema import AbortBody, GenerateBody, SamplingBody
+from shortfin_apps.llm.serving.api.service import ServedModel, count_everywhere, request_id_of, service_of
+from shortfin_apps.llm.serving.engine_link.messages import AbortRequests
 from shortfin_apps.llm.serving.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.serving.frontend.prompt_scoring import (
     PromptLogprobs,
@@ -42,9 +56,9 @@ from shortfin_apps.llm.serving.frontend.text_stream import (
     gather_answers,
 )
 from shortfin_apps.llm.serving.http.access_log import access_of
+from shortfin_apps.llm.serving.http.auth import caller_of
 from shortfin_apps.llm.serving.http.errors import Problem, problem_of, register_shape
-from shortfin_apps.llm.serving.http.json_response import JsonResponse
-from shortfin_apps.llm.serving.http.logprobs_work import encoded, made, num_logprobs
+from shortfin_apps.llm.serving.http.json_response import JsonResponse, encoded, made, num_logprobs
 from shortfin_apps.llm.serving.http.streaming import DONE, EventStream, event, unless_disconnected
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 
@@ -60,6 +74,7 @@ REFUSED_BY_ENGINE = {
     "prompt_logprobs": "logprob_start_len",
 }
 ANSWERS = whole_or_streamed(GenerateAnswer) | errors(NativeErrorAnswer)
+ABORTED: DocumentedAnswers = {200: {"model": AbortedAnswer}, **errors()}
 
 T = TypeVar("T")
 
@@ -403,3 +418,21 @@ def _refuse_streamed_beams(requests: Sequence[TextRequest]) -> None:
         raise InvalidRequestError(
             f"beams cannot be streamed; leave out `stream` or set `{PREFIX}num_beams` to 1", "stream"
         )
+
+
+@router.post("/abort", responses=ABORTED)
+@router.post("/abort_request", responses=ABORTED)
+async def abort(body: AbortBody, request: Request) -> Response:
+    """Ends the requests with these ids; unknown ids, also those of finished requests, are ignored."""
+    service = service_of(request)
+    caller = caller_of(request)
+    tenant = None if caller.is_admin else caller.tenant or None
+    rids = [body.rid] if isinstance(body.rid, str) else body.rid
+    command = AbortRequests(tuple(map(_without_prefix, rids)), tenant)
+    return JsonResponse({"aborted": await count_everywhere(command, service)})
+
+
+def _without_prefix(rid: str) -> str:
+    for prefix in (ChatShape.id_prefix, CompletionShape.id_prefix, MESSAGE_ID_PREFIX):
+        rid = rid.removeprefix(prefix)
+    return rid

@@ -24,8 +24,7 @@ from shortfin_apps.llm.serving.frontend.text_stream import EMPTY_ANSWER, TextDel
 from shortfin_apps.llm.serving.frontend.text_workers import TextWorkers
 from shortfin_apps.llm.serving.http.access_log import access_of
 from shortfin_apps.llm.serving.http.errors import openai_shape, problem_of
-from shortfin_apps.llm.serving.http.json_response import JsonResponse
-from shortfin_apps.llm.serving.http.logprobs_work import encoded, made, num_logprobs, work_of
+from shortfin_apps.llm.serving.http.json_response import JsonResponse, encoded, made, num_logprobs, work_of
 from shortfin_apps.llm.serving.http.streaming import DONE, EventStream, event, json_line, unless_disconnected
 
 _MARK = "\0"  # placeholder for the text

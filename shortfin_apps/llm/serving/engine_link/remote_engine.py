@@ -46,8 +46,7 @@ from shortfin_apps.llm.serving.engine_link.messages import (
 from shortfin_apps.llm.serving.frontend.admission import Admission
 from shortfin_apps.llm.serving.frontend.async_engine import MAX_UNREAD_TOKENS
 from shortfin_apps.llm.serving.frontend.delta_stream import DeltaStream
-from shortfin_apps.llm.serving.frontend.draining import Draining
-from shortfin_apps.llm.serving.frontend.open_requests import OpenRequests
+from shortfin_apps.llm.serving.frontend.open_requests import Draining, OpenRequests
 
 logger = logging.getLogger(__name__)
 

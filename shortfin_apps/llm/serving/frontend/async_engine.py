@@ -22,7 +22,6 @@ from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError, LlmError, UnavailableError
 from shortfin_apps.llm.serving.frontend.admission import Admission
 from shortfin_apps.llm.serving.frontend.delta_stream import DeltaStream
-from shortfin_apps.llm.serving.frontend.draining import Draining
 from shortfin_apps.llm.serving.frontend.engine_thread import (
     Abort,
     EngineThread,
@@ -30,7 +29,7 @@ from shortfin_apps.llm.serving.frontend.engine_thread import (
     IdleTest,
     Look,
 )
-from shortfin_apps.llm.serving.frontend.open_requests import OpenRequests
+from shortfin_apps.llm.serving.frontend.open_requests import Draining, OpenRequests
 from shortfin_apps.llm.serving.frontend.stall_watch import StallWatch
 
 logger = logging.getLogger(__name__)

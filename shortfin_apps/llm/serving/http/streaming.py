@@ -1,10 +1,10 @@
-"""Server-sent events, and cancellation when a client disconnects before its answer is complete."""
+"""Server-sent events, written in turns shared by all streams; and cancellation when a client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -17,9 +17,7 @@ from shortfin_apps.llm.lone_surrogates import json_of
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextStream, close_all
 from shortfin_apps.llm.serving.http.access_log import access_of
 from shortfin_apps.llm.serving.http.errors import answer_to
-from shortfin_apps.llm.serving.http.logprobs_work import work_of
-from shortfin_apps.llm.serving.http.stream_turns import MAX_WORK, StreamTurns
-from shortfin_apps.llm.serving.http.streamed_body import KeepAlive, StreamedBody
+from shortfin_apps.llm.serving.http.json_response import work_of
 
 logger = logging.getLogger(__name__)
 
@@ -219,3 +217,151 @@ async def race(receive: Receive, work: Awaitable[T]) -> T:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+MAX_WORK = 10_000  # of a turn, tokens and what `work_of` counts: some 30 ms
+
+
+class TurnTaker(Protocol):
+    """A stream. Its methods must not raise or wait."""
+
+    def convert(self) -> int:
+        """Serialise pending deltas, and return the work done, at most little more than MAX_WORK.
+
+        A stream with deltas left has to be added again.
+        """
+        ...
+
+    def send(self) -> None: ...
+
+
+class StreamTurns:
+    """Converts and then sends all streams with new deltas, in one callback per step of the engine.
+
+    Consecutive sends cost the kernel a fraction of the time of sends with other work in between, each of
+    which wakes a sleeping receiver. If the event loop is late, the deltas of several steps are merged.
+
+    A client that reads again after a pause may have many pending deltas. The work beyond MAX_WORK waits for
+    the next turn, and other tasks run in between.
+
+    A stream that has sent nothing for `keep_alive_s` sends a comment; None: it does not.
+    """
+
+    def __init__(self, keep_alive_s: float | None = None) -> None:
+        self.keep_alive_s = keep_alive_s
+        self._streams: list[TurnTaker] = []
+
+    def add(self, stream: TurnTaker) -> None:
+        """Include the stream in the next turn."""
+        if not self._streams:
+            asyncio.get_running_loop().call_soon(self._take_turn)
+        self._streams.append(stream)
+
+    def _take_turn(self) -> None:
+        streams, self._streams = self._streams, []
+        work = num_converted = 0
+        while num_converted < len(streams) and work < MAX_WORK:
+            work += streams[num_converted].convert()
+            num_converted += 1
+        for stream in streams[:num_converted]:
+            stream.send()
+        for stream in streams[num_converted:]:
+            self.add(stream)
+
+
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment in server-sent events; clients skip it
+
+
+class StreamedBody:
+    """Sends pieces with ASGI's `send`; `start`, the message with the status, precedes the first piece.
+
+    `write` runs `send` until it waits. It never waits while the client reads, so `send` may run outside a
+    task. Once it waits, the body is held up: `on_held_up` is called, and a task must await `held_up` before
+    the next `write`.
+    """
+
+    def __init__(self, start: Message, send: Send, on_held_up: Callable[[], None]) -> None:
+        self._start = start
+        self._send = send
+        self._on_held_up = on_held_up
+        self._held_up: _Rest | None = None  # the remainder of a `send`
+        self._clock = asyncio.get_running_loop().time
+        self._has_ended = False
+        self.has_begun = False  # whether the status was sent
+        self.sent_s = self._clock()  # time of the last send
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a piece can be written now."""
+        return self._held_up is None and not self._has_ended
+
+    def write(self, data: bytes) -> None:
+        """Send a piece. The body must be free."""
+        assert self.is_free, "the piece before has not been sent"
+        self.sent_s = self._clock()
+        sending = self._send_piece(data, is_last=False)
+        try:
+            waits_for = sending.send(None)
+        except StopIteration:
+            return
+        self._held_up = _Rest(sending, waits_for)
+        self._on_held_up()
+
+    async def held_up(self) -> None:
+        """Wait until a held-up piece is sent."""
+        if self._held_up is not None:
+            await self._held_up
+            self._held_up = None
+
+    async def end(self, data: bytes) -> None:
+        """Send the last piece."""
+        self._has_ended = True
+        await self._send_piece(data, is_last=True)
+
+    def close(self) -> None:
+        """Drop a held-up piece. Nothing can be sent afterwards."""
+        self._has_ended = True
+        if self._held_up is not None:
+            self._held_up.close()
+
+    async def _send_piece(self, data: bytes, *, is_last: bool) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            await self._send(self._start)
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+
+class KeepAlive:
+    """Sends a comment if nothing was sent for `interval_s`, until it is stopped."""
+
+    def __init__(self, body: StreamedBody, interval_s: float) -> None:
+        self._body = body
+        self._interval_s = interval_s
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(interval_s, self._tick)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        left_s = self._body.sent_s + self._interval_s - self._loop.time()
+        if left_s <= 0:
+            left_s = self._interval_s
+            if self._body.is_free:
+                self._body.write(KEEP_ALIVE)
+        self._timer = self._loop.call_later(left_s, self._tick)
+
+
+class _Rest:
+    """The remainder of a coroutine that ran outside a task until it had to wait."""
+
+    def __init__(self, coroutine: Coroutine[Any, None, None], waits_for: object) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield self._waits_for
+        yield from self._coroutine.__await__()
+
+    def close(self) -> None:
+        self._coroutine.close()

@@ -27,10 +27,10 @@ from shortfin_apps.llm.serving.engine_link.remote_engine import RemoteEngine, wa
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.server import logs
 from shortfin_apps.llm.serving.server.config import ServerConfig
-from shortfin_apps.llm.serving.server.exit_status import exit_status_of, exit_with_thread
 from shortfin_apps.llm.serving.server.http_server import Server
 from shortfin_apps.llm.serving.server.model_loading import Loaded, load_tokenizer, open_artifact, served_model
 from shortfin_apps.llm.serving.server.service import make_service
+from shortfin_apps.llm.serving.server.start_up import exit_status_of, exit_with_thread
 
 logger = logging.getLogger("shortfin_apps.llm.serving.server.api_process")  # this module runs as `__main__`
 

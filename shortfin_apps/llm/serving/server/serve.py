@@ -13,7 +13,6 @@ from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.server import logs
 from shortfin_apps.llm.serving.server.config import ServerConfig
 from shortfin_apps.llm.serving.server.engine_process import EngineProcess
-from shortfin_apps.llm.serving.server.exit_status import exit_status_of, exit_with_thread
 from shortfin_apps.llm.serving.server.http_server import (
     BACKLOG,
     MAX_CONNECTIONS,
@@ -31,7 +30,7 @@ from shortfin_apps.llm.serving.server.model_loading import (
     open_draft,
 )
 from shortfin_apps.llm.serving.server.service import make_service
-from shortfin_apps.llm.serving.server.start_up import allow_open_files
+from shortfin_apps.llm.serving.server.start_up import allow_open_files, exit_status_of, exit_with_thread
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.serving.api.anthropic.events import MessageEvents
-from shortfin_apps.llm.serving.api.anthropic.shapes import arguments_of, content_block
+from shortfin_apps.llm.serving.api.anthropic.shapes import MessageEvents, arguments_of, content_block
 from shortfin_apps.llm.serving.api.blocks import BlockReader
 from shortfin_apps.llm.serving.api.chat import ChatTurn
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta

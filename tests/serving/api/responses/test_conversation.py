@@ -6,8 +6,8 @@ import pytest
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.responses.conversation import chat_of_response, messages_of
-from shortfin_apps.llm.serving.api.responses.kept import ITEMS, items_of
 from shortfin_apps.llm.serving.api.responses.schema import ResponsesBody
+from shortfin_apps.llm.serving.api.responses.store import ITEMS, items_of
 from shortfin_apps.llm.serving.api.sampling import given_params
 from shortfin_apps.llm.serving.api.schema import ChatBody, ChatMessage
 

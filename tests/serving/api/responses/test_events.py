@@ -13,10 +13,8 @@ from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import ConstraintError, InvocationError
 from shortfin_apps.llm.serving.api.chat import ChatTurn
-from shortfin_apps.llm.serving.api.responses.answer import ResponseAnswer
-from shortfin_apps.llm.serving.api.responses.events import ResponseEvents
+from shortfin_apps.llm.serving.api.responses.answer import ResponseAnswer, ResponseEvents, ResponseShape
 from shortfin_apps.llm.serving.api.responses.schema import ResponsesBody
-from shortfin_apps.llm.serving.api.responses.shapes import ResponseShape
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest
 from tests.serving.api.harness import TOKENIZER
 from tests.serving.api.test_blocks import HERMES, TEXTS

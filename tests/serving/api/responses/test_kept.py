@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.limits import MAX_CONTAINERS, Limits
 from shortfin_apps.llm.serving.api.responses.conversation import messages_of
-from shortfin_apps.llm.serving.api.responses.kept import ITEMS, encoded, items_before, items_of, page_of
 from shortfin_apps.llm.serving.api.responses.schema import Item
-from shortfin_apps.llm.serving.api.responses.store import StoredResponse
+from shortfin_apps.llm.serving.api.responses.store import (
+    ITEMS,
+    StoredResponse,
+    encoded,
+    items_before,
+    items_of,
+    page_of,
+)
 from tests.serving.api.responses.test_conversation import ANSWER, CALL, RESULT, THOUGHT, USER
 
 GIVEN: list[Any] = [USER, THOUGHT, ANSWER, CALL, RESULT]

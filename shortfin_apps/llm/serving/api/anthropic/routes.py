@@ -16,9 +16,15 @@ from shortfin_apps.llm.serving.api.anthropic.answers import (
     TokenCountAnswer,
 )
 from shortfin_apps.llm.serving.api.anthropic.conversation import NAMES, chat_of_messages, chat_to_count
-from shortfin_apps.llm.serving.api.anthropic.events import MessageEvents
 from shortfin_apps.llm.serving.api.anthropic.schema import CountTokensBody, MessagesBody
-from shortfin_apps.llm.serving.api.anthropic.shapes import ID_PREFIX, error_shape, message, stop_of, usage_of
+from shortfin_apps.llm.serving.api.anthropic.shapes import (
+    ID_PREFIX,
+    MessageEvents,
+    error_shape,
+    message,
+    stop_of,
+    usage_of,
+)
 from shortfin_apps.llm.serving.api.blocks import BlockReader
 from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_turn, conversation_of, submitted
 from shortfin_apps.llm.serving.api.generation import encoded
@@ -30,8 +36,7 @@ from shortfin_apps.llm.serving.api.service import ServedModel, request_id_of, se
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
 from shortfin_apps.llm.serving.http.auth import caller_of
 from shortfin_apps.llm.serving.http.errors import register_shape
-from shortfin_apps.llm.serving.http.json_response import JsonResponse
-from shortfin_apps.llm.serving.http.logprobs_work import made, work_of
+from shortfin_apps.llm.serving.http.json_response import JsonResponse, made, work_of
 from shortfin_apps.llm.serving.http.streaming import EventStream
 
 router = APIRouter(

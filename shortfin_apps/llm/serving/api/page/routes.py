@@ -18,8 +18,7 @@ from shortfin_apps.llm.serving.api.page.feed import Feed, Reader
 from shortfin_apps.llm.serving.api.page.viewer import Viewer
 from shortfin_apps.llm.serving.api.service import Service, service_of
 from shortfin_apps.llm.serving.http.auth import caller_of
-from shortfin_apps.llm.serving.http.streamed_body import KEEP_ALIVE
-from shortfin_apps.llm.serving.http.streaming import event
+from shortfin_apps.llm.serving.http.streaming import KEEP_ALIVE, event
 
 EVENTS = f"{PREFIX}/events"
 SILENCE_S = 10.0  # send a keep-alive comment after this silence, for example during a long step

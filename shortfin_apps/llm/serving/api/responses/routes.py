@@ -17,20 +17,23 @@ from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_turn, s
 from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.responses import answers
-from shortfin_apps.llm.serving.api.responses.answer import ResponseAnswer
+from shortfin_apps.llm.serving.api.responses.answer import ResponseAnswer, ResponseEvents, ResponseShape
 from shortfin_apps.llm.serving.api.responses.conversation import NAMES, chat_of_response
-from shortfin_apps.llm.serving.api.responses.events import ResponseEvents
-from shortfin_apps.llm.serving.api.responses.kept import encoded, items_before, items_of, page_of
 from shortfin_apps.llm.serving.api.responses.schema import ResponsesBody
-from shortfin_apps.llm.serving.api.responses.shapes import ResponseShape
-from shortfin_apps.llm.serving.api.responses.store import ResponseStore, StoredResponse
+from shortfin_apps.llm.serving.api.responses.store import (
+    ResponseStore,
+    StoredResponse,
+    encoded,
+    items_before,
+    items_of,
+    page_of,
+)
 from shortfin_apps.llm.serving.api.sampling import params_named
 from shortfin_apps.llm.serving.api.schema import ChatBody
 from shortfin_apps.llm.serving.api.service import service_of
 from shortfin_apps.llm.serving.http.auth import caller_of
 from shortfin_apps.llm.serving.http.errors import ResponseNotFoundError
-from shortfin_apps.llm.serving.http.json_response import JsonResponse
-from shortfin_apps.llm.serving.http.logprobs_work import made, work_of
+from shortfin_apps.llm.serving.http.json_response import JsonResponse, made, work_of
 from shortfin_apps.llm.serving.http.streaming import EventStream
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())

@@ -11,8 +11,8 @@ from shortfin_apps.llm.serving.dialects.feed import Piece
 from shortfin_apps.llm.serving.dialects.output_parser import OutputParser
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
 from shortfin_apps.llm.serving.frontend.text_workers import TextWorkers
-from shortfin_apps.llm.serving.http import logprobs_work
-from shortfin_apps.llm.serving.http.logprobs_work import CHARS_EACH, FEW, encoded, made, num_logprobs, work_of
+from shortfin_apps.llm.serving.http import json_response
+from shortfin_apps.llm.serving.http.json_response import CHARS_EACH, FEW, encoded, made, num_logprobs, work_of
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 from tests.serving.api.harness import (
     CHAT,
@@ -95,7 +95,7 @@ async def test_many_log_probabilities_of_an_answer_do_not_hold_up_others(
 async def test_a_long_answer_is_parsed_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], length: int
 ) -> None:
-    monkeypatch.setattr(logprobs_work, "FEW", 9)
+    monkeypatch.setattr(json_response, "FEW", 9)
     push, threads = OutputParser.push, list[threading.Thread]()
 
     def told(self: OutputParser, text: str) -> list[Piece]:
