@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 from shortfin_apps.llm.serving.dialects.dialect import Dialect, ReasoningDialect, ToolDialect
-from shortfin_apps.llm.serving.dialects.granite import Granite, GraniteReasoning
 from shortfin_apps.llm.serving.dialects.harmony import Harmony
-from shortfin_apps.llm.serving.dialects.hermes import Hermes, SmolLM
-from shortfin_apps.llm.serving.dialects.llama3 import Llama3
-from shortfin_apps.llm.serving.dialects.mistral import Mistral
+from shortfin_apps.llm.serving.dialects.json_dialects import Granite, Hermes, Llama3, Mistral, SmolLM
 from shortfin_apps.llm.serving.dialects.qwen3_coder import Qwen3Coder
-from shortfin_apps.llm.serving.dialects.think import MISTRAL_REASONING, THINK
+from shortfin_apps.llm.serving.dialects.thoughts import MISTRAL_REASONING, THINK, GraniteReasoning
 
 TOOL_DIALECTS: Mapping[str, ToolDialect] = {
     "hermes": Hermes(),

@@ -14,7 +14,7 @@ from typing import Any
 
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.lone_surrogates import encodable
-from shortfin_apps.llm.serving.dialects.dialect import Function, ToolDialect
+from shortfin_apps.llm.serving.dialects.dialect import Function
 from shortfin_apps.llm.serving.dialects.feed import (
     Arguments,
     CallParse,
@@ -44,10 +44,29 @@ class NotACallError(LlmError):
     """The text is not a call. Never leaves this module: such text becomes content."""
 
 
-def parse_marked(dialect: ToolDialect, feed: Feed, functions: Sequence[Function]) -> Parse:
-    """Parses an answer of a dialect with calls inside content, after marks."""
-    while (begin := (yield from feed.copy(Content, *dialect.begins))) is not None:
-        yield from dialect.parse_call(feed, functions, begin)
+class MarkedCalls:
+    """Base of ToolDialects with calls inside content, after one of `begins`; here a JSON list of calls."""
+
+    marks: frozenset[str]
+    begins: tuple[str, ...]
+    id_chars: int | None = None
+
+    def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
+        while (begin := (yield from feed.copy(Content, *self.begins))) is not None:
+            yield from self.parse_call(feed, functions, begin)
+
+    def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
+        return (yield from parse_calls(feed, begin + (yield from more_of(feed, begin))))
+
+    def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        return f"{lark.literal(self.begins[0])} {self.rest(lark, functions, most)}"
+
+    def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        return lark.text_with(self.begins, self.rest(lark, functions, most))
+
+    def rest(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        """Return an expression of the calls after their begin mark."""
+        return list_of_calls(lark, functions, most)
 
 
 def parse_calls(

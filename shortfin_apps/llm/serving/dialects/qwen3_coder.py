@@ -36,7 +36,7 @@ from shortfin_apps.llm.serving.dialects.feed import (
     Piece,
     Wait,
 )
-from shortfin_apps.llm.serving.dialects.json_calls import more_of, parse_marked
+from shortfin_apps.llm.serving.dialects.json_calls import MarkedCalls, more_of
 from shortfin_apps.llm.serving.dialects.lark import ANY_TEXT, Lark, one_of, repeated
 from shortfin_apps.llm.serving.dialects.mended_json import mended, scalar
 
@@ -57,15 +57,11 @@ _UNKEPT = frozenset(  # keywords of arguments as a whole
 _TRIVIAL: tuple[object, ...] = ({}, [], {"type": "string"})  # values of these keywords that forbid nothing
 
 
-class Qwen3Coder:
-    """Implements ToolDialect. The parameters' types in the schema distinguish numbers from texts."""
+class Qwen3Coder(MarkedCalls):
+    """The parameters' types in the schema distinguish numbers from texts."""
 
     marks = frozenset({BEGIN, END})
     begins = BEGINS
-    id_chars: int | None = None
-
-    def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
-        yield from parse_marked(self, feed, functions)
 
     def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
         feed.record(begin)
