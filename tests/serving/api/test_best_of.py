@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
-from shortfin_apps.llm.serving.api.best_of import Choices
+from shortfin_apps.llm.serving.api.generation import Choices
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
 from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, NATIVE, TOKENIZER, Harness
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import asyncio
 
-from shortfin_apps.llm.serving.http.streaming import MAX_WORK, StreamTurns
+from shortfin_apps.llm.serving.http.streaming import MAX_WORK, EventStream, StreamTurns
 
 
-class Taker:
+class Taker(EventStream):
     def __init__(self, name: str, log: list[str], work: int = 1) -> None:
         self.name = name
         self.log = log

@@ -17,8 +17,7 @@ from starlette.responses import Response
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import InvalidRequestError, RequestAbortedError
 from shortfin_apps.llm.serving.api.answers import ChatAnswer, errors, whole_or_streamed
-from shortfin_apps.llm.serving.api.best_of import Choices
-from shortfin_apps.llm.serving.api.generation import Conversation, GenerateRequest, engine_requests
+from shortfin_apps.llm.serving.api.generation import Choices, Conversation, GenerateRequest, engine_requests
 from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.openai_answers import extras_of, respond
 from shortfin_apps.llm.serving.api.openai_shapes import ChatShape

@@ -19,8 +19,7 @@ from shortfin_apps.llm.serving.api.answers import (
     errors,
     whole_or_streamed,
 )
-from shortfin_apps.llm.serving.api.best_of import choices_of
-from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests
+from shortfin_apps.llm.serving.api.generation import GenerateRequest, choices_of, engine_requests
 from shortfin_apps.llm.serving.api.json_body import JsonRoute, check_model
 from shortfin_apps.llm.serving.api.openai_answers import extras_of, respond
 from shortfin_apps.llm.serving.api.openai_shapes import CompletionShape

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from starlette.requests import Request
@@ -19,7 +20,6 @@ from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import Terms
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api.best_of import Choices
 from shortfin_apps.llm.serving.api.json_body import note_unread
 from shortfin_apps.llm.serving.api.limits import excess_of
 from shortfin_apps.llm.serving.api.receipts import with_receipts
@@ -30,10 +30,16 @@ from shortfin_apps.llm.serving.api.sampling import (
     params_named,
     stop_strings,
 )
-from shortfin_apps.llm.serving.api.schema import ChatMessage, SamplingFields, ServingFields
+from shortfin_apps.llm.serving.api.schema import (
+    ChatMessage,
+    CompletionBody,
+    SamplingBody,
+    SamplingFields,
+    ServingFields,
+)
 from shortfin_apps.llm.serving.api.service import Service, request_id_of, service_of
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator, with_seed
-from shortfin_apps.llm.serving.frontend.text_stream import TextRequest
+from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest
 from shortfin_apps.llm.serving.http.access_log import access_of
 from shortfin_apps.llm.serving.http.auth import TENANT_HEADER, caller_of
 from shortfin_apps.llm.serving.http.streaming import unless_disconnected
@@ -51,6 +57,43 @@ class Conversation:
 
 
 Prompt = str | Sequence[int] | Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Numbers of answers generated and returned for each prompt.
+
+    With `best_of`, as in OpenAI's API and former vLLM, more are generated: the ones with the greatest mean
+    token log-probability are returned, best first. The usage counts all.
+
+    `logprobs` is the number of alternatives returned for each token; None for no log-probabilities.
+    """
+
+    returned: int
+    generated: int
+    logprobs: int | None
+
+    @property
+    def are_ranked(self) -> bool:
+        return self.generated > self.returned
+
+    @property
+    def computed_logprobs(self) -> int | None:
+        """The `logprobs` to request from the engine: ranking needs the tokens' log-probabilities."""
+        return 0 if self.logprobs is None and self.are_ranked else self.logprobs
+
+    def pick(self, answers: Sequence[TextDelta]) -> list[TextDelta]:
+        """Choose the answers to return. `answers` holds all answers to all prompts, in order."""
+        if not self.are_ranked:
+            return list(answers)
+        groups = [answers[i : i + self.generated] for i in range(0, len(answers), self.generated)]
+        best = [each for group in groups for each in sorted(group, key=_cost)[: self.returned]]
+        return [each._replace(logprobs=()) for each in best] if self.logprobs is None else best
+
+    def of_returned(self, requests: Sequence[TextRequest]) -> list[TextRequest]:
+        """Return one request for each returned answer; they describe the answers' format."""
+        returned = [each for each in requests if each.choice < self.returned]
+        return [replace(each, params=replace(each.params, logprobs=self.logprobs)) for each in returned]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,3 +292,25 @@ def _params(
             logprobs=wanted.choices.computed_logprobs,
             output_grammar=grammar,
         )
+
+
+def choices_of(
+    body: CompletionBody | SamplingBody, logprobs: int | None, *, stream: bool | None, prefix: str = ""
+) -> Choices:
+    """Read the fields. Raises InvalidRequestError, which names them with `prefix`."""
+    returned, name = body.n or 1, f"{prefix}best_of"
+    generated = returned if body.best_of is None else body.best_of
+    if generated < returned:
+        raise InvalidRequestError(f"`{name}` must be at least `{prefix}n`, which is {returned}", name)
+    if stream and generated > returned:
+        raise InvalidRequestError(
+            f"`{name}` cannot be greater than `{prefix}n` in a stream, as answers are ranked at their end;"
+            " leave out `stream`",
+            name,
+        )
+    return Choices(returned, generated, logprobs)
+
+
+def _cost(answer: TextDelta) -> float:
+    """The sort key: lower is better, and ties keep their order."""
+    return -fmean(each.logprob for each in answer.logprobs) if answer.logprobs else 0.0

@@ -35,8 +35,7 @@ from shortfin_apps.llm.serving.api.answers import (
     whole_or_streamed,
 )
 from shortfin_apps.llm.serving.api.anthropic.shapes import ID_PREFIX as MESSAGE_ID_PREFIX
-from shortfin_apps.llm.serving.api.best_of import Choices, choices_of
-from shortfin_apps.llm.serving.api.generation import GenerateRequest, engine_requests
+from shortfin_apps.llm.serving.api.generation import Choices, GenerateRequest, choices_of, engine_requests
 from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.openai_shapes import ChatShape, CompletionShape
 from shortfin_apps.llm.serving.api.sampling import first_given, params_named

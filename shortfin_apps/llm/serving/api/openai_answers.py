@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api.best_of import Choices
+from shortfin_apps.llm.serving.api.generation import Choices
 from shortfin_apps.llm.serving.api.openai_shapes import Extras, Shape, usage
 from shortfin_apps.llm.serving.api.schema import OpenAIBody, StreamOptions
 from shortfin_apps.llm.serving.api.service import request_id_of, service_of

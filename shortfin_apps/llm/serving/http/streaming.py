@@ -151,7 +151,7 @@ class EventStream(Response):
         self._told.append(index)
 
     def convert(self) -> int:
-        """Serialise the streams' new output, up to MAX_WORK."""
+        """Serialise the streams' new output, up to MAX_WORK; return the work done. Never raises."""
         work = 0
         if self._error is not None or not self._body.is_free:
             return work
@@ -171,7 +171,7 @@ class EventStream(Response):
         return work
 
     def send(self) -> None:
-        """Send the serialised events; wake the task if deltas are left, or at the end."""
+        """Send the serialised events; wake the task if deltas are left, or at the end. Never raises."""
         if self._unsent and self._error is None and self._num_open > 0 and self._body.is_free:
             try:
                 self._body.write(self._take_unsent())
@@ -222,19 +222,6 @@ async def _disconnected(receive: Receive) -> None:
 MAX_WORK = 10_000  # of a turn, tokens and what `work_of` counts: some 30 ms
 
 
-class TurnTaker(Protocol):
-    """A stream. Its methods must not raise or wait."""
-
-    def convert(self) -> int:
-        """Serialise pending deltas, and return the work done, at most little more than MAX_WORK.
-
-        A stream with deltas left has to be added again.
-        """
-        ...
-
-    def send(self) -> None: ...
-
-
 class StreamTurns:
     """Converts and then sends all streams with new deltas, in one callback per step of the engine.
 
@@ -249,9 +236,9 @@ class StreamTurns:
 
     def __init__(self, keep_alive_s: float | None = None) -> None:
         self.keep_alive_s = keep_alive_s
-        self._streams: list[TurnTaker] = []
+        self._streams: list[EventStream] = []
 
-    def add(self, stream: TurnTaker) -> None:
+    def add(self, stream: EventStream) -> None:
         """Include the stream in the next turn."""
         if not self._streams:
             asyncio.get_running_loop().call_soon(self._take_turn)
