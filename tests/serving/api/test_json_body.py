@@ -1,14 +1,38 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shortfin_apps.llm.serving.api import json_body
-from shortfin_apps.llm.serving.api.json_body import HEADER
+from shortfin_apps.llm.serving.api.json_body import (
+    HEADER,
+    MAX_LOGGED,
+    MAX_NAME_CHARS,
+    MAX_NAMED,
+    FieldCheck,
+    header_value,
+    printable,
+)
+from shortfin_apps.llm.serving.api.schema import Body, ChatBody, CompletionBody
 from shortfin_apps.llm.serving.http.auth import KeyRing
-from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, MODEL, RESPONSES, Harness
+from tests.serving.api.harness import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    MESSAGES_ROUTE,
+    MODEL,
+    RESPONSES,
+    Harness,
+    events_of,
+)
+from tests.serving.api.loopback import ready_server
+from tests.serving.text.test_message_roles import CHATML as READS_NOTHING_MORE
+from tests.serving.text.tiny_tokenizers import byte_level_tokenizer
 
 JSON = {"content-type": "application/json"}
 MALFORMED = {
@@ -129,3 +153,208 @@ async def test_a_model_has_the_name_of_its_source_too(harness: Harness) -> None:
     answer = await harness.post(COMPLETIONS, {"prompt": "a", "model": "random:tiny"})
     assert (answer.status_code, answer.json()["model"]) == (200, MODEL)
     assert (await harness.client.get("/v1/models/random:tiny")).json()["id"] == MODEL
+
+
+# Fields of other servers that change the answer; earlier versions ignored them.
+CHANGING: list[tuple[str, dict[str, Any], str]] = [
+    *(
+        (COMPLETIONS, {"prompt": "a", name: value}, name)
+        for name, value in {
+            "structural_tag": "<a>",
+            "grammar_lazy": True,
+            "guided_whitespace_pattern": " ",
+            "repeat_penalty": 1.1,
+            "xtc_probability": 0.9,
+            "lora": [{"id": 0, "scale": 1.0}],
+            "prompt_embeds": "AAAA",
+            "return_progress": True,
+            "stop_regex": "a+",
+            "max_completion_tokens": 5,
+        }.items()
+    ),
+    *(
+        (CHAT, {"messages": MESSAGES, name: value}, name)
+        for name, value in {
+            "chat_template": "{{ messages }}",
+            "documents": [{"title": "t", "text": "x"}],
+            "structural_tag": "<a>",
+            "echo": True,
+        }.items()
+    ),
+    (CHAT, {"messages": MESSAGES, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+    ("/generate", {"text": "a", "temperature": 1.0}, "temperature"),
+    (
+        "/generate",
+        {"text": "a", "sampling_params": {"xtc_probability": 0.5}},
+        "sampling_params.xtc_probability",
+    ),
+    (
+        "/generate",
+        {"text": "a", "sampling_params": [{"n": 1, "xtc_probability": 0.5}]},
+        "sampling_params.xtc_probability",
+    ),
+    ("/tokenize", {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+    ("/detokenize", {"tokens": [4], "skip_special_tokens": True}, "skip_special_tokens"),
+    ("/abort", {"rid": "r", "abort_all": True}, "abort_all"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body", "field"), CHANGING, ids=[f"{p}-{f}" for p, _, f in CHANGING])
+async def test_an_unsupported_field_that_changes_the_answer_is_refused(
+    harness: Harness, path: str, body: dict[str, Any], field: str, stream: bool
+) -> None:
+    response = await harness.post(path, {**body, "stream": stream})
+    assert response.status_code == 400, response.text
+    assert f"`{field}" in response.text
+    assert not harness.engine.calls
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (COMPLETIONS, {"prompt": "a", "mine": 1, "yours": [2]}, "mine, yours"),
+        (COMPLETIONS, {"prompt": "a", "stream_options": {"mine": 1}}, "stream_options.mine"),
+        (CHAT, {"messages": MESSAGES, "metadata": {"a": "b"}, "mine": None}, "metadata"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]},
+            "messages.content.cache_control",
+        ),
+        ("/generate", {"text": ["a", "b"], "mine": 1}, "mine"),
+        ("/generate", {"text": ["a", "b"], "sampling_params": [{"x": 1}, {"x": 2, "y": 3}]},
+         "sampling_params.x, sampling_params.y"),
+    ],
+)  # fmt: skip
+async def test_the_answer_names_the_ignored_fields(
+    harness: Harness, path: str, body: dict[str, Any], named: str, stream: bool
+) -> None:
+    response = await harness.post(path, {**body, "stream": stream})
+    assert response.status_code == 200, response.text
+    assert response.headers[HEADER] == named
+    if stream:
+        assert events_of(response)
+
+
+async def test_strict_accepts_known_fields_and_nulls() -> None:
+    harness = Harness(strict_fields=True)
+    inert = {"metadata": {"a": "b"}, "mine": None, "mirostat": 0, "xtc_probability": None}
+    response = await harness.post(CHAT, {"messages": [{**MESSAGES[0], "name": "Ann"}], **inert})
+    assert response.status_code == 200, response.text
+    assert response.headers[HEADER] == "metadata, messages.name"
+    response = await harness.post("/generate", {"text": "a", "sampling_params": {"mine": 1}})
+    assert response.status_code == 400
+    assert "`sampling_params.mine`" in response.json()["error"]
+
+
+async def test_each_ignored_field_is_logged_once(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        await harness.post(COMPLETIONS, {"prompt": "a", "mine": 1, "yours": 2})
+    assert [r.getMessage() for r in caplog.records] == [
+        f"requests have the field `{name}`, which is ignored" for name in ("mine", "yours")
+    ]
+
+
+def test_clients_cannot_fill_the_log_or_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    check = FieldCheck()
+    for i in range(0, 50_000, 1000):
+        names = [f"f{i + j}" for j in range(1000)]
+        assert (
+            check.ignored(CompletionBody.model_validate({"prompt": "a", **dict.fromkeys(names, 1)})) == names
+        )
+    assert len(caplog.records) == MAX_LOGGED + 1
+    assert len(check._logged) == MAX_LOGGED
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
+@given(st.text() | st.text(alphabet="\r\n,\x00é€\x7f \U0001f600a", max_size=200))
+def test_names_are_cut_and_printable(name: str) -> None:
+    shown = printable(name)
+    assert len(shown) <= MAX_NAME_CHARS
+    assert shown.isascii()
+    assert not set(shown) & set("\r\n, \t\"`'\x00\x7f")
+    assert shown.isprintable()
+
+
+@given(st.lists(st.text(), max_size=40, unique=True))
+def test_a_header_lists_a_limited_number_of_names(names: list[str]) -> None:
+    shown = header_value(names).split(", ")
+    assert shown[:MAX_NAMED] == [printable(name) for name in names[:MAX_NAMED]] or not names
+    assert len(shown) <= MAX_NAMED + 1
+    assert (shown[-1] == "..." and len(shown) == MAX_NAMED + 1) == (len(names) > MAX_NAMED)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_names_cannot_inject_a_header(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """With uvicorn writing the headers."""
+    names = ["a\r\nSet-Cookie: x=1", "b\nforged line", "ü", "日本", "c" * 5000, ""]
+    async with ready_server() as server:
+        body = {"prompt": "a", "stream": stream, **dict.fromkeys(names, 1)}
+        response = await server.client.post(COMPLETIONS, json=body)
+    assert response.status_code == 200
+    assert "set-cookie" not in response.headers
+    assert response.headers[HEADER].startswith("a%0D%0ASet-Cookie%3A%20x%3D1, b%0Aforged%20line, %C3%BC, ")
+    logged = [r.getMessage() for r in caplog.records if "which is ignored" in r.getMessage()]
+    assert len(logged) == len(names)
+    assert all("\n" not in line for line in logged)
+
+
+ASKED = {"role": "user", "content": "hi", "name": "", "flavour": "sweet"}
+ANSWERED: Any = {"role": "assistant", "content": "a", "annotations": [], "audio": None}
+THOUGHT_ITEM = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "x", "is_error": True}
+FAILED = {"role": "user", "content": [RESULT]}
+CALL = {"id": "1", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+VARIABLES = {"chat_template_kwargs": {"enable_thinking": False, "m": "", "documents": None}}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (CHAT, {"messages": [ASKED, ANSWERED, *MESSAGES]}, "messages.flavour"),
+        (CHAT, {"messages": [{**ANSWERED, "reasoning": "hm"}, *MESSAGES]}, "messages.reasoning"),
+        (CHAT, {"messages": [{**ANSWERED, "reasoning_content": "hm"}]}, "messages.reasoning_content"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages.tool_calls.index"),
+        (CHAT, {"messages": [*MESSAGES, {**ANSWERED, "tool_call_id": "1"}]}, None),
+        ("/tokenize", {"messages": [ASKED]}, "messages.flavour"),
+        ("/tokenize", {"messages": MESSAGES, **VARIABLES}, "chat_template_kwargs.enable_thinking"),
+        (CHAT, {"messages": MESSAGES, **VARIABLES}, "chat_template_kwargs.enable_thinking"),
+        (RESPONSES, {"input": MESSAGES, **VARIABLES}, "chat_template_kwargs.enable_thinking"),
+        (RESPONSES, {"input": [*MESSAGES, THOUGHT_ITEM, *MESSAGES]}, "input.reasoning_content"),
+        (MESSAGES_ROUTE, {"messages": [FAILED], "max_tokens": 9}, "messages.is_error"),
+    ],
+)  # fmt: skip
+async def test_fields_of_messages_that_the_template_does_not_read_are_reported(
+    path: str, body: dict[str, Any], named: str | None, strict: bool
+) -> None:
+    """Not refused, as it is the template that decides."""
+    harness = Harness(tokenizer=byte_level_tokenizer(chat_template=READS_NOTHING_MORE), strict_fields=strict)
+    response = await harness.post(path, body)
+    assert response.status_code == 200, response.text
+    assert response.headers.get(HEADER) == named
+
+
+async def test_fields_of_messages_that_the_template_reads_are_not_reported() -> None:
+    reading = READS_NOTHING_MORE + "{{ messages[0].flavour }}{{ messages[0].thinking }}"
+    harness = Harness(tokenizer=byte_level_tokenizer(chat_template=reading))
+    response = await harness.post(CHAT, {"messages": [{**ASKED, "reasoning": "hm"}]})
+    assert HEADER not in response.headers
+    assert harness.tokenizer.decode(harness.engine.calls[0].prompt_token_ids) == "[user]hisweethm"
+
+
+def test_fields_of_long_conversations_are_not_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where messages have nothing but their own fields, as a long one's would take a tenth of a second."""
+    read: list[Body] = []
+    unread = Body.unread_fields
+
+    def note(body: Body, prefix: str) -> list[str]:
+        read.append(body)
+        return unread(body, prefix)
+
+    monkeypatch.setattr(Body, "unread_fields", note)
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}] * 100, "mine": 1})
+    assert FieldCheck().ignored(body) == ["mine"]
+    assert read == [body]

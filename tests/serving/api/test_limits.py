@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.serving.api.limits import MAX_CONTAINERS, MAX_NAMES, Limits
+from shortfin_apps.llm.serving.api.limits import (
+    MAX_CONTAINERS,
+    MAX_NAMES,
+    JsonCounts,
+    Limits,
+    counts_of,
+    most_counts_of,
+)
 from tests.serving.api.harness import CHAT, COMPLETIONS, MAX_REQUESTS, NATIVE, Harness
 
 SMALL = Limits(
@@ -115,3 +122,43 @@ async def test_deep_bodies_are_refused_before_validation(path: str) -> None:
     response = await Harness(limits=SMALL).post(path, {"extra": nested(4)})
     assert response.status_code == 400
     assert "deeper than 4 levels" in response.text
+
+
+TEXTS = st.text(st.sampled_from('"\\[]{}:,au\n\u2028é'), max_size=8)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def counted(value: Any) -> JsonCounts:
+    """The counts of a value, by walking it."""
+    if isinstance(value, dict):
+        inner = list(map(counted, value.values()))
+        return JsonCounts(1 + sum(c for c, _ in inner), len(value) + sum(n for _, n in inner))
+    if isinstance(value, list):
+        inner = list(map(counted, value))
+        return JsonCounts(1 + sum(c for c, _ in inner), sum(n for _, n in inner))
+    return JsonCounts(0, 0)
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]))
+def test_the_counts_are_those_of_the_parsed_value(value: Any, ascii_only: bool, indent: int | None) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
+    assert counts_of(text) == counted(value)
+    most = most_counts_of(text)
+    assert most.containers >= counted(value).containers
+    assert most.names >= counted(value).names
+
+
+@given(VALUES, st.binary(max_size=6))
+def test_an_error_in_the_text_hides_nothing_before_it(value: Any, rubbish: bytes) -> None:
+    counts = counts_of(json.dumps(value).encode() + b" \x00" + rubbish)
+    assert counts.containers >= counted(value).containers
+    assert counts.names >= counted(value).names
+
+
+@pytest.mark.parametrize("text", [b"", b'"', b'"\\', b'[[[["', b'{"a": "b'])
+def test_what_is_cut_is_counted_as_far_as_it_goes(text: bytes) -> None:
+    assert counts_of(text).containers == text.partition(b'"')[0].count(b"[") + text.count(b"{")

@@ -16,8 +16,16 @@ from rich.console import Console
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.serving.server import start_up
-from shortfin_apps.llm.serving.server.start_up import allow_open_files, announce, warm_up_progress
+from shortfin_apps.llm.serving.server.config import ServerConfigError
+from shortfin_apps.llm.serving.server.model_loading import Loaded
+from shortfin_apps.llm.serving.server.start_up import (
+    allow_open_files,
+    announce,
+    exit_status_of,
+    warm_up_progress,
+)
 from tests.integration.server_process import PATIENCE_S, start, stop
+from tests.serving.api.loopback import loopback
 
 SPARE = 100  # files that may still be opened; other tests of this process may have any number open
 
@@ -91,3 +99,27 @@ def test_a_standard_output_without_a_reader_does_not_end_the_server(monkeypatch:
 
     monkeypatch.setattr(sys, "stdout", Broken())
     announce("m", "http://127.0.0.1:1", has_chat=True, logs_json=False)
+
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        RuntimeError("Error creating driver: INTERNAL; thread creation failed with 11"),
+        RuntimeError("RESOURCE_EXHAUSTED; libc allocator failed the request;\nwhile invoking"),
+    ],
+    ids=str,
+)
+async def test_running_out_of_memory_is_one_sentence(failure: Exception) -> None:
+    def load(loaded: Loaded) -> Loaded:
+        raise failure
+
+    async with loopback(load=load) as running:
+        await running.ended()
+    with pytest.raises(ServerConfigError, match="out of memory") as caught:
+        exit_status_of(running.server.failure, was_forced=False)
+    assert "\n" not in str(caught.value)
