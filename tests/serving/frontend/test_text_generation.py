@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
-from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import InvalidRequestError, OverloadedError
-from shortfin_apps.llm.serving.frontend.text_generation import with_seed
 from shortfin_apps.llm.serving.frontend.text_stream import (
     gather,
 )
@@ -118,13 +116,6 @@ async def test_a_too_long_text_is_refused_before_it_is_tokenised(monkeypatch: py
     with pytest.raises(InvalidRequestError, match="577 characters, so at least 65 tokens") as caught:
         await generator.encode(digits, param="prompt")
     assert caught.value.param == "prompt"
-
-
-def test_the_first_choice_keeps_the_seed() -> None:
-    params = SamplingParams(max_tokens=1, seed=2**63 - 1)
-    assert with_seed(params, 0) == params
-    assert with_seed(params, 1).seed == 0
-    assert with_seed(SamplingParams(max_tokens=1), 1).seed is None
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from shortfin_apps.llm.serving.api.schema import (
     ServingFields,
 )
 from shortfin_apps.llm.serving.api.service import Service, request_id_of, service_of
-from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator, with_seed
+from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest
 from shortfin_apps.llm.serving.http.access_log import access_of
 from shortfin_apps.llm.serving.http.auth import TENANT_HEADER, caller_of
@@ -186,7 +186,7 @@ async def _of_prompt(
         generates=wanted.max_tokens != 0,
     )
     answers = range(wanted.choices.generated)
-    requests = [replace(first, params=with_seed(params, choice), choice=choice) for choice in answers]
+    requests = [replace(first, params=params.of_choice(choice), choice=choice) for choice in answers]
     return with_receipts(requests, serving.receipt, sampling, service)
 
 

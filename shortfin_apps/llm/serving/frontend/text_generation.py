@@ -13,7 +13,6 @@ from functools import partial
 from typing import TypeVar
 
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
-from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.frontend.beam_search import BeamSearch
 from shortfin_apps.llm.serving.frontend.engine_client import EngineClient
@@ -249,13 +248,6 @@ class TextGenerator:
             tenant=request.terms.tenant,
             is_traced=current_is_traced.get(),
         )
-
-
-def with_seed(params: SamplingParams, index: int) -> SamplingParams:
-    """Returns the parameters of a prompt's `index`-th choice; with a seed, each choice gets its own."""
-    if params.seed is None or index == 0:
-        return params
-    return replace(params, seed=(params.seed + index) % 2**63)
 
 
 def _abort_each(pending: Iterable[PendingAnswer]) -> int:
