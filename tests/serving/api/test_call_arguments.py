@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.serving.api import call_arguments
+from shortfin_apps.llm.serving.api.answer_reader import BlockReader, MessageReader
 from shortfin_apps.llm.serving.api.anthropic.conversation import chat_of_messages
 from shortfin_apps.llm.serving.api.anthropic.schema import MessagesBody
 from shortfin_apps.llm.serving.api.anthropic.shapes import content_block
-from shortfin_apps.llm.serving.api.blocks import BlockReader
 from shortfin_apps.llm.serving.api.call_arguments import (
     MAX_DEPTH,
     UNPARSED,
@@ -22,7 +22,6 @@ from shortfin_apps.llm.serving.api.call_arguments import (
     read_arguments,
 )
 from shortfin_apps.llm.serving.api.limits import Limits
-from shortfin_apps.llm.serving.api.messages import MessageReader
 from shortfin_apps.llm.serving.api.responses.answer import ResponseShape
 from shortfin_apps.llm.serving.api.responses.conversation import chat_of_response
 from shortfin_apps.llm.serving.api.responses.schema import ResponsesBody

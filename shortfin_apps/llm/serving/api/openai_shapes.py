@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from shortfin_apps.llm.components.request.messages import TokenLogprobs
-from shortfin_apps.llm.serving.api.messages import MessageReader
+from shortfin_apps.llm.serving.api.answer_reader import MessageReader
 from shortfin_apps.llm.serving.api.receipts import receipt_field
 from shortfin_apps.llm.serving.api.tools import PLAIN, AnswerForm
 from shortfin_apps.llm.serving.frontend.prompt_scoring import PromptLogprobs

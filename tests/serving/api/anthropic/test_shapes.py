@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shortfin_apps.llm.serving.api.answer_reader import BlockReader
 from shortfin_apps.llm.serving.api.anthropic.shapes import (
     MessageEvents,
     arguments_of,
     content_block,
     usage_of,
 )
-from shortfin_apps.llm.serving.api.blocks import BlockReader
 from shortfin_apps.llm.serving.api.call_arguments import UNPARSED
 from shortfin_apps.llm.serving.api.chat import ChatTurn
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
 from tests.serving.api.responses.test_answer import REASONS, REQUEST, payloads
-from tests.serving.api.test_blocks import HERMES, TEXTS
+from tests.serving.api.test_answer_reader import HERMES, TEXTS
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=4),

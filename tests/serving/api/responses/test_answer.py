@@ -23,7 +23,7 @@ from shortfin_apps.llm.serving.api.responses.schema import ResponsesBody
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest
 from shortfin_apps.llm.serving.text.tokenizer import LONG_TEXT
 from tests.serving.api.harness import TOKENIZER
-from tests.serving.api.test_blocks import HERMES, TEXTS
+from tests.serving.api.test_answer_reader import HERMES, TEXTS
 
 
 def count(texts: list[str]) -> int:

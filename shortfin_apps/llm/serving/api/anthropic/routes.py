@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.serving.api.answer_reader import BlockReader
 from shortfin_apps.llm.serving.api.answers import errors, whole_or_streamed
 from shortfin_apps.llm.serving.api.anthropic.answers import (
     AnthropicErrorAnswer,
@@ -25,7 +26,6 @@ from shortfin_apps.llm.serving.api.anthropic.shapes import (
     stop_of,
     usage_of,
 )
-from shortfin_apps.llm.serving.api.blocks import BlockReader
 from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_turn, conversation_of, submitted
 from shortfin_apps.llm.serving.api.generation import encoded
 from shortfin_apps.llm.serving.api.json_body import JsonRoute

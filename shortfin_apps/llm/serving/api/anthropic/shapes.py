@@ -8,7 +8,15 @@ from typing import Any
 import orjson
 
 from shortfin_apps.llm.components.request.messages import FinishReason
-from shortfin_apps.llm.serving.api.blocks import Began, Block, BlockKind, BlockReader, Change, Ended, Grew
+from shortfin_apps.llm.serving.api.answer_reader import (
+    Began,
+    Block,
+    BlockKind,
+    BlockReader,
+    Change,
+    Ended,
+    Grew,
+)
 from shortfin_apps.llm.serving.api.call_arguments import UNPARSED, read_arguments
 from shortfin_apps.llm.serving.api.chat import ChatTurn, end_of
 from shortfin_apps.llm.serving.api.receipts import receipt_field

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.serving.api.blocks import Began, Block, BlockKind, BlockReader, Ended, Grew
-from shortfin_apps.llm.serving.api.messages import MessageReader
+from shortfin_apps.llm.serving.api.answer_reader import (
+    Began,
+    Block,
+    BlockKind,
+    BlockReader,
+    Ended,
+    Grew,
+    MessageReader,
+)
 from shortfin_apps.llm.serving.api.tools import PLAIN, AnswerForm
 from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.serving.dialects.dialect import Dialect, Function
