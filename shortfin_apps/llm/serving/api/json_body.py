@@ -68,7 +68,10 @@ def _log_surrogates() -> None:
 
 
 class JsonRoute(APIRoute):
-    """A route with a JsonRequest. Its body, if it has one, is checked by `check_body` before the handler."""
+    """A route with a JsonRequest. `check_body` checks its body, if it has one, before the handler runs.
+
+    The handler takes the body, and the `request`.
+    """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, _with_check(endpoint), **options)
@@ -86,15 +89,19 @@ class JsonRoute(APIRoute):
 
 
 def _with_check(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the handler with a call of `check_body` before it, for the parameter that is a Body."""
     signature = inspect.signature(endpoint, eval_str=True)
-    if "body" not in signature.parameters:
+    kinds = {name: each.annotation for name, each in signature.parameters.items()}
+    body = next(
+        (name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Body)), None
+    )
+    if body is None:
         return endpoint
 
     @wraps(endpoint)
-    async def checked(body: Body, request: Request) -> Response:
-        check_body(body, request)
-        response: Response = await endpoint(body, request)
-        return response
+    async def checked(request: Request, **values: Any) -> Any:
+        check_body(values[body], request)
+        return await endpoint(request=request, **values)
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
     return checked
