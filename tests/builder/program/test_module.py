@@ -336,3 +336,14 @@ def test_a_window_no_shorter_than_the_context_makes_the_program_without_one() ->
     }
     assert texts[64][0] == texts[64][1]
     assert texts[80][0] != texts[80][1]
+
+
+@pytest.mark.parametrize("weights", ["bf16", "q4", "int8"])
+def test_layers_of_other_sizes_have_fused_kernels_of_their_own(weights: WeightType) -> None:
+    spec = changed(TINY, {"head_dim": 32}, layers=3, at={1: {"features": 64}, 2: {"features": 96}})
+    target = resolve_target("cpu:znver4")
+    options = BuildOptions(weights=weights, prefill_batch_sizes=(1,), decode_batch_sizes=(1,))
+    text = ModelModule(spec, options, target).text()
+    types = {"bf16": "", "q4": "_q4_b32m" * 4, "int8": ""}[weights]
+    for suffix in ("", "_1"):
+        assert f"@decode_fused_layer_x_qkv{types}{suffix} {{" in text

@@ -21,12 +21,13 @@ from shortfin_apps.llm.builder.weights.layout import (
     RowMajor,
     TilePanels,
     WeightLayout,
+    linear_sizes,
     num_panels,
     weight_layout,
 )
 from shortfin_apps.llm.model.spec import BuildOptions, FloatType, WeightType, weight_shapes
 from shortfin_apps.llm.model.weight_blocks import E2M1, Q8_0, BlockType, Terms
-from tests.builder.compiled_model import TINY
+from tests.builder.compiled_model import HYBRID, ROUTED, TINY
 from tests.builder.random_blocks import BLOCK_TYPES, random_blocks
 
 F32 = npt.NDArray[np.float32]
@@ -212,3 +213,11 @@ def test_of_a_model_in_fp8_embedding_and_head_stay_floats() -> None:
     assert layouts["token_embd.weight"] == layouts[TINY.head_weight] == RowMajor("bf16")
     assert layouts["blk.0.attn_norm.weight"] == RowMajor("f32")
     assert layouts["blk.0.ffn_down.weight"] == Fp8Rows("f8E4M3FNUZ")
+
+
+def test_the_matrices_of_a_block_have_sizes_if_only_linear_operations_read_them() -> None:
+    attention, mlp = TINY.blocks
+    assert linear_sizes(attention, 64) == {64, 128}  # q, k and v
+    assert linear_sizes(mlp, 64) == {64, 128}
+    assert linear_sizes(ROUTED.layers[1][-1], 64) is None
+    assert linear_sizes(HYBRID.layers[0][0], 64) is None

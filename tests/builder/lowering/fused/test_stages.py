@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Tensor
-from shortfin_apps.llm.builder.lowering.fused.stages import MatmulStage, StageList, inputs_of
+from shortfin_apps.llm.builder.lowering.fused.stages import (
+    MatmulStage,
+    StageList,
+    buffer_row_bytes,
+    inputs_of,
+)
 from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.model.operations import Linear, Operation
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.compiled_model import TINY
 from tests.builder.specs import changed
@@ -52,3 +60,16 @@ def test_a_gate_over_blocks_leaves_its_result_quantised_for_the_next() -> None:
     assert isinstance(down, MatmulStage)
     assert gate.quantised == down.x == "gated_block_int8"
     assert down.x_kept
+
+
+@dataclass(frozen=True, slots=True)
+class Another(Operation):
+    """An operation that the fused layer does not know."""
+
+
+def test_the_operand_of_a_matmul_has_a_buffer_whatever_computes_it() -> None:
+    types = WeightTypes(SPEC, BuildOptions(weights="int8"), resolve_target("cpu:znver4"))
+    down = Linear("made", "out", "blk.0.ffn_down.weight")
+    sizes = buffer_row_bytes([Another("x", "made"), down], types, 4)
+    assert (sizes["out"], sizes["made"], sizes["made_int8"]) == (4 * 64, 4 * 128, 128)
+    assert list(sizes) == ["out", "made", "made_block_int8", "made_int8", "made_int8.scales"]

@@ -62,6 +62,7 @@ class FusedLayers:
         self._weights = weights
         self._render = render
         self._calls: WeakKeyDictionary[Emitter, _Calls] = WeakKeyDictionary()
+        self._geometries: dict[str, list[FusedLayerGeometry]] = {}  # by name
         # A run ends before an operation of another kind.
         self._most_calls = 1 + sum(not isinstance(each, Norm | Linear | GatedLinear) for each in operations)
         self._row_bytes = buffer_row_bytes(operations, weights, kernels.kept_bytes)
@@ -165,7 +166,11 @@ class FusedLayers:
         g = FusedLayerGeometry(
             described, tuple(reads), tuple(results), Regions(scratch), self._kernels.architecture
         )
-        return self._render("fused/layer", name, g=g)
+        same_name = self._geometries.setdefault(name, [])
+        if g not in same_name:  # blocks of layers may differ in size
+            same_name.append(g)
+        number = same_name.index(g)
+        return self._render("fused/layer", f"{name}_{number}" if number else name, g=g)
 
     def _calls_of(self, e: Emitter) -> _Calls:
         if e not in self._calls:
