@@ -347,3 +347,11 @@ def test_layers_of_other_sizes_have_fused_kernels_of_their_own(weights: WeightTy
     types = {"bf16": "", "q4": "_q4_b32m" * 4, "int8": ""}[weights]
     for suffix in ("", "_1"):
         assert f"@decode_fused_layer_x_qkv{types}{suffix} {{" in text
+
+
+def test_a_decode_with_gates_of_attention_attends_apart_from_the_fused_layer() -> None:
+    spec = changed(TINY, {"head_dim": 32, "gate": True})
+    options = BuildOptions(prefill_batch_sizes=(1,), decode_batch_sizes=(1,))
+    text = ModelModule(spec, options, resolve_target("cpu:znver4")).text()
+    assert "@fused_layer_x {" in text
+    assert "@decode_fused_layer" not in text

@@ -73,3 +73,10 @@ def test_the_operand_of_a_matmul_has_a_buffer_whatever_computes_it() -> None:
     sizes = buffer_row_bytes([Another("x", "made"), down], types, 4)
     assert (sizes["out"], sizes["made"], sizes["made_int8"]) == (4 * 64, 4 * 128, 128)
     assert list(sizes) == ["out", "made", "made_block_int8", "made_int8", "made_int8.scales"]
+
+
+def test_a_buffer_has_room_for_the_layer_with_the_largest_value() -> None:
+    spec = changed(SPEC, layers=3, at={0: {"features": 96}, 2: {"features": 64}})
+    types = WeightTypes(spec, BuildOptions(weights="int8"), resolve_target("cpu:znver4"))
+    sizes = buffer_row_bytes(list(spec.operations()), types, 2)
+    assert sizes["gated"] == 2 * 128

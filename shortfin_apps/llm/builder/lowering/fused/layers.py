@@ -68,13 +68,13 @@ class FusedLayers:
         self._row_bytes = buffer_row_bytes(operations, weights, kernels.kept_bytes)
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
-        """Count the operations up to the next attention; a decode's attention may come first."""
+        """Count the operations up to the next attention; a decode's attention may be the first of several."""
         length = 0
         for operation in operations:
             if not self._is_fused(operation, values) or (length and isinstance(operation, Attend)):
                 break
             length += 1
-        return length
+        return 0 if length == 1 and isinstance(operations[0], Attend) else length
 
     def _is_fused(self, operation: Operation, values: Values) -> bool:
         if isinstance(operation, Attend):

@@ -216,12 +216,15 @@ def buffer_row_bytes(
 ) -> dict[str, int]:
     """Return the row bytes of each buffer that may stay within a dispatch: f32 first, then matmul operands.
 
-    A float element of an operand takes `kept_bytes`.
+    A float element of an operand takes `kept_bytes`. A name has room for its largest value in any layer.
     """
     matmuls = [each for each in operations if isinstance(each, Linear | GatedLinear)]
-    sums = {each.out: 4 * weights.shape(each.weight)[0] for each in matmuls if isinstance(each, Linear)}
+    sums = [{each.out: 4 * weights.shape(each.weight)[0]} for each in matmuls if isinstance(each, Linear)]
     operands = [operand_bytes(kept_bytes, each.x, weights.shape(each.weight)[1]) for each in matmuls]
-    return {name: size for sizes in (sums, *operands) for name, size in sizes.items()}
+    largest: dict[str, int] = {}
+    for name, size in (pair for sizes in (*sums, *operands) for pair in sizes.items()):
+        largest[name] = max(size, largest.get(name, 0))
+    return largest
 
 
 def operands_of(layout: WeightLayout) -> Operands:
