@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.util import find_spec
 from math import prod
 from typing import Any
@@ -165,55 +166,18 @@ def _triton_states(c: LoweringContext) -> dict[str, bool]:
     return {**_gpu(c), f"states of at most {MOST_STATE_ELEMENTS} elements a head": fits}
 
 
-def _make_triton_layers(c: LoweringContext) -> Any:
-    _require_triton(c)
-    from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+def _from_triton(module: str, name: str) -> Callable[[LoweringContext], Any]:
+    """Return a function that creates the class `name` of a module that needs Triton."""
 
-    return TritonLayers(c)
+    def make(c: LoweringContext) -> Any:
+        if find_spec("triton") is None:
+            raise BuildError(
+                f"{c.target.device} needs Triton to build, not to serve: "
+                "run `pip install 'shortfin-llm[gpu-build]'`"
+            )
+        return getattr(import_module(f"shortfin_apps.llm.builder.lowering.triton.{module}"), name)(c)
 
-
-def _make_triton_delta_net(c: LoweringContext) -> Any:
-    _require_triton(c)
-    from shortfin_apps.llm.builder.lowering.triton.delta_net import TritonDeltaNet
-
-    assert c.spec.delta_net
-    return TritonDeltaNet(c, c.spec.delta_net)
-
-
-def _make_triton_top_k(c: LoweringContext) -> Any:
-    _require_triton(c)
-    from shortfin_apps.llm.builder.lowering.triton.top_k import TritonTopK
-
-    return TritonTopK(c)
-
-
-def _make_triton_sampling(c: LoweringContext) -> Any:
-    _require_triton(c)
-    from shortfin_apps.llm.builder.lowering.triton.sampling import TritonSampling
-
-    return TritonSampling(c)
-
-
-def _require_triton(c: LoweringContext) -> None:
-    if find_spec("triton") is None:
-        raise BuildError(
-            f"{c.target.device} needs Triton to build, not to serve: "
-            "run `pip install 'shortfin-llm[gpu-build]'`"
-        )
-
-
-def _vectors(c: LoweringContext) -> VectorOperations:
-    return VectorOperations(c.spec, c.options, c.target, c.weights, c.render)
-
-
-def _vector_experts(c: LoweringContext) -> VectorExperts:
-    assert c.spec.experts
-    return VectorExperts(c.spec, c.spec.experts, c.options, c.target, c.weights, c.render)
-
-
-def _vector_delta_net(c: LoweringContext) -> VectorDeltaNet:
-    assert c.spec.delta_net
-    return VectorDeltaNet(c.spec, c.spec.delta_net, c.options, c.weights, c.render)
+    return make
 
 
 def _amx_expert_tiles(c: LoweringContext) -> dict[str, bool]:
@@ -226,64 +190,34 @@ def _fused_layers(c: LoweringContext) -> FusedLayers:
     return FusedLayers(c.weights, c.render, list(c.spec.operations()), kernels)
 
 
-def _amx_experts(c: LoweringContext) -> AmxExperts:
-    assert c.spec.experts
-    return AmxExperts(c.spec, c.spec.experts, c.options, c.target, c.weights, c.render)
-
-
-def _linalg_experts(c: LoweringContext) -> LinalgExperts:
-    assert c.spec.experts
-    return LinalgExperts(c.spec.experts, c.options, c.weights)
-
-
-FUSED_LAYER = Candidate(
-    "fused/layer",
-    BETWEEN_ATTENTIONS,
-    _fused,
-    _fused_layers,
-)
-BF16_ATTENTION = Candidate(
-    "avx512/paged_attention",
-    (Attend,),
-    _bf16_attention,
-    lambda c: Bf16Attention(c.options, c.weights, c.render, c.target),
-)
+FUSED_LAYER = Candidate("fused/layer", BETWEEN_ATTENTIONS, _fused, _fused_layers)
+BF16_ATTENTION = Candidate("avx512/paged_attention", (Attend,), _bf16_attention, Bf16Attention)
 
 TRITON = Candidate(
     "triton/layers",
     (Embed, Norm, AddNormed, Linear, GatedLinear, *EXPERTS, NormWhole, Attend, LastTokens),
     _triton,
-    _make_triton_layers,
+    _from_triton("layers", "TritonLayers"),
 )
 
 # In order of preference: each kind takes the first candidate with all needs met.
 CANDIDATES = (
     FUSED_LAYER,
     BF16_ATTENTION,
-    Candidate(
-        "cpu/matmul_int8",
-        BETWEEN_ATTENTIONS,
-        _int8,
-        lambda c: Int8Operations(c.spec, c.options, c.target, c.weights, c.render),
-    ),
-    Candidate("cpu/rms_norm", (Norm,), _cpu, _vectors),
-    Candidate("cpu/matmul", (Linear, GatedLinear), _cpu, _vectors),
-    Candidate("amx/experts", EXPERTS, _amx_expert_tiles, _amx_experts),
-    Candidate("cpu/experts", EXPERTS, _cpu, _vector_experts),
-    Candidate(
-        "cpu/paged_attention",
-        (Attend,),
-        _cpu,
-        lambda c: VectorAttention(c.options, c.target, c.weights, c.render),
-    ),
-    Candidate("cpu/delta_net", (DeltaRule,), _cpu, _vector_delta_net),
-    Candidate("cpu/top_k", (TopK,), _cpu, lambda c: VectorTopK(c.options, c.render)),
+    Candidate("cpu/matmul_int8", BETWEEN_ATTENTIONS, _int8, Int8Operations),
+    Candidate("cpu/rms_norm", (Norm,), _cpu, VectorOperations),
+    Candidate("cpu/matmul", (Linear, GatedLinear), _cpu, VectorOperations),
+    Candidate("amx/experts", EXPERTS, _amx_expert_tiles, AmxExperts),
+    Candidate("cpu/experts", EXPERTS, _cpu, VectorExperts),
+    Candidate("cpu/paged_attention", (Attend,), _cpu, VectorAttention),
+    Candidate("cpu/delta_net", (DeltaRule,), _cpu, VectorDeltaNet),
+    Candidate("cpu/top_k", (TopK,), _cpu, VectorTopK),
     TRITON,
-    Candidate("triton/delta_net", (DeltaRule,), _triton_states, _make_triton_delta_net),
-    Candidate("triton/top_k", (TopK,), _triton_candidates, _make_triton_top_k),
-    Candidate("triton/sampling", (Sample,), _triton_candidates, _make_triton_sampling),
+    Candidate("triton/delta_net", (DeltaRule,), _triton_states, _from_triton("delta_net", "TritonDeltaNet")),
+    Candidate("triton/top_k", (TopK,), _triton_candidates, _from_triton("top_k", "TritonTopK")),
+    Candidate("triton/sampling", (Sample,), _triton_candidates, _from_triton("sampling", "TritonSampling")),
     Candidate("linalg", (Linear, GatedLinear), _row_major, LinalgOperations),
-    Candidate("linalg/experts", EXPERTS, _row_major, _linalg_experts),
+    Candidate("linalg/experts", EXPERTS, _row_major, LinalgExperts),
     Candidate("linalg", ON_EVERY_TARGET, _always, LinalgOperations),
 )
 

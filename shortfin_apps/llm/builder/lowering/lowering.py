@@ -42,6 +42,7 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.attention import Attend
 from shortfin_apps.llm.model.config import context_length
 from shortfin_apps.llm.model.delta_net import DeltaRule
+from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.operations import (
     AddNormed,
     Embed,
@@ -106,8 +107,25 @@ class LoweringContext:
         return {rotation: Rotary(rotation, length) for rotation in made}
 
     @property
+    def experts(self) -> MoE:
+        """The model's experts, for their kernels."""
+        assert self.spec.experts
+        return self.spec.experts
+
+    @property
     def render(self) -> Callable[..., str]:
         return self.rendered.render
+
+
+class Kernels:
+    """The base of a class of kernels: what kernels read of the context."""
+
+    def __init__(self, context: LoweringContext) -> None:
+        self._spec = context.spec
+        self._options = context.options
+        self._target = context.target
+        self._weights = context.weights
+        self._render = context.render
 
 
 class Values:

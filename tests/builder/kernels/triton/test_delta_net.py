@@ -19,6 +19,7 @@ from tests.builder.compiled_model import HYBRID
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs
+from tests.builder.specs import with_blocks
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -52,7 +53,7 @@ def inputs_of(net: DeltaNet) -> Inputs:
 
 
 def body_of(
-    context: LoweringContext, net: DeltaNet, chunk: int | None, e: Emitter, tensors: dict[str, Tensor]
+    context: LoweringContext, chunk: int | None, e: Emitter, tensors: dict[str, Tensor]
 ) -> list[Tensor]:
     """Tokens are packed, or `chunk` of each row; the result and the cache."""
     given = {name: tensors[name] for name in ("conv", "steps", "norm")}
@@ -68,7 +69,7 @@ def body_of(
         slabs=[slab],
     )
     batch.offsets = tensors["offsets"]
-    kernels = TritonDeltaNet(replace(context, weights=GivenWeights(given)), net)
+    kernels = TritonDeltaNet(replace(context, weights=GivenWeights(given)))
     return [kernels.delta_rule(e, OPERATION, tensors["mixed"], tensors["rates"], batch), batch.cache]
 
 
@@ -103,11 +104,10 @@ def test_rows_are_computed_token_by_token(chip: str, launch: Launch, name: str) 
     """First all tokens of a row but the last, then that as a decode."""
     net, first = NETS[name], sum(LENGTHS) + PADDING
     given = random_arguments(net, first + len(LENGTHS))
-    context = context_of(
-        HYBRID, chip, BuildOptions(device=f"hip:{chip}", weights="f32", kv="f32", block_seq_stride=STRIDE)
-    )
+    options = BuildOptions(device=f"hip:{chip}", weights="f32", kv="f32", block_seq_stride=STRIDE)
+    context = context_of(with_blocks(HYBRID, {0: net, 2: net}), chip, options)
     packed, decode = (
-        launch(inputs_of(net), partial(body_of, context, net, chunk), context) for chunk in (None, 1)
+        launch(inputs_of(net), partial(body_of, context, chunk), context) for chunk in (None, 1)
     )
     weights = {each: given[each] for each in ("conv", "steps", "norm")}
     cache = np.full((4, 2 * net.state_elements), np.nan)

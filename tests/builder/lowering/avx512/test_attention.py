@@ -19,8 +19,8 @@ from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.graph.rotary import Rotary, rotary_frequencies
 from shortfin_apps.llm.builder.graph.token_layout import lay_out
-from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.lowering.avx512.attention import Bf16Attention
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, RenderedKernels
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import RowMajor
 from shortfin_apps.llm.model.kv_layout import KVType
@@ -129,7 +129,7 @@ def entry(
     shape: Shape,
     options: BuildOptions,
     target: Target,
-    kernels: dict[str, str],
+    kernels: RenderedKernels,
     decodes: int | None = None,
 ) -> str:
     """Qkv [tokens, features], i64 geometry, the cache's bits -> attention f32, the cache's new bits.
@@ -177,14 +177,9 @@ def entry(
     batch.rotation = spec.attention.rotation
     lay_out(e, batch, {spec.attention.rotation: Rotary(spec.attention.rotation, 512)})
 
-    def render_once(template: str, kernel: str, **parameters: Any) -> str:
-        kernels[kernel] = render(template, kernel, **parameters)
-        return kernel
-
     qkv = Tensor("%qkv", (tokens, spec.attention.qkv_features), "f32")
-    narrow = Bf16Attention(options, make_weights(spec), render_once, target).attend(
-        e, attend_of(spec, LAYER), qkv, batch
-    )
+    context = LoweringContext(spec, options, target, make_weights(spec), kernels)
+    narrow = Bf16Attention(context).attend(e, attend_of(spec, LAYER), qkv, batch)
     body = "  %wide = arith.extf %a : bf16 to f32\n  linalg.yield %wide : f32"
     out = e.elementwise("td", ("td", narrow.shape, "f32"), [(narrow, "td")], body)
     written = as_type(e, batch.cache, shape.bits)
@@ -205,13 +200,13 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     shape: Shape = request.param[1]
     target = cpu_or_skip(request.param[0])
     options = BuildOptions(block_seq_stride=shape.stride, kv=shape.kv)
-    texts: dict[str, str] = {}
-    functions = [entry(name, shape, options, target, texts) for name in ("extend", "prefill")]
-    functions += [entry(f"decode_{rows}", shape, options, target, texts, rows) for rows in DECODE_ROWS]
+    rendered = RenderedKernels()
+    functions = [entry(name, shape, options, target, rendered) for name in ("extend", "prefill")]
+    functions += [entry(f"decode_{rows}", shape, options, target, rendered, rows) for rows in DECODE_ROWS]
     parts = [
         *Rotary(shape.spec.attention.rotation, 512).declarations(),
         *make_weights(shape.spec).declarations(),
-        *texts.values(),
+        *rendered.texts.values(),
         *functions,
     ]
     text = "\n".join(["module @kernels {", *parts, "}"])

@@ -14,7 +14,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.amx.experts import AmxExperts
 from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
-from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, RenderedKernels
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.model.feed_forward import MoE, route
@@ -123,10 +123,10 @@ def build(
     rendered, weights = RenderedKernels(), make_weights(spec, options, target)
     experts = spec.experts
     assert experts
-    kernels: Any = LinalgExperts(experts, options, weights)
+    context = LoweringContext(spec, options, target, weights, rendered)
+    kernels: Any = LinalgExperts(context)
     if form != "linalg":
-        kind_of_kernels = AmxExperts if form.endswith("amx") else VectorExperts
-        kernels = kind_of_kernels(spec, experts, options, target, weights, rendered.render)
+        kernels = AmxExperts(context) if form.endswith("amx") else VectorExperts(context)
 
     def feed_forward(e: Emitter, x: Tensor, logits: Tensor, residual: Tensor, slots: Tensor) -> list[Tensor]:
         batch = Batch.__new__(Batch)

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, RenderedKernels
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.model.spec import BuildOptions
@@ -65,13 +65,8 @@ class Kernels:
     @classmethod
     def build(cls, target: Target, folder: Path, load: Load = load) -> Kernels:
         weights = make_weights()
-        rendered: dict[str, str] = {}
-
-        def kernel(template: str, name: str, **parameters: Any) -> str:
-            rendered[name] = render(template, name, **parameters)
-            return name
-
-        operations = Int8Operations(SPEC, OPTIONS, target, weights, kernel)
+        rendered = RenderedKernels()
+        operations = Int8Operations(LoweringContext(SPEC, OPTIONS, target, weights, rendered))
 
         def plain(e: Emitter, x: Tensor) -> list[Tensor]:
             normed = operations.rms_norm(e, x, "blk.0.attn_norm.weight")
@@ -100,7 +95,7 @@ class Kernels:
                     residual("blk.0.attn_output.weight"),
                 ),
             ]
-        text = [*weights.declarations(), *rendered.values(), *functions]
+        text = [*weights.declarations(), *rendered.texts.values(), *functions]
         return cls(weights, load("\n".join(["module @kernels {", *text, "}"]), folder), target)
 
     def outputs(self, inputs: dict[str, F32], rows: int, suffix: str = "") -> dict[str, F32]:

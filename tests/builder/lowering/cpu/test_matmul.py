@@ -11,7 +11,7 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
-from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, RenderedKernels
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec, WeightType
@@ -80,7 +80,7 @@ class LinearKernels:
         spec = changed(TINY, {"hidden_size": sizes.hidden, "features": sizes.ffn, "vocab_size": sizes.out})
         weights = make_weights(spec, options, target, sizes)
         rendered = RenderedKernels()
-        operations = VectorOperations(spec, options, target, weights, rendered.render)
+        operations = VectorOperations(LoweringContext(spec, options, target, weights, rendered))
         act = options.activations
         x: Inputs = {"x": ("?", sizes.hidden)}
         h: Inputs = {"h": ("?", sizes.ffn), "r": ("?", sizes.hidden)}

@@ -9,9 +9,11 @@ import pytest
 
 from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k as linalg_top_k
-from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, RenderedKernels
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_kernels import function, load
+from tests.builder.compiled_model import HOST, TINY
 
 SHAPES = [(512, 1), (512, 64), (1000, 7), (96, 96), (49152, 64)]
 
@@ -23,7 +25,9 @@ def top_k_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
     declarations: list[str] = []
     for size, k in SHAPES:
         rendered = RenderedKernels()
-        kernel = VectorTopK(BuildOptions(top_k=k), rendered.render)
+        options = BuildOptions(top_k=k)
+        context = LoweringContext(TINY, options, HOST, WeightTypes(TINY, options, HOST), rendered)
+        kernel = VectorTopK(context)
         x: dict[str, tuple[int | str, ...]] = {"x": (3, size)}
         functions.append(function(f"kernel_{size}_{k}", x, lambda e, x, f=kernel: list(f.top_k(e, x))))
         functions.append(function(f"linalg_{size}_{k}", x, lambda e, x, k=k: list(linalg_top_k(e, x, k))))

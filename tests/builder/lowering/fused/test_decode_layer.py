@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.lowering.avx512.attention import Bf16Attention
 from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
 from shortfin_apps.llm.builder.lowering.fused.layers import FusedLayers
 from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
-from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
+from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, RenderedKernels, Values
 from shortfin_apps.llm.model.attention import Attend
 from shortfin_apps.llm.model.kv_layout import KVType, kv_dtype
 from shortfin_apps.llm.model.operations import GatedLinear, Linear, Norm
@@ -97,11 +97,8 @@ def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     target, options = cpu_or_skip(cpu), BuildOptions(weights=kind, kv=kv)
     weights = make_weights(WHOLE_TILES, options, target)
     rendered = RenderedKernels()
-    attention: Bf16Attention | VectorAttention = (
-        Bf16Attention(options, weights, rendered.render, target)
-        if target.has_bf16_dot
-        else VectorAttention(options, target, weights, rendered.render)
-    )
+    context = LoweringContext(WHOLE_TILES, options, target, weights, rendered)
+    attention = Bf16Attention(context) if target.has_bf16_dot else VectorAttention(context)
 
     def lowering(joint: Bf16Attention | VectorAttention | None) -> Lowering:
         kernels = StageKernels(WHOLE_TILES, weights, options.activations, target)

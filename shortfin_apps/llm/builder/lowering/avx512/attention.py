@@ -6,7 +6,6 @@ from typing import Any
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
-from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.avx512.attention import (
     DecodeAttentionGeometry,
     KVPagesGeometry,
@@ -19,8 +18,7 @@ from shortfin_apps.llm.builder.lowering.cpu.attention import (
     token_geometry,
     token_grid,
 )
-from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.builder.lowering.lowering import Kernels
 from shortfin_apps.llm.model.attention import Attend, Attention
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
@@ -42,18 +40,11 @@ def kernel_name(name: str, geometry: PagedAttentionGeometry) -> str:
     return name if geometry.window is None else f"windowed_{name}"
 
 
-class Bf16Attention:
+class Bf16Attention(Kernels):
     """Attend kernels for K and V in bf16 or q8_0; see `fills_attention_tiles`.
 
     AVX-512 and AMX use the same pages, and the same steps except for the two products.
     """
-
-    def __init__(self, options: BuildOptions, weights: WeightTypes, render: Render, target: Target) -> None:
-        self._target = target
-        self._options = options
-        self._weights = weights
-        self._render = render
-        self._is_quantised = options.kv == "q8_0"
 
     def attend(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
         if batch.chunk == 1:
@@ -83,7 +74,7 @@ class Bf16Attention:
         return PagedAttentionGeometry(**self._sizes(block, batch), tile_tokens=tile_tokens)
 
     def _sizes(self, block: Attention, batch: Batch) -> dict[str, Any]:
-        slots = min(_STEP_SLOTS, widened_slots(block.head_dim)) if self._is_quantised else _STEP_SLOTS
+        slots = min(_STEP_SLOTS, widened_slots(block.head_dim)) if self._options.kv == "q8_0" else _STEP_SLOTS
         return {
             **self._shape(block, batch),
             "step_slots": slots,
@@ -94,7 +85,7 @@ class Bf16Attention:
 
     def _shape(self, block: Attention, batch: Batch) -> dict[str, Any]:
         shape = attention_shape(block, self._options, batch)
-        return {**shape, "is_quantised": self._is_quantised, "score_cap": block.cap}
+        return {**shape, "is_quantised": self._options.kv == "q8_0", "score_cap": block.cap}
 
     def _rope_store(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
         """Emit rotary embedding and KV store; return q [kv_heads, tokens, group * head_dim] bf16."""

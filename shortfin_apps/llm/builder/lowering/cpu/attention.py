@@ -10,26 +10,19 @@ from typing import Any
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.graph.token_layout import attention_tiles
-from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.decode_attention import VectorDecodeGeometry
 from shortfin_apps.llm.builder.kernels.cpu.kv_pages import KvPages
 from shortfin_apps.llm.builder.kernels.cpu.paged_attention import PagedAttentionGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rope_store import RopeStoreGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.lowering.lowering import Kernels
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.attention import Attend, Attention
 from shortfin_apps.llm.model.spec import BuildOptions
 
 
-class VectorAttention:
+class VectorAttention(Kernels):
     """Attend kernels for any CPU."""
-
-    def __init__(self, options: BuildOptions, target: Target, weights: WeightTypes, render: Render) -> None:
-        self._options = options
-        self._target = target
-        self._weights = weights
-        self._render = render
 
     def decode_geometry(self, block: Attention, batch: Batch) -> VectorDecodeGeometry:
         """Return the geometry of the kernel for rows of one token each."""

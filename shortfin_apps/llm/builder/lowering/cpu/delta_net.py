@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.delta_net import DeltaNetGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.delta_net import DeltaNet, DeltaRule
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.lowering.lowering import Kernels, LoweringContext
+from shortfin_apps.llm.model.delta_net import DeltaRule
 
 
-class VectorDeltaNet:
+class VectorDeltaNet(Kernels):
     """DeltaRule kernels for any CPU."""
 
-    def __init__(
-        self, spec: ModelSpec, net: DeltaNet, options: BuildOptions, weights: WeightTypes, render: Render
-    ) -> None:
-        self._weights = weights
-        self._render = render
+    def __init__(self, context: LoweringContext) -> None:
+        super().__init__(context)
+        assert self._spec.delta_net
         self._geometry = DeltaNetGeometry(
-            net=net,
-            layers=len(spec.pools["state"]),
-            stride=options.block_seq_stride,
-            eps=spec.rms_norm_eps,
-            dtype=options.activations,
+            net=self._spec.delta_net,
+            layers=len(self._spec.pools["state"]),
+            stride=self._options.block_seq_stride,
+            eps=self._spec.rms_norm_eps,
+            dtype=self._options.activations,
         )
 
     def delta_rule(self, e: Emitter, operation: DeltaRule, x: Tensor, rates: Tensor, batch: Batch) -> Tensor:

@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.graph.token_layout import cache_slots
-from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.experts import RouteGeometry, SumExpertsGeometry
 from shortfin_apps.llm.builder.kernels.cpu.matmul import ExpertGeometry
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.lowering.cpu.matmul import matmul_geometry, matmul_name
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.feed_forward import MoE
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.lowering.lowering import Kernels, LoweringContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +28,14 @@ class ExpertOrder:
     places: Tensor | None = None
 
 
-class VectorExperts:
+class VectorExperts(Kernels):
     """Kernels of Route, GatedExperts and SumExperts; weights are stored as for VectorOperations."""
 
     sorts = False  # whether rows are in the order of experts
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        experts: MoE,
-        options: BuildOptions,
-        target: Target,
-        weights: WeightTypes,
-        render: Render,
-    ) -> None:
-        self._spec = spec
-        self._experts = experts
-        self._options = options
-        self._target = target
-        self._weights = weights
-        self._render = render
+    def __init__(self, context: LoweringContext) -> None:
+        super().__init__(context)
+        self._experts = context.experts
 
     def route(self, e: Emitter, logits: Tensor, batch: Batch) -> ExpertOrder:
         experts, tokens, stride = self._experts, logits.shape[0], self._options.block_seq_stride

@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.int8 import QuantiseRowsGeometry
 from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS, MatmulInt8Geometry
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.lowering.lowering import Kernels
 from shortfin_apps.llm.builder.weights.layout import LANES
-from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.operations import Activation
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +35,8 @@ class Input:
         return {"x": self.x} | ({"norm": self.norm} if self.norm else {})
 
 
-class Int8Operations:
+class Int8Operations(Kernels):
     """Kernels of Norm, Linear and GatedLinear; a norm is deferred until its reader quantises."""
-
-    def __init__(
-        self, spec: ModelSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
-    ) -> None:
-        self._spec = spec
-        self._options = options
-        self._target = target
-        self._weights = weights
-        self._render = render
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Input:
         [norm] = self._weights.load(e, weight)

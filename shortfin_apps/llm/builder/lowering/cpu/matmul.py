@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.matmul import ExpertGeometry, MatmulGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rms_norm import RmsNormGeometry
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
+from shortfin_apps.llm.builder.lowering.lowering import Kernels
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.operations import Activation
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.spec import BuildOptions
 
 
-class VectorOperations:
+class VectorOperations(Kernels):
     """Kernels of Norm, Linear and GatedLinear; weights are floats, or blocks that are dequantised on load."""
-
-    def __init__(
-        self, spec: ModelSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
-    ) -> None:
-        self._spec = spec
-        self._options = options
-        self._target = target
-        self._weights = weights
-        self._render = render
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         spec, rows = self._spec, x.shape[0]

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.top_k import TopKGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.builder.lowering.lowering import Kernels
 
 
-class VectorTopK:
+class VectorTopK(Kernels):
     """TopK kernels for any CPU."""
-
-    def __init__(self, options: BuildOptions, render: Render) -> None:
-        self._options = options
-        self._render = render
 
     def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, vocab = logits.shape

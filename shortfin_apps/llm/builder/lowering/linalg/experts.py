@@ -11,9 +11,7 @@ from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.operations import gated
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
-from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.feed_forward import MoE
-from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.builder.lowering.lowering import Kernels, LoweringContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +22,16 @@ class ChosenExperts:
     weights: Tensor
 
 
-class LinalgExperts:
+class LinalgExperts(Kernels):
     """Kernels of Route, GatedExperts and SumExperts for row-major float weights.
 
     Padding is computed like any token.
     """
 
-    def __init__(self, experts: MoE, options: BuildOptions, weights: WeightTypes) -> None:
-        self._experts = experts
-        self._act = options.activations
-        self._weights = weights
+    def __init__(self, context: LoweringContext) -> None:
+        super().__init__(context)
+        self._experts = context.experts
+        self._act = context.options.activations
 
     def route(self, e: Emitter, logits: Tensor, batch: Batch) -> ChosenExperts:
         values, indices = top_k(e, logits, self._experts.per_token)

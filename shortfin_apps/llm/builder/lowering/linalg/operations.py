@@ -28,25 +28,23 @@ from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import dequantise,
 from shortfin_apps.llm.builder.lowering.linalg.sampling import advance, sample
 from shortfin_apps.llm.builder.lowering.linalg.table import LOWERINGS
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
-from shortfin_apps.llm.builder.lowering.lowering import LoopState, LoweringContext, Values
+from shortfin_apps.llm.builder.lowering.lowering import Kernels, LoopState, LoweringContext, Values
 from shortfin_apps.llm.contract.config import SCALE_BYTES
 from shortfin_apps.llm.model.attention import Attend, Attention
 from shortfin_apps.llm.model.operations import Activation, Operation
 
 
-class LinalgOperations:
+class LinalgOperations(Kernels):
     """Kernels of most operations, for any target; Linear and GatedLinear need row-major weights."""
 
     draws_rows = False
 
     def __init__(self, context: LoweringContext) -> None:
+        super().__init__(context)
         self._context = context
-        self._spec = context.spec
-        self._options = options = context.options
-        self._weights = context.weights
-        self._stride = options.block_seq_stride
-        self._is_quantised = options.kv == "q8_0"
-        self._wide = "f32" if options.kv == "q8_0" else options.kv  # type that attention multiplies in
+        self._stride = self._options.block_seq_stride
+        self._is_quantised = self._options.kv == "q8_0"
+        self._wide = "f32" if self._is_quantised else self._options.kv  # type that attention multiplies in
 
     def compute(self, e: Emitter, operation: Operation, values: Values) -> Tensor:
         return LOWERINGS[type(operation)](self._context, e, operation, values)

@@ -20,7 +20,9 @@ _MOST_WAVES = 16
 class TritonDeltaNet:
     """DeltaRule kernels for GPUs."""
 
-    def __init__(self, context: LoweringContext, net: DeltaNet) -> None:
+    def __init__(self, context: LoweringContext) -> None:
+        net = context.spec.delta_net
+        assert net
         self._kernel = delta_rule_kernel(context.spec, net, context.options)
         self._weights = context.weights
         self._launcher = Launcher(context.target, context.rendered)
