@@ -7,19 +7,17 @@ from dataclasses import replace
 import pytest
 
 from shortfin_apps.llm.model.attention import Attend, NormHeads, NormWhole
+from shortfin_apps.llm.model.feed_forward import GatedExperts, Route, SumExperts
 from shortfin_apps.llm.model.operations import (
     AddBias,
     AddNormed,
     Embed,
-    GatedExperts,
     GatedLinear,
     LastTokens,
     Linear,
     Narrow,
     Norm,
     Operation,
-    Route,
-    SumExperts,
 )
 from shortfin_apps.llm.model.spec import ModelSpec, tensor_shapes, weight_shapes
 from tests.builder.compiled_model import OTHERS, ROUTED, TINY

@@ -14,7 +14,6 @@ from shortfin_apps.llm.model.kv_layout import KeysValues
 from shortfin_apps.llm.model.operations import (
     AddBias,
     AddNormed,
-    Gate,
     Linear,
     ModelTensor,
     Operation,
@@ -242,3 +241,14 @@ class DropGates(Operation):
     """
 
     block: Attention
+
+
+@dataclass(frozen=True, slots=True)
+class Gate(Operation):
+    """[tokens, heads * head_dim] -> the same shape and type: `x` times the sigmoid of its gates.
+
+    `gates` names the value that DropGates reads.
+    """
+
+    READS: ClassVar = ("x", "gates")
+    gates: str

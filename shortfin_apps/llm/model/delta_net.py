@@ -168,11 +168,8 @@ class DeltaRule(PagedOperation):
     read; the page of each block with tokens receives the state after the last of them.
     """
 
+    READS: ClassVar = ("x", "rates")
     rates: str
     conv: str  # [channels, taps]
     steps: str  # [2 * value_heads]
     norm: str  # [value_dim]
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x, self.rates)

@@ -14,14 +14,10 @@ from shortfin_apps.llm.model.operations import (
     Activation,
     AddBias,
     AddNormed,
-    GatedExperts,
     GatedLinear,
-    GateTokens,
     Linear,
     ModelTensor,
     Operation,
-    Route,
-    SumExperts,
     norm_before,
 )
 from shortfin_apps.llm.model.reference.pointwise import F32, gated
@@ -173,3 +169,50 @@ def route(experts: MoE, logits: F32) -> tuple[npt.NDArray[np.int64], F32]:
     chosen = np.argsort(-logits, axis=-1, kind="stable")[:, : experts.per_token]
     weights = np.take_along_axis(shares, chosen, axis=-1)
     return chosen, weights / weights.sum(axis=-1, keepdims=True) if experts.is_normalised else weights
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Operation):
+    """Router logits [tokens, experts] f32 -> each token's experts and their weights (see MoE).
+
+    The result is an input of the two operations below, in a form private to their kernels. Padding has no
+    experts.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class GatedExperts(Operation):
+    """[tokens, in] -> [tokens * experts per token, out / 2]: GatedLinear of each of a token's experts.
+
+    Results are in the matmuls' activation type, most likely expert first. `weight` is [experts, out, in];
+    `bias` [experts, out] f32 is added before the activation; `routing` is Route's value. Weights of experts
+    that no token uses are not read. Results for padding are undefined.
+    """
+
+    READS: ClassVar = ("x", "routing")
+    weight: str
+    routing: str
+    bias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SumExperts(Operation):
+    """[tokens * experts per token, in] -> [tokens, out] f32: the `residual` plus the experts' Linear results.
+
+    Each is multiplied by the expert's weight, most likely expert first. `weight` is [experts, out, in];
+    `bias` [experts, out] f32 is part of the Linear. Padding gets only the residual.
+    """
+
+    READS: ClassVar = ("x", "routing", "residual")
+    weight: str
+    routing: str
+    residual: str
+    bias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GateTokens(Operation):
+    """[tokens, features] -> the same shape and type: `x` times the sigmoid of `gates` [tokens, 1] f32."""
+
+    READS: ClassVar = ("x", "gates")
+    gates: str

@@ -7,7 +7,7 @@ Values are named by strings and may be overwritten: a read gets the last written
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from shortfin_apps.llm.model.rope import Rotation
 
@@ -42,18 +42,23 @@ class ModelTensor:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation that reads the value `x` and writes the value `out`."""
+    """An operation that reads the value `x` and writes the value `out`.
 
+    READS and WRITES list the fields that name values; a field may be None.
+    """
+
+    READS: ClassVar[tuple[str, ...]] = ("x",)
+    WRITES: ClassVar[tuple[str, ...]] = ("out",)
     x: str
     out: str
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (self.x,)
+        return tuple(value for field in self.READS if (value := getattr(self, field)) is not None)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.out,)
+        return tuple(getattr(self, field) for field in self.WRITES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +91,9 @@ class Norm(Operation):
 class AddNormed(Operation):
     """RMS norm of `x` plus the value `residual`: [tokens, hidden] f32 -> the same shape, f32."""
 
+    READS: ClassVar = ("x", "residual")
     weight: str
     residual: str
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x, self.residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,9 @@ def norm_before(x: str, weight: str | None) -> Operation:
 class Linear(Operation):
     """[tokens, in] -> [tokens, out] f32: `x` times the transpose of `weight`, plus the value `residual`."""
 
+    READS: ClassVar = ("x", "residual")
     weight: str
     residual: str | None = None
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x,) if self.residual is None else (self.x, self.residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,76 +134,6 @@ class GatedLinear(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Route(Operation):
-    """Router logits [tokens, experts] f32 -> each token's experts and their weights (see MoE).
-
-    The result is an input of the two operations below, in a form private to their kernels. Padding has no
-    experts.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class GatedExperts(Operation):
-    """[tokens, in] -> [tokens * experts per token, out / 2]: GatedLinear of each of a token's experts.
-
-    Results are in the matmuls' activation type, most likely expert first. `weight` is [experts, out, in];
-    `bias` [experts, out] f32 is added before the activation; `routing` is Route's value. Weights of experts
-    that no token uses are not read. Results for padding are undefined.
-    """
-
-    weight: str
-    routing: str
-    bias: str | None = None
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x, self.routing)
-
-
-@dataclass(frozen=True, slots=True)
-class SumExperts(Operation):
-    """[tokens * experts per token, in] -> [tokens, out] f32: the `residual` plus the experts' Linear results.
-
-    Each is multiplied by the expert's weight, most likely expert first. `weight` is [experts, out, in];
-    `bias` [experts, out] f32 is part of the Linear. Padding gets only the residual.
-    """
-
-    weight: str
-    routing: str
-    residual: str
-    bias: str | None = None
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x, self.routing, self.residual)
-
-
-@dataclass(frozen=True, slots=True)
-class Gate(Operation):
-    """[tokens, heads * head_dim] -> the same shape and type: `x` times the sigmoid of its gates.
-
-    `gates` names the value that DropGates reads.
-    """
-
-    gates: str
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x, self.gates)
-
-
-@dataclass(frozen=True, slots=True)
-class GateTokens(Operation):
-    """[tokens, features] -> the same shape and type: `x` times the sigmoid of `gates` [tokens, 1] f32."""
-
-    gates: str
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x, self.gates)
-
-
-@dataclass(frozen=True, slots=True)
 class LastTokens(Operation):
     """[tokens, hidden] -> [rows, hidden]: each row's last token that is not padding."""
 
@@ -218,11 +147,8 @@ class CapLogits(Operation):
 class TopK(Operation):
     """[rows, vocab] f32 -> `out` [rows, k] f32 and `indices` [rows, k] i64, in descending order."""
 
+    WRITES: ClassVar = ("out", "indices")
     indices: str
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return (self.out, self.indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,16 +159,10 @@ class Sample(Operation):
     i64, and advances its `tokens` and `positions` [rows] i64.
     """
 
+    WRITES: ClassVar = ("out", "tokens", "positions")
+    READS: ClassVar = ("x", "indices", "logits", "sampling", "tokens", "positions")
     indices: str
     logits: str
     sampling: str = "sampling"
     tokens: str = "tokens"
     positions: str = "positions"
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x, self.indices, self.logits, self.sampling, self.tokens, self.positions)
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return (self.out, self.tokens, self.positions)

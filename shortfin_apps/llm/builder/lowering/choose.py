@@ -42,18 +42,16 @@ from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.attention import Attend, NormWhole
 from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.delta_net import DeltaRule
+from shortfin_apps.llm.model.feed_forward import GatedExperts, Route, SumExperts
 from shortfin_apps.llm.model.operations import (
     AddNormed,
     Embed,
-    GatedExperts,
     GatedLinear,
     LastTokens,
     Linear,
     Norm,
     Operation,
-    Route,
     Sample,
-    SumExperts,
     TopK,
 )
 from shortfin_apps.llm.model.weight_blocks import BLOCK

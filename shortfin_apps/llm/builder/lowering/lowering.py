@@ -42,20 +42,17 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.attention import Attend
 from shortfin_apps.llm.model.config import context_length
 from shortfin_apps.llm.model.delta_net import DeltaRule
-from shortfin_apps.llm.model.feed_forward import MoE
+from shortfin_apps.llm.model.feed_forward import GatedExperts, MoE, Route, SumExperts
 from shortfin_apps.llm.model.operations import (
     AddNormed,
     Embed,
-    GatedExperts,
     GatedLinear,
     LastTokens,
     Linear,
     Norm,
     Operation,
     PagedOperation,
-    Route,
     Sample,
-    SumExperts,
     TopK,
 )
 from shortfin_apps.llm.model.rope import Rope, Rotation

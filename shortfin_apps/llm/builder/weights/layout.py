@@ -47,7 +47,8 @@ import numpy.typing as npt
 from shortfin_apps.llm.builder.quantise import quantise, quantise_fp8, quantise_rows
 from shortfin_apps.llm.builder.target import Fp8Type, Target
 from shortfin_apps.llm.model.block import Block
-from shortfin_apps.llm.model.operations import GatedExperts, GatedLinear, Linear, ModelTensor
+from shortfin_apps.llm.model.feed_forward import GatedExperts
+from shortfin_apps.llm.model.operations import GatedLinear, Linear, ModelTensor
 from shortfin_apps.llm.model.spec import (
     BuildOptions,
     FloatType,

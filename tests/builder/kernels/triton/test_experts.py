@@ -14,15 +14,8 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import Fp8Rows, weight_layout
-from shortfin_apps.llm.model.feed_forward import MoE, route
-from shortfin_apps.llm.model.operations import (
-    GatedExperts,
-    Linear,
-    Norm,
-    Operation,
-    Route,
-    SumExperts,
-)
+from shortfin_apps.llm.model.feed_forward import GatedExperts, MoE, Route, SumExperts, route
+from shortfin_apps.llm.model.operations import Linear, Norm, Operation
 from shortfin_apps.llm.model.reference.pointwise import gated
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.model.weight_blocks import MXFP4, BlockType

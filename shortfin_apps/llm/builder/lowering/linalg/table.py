@@ -12,8 +12,9 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, yield_as
 from shortfin_apps.llm.builder.lowering.linalg.norms import norm_heads, norm_whole
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.model.attention import DropGates, NormHeads, NormWhole
-from shortfin_apps.llm.model.operations import AddBias, CapLogits, Gate, GateTokens, Narrow, Operation
+from shortfin_apps.llm.model.attention import DropGates, Gate, NormHeads, NormWhole
+from shortfin_apps.llm.model.feed_forward import GateTokens
+from shortfin_apps.llm.model.operations import AddBias, CapLogits, Narrow, Operation
 
 
 def _narrow(c: LoweringContext, e: Emitter, operation: Narrow, values: Values) -> Tensor:

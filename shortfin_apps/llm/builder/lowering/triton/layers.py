@@ -31,6 +31,7 @@ from shortfin_apps.llm.builder.lowering.triton.operands import Activations, Matm
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two, tiles_of
 from shortfin_apps.llm.builder.lowering.triton.tokens import TritonTokens
 from shortfin_apps.llm.model.attention import Attend, DropGates, NormHeads, NormWhole
+from shortfin_apps.llm.model.feed_forward import SumExperts
 from shortfin_apps.llm.model.operations import (
     Activation,
     AddBias,
@@ -41,7 +42,6 @@ from shortfin_apps.llm.model.operations import (
     Narrow,
     Norm,
     Operation,
-    SumExperts,
 )
 
 

@@ -28,7 +28,8 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.model.operations import GatedExperts, GatedLinear, Linear, SumExperts
+from shortfin_apps.llm.model.feed_forward import GatedExperts, SumExperts
+from shortfin_apps.llm.model.operations import GatedLinear, Linear
 from shortfin_apps.llm.model.spec import ModelSpec, weight_shapes
 
 
