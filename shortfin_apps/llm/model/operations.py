@@ -82,7 +82,10 @@ class Embed(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Norm(Operation):
-    """RMS norm: [tokens, hidden] f32 -> the same shape, in the matmuls' activation type."""
+    """RMS norm: [tokens, hidden] f32 -> the same shape, in the matmuls' activation type.
+
+    Only operations with matmuls read the result, as kernels may leave the norm to them.
+    """
 
     weight: str
 
