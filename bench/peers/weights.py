@@ -13,11 +13,11 @@ from safetensors.numpy import save_file
 from bench.peers.cache import Cache
 from bench.peers.subject import Subject
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
-from shortfin_apps.llm.builder.sources.hf_directory import GGUF_NAMES
+from shortfin_apps.llm.model.families import llama
 from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.spec import ModelSpec, tensor_shapes
 
-_HUGGING_FACE_NAMES = {gguf: name for name, gguf in GGUF_NAMES.items()}
+_HUGGING_FACE_NAMES = {gguf: name for name, gguf in llama.NAMES.items()}
 
 
 def model_directory(cache: Cache) -> Path:

@@ -275,7 +275,7 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path, name: str, content: bytes
     "config",
     [
         {"head_dim": 10**400},
-        {"partial_rotary_factor": 1e999},
+        {"model_type": "phi3", "partial_rotary_factor": 1e999},
         {"model_type": "phi3", "partial_rotary_factor": 1e308},
         {"model_type": "gemma3_text", "hidden_size": 10**400},
         {"rope_scaling": longrope()},

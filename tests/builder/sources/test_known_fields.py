@@ -6,23 +6,22 @@ import pytest
 from gguf.constants import Keys
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
-from shortfin_apps.llm.builder.sources import gguf_file, hf_config
-from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES
-from shortfin_apps.llm.builder.sources.gguf_rope import GgufRope
-from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
-from shortfin_apps.llm.builder.sources.hf_families import HF_FAMILIES
-from shortfin_apps.llm.builder.sources.hf_rope import HfRope
-from shortfin_apps.llm.builder.sources.known_fields import (
+from shortfin_apps.llm.builder.sources.gguf_config import (
+    FIELDS,
     GGUF_FILE,
     GGUF_MODEL,
     GGUF_TOKENIZER,
-    HF_CONFIG,
-    HF_ROPE,
-    KnownFields,
+    known_keys,
 )
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
+from shortfin_apps.llm.builder.sources.hf_config import HF_CONFIG, HF_ROPE, HfFields
+from shortfin_apps.llm.builder.sources.hf_rope import HfRope
+from shortfin_apps.llm.builder.sources.known_fields import KnownFields
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.families import FAMILIES, OF_MODEL_TYPE
+from shortfin_apps.llm.model.families.config import SET_BY_READER, Config
+from shortfin_apps.llm.model.families.family import Family
 
 TABLES = (HF_CONFIG, HF_ROPE, GGUF_MODEL, GGUF_FILE, GGUF_TOKENIZER)
 
@@ -99,7 +98,7 @@ def test_published_configs_pass() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED_BESIDES)
 def test_published_configs_of_other_families_pass(name: str) -> None:
-    family = HF_FAMILIES[name]
+    family = OF_MODEL_TYPE[name]
     HF_CONFIG.using(family.fields | family.harmless).check("x", PUBLISHED_BESIDES[name])
 
 
@@ -109,17 +108,29 @@ def test_a_field_is_in_one_table(table: KnownFields) -> None:
     assert not (table.used | table.harmless) & table.neutral.keys()
 
 
-def aliases(model: type[BaseModel]) -> set[str]:
-    return {field.alias or name for name, field in model.model_fields.items()}
-
-
 def test_fields_marked_used_are_read() -> None:
-    of_families = {name for family in HF_FAMILIES.values() for name in family.fields}
-    assert set(HF_CONFIG.used) | of_families == aliases(hf_config.HfConfig)
     assert set(HF_ROPE.used) | {"partial_rotary_factor"} == set(HfRope.model_fields)
-    assert set(GGUF_TOKENIZER.used) == aliases(GgufVocabulary) - {"named_templates"}  # keys of any name
-    of_families = {key for family in GGUF_FAMILIES.values() for key in family.keys}
-    assert set(GGUF_MODEL.used) | of_families == aliases(gguf_file._Hyperparameters) | aliases(GgufRope)
+    aliases = {field.alias or name for name, field in GgufVocabulary.model_fields.items()}
+    assert set(GGUF_TOKENIZER.used) == aliases - {"named_templates"}  # keys of any name
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_fields_of_families_are_read(family: Family) -> None:
+    assert family.fields <= Config.model_fields.keys() | HfFields.model_fields.keys()
+    assert not family.fields & SET_BY_READER
+    assert family.defaults.keys() <= Config.model_fields.keys() | HfFields.model_fields.keys()
+    assert family.gguf.defaults.keys() <= Config.model_fields.keys()
+    assert not family.harmless & (HF_CONFIG.used | family.fields)
+
+
+def test_keys_of_gguf_files_are_fields() -> None:
+    assert set(FIELDS.values()) <= Config.model_fields.keys() - SET_BY_READER
+    assert len(set(FIELDS.values())) == len(FIELDS)
+
+
+def test_a_key_is_known_if_its_field_is_the_familys() -> None:
+    granite, llama = known_keys(OF_MODEL_TYPE["granite"]).used, GGUF_MODEL.used
+    assert granite - llama == {"embedding_scale", "residual_scale", "attention.scale", "logit_scale"}
 
 
 def test_the_tokenizer_keys_that_the_library_knows_are_known() -> None:

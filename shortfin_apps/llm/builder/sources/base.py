@@ -8,37 +8,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from shortfin_apps.llm.builder.sources.metadata_limits import MAX_LAYERS
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.families import FAMILIES, OF_ARCHITECTURE, OF_MODEL_TYPE
 from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.spec import ModelSpec, WeightType, tensor_shapes
 from shortfin_apps.llm.model.weight_blocks import E2M1, MXFP4, Blocks, BlockType, Terms
 
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")  # as GGUF and safetensors name them
-SUPPORTED = (  # for users
-    "Llama 2 and 3, SmolLM2 and 3, TinyLlama, Mistral, Mixtral, Qwen2, Qwen2.5, Qwen3 and its mixtures of "
-    "experts, Qwen3-Next, Qwen3.5 and its mixtures, Phi-3, Phi-4-mini, Granite (dense), OLMo2, Gemma 2, "
-    "Gemma 3 and gpt-oss"
-)
-ARCHITECTURES = (  # of specs
-    *("gemma2", "gemma3", "gpt-oss", "granite", "llama", "mistral", "olmo2", "phi3"),
-    *("qwen2", "qwen3", "qwen3_moe", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "smollm3"),
-)
+SUPPORTED = ", ".join(family.title for family in FAMILIES)  # for users
 
 Array = npt.NDArray[Any]
 Model = TypeVar("Model", bound=BaseModel)
-# Limited, as lists with an item per layer are created before the layers' tensors are looked up.
-LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
-# Limited, as JSON numbers have any length; these can be converted to floats, multiplied and printed.
-Size = Annotated[int, Field(gt=0, lt=1 << 63)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +218,8 @@ def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ..
 
 def supported_models() -> str:
     """Return the models that can be built, as the end of an error message."""
-    return f"{SUPPORTED} (architecture {' or '.join(f'`{name}`' for name in ARCHITECTURES)})"
+    names = " or ".join(f"`{name}`" for name in sorted({*OF_MODEL_TYPE, *OF_ARCHITECTURE}))
+    return f"{SUPPORTED} (`model_type` or GGUF architecture {names})"
 
 
 def unsupported(where: str, what: str) -> BuildError:
@@ -238,13 +227,17 @@ def unsupported(where: str, what: str) -> BuildError:
     return BuildError(f"{where}: {what} is not supported; supported are {supported_models()}")
 
 
-def parse(where: str, kind: type[Model], raw: object) -> Model:
-    """Validate `raw` with a pydantic model. Raises BuildError naming the first invalid field."""
+def parse(where: str, kind: type[Model], raw: object, names: Mapping[str, str] | None = None) -> Model:
+    """Validate `raw` with a pydantic model. Raises BuildError naming the first invalid field.
+
+    `names` are the names of fields in the file, if they differ.
+    """
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
         problem = error.errors()[0]
-        name = ".".join(str(part) for part in problem["loc"]) or "the whole"
+        first, *others = (str(part) for part in problem["loc"]) if problem["loc"] else ("the whole",)
+        name = ".".join([(names or {}).get(first, first), *others])
         raise BuildError(f"{where}: `{name}`: {problem['msg']}") from None
 
 

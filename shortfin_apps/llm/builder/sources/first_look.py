@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from shortfin_apps.llm.builder.sources.base import unsupported
-from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES
+from shortfin_apps.llm.builder.sources.gguf_config import gguf_family
 from shortfin_apps.llm.builder.sources.gguf_header import Scalar, parts_of, read_scalars, scalars_at_start
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import check_tokenizer
-from shortfin_apps.llm.builder.sources.hf_families import hf_family
+from shortfin_apps.llm.builder.sources.hf_config import hf_family
 from shortfin_apps.llm.builder.sources.hf_files import read_json
 from shortfin_apps.llm.contract.errors import BuildError
 
@@ -21,7 +20,7 @@ def look_at_gguf(path: Path) -> None:
     """
     first = parts_of(path)[0]
     keys = read_scalars(first)
-    _check_architecture(str(first), keys.get("general.architecture"))
+    gguf_family(str(first), keys.get("general.architecture"))
     if "tokenizer.ggml.model" not in keys:
         raise BuildError(f"{first}: has no tokenizer")
     _check_tokenizer(str(first), keys)
@@ -31,7 +30,7 @@ def look_at_gguf_start(where: str, start: bytes) -> None:
     """Raise BuildError if the first bytes of a GGUF file, `start`, show that it is not supported."""
     keys = scalars_at_start(where, start)
     if "general.architecture" in keys:
-        _check_architecture(where, keys["general.architecture"])
+        gguf_family(where, keys["general.architecture"])
     if "tokenizer.ggml.pre" in keys:  # follows the model's keys
         _check_tokenizer(where, keys)
 
@@ -50,8 +49,3 @@ def look_at_directory(directory: Path) -> None:
         raise BuildError(
             f"{directory}/tokenizer.json: no such file; save the model with its fast tokenizer to have one"
         )
-
-
-def _check_architecture(where: str, name: object) -> None:
-    if name not in GGUF_FAMILIES:
-        raise unsupported(where, f"architecture `{name}`")

@@ -9,10 +9,13 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from shortfin_apps.llm.builder.sources.base import Array, unsupported
+from shortfin_apps.llm.model.families.config import Config
+from shortfin_apps.llm.model.families.family import Family
 from shortfin_apps.llm.model.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    Rope,
     RopeScaling,
     YarnScaling,
     yarn_attention_factor,
@@ -35,6 +38,8 @@ class GgufRope(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
 
     context_length: PositiveInt
+    dimensions: PositiveInt | None = Field(None, alias="rope.dimension_count")
+    is_finetuned: bool = Field(True, alias="rope.scaling.finetuned")
     kind: str = Field("linear", alias="rope.scaling.type")  # llama.cpp's default
     factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.factor")
     original_context: PositiveInt | None = Field(None, alias="rope.scaling.original_context_length")
@@ -42,12 +47,33 @@ class GgufRope(BaseModel):
     yarn_beta_fast: float = Field(32.0, ge=1e-3, le=1e6, alias="rope.scaling.yarn_beta_fast")
     yarn_beta_slow: float = Field(1.0, ge=1e-3, le=1e6, alias="rope.scaling.yarn_beta_slow")
 
-    def scaling(self, where: str, factors: Mapping[str, Array], yarn_truncates: bool) -> RopeScaling | None:
-        """Return the scaling. Raises BuildError if it is not supported.
+    def ropes(
+        self, where: str, family: Family, config: Config, factors: Mapping[str, Array]
+    ) -> tuple[Rope, Rope]:
+        """Return the rotation of layers without a window, and of layers with one.
 
-        `factors` are the tensors of FACTORS in the file. A factor of 0 stands for none, as in llama.cpp.
-        `yarn_truncates` is the family's.
+        `factors` are the tensors of FACTORS in the file. Raises BuildError for unsupported rotations.
         """
+        size, theta = config.head_size, config.rope_theta or 10000.0
+        rotated = self.dimensions or size
+        if family.gguf.finetuned_rotates and not self.is_finetuned:
+            raise unsupported(where, "a model without rotation")
+        if family.gguf.pairs and rotated != size:
+            raise unsupported(where, "a rotary embedding of a part of the head")
+        if odd := next((n for n, f in factors.items() if f.shape != (rotated // 2,)), None):
+            raise unsupported(where, f"a `{odd}` of shape {factors[odd].shape}")
+        scaling = self._scaling(where, factors, family.gguf.yarn_truncates)
+        if ROPE_FACTORS in factors:
+            if scaling is not None:
+                raise unsupported(where, f"a rotary scaling in addition to `{ROPE_FACTORS}`")
+            scaling = _llama3_scaling(where, factors[ROPE_FACTORS].astype(np.float64), size, theta)
+        rope = local = Rope(theta=theta, scaling=scaling, dim=None if rotated == size else rotated)
+        if config.rope_local_base_freq is not None:
+            local = Rope(theta=config.rope_local_base_freq, dim=rope.dim, name="local")
+        return rope, local
+
+    def _scaling(self, where: str, factors: Mapping[str, Array], yarn_truncates: bool) -> RopeScaling | None:
+        """Return the scaling; a factor of 0 stands for none, as in llama.cpp."""
         is_scaled = self.factor not in (0.0, 1.0)
         if SHORT_FACTORS in factors and LONG_FACTORS in factors and not is_scaled:
             return self._longrope(factors)
@@ -82,7 +108,7 @@ class GgufRope(BaseModel):
         )
 
 
-def llama3_scaling(where: str, factors: Array, head_dim: int, theta: float) -> Llama3Scaling:
+def _llama3_scaling(where: str, factors: Array, head_dim: int, theta: float) -> Llama3Scaling:
     """Return the scaling that makes ROPE_FACTORS. Raises BuildError if it is not Llama 3's."""
     scaling = Llama3Scaling(
         factor=round(float(factors.max(initial=1.0)), 4),

@@ -20,13 +20,11 @@ from shortfin_apps.llm.builder.sources.base import (
     check_spec,
     check_tensors,
     computing_spec,
-    parse,
     row_order,
     sha256_of,
     unsupported,
 )
-from shortfin_apps.llm.builder.sources.hf_config import HfConfig, check_fields
-from shortfin_apps.llm.builder.sources.hf_families import hf_family
+from shortfin_apps.llm.builder.sources.hf_config import hf_family, read_config
 from shortfin_apps.llm.builder.sources.hf_files import (
     generation_config,
     read_json,
@@ -44,35 +42,12 @@ from shortfin_apps.llm.builder.sources.hf_matrices import (
 from shortfin_apps.llm.builder.sources.hf_quantised import matrix_format
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_NAME_CHARS, check_at_most
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.spec import ModelSpec
+from shortfin_apps.llm.model.families import llama
 from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 
-_SINKS = "self_attn.sinks"  # the only tensor name without a suffix
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.qkv_proj": "attn_qkv",
-    _SINKS: "attn_sinks",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate": "ffn_gate_inp",
-    "block_sparse_moe.gate": "ffn_gate_inp",
-    "mlp.router": "ffn_gate_inp",
-    "mlp.gate_up_proj": "ffn_gate_up",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"} | {
     f"{kind}_proj": kind for kind in ("gate", "up", "down")
@@ -91,11 +66,11 @@ class HfDirectorySource(ModelSource):
         self._directory = directory
         self._where = str(directory)
         raw = read_json(directory / "config.json")
-        family = hf_family(self._where, raw)
-        self._config = parse(f"{self._where}/config.json", HfConfig, {**family.defaults, **raw})
-        check_fields(f"{self._where}/config.json", family, raw, accepted)
+        self._family = hf_family(self._where, raw)
         with computing_spec(f"{self._where}/config.json"):
-            self.spec = self._read_spec(name or directory.resolve().name)
+            config, self._given = read_config(self._where, self._family, raw, accepted)
+            self.spec = self._family.spec(name or directory.resolve().name, config)
+        check_spec(self._where, self.spec)
         shards = self._shards()
         self._files = {path: _open(path) for path in shards}
         self._tensors = dict(self._find_tensors())
@@ -113,7 +88,7 @@ class HfDirectorySource(ModelSource):
         else:
             path, hf_name = place = self._tensors[name]
             array = as_float(f"{path}: tensor `{hf_name}`", read_tensor(self._files, place))
-        if self._config.family.norms_from_zero and name.endswith("norm.weight"):
+        if self._family.norms_from_zero and name.endswith("norm.weight"):
             array = array.astype(np.float32) + (not name.endswith("ssm_norm.weight"))
         if name.endswith("ssm_a"):
             array = -np.exp(array.astype(np.float32))
@@ -134,45 +109,8 @@ class HfDirectorySource(ModelSource):
         return TokenizerFiles(
             tokenizer=tokenizer_text(self._directory),
             config=tokenizer_config(self._directory),
-            generation=generation_config(self._directory, self._config.eos_token_id),
+            generation=generation_config(self._directory, self._given.eos_token_id),
         )
-
-    def _read_spec(self, name: str) -> ModelSpec:
-        config = self._config
-        self._check_family()
-        spec = ModelSpec(
-            name=name,
-            architecture=config.family.architecture or config.model_type,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
-            layers=config.layers(self._where),
-            tie_word_embeddings=bool(config.tie_word_embeddings),
-            logit_cap=config.final_logit_softcapping,
-        )
-        check_spec(self._where, spec)
-        return config.multipliers.applied(spec)
-
-    def _check_family(self) -> None:
-        config = self._config
-        if config.activation is None:
-            raise unsupported(self._where, f"activation `{config.hidden_activation or config.hidden_act}`")
-        if config.local_rope and config.local_rope.kind != "default":
-            raise unsupported(
-                self._where, f"rotary scaling `{config.local_rope.kind}` of layers with a window"
-            )
-        kinds = {"full_attention", "attention", *(["sliding_attention"] if config.window else [])}
-        if config.family.has_delta_nets:
-            kinds.add("linear_attention")
-        if odd := set(config.layer_types or ()) - kinds:
-            raise unsupported(self._where, f"`layer_types` of `{min(odd)}`")
-        if config.layer_types and len(config.layer_types) != config.num_hidden_layers:
-            raise BuildError(f"{self._where}/config.json: `layer_types` has not one item for each layer")
-        if config.no_rope_layers and len(config.no_rope_layers) != config.num_hidden_layers:
-            raise BuildError(f"{self._where}/config.json: `no_rope_layers` has not one item for each layer")
-        if config.mlp_bias:
-            raise unsupported(self._where, "a bias in the feed-forward")
 
     def _shards(self) -> list[Path]:
         index = self._directory / WEIGHTS_INDEX
@@ -190,16 +128,16 @@ class HfDirectorySource(ModelSource):
         for path, file in self._files.items():
             for hf_name in file.keys():  # noqa: SIM118  (not a mapping)
                 check_at_most(str(path), "a tensor's name has {} characters", len(hf_name), MAX_NAME_CHARS)
-                ours = _gguf_name(hf_name, {**GGUF_NAMES, **self._config.family.renamed})
+                ours = _gguf_name(hf_name, {**llama.NAMES, **self._family.names})
                 tied = ours == "output.weight" and self.spec.tie_word_embeddings
-                if hf_name.startswith(self._config.family.ignored):
+                if hf_name.startswith(self._family.ignored):
                     continue
                 if not tied and not hf_name.endswith("rotary_emb.inv_freq"):
                     yield ours, (path, hf_name)
 
     def _find_matrices(self) -> Mapping[str, QuantisedMatrix | ExpertTensor]:
         """Find the matrices not stored as one tensor each, and remove their tensors from `_tensors`."""
-        quantisation, stacks = self._config.quantization_config, self._config.family.stacks_experts
+        quantisation, stacks = self._given.quantization_config, self._family.stacks_experts
         if stacks and (quantisation or {}).get("quant_method") in (None, "mxfp4"):
             return stacked_experts(self._where, self._tensors, self._files)
         kind = matrix_format(self._where, quantisation)
@@ -233,8 +171,6 @@ def _matrix_of(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _gguf_name(name: str, names: Mapping[str, str]) -> str:
     """Return the GGUF name of a Hugging Face tensor by `names`, or the same name if it is unknown."""
-    if name.endswith(_SINKS):
-        name = f"{name}.weight"
     stem, dot, kind = name.rpartition(".")
     if match := _BLOCK.fullmatch(stem):
         layer, part = match.groups()

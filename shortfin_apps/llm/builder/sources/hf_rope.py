@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
-from shortfin_apps.llm.builder.sources.base import Size, unsupported
+from shortfin_apps.llm.builder.sources.base import unsupported
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.families.config import Size
 from shortfin_apps.llm.model.rope import (
     LinearScaling,
     Llama3Scaling,

@@ -18,7 +18,6 @@ MAX_TENSORS = 1 << 20
 MAX_EXPERTS = 1 << 18  # total over all tensors with a layer's experts; published models have 0.1 million
 MAX_NAME_CHARS = 512  # per tensor
 MAX_DIMENSIONS = 8
-MAX_LAYERS = 4096
 MAX_TEMPLATE_CHARS = 1 << 20  # the longest published ones have 20,000
 MAX_TOKEN_BYTES = 1024  # per token, as in llguidance; vocabularies have runs of 128 to 256 characters
 MAX_VOCABULARY_BYTES = 1 << 24  # all tokens together

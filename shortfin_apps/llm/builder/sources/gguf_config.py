@@ -1,0 +1,195 @@
+"""The keys of a GGUF file, renamed to the fields of `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
+from shortfin_apps.llm.builder.sources.gguf_rope import GgufRope
+from shortfin_apps.llm.builder.sources.known_fields import KnownFields, names
+from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.families import OF_ARCHITECTURE, OF_SOME_FAMILIES
+from shortfin_apps.llm.model.families.config import Config
+from shortfin_apps.llm.model.families.family import Family
+
+# Keys below the architecture's name -> fields of Config.
+FIELDS: Final = {
+    "block_count": "num_hidden_layers",  # with the ones of a draft model, which are the last
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "sliding_window_pattern",
+    "attention.scale": "attention_multiplier",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+    "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "full_attention_interval": "full_attention_interval",
+    "nextn_predict_layers": "mtp_num_hidden_layers",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.inner_size": "linear_value_head_dim",  # of all heads together
+}
+_KEYS = {field: key for key, field in FIELDS.items()}
+# Fields for which 0 stands for none, as in llama.cpp.
+_NONE_IF_0 = names(
+    "intermediate_size moe_intermediate_size shared_expert_intermediate_size attn_logit_softcapping "
+    "final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+)
+
+
+def gguf_family(where: str, architecture: object) -> Family:
+    """Return the family of a file. Raises BuildError if it is unsupported."""
+    if not isinstance(architecture, str) or architecture not in OF_ARCHITECTURE:
+        raise unsupported(where, f"architecture `{architecture}`")
+    return OF_ARCHITECTURE[architecture]
+
+
+def keys_below(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the metadata keys that start with `prefix`, without it."""
+    return {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+
+
+def read_config(
+    where: str,
+    family: Family,
+    keys: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    factors: Mapping[str, Array],
+) -> Config:
+    """Read the keys below the architecture's name.
+
+    `shapes` are the file's tensors, `factors` the values of the ones in FACTORS. Raises BuildError for
+    invalid keys and unsupported models.
+    """
+    if keys.get("expert_count") and "num_experts" not in family.fields:
+        raise unsupported(where, "a mixture of experts")
+    if "token_embd.weight" not in shapes:
+        raise BuildError(f"{where}: tensor `token_embd.weight` is missing")
+    config = parse(where, Config, _fields(where, family, keys, shapes), _KEYS)
+    drafts = config.mtp_num_hidden_layers or 0
+    if drafts >= config.num_hidden_layers:
+        raise unsupported(where, "a draft model alone")
+    rope, local_rope = parse(where, GgufRope, keys).ropes(where, family, config, factors)
+    if keys.get("attention.value_length", config.head_size) != config.head_size:
+        raise unsupported(where, "a value head that differs from the key head")
+    update: dict[str, Any] = {
+        "num_hidden_layers": config.num_hidden_layers - drafts,
+        "linear_value_head_dim": config.linear_value_head_dim // config.linear_num_value_heads,
+        "rope": rope,
+        "local_rope": local_rope,
+    }
+    if family.scales_embedding:
+        update["embedding_multiplier"] = config.hidden_size**0.5
+    return config.model_copy(update=update)
+
+
+def _fields(
+    where: str, family: Family, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """Return the fields of a Config."""
+    known = known_keys(family).used
+    given = {field: keys[key] for key, field in FIELDS.items() if key in keys and key in known}
+    given = {field: value for field, value in given.items() if value != 0 or field not in _NONE_IF_0}
+    features = given.get("intermediate_size", given.get("moe_intermediate_size"))
+    if features is None:
+        raise BuildError(f"{where}: key `{family.architecture}.feed_forward_length` is missing")
+    tensors = {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "output_bias": "blk.0.attn_output.bias" in shapes,
+    }
+    lacking = {
+        "intermediate_size": features,  # mixtures without dense layers may lack it
+        "shared_expert_intermediate_size": features,
+        "linear_value_head_dim": 4096,
+    }
+    return {**lacking, **family.gguf.defaults, **given, **tensors, "in_gguf": True}
+
+
+def known_keys(family: Family) -> KnownFields:
+    """Return the table of keys below the architecture's name."""
+    return GGUF_MODEL.using({key for key, field in FIELDS.items() if field in family.fields})
+
+
+def check_keys(where: str, family: Family, metadata: Mapping[str, Any], accepted: Collection[str]) -> None:
+    """Raise BuildError for a key that would change the computation; `accepted` are unknown ones to ignore."""
+    GGUF_FILE.check(where, {key: value for key, value in metadata.items() if key in GGUF_FILE.neutral})
+    for prefix, known in ((f"{family.architecture}.", known_keys(family)), ("tokenizer.", GGUF_TOKENIZER)):
+        known.check(where, keys_below(metadata, prefix), accepted, prefix)
+
+
+# Of the keys that are read, the ones that all families have. docs/gguf.md and `llama_model_loader` of
+# llama.cpp have the others.
+GGUF_MODEL = KnownFields(
+    used=frozenset(key for key, field in FIELDS.items() if field not in OF_SOME_FAMILIES)
+    | {field.alias or name for name, field in GgufRope.model_fields.items()}
+    | {"attention.value_length"},
+    # The sections are for positions in images; text has the same position in all of them.
+    harmless=names("vocab_size tensor_data_layout rope.dimension_sections"),
+    neutral={
+        **dict.fromkeys(
+            ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale"), (0, 1)
+        ),
+        "rope.scale_linear": (0, 1),  # older name of a linear scaling's factor
+        **dict.fromkeys(("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), (-1, 1)),
+        "rope.scaling.yarn_log_multiplier": (0,),
+        **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.scale"), (0,)),
+        **dict.fromkeys(("attention.max_alibi_bias", "attention.clamp_kqv", "pooling_type"), (0,)),
+        **dict.fromkeys(
+            ("expert_count", "expert_used_count", "expert_shared_count", "leading_dense_block_count"), (0,)
+        ),
+        **dict.fromkeys(("expert_shared_feed_forward_length", "expert_feed_forward_length"), (0,)),
+        "expert_gating_func": (0, 1),  # softmax, explicitly or by default
+        "expert_weights_norm": (True,),  # always true, regardless of the key
+        "expert_weights_scale": (0, 1),
+        **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
+        **dict.fromkeys(("nextn_predict_layers", "interleave_moe_layer_step"), (0,)),
+        "attention.causal": (True,),
+        "use_parallel_residual": (),
+        "attention.sliding_window_pattern": (),
+        "rope.freq_base_swa": (),
+    },
+)
+
+# The only other keys that llama.cpp reads; keys that quantisers add under separate names are harmless.
+GGUF_FILE = KnownFields(
+    used=frozenset({"general.architecture"}),
+    neutral={
+        "general.type": ("model",),
+        **dict.fromkeys(("adapter.type", "adapter.lora.alpha"), ()),
+    },
+)
+
+# `tokenizer.*`, without the prefix. llama.cpp uses whitespace and character maps for `t5` only.
+GGUF_TOKENIZER = KnownFields(
+    used=names(
+        "ggml.model ggml.pre ggml.tokens ggml.token_type ggml.scores ggml.merges ggml.bos_token_id "
+        "ggml.eos_token_id ggml.eot_token_id ggml.eom_token_id ggml.unknown_token_id "
+        "ggml.seperator_token_id ggml.mask_token_id ggml.cls_token_id "
+        "ggml.padding_token_id ggml.add_bos_token ggml.add_eos_token ggml.add_space_prefix "
+        "ggml.remove_extra_whitespaces ggml.precompiled_charsmap chat_template"
+    ),
+    harmless=names(
+        "ggml.token_type_count ggml.prefix_token_id ggml.suffix_token_id ggml.middle_token_id "
+        "huggingface.json rwkv.world chat_templates"
+    ),
+    harmless_prefixes=("ggml.fim_", "chat_template."),
+    neutral={"ggml.add_sep_token": ()},
+)

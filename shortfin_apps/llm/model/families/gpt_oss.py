@@ -1,0 +1,52 @@
+"""gpt-oss (arXiv:2508.10925): routed experts in all layers, and windows in every second one.
+
+Attention has sinks: a learned score of each head that joins the softmax. Everything but the norms has a bias,
+and the experts' SwiGLU has limits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shortfin_apps.llm.model.families import llama
+from shortfin_apps.llm.model.families.config import Config
+from shortfin_apps.llm.model.families.family import Family, Gguf
+from shortfin_apps.llm.model.spec import Layer
+
+
+def layer(config: Config, number: int) -> Layer:
+    attention = replace(llama.attention(config, number), sinks=True)
+    return attention, replace(llama.experts(config), activation="clamped", biases=True)
+
+
+GPT_OSS = Family(
+    title="gpt-oss",
+    model_type="gpt_oss",
+    architecture="gpt-oss",
+    layer=layer,
+    fields=llama.EXPERTS,
+    # The last two repeat other fields.
+    harmless=llama.ROUTER_TRAINING | {"experts_per_token", "initial_context_length"},
+    defaults={
+        "attention_bias": True,
+        "head_dim": 64,
+        "num_experts_per_tok": 4,
+        "num_local_experts": 128,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+    },
+    names={"self_attn.sinks": "attn_sinks.weight", "mlp.router": "ffn_gate_inp"},
+    stacks_experts=True,
+    gguf=Gguf(
+        names={"post_attention_norm": "ffn_norm"},
+        defaults={"sliding_window_pattern": 2},
+        yarn_truncates=False,
+    ),
+)
