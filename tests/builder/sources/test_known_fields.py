@@ -20,8 +20,7 @@ from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.builder.sources.known_fields import KnownFields
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import FAMILIES, OF_MODEL_TYPE
-from shortfin_apps.llm.model.families.config import SET_BY_READER, Config
-from shortfin_apps.llm.model.families.family import Family
+from shortfin_apps.llm.model.families.family import SET_BY_READER, Config, Family
 
 TABLES = (HF_CONFIG, HF_ROPE, GGUF_MODEL, GGUF_FILE, GGUF_TOKENIZER)
 

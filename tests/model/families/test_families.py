@@ -9,8 +9,7 @@ import pytest
 
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.families import FAMILIES, OF_ARCHITECTURE, OF_MODEL_TYPE
-from shortfin_apps.llm.model.families.config import Config
-from shortfin_apps.llm.model.families.family import Family
+from shortfin_apps.llm.model.families.family import Config, Family
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.spec import tensor_shapes
 from tests.builder.specs import windows_of

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
-from shortfin_apps.llm.builder.sources.gguf_rope import GgufRope
+from shortfin_apps.llm.builder.sources.gguf_rope import ROPE_FIELDS, GgufRope, ropes
 from shortfin_apps.llm.builder.sources.known_fields import KnownFields, names
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import OF_ARCHITECTURE, OF_SOME_FAMILIES
-from shortfin_apps.llm.model.families.config import Config
-from shortfin_apps.llm.model.families.family import Family
+from shortfin_apps.llm.model.families.family import Config, Family
 
 # Keys below the architecture's name -> fields of Config.
 FIELDS: Final = {
@@ -85,7 +84,7 @@ def read_config(
     drafts = config.mtp_num_hidden_layers or 0
     if drafts >= config.num_hidden_layers:
         raise unsupported(where, "a draft model alone")
-    rope, local_rope = parse(where, GgufRope, keys).ropes(where, family, config, factors)
+    rope, local_rope = ropes(where, family, config, keys, factors)
     if keys.get("attention.value_length", config.head_size) != config.head_size:
         raise unsupported(where, "a value head that differs from the key head")
     update: dict[str, Any] = {
@@ -140,7 +139,7 @@ def check_keys(where: str, family: Family, metadata: Mapping[str, Any], accepted
 GGUF_MODEL = KnownFields(
     used=frozenset(key for key, field in FIELDS.items() if field not in OF_SOME_FAMILIES)
     | {field.alias or name for name, field in GgufRope.model_fields.items()}
-    | {"attention.value_length"},
+    | {*ROPE_FIELDS, "attention.value_length"},
     # The sections are for positions in images; text has the same position in all of them.
     harmless=names("vocab_size tensor_data_layout rope.dimension_sections"),
     neutral={

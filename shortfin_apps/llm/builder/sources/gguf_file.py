@@ -51,8 +51,7 @@ from shortfin_apps.llm.builder.sources.gguf_tokenizer import (
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.source_name import whole_stem
 from shortfin_apps.llm.model.families import OF_ARCHITECTURE
-from shortfin_apps.llm.model.families.config import Config
-from shortfin_apps.llm.model.families.family import Family, Gguf
+from shortfin_apps.llm.model.families.family import Config, Family, Gguf
 from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
 
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"

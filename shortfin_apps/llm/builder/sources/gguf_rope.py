@@ -3,109 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from shortfin_apps.llm.builder.sources.base import Array, unsupported
-from shortfin_apps.llm.model.families.config import Config
-from shortfin_apps.llm.model.families.family import Family
-from shortfin_apps.llm.model.rope import (
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    Rope,
-    RopeScaling,
-    YarnScaling,
-    yarn_attention_factor,
-)
+from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
+from shortfin_apps.llm.builder.sources.hf_rope import HfRope
+from shortfin_apps.llm.model.families.family import Config, Family
+from shortfin_apps.llm.model.rope import Llama3Scaling, Rope
 
 # [rotated / 2]: divisors of the rotary frequencies, by Llama 3's rule or LongRoPE's two sets
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 FACTORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+_LONGROPE = {"short_factor": SHORT_FACTORS, "long_factor": LONG_FACTORS}
 
 # GGUF stores Llama 3's factors but not the rule that made them; every published Llama 3 uses these.
 LLAMA3_LOW_FREQ_FACTOR = 1.0
 LLAMA3_HIGH_FREQ_FACTOR = 4.0
 LLAMA3_ORIGINAL_CONTEXT = 8192
 
+# Keys below the architecture's name -> fields of HfRope; 0 stands for none, as in llama.cpp.
+ROPE_FIELDS: Final = {
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+_KEYS = {field: key for key, field in ROPE_FIELDS.items()}
+
 
 class GgufRope(BaseModel):
-    """The keys below the architecture's name that define the rotary scaling."""
+    """The other keys that define the rotation."""
 
-    model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
+    model_config = ConfigDict(extra="ignore")
 
-    context_length: PositiveInt
     dimensions: PositiveInt | None = Field(None, alias="rope.dimension_count")
     is_finetuned: bool = Field(True, alias="rope.scaling.finetuned")
-    kind: str = Field("linear", alias="rope.scaling.type")  # llama.cpp's default
-    factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.factor")
-    original_context: PositiveInt | None = Field(None, alias="rope.scaling.original_context_length")
-    attention_factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.attn_factor")
-    yarn_beta_fast: float = Field(32.0, ge=1e-3, le=1e6, alias="rope.scaling.yarn_beta_fast")
-    yarn_beta_slow: float = Field(1.0, ge=1e-3, le=1e6, alias="rope.scaling.yarn_beta_slow")
 
-    def ropes(
-        self, where: str, family: Family, config: Config, factors: Mapping[str, Array]
-    ) -> tuple[Rope, Rope]:
-        """Return the rotation of layers without a window, and of layers with one.
 
-        `factors` are the tensors of FACTORS in the file. Raises BuildError for unsupported rotations.
-        """
-        size, theta = config.head_size, config.rope_theta or 10000.0
-        rotated = self.dimensions or size
-        if family.gguf.finetuned_rotates and not self.is_finetuned:
-            raise unsupported(where, "a model without rotation")
-        if family.gguf.pairs and rotated != size:
-            raise unsupported(where, "a rotary embedding of a part of the head")
-        if odd := next((n for n, f in factors.items() if f.shape != (rotated // 2,)), None):
-            raise unsupported(where, f"a `{odd}` of shape {factors[odd].shape}")
-        scaling = self._scaling(where, factors, family.gguf.yarn_truncates)
-        if ROPE_FACTORS in factors:
-            if scaling is not None:
-                raise unsupported(where, f"a rotary scaling in addition to `{ROPE_FACTORS}`")
-            scaling = _llama3_scaling(where, factors[ROPE_FACTORS].astype(np.float64), size, theta)
-        rope = local = Rope(theta=theta, scaling=scaling, dim=None if rotated == size else rotated)
-        if config.rope_local_base_freq is not None:
-            local = Rope(theta=config.rope_local_base_freq, dim=rope.dim, name="local")
-        return rope, local
+def ropes(
+    where: str, family: Family, config: Config, keys: Mapping[str, Any], factors: Mapping[str, Array]
+) -> tuple[Rope, Rope]:
+    """Return the rotation of layers without a window, and of layers with one.
 
-    def _scaling(self, where: str, factors: Mapping[str, Array], yarn_truncates: bool) -> RopeScaling | None:
-        """Return the scaling; a factor of 0 stands for none, as in llama.cpp."""
-        is_scaled = self.factor not in (0.0, 1.0)
-        if SHORT_FACTORS in factors and LONG_FACTORS in factors and not is_scaled:
-            return self._longrope(factors)
-        if self.attention_factor not in (0.0, 1.0):
-            raise unsupported(where, f"a factor of {self.attention_factor} on the rotation")
-        match self.kind:
-            case "none" if not is_scaled:
-                return None
-            case "linear":
-                return LinearScaling(factor=self.factor) if is_scaled else None
-            case "yarn" if self.yarn_beta_fast > self.yarn_beta_slow:
-                return self._yarn(yarn_truncates) if is_scaled else None
-        raise unsupported(where, f"rotary scaling `{self.kind}` by {self.factor}")
+    `factors` are the tensors of FACTORS in the file. Raises BuildError for unsupported rotations.
+    """
+    given, size, theta = parse(where, GgufRope, keys), config.head_size, config.rope_theta or 10000.0
+    rotated = given.dimensions or size
+    if family.gguf.finetuned_rotates and not given.is_finetuned:
+        raise unsupported(where, "a model without rotation")
+    if family.gguf.pairs and rotated != size:
+        raise unsupported(where, "a rotary embedding of a part of the head")
+    if odd := next((n for n, f in factors.items() if f.shape != (rotated // 2,)), None):
+        raise unsupported(where, f"a `{odd}` of shape {factors[odd].shape}")
+    scaled = _scaled(where, keys, factors, family.gguf.yarn_truncates)
+    scaling = scaled.scaling(where, config.max_position_embeddings, rotated)
+    if ROPE_FACTORS in factors:
+        if scaling is not None:
+            raise unsupported(where, f"a rotary scaling in addition to `{ROPE_FACTORS}`")
+        scaling = _llama3_scaling(where, factors[ROPE_FACTORS].astype(np.float64), size, theta)
+    rope = local = Rope(theta=theta, scaling=scaling, dim=None if rotated == size else rotated)
+    if config.rope_local_base_freq is not None:
+        local = Rope(theta=config.rope_local_base_freq, dim=rope.dim, name="local")
+    return rope, local
 
-    def _longrope(self, factors: Mapping[str, Array]) -> LongRopeScaling:
-        short, long = (tuple(map(float, factors[name])) for name in (SHORT_FACTORS, LONG_FACTORS))
-        return LongRopeScaling(
-            short_factors=short,
-            long_factors=long,
-            original_max_position_embeddings=self.original_context or self.context_length,
-            attention_factor=self.attention_factor or 1.0,
+
+def _scaled(where: str, keys: Mapping[str, Any], factors: Mapping[str, Array], truncates: bool) -> HfRope:
+    """Return the fields that a `config.json` has for the scaling; `truncates` is the family's."""
+    named = {field: keys[key] for key, field in ROPE_FIELDS.items() if keys.get(key)}
+    given = parse(where, HfRope, {"rope_type": "linear", **named}, _KEYS)
+    factor, attention_factor = given.factor or 1.0, given.attention_factor or 1.0
+    if SHORT_FACTORS in factors and LONG_FACTORS in factors and factor == 1:
+        lists = {name: factors[tensor].tolist() for name, tensor in _LONGROPE.items()}
+        return given.model_copy(
+            update={"rope_type": "longrope", "attention_factor": attention_factor, **lists}
         )
-
-    def _yarn(self, truncates: bool) -> YarnScaling:
-        return YarnScaling(
-            factor=self.factor,
-            original_max_position_embeddings=self.original_context or self.context_length,
-            attention_factor=yarn_attention_factor(self.factor),
-            beta_fast=self.yarn_beta_fast,
-            beta_slow=self.yarn_beta_slow,
-            truncate=truncates,
-        )
+    if attention_factor != 1:
+        raise unsupported(where, f"a factor of {attention_factor} on the rotation")
+    if given.kind not in ("linear", "yarn") and (given.kind, factor) != ("none", 1):
+        raise unsupported(where, f"rotary scaling `{given.kind}` by {factor}")
+    return (
+        HfRope()
+        if factor == 1
+        else given.model_copy(update={"attention_factor": None, "truncate": truncates})
+    )
 
 
 def _llama3_scaling(where: str, factors: Array, head_dim: int, theta: float) -> Llama3Scaling:

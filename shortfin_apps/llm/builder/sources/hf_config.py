@@ -14,8 +14,7 @@ from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.builder.sources.known_fields import OFF, ONE, KnownFields, names
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import OF_MODEL_TYPE, OF_SOME_FAMILIES
-from shortfin_apps.llm.model.families.config import SET_BY_READER, Config, Size
-from shortfin_apps.llm.model.families.family import Family
+from shortfin_apps.llm.model.families.family import SET_BY_READER, Config, Family, Size
 from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.rope import Rope
 
@@ -76,7 +75,7 @@ def read_config(
     _check_lists(where, family, config)
     if given.mlp_bias:
         raise unsupported(where, "a bias in the feed-forward")
-    rope, local_rope = _ropes(where, config, given)
+    rope, local_rope = _ropes(file, config, given)
     update: dict[str, Any] = {
         "activation": _activation(where, given),
         "output_bias": config.attention_bias,
@@ -96,16 +95,16 @@ def _activation(where: str, given: HfFields) -> Activation:
     return ACTIVATIONS[name]
 
 
-def _ropes(where: str, config: Config, given: HfFields) -> tuple[Rope, Rope]:
+def _ropes(file: str, config: Config, given: HfFields) -> tuple[Rope, Rope]:
     """Return the rotation of layers without a window, and of layers with one."""
     rope, size = given.rope, config.head_size
     rotated = int(size * (rope.partial_rotary_factor or given.partial_rotary_factor or 1.0))
     dim = None if rotated == size else rotated
-    scaling = rope.scaling(where, config.max_position_embeddings, rotated)
+    scaling = rope.scaling(file, config.max_position_embeddings, rotated)
     whole = Rope(theta=rope.rope_theta or config.rope_theta or 10000.0, scaling=scaling, dim=dim)
     local = given.rope_parameters and given.rope_parameters.sliding_attention
     if local and local.kind != "default":
-        raise unsupported(where, f"rotary scaling `{local.kind}` of layers with a window")
+        raise unsupported(file, f"rotary scaling `{local.kind}` of layers with a window")
     theta = config.rope_local_base_freq
     if local:
         theta = local.rope_theta or theta or config.rope_theta

@@ -1,4 +1,7 @@
-"""Rotary scaling: `rope_scaling` of a Hugging Face `config.json` (`rope_parameters` in newer files)."""
+"""Rotary scaling: `rope_scaling` of a Hugging Face `config.json` (`rope_parameters` in newer files).
+
+The keys of GGUF files are renamed to these fields (gguf_rope.py).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from shortfin_apps.llm.builder.sources.base import unsupported
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.families.config import Size
+from shortfin_apps.llm.model.families.family import Size
 from shortfin_apps.llm.model.rope import (
     LinearScaling,
     Llama3Scaling,
@@ -51,7 +54,7 @@ class HfRope(BaseModel):
         return self.rope_type or self.type or "default"
 
     def scaling(self, where: str, context: int, rotated: int) -> RopeScaling | None:
-        """Return the scaling. Raises BuildError if it is not supported; `where` names the model.
+        """Return the scaling. Raises BuildError if it is not supported; `where` names the file.
 
         `context` is `max_position_embeddings`, `rotated` the number of elements of a head that rotate.
         """
@@ -122,4 +125,4 @@ class HfRope(BaseModel):
 
 
 def _incomplete(where: str, kind: str) -> BuildError:
-    return BuildError(f"{where}/config.json: rotary scaling `{kind}` is incomplete")
+    return BuildError(f"{where}: rotary scaling `{kind}` is incomplete")

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shortfin_apps.llm.model.families import llama
-from shortfin_apps.llm.model.families.config import Config
-from shortfin_apps.llm.model.families.family import Family, Gguf
+from shortfin_apps.llm.model.families.family import Config, Family, Gguf
 from shortfin_apps.llm.model.spec import Layer
 
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
@@ -88,14 +87,11 @@ GEMMA3 = replace(
         *("sliding_window_pattern", "rope_local_base_freq"),
     },
     defaults={
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
+        **GEMMA2.defaults,
+        "final_logit_softcapping": None,
         "sliding_window_pattern": 6,
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
-        "tie_word_embeddings": True,
     },
     gguf=Gguf(defaults={"activation": "gelu", "sliding_window_pattern": 6, "rope_local_base_freq": 1e4}),
 )

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.families import llama
-from shortfin_apps.llm.model.families.config import Config
-from shortfin_apps.llm.model.families.family import Family, Gguf
+from shortfin_apps.llm.model.families.family import Config, Family, Gguf
 from shortfin_apps.llm.model.spec import Layer
 
 SCALARS = {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"}

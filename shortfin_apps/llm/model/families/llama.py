@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shortfin_apps.llm.model.attention import Attention
-from shortfin_apps.llm.model.families.config import Config
-from shortfin_apps.llm.model.families.family import Family, Gguf
+from shortfin_apps.llm.model.families.family import Config, Family, Gguf
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.spec import Layer
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shortfin_apps.llm.model.families import llama
-from shortfin_apps.llm.model.families.config import Config
-from shortfin_apps.llm.model.families.family import Family, Gguf
+from shortfin_apps.llm.model.families.family import Config, Family, Gguf
 from shortfin_apps.llm.model.spec import Layer
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shortfin_apps.llm.model.families import llama
-from shortfin_apps.llm.model.families.config import Config
-from shortfin_apps.llm.model.families.family import Family
+from shortfin_apps.llm.model.families.family import Config, Family
 from shortfin_apps.llm.model.spec import Layer
 
 # The fields of mixtures that have feed-forwards without experts in some layers.
@@ -34,13 +33,13 @@ QWEN2 = Family(
     fields={"use_sliding_window"},
     defaults={"use_sliding_window": False, "max_window_layers": 28},
 )
-QWEN3 = Family(
+QWEN3 = replace(
+    QWEN2,
     title="Qwen3",
     model_type="qwen3",
     architecture="qwen3",
     layer=qwen3_layer,
-    fields={"use_sliding_window"},
-    defaults={"use_sliding_window": False, "max_window_layers": 28, "head_dim": 128},
+    defaults={**QWEN2.defaults, "head_dim": 128},
 )
 QWEN3_MOE = Family(
     title="Qwen3-MoE",

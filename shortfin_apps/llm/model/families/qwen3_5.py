@@ -10,8 +10,7 @@ from dataclasses import replace
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.families import llama
-from shortfin_apps.llm.model.families.config import Config
-from shortfin_apps.llm.model.families.family import Family, Gguf
+from shortfin_apps.llm.model.families.family import Config, Family, Gguf
 from shortfin_apps.llm.model.families.qwen3 import SPARSE
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.spec import Layer
