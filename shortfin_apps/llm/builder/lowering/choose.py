@@ -5,7 +5,7 @@ To add a kernel, write a class with the methods that lowering.py lists, and add 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -60,10 +60,7 @@ Kind = type[Operation]
 MOST_CANDIDATES = 256  # limit of a top-k that keeps its candidates in registers
 MOST_STATE_ELEMENTS = 1 << 16  # limit of a head's state that a workgroup keeps in registers
 EXPERTS: tuple[Kind, ...] = (Route, GatedExperts, SumExperts)
-ON_EVERY_TARGET: tuple[Kind, ...] = (
-    *(Embed, Norm, AddNormed, Attend, LastTokens, TopK, Sample),
-    *LOWERINGS,
-)
+ON_EVERY_TARGET: tuple[Kind, ...] = (Embed, Norm, AddNormed, Attend, LastTokens, TopK, Sample)
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
 
@@ -75,7 +72,7 @@ class Candidate:
     """
 
     name: str
-    kinds: tuple[Kind, ...]
+    kinds: Collection[Kind]
     needs: Callable[[LoweringContext], dict[str, bool]]
     make: Callable[[LoweringContext], Any]
 
@@ -216,7 +213,10 @@ CANDIDATES = (
     Candidate("triton/sampling", (Sample,), _triton_candidates, _from_triton("sampling", "TritonSampling")),
     Candidate("linalg", (Linear, GatedLinear), _row_major, LinalgOperations),
     Candidate("linalg/experts", EXPERTS, _row_major, LinalgExperts),
-    Candidate("linalg", ON_EVERY_TARGET, _always, LinalgOperations),
+    Candidate(
+        "linalg", (Embed, Norm, AddNormed, Attend, LastTokens, TopK, Sample), _always, LinalgOperations
+    ),
+    Candidate("linalg", LOWERINGS.keys(), _always, LinalgOperations),
 )
 
 
