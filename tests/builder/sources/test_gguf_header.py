@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.sources.catalogue import first_look
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
-from shortfin_apps.llm.builder.sources.gguf_header import parts_of, read_scalars
+from shortfin_apps.llm.builder.sources.gguf_header import parts_of, read_gguf, read_metadata
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.source_name import source_name, whole_stem
 from shortfin_apps.llm.model.spec import tensor_shapes
@@ -28,10 +28,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_reads_what_the_library_reads(whole: Path) -> None:
-    fields = GGUFReader(whole).fields
-    single = {k: v.contents() for k, v in fields.items() if len(v.types) == 1 and not k.startswith("GGUF.")}
-    assert read_scalars(whole) == pytest.approx(single)
-    assert single.keys() > {"general.architecture", "tokenizer.ggml.model"}
+    library, ours = GGUFReader(whole), read_gguf(whole)
+    keys = {k: v.contents() for k, v in library.fields.items() if not k.startswith("GGUF.")}
+    assert ours.metadata == keys
+    assert keys.keys() > {"general.architecture", "tokenizer.ggml.tokens"}
+    for tensor, expected in zip(ours.tensors, library.tensors, strict=True):
+        assert (tensor.name, tensor.tensor_type) == (expected.name, expected.tensor_type)
+        assert (tensor.data_offset, tensor.n_bytes) == (expected.data_offset, expected.n_bytes)
+        np.testing.assert_array_equal(tensor.shape, expected.shape)
+        np.testing.assert_array_equal(tensor.data, expected.data)
+        assert tensor.data.dtype == expected.data.dtype
 
 
 @given(data=st.data())
@@ -42,12 +48,12 @@ def test_damage_is_a_build_error_or_read(whole: Path, data: st.DataObject) -> No
     damaged = whole.with_name("damaged.gguf")
     damaged.write_bytes(content[: data.draw(st.integers(0, len(content)))])
     with suppress(BuildError):  # and nothing else
-        read_scalars(damaged)
+        read_metadata(damaged)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"none\.gguf"):
-        read_scalars(tmp_path / "none.gguf")
+        read_metadata(tmp_path / "none.gguf")
 
 
 def test_arrays_in_arrays_without_end_are_refused(tmp_path: Path) -> None:
@@ -55,14 +61,14 @@ def test_arrays_in_arrays_without_end_are_refused(tmp_path: Path) -> None:
     key = struct.pack("<Q1sI", 1, b"a", 9)
     path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<IQ", 9, 1) * 10_000)
     with pytest.raises(BuildError, match=r"deep\.gguf: not a readable GGUF file"):
-        read_scalars(path)
+        read_metadata(path)
 
 
 def test_a_value_of_an_unknown_type_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "odd.gguf"
     path.write_bytes(struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"a", 99))
     with pytest.raises(BuildError, match="a value has type 99"):
-        read_scalars(path)
+        read_metadata(path)
 
 
 def write_parts(folder: Path, count: int, stem: str = "tiny") -> list[Path]:

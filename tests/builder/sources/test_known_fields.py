@@ -14,9 +14,7 @@ from shortfin_apps.llm.builder.sources.gguf_config import (
     GGUF_TOKENIZER,
     known_keys,
 )
-from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
 from shortfin_apps.llm.builder.sources.hf_config import HF_CONFIG, HF_ROPE, HfFields
-from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.builder.sources.known_fields import KnownFields
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import FAMILIES, OF_MODEL_TYPE
@@ -107,12 +105,6 @@ def test_a_field_is_in_one_table(table: KnownFields) -> None:
     assert not (table.used | table.harmless) & table.neutral.keys()
 
 
-def test_fields_marked_used_are_read() -> None:
-    assert set(HF_ROPE.used) | {"partial_rotary_factor"} == set(HfRope.model_fields)
-    aliases = {field.alias or name for name, field in GgufVocabulary.model_fields.items()}
-    assert set(GGUF_TOKENIZER.used) == aliases - {"named_templates"}  # keys of any name
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
 def test_fields_of_families_are_read(family: Family) -> None:
     assert family.fields <= Config.model_fields.keys() | HfFields.model_fields.keys()
@@ -123,7 +115,7 @@ def test_fields_of_families_are_read(family: Family) -> None:
 
 
 def test_keys_of_gguf_files_are_fields() -> None:
-    assert set(FIELDS.values()) <= Config.model_fields.keys() - SET_BY_READER
+    assert set(FIELDS.values()) <= Config.model_fields.keys()
     assert len(set(FIELDS.values())) == len(FIELDS)
 
 

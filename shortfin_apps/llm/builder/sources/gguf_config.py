@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
-from shortfin_apps.llm.builder.sources.gguf_rope import ROPE_FIELDS, GgufRope, ropes
+from shortfin_apps.llm.builder.sources.gguf_rope import ROPE_FIELDS, ropes
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
 from shortfin_apps.llm.builder.sources.known_fields import KnownFields, names
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import OF_ARCHITECTURE, OF_SOME_FAMILIES
@@ -30,6 +31,7 @@ FIELDS: Final = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
+    "rope.dimension_count": "rotated_dim",
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
     "expert_count": "num_experts",
@@ -138,8 +140,7 @@ def check_keys(where: str, family: Family, metadata: Mapping[str, Any], accepted
 # llama.cpp have the others.
 GGUF_MODEL = KnownFields(
     used=frozenset(key for key, field in FIELDS.items() if field not in OF_SOME_FAMILIES)
-    | {field.alias or name for name, field in GgufRope.model_fields.items()}
-    | {*ROPE_FIELDS, "attention.value_length"},
+    | {*ROPE_FIELDS, "rope.scaling.finetuned", "attention.value_length"},
     # The sections are for positions in images; text has the same position in all of them.
     harmless=names("vocab_size tensor_data_layout rope.dimension_sections"),
     neutral={
@@ -178,13 +179,8 @@ GGUF_FILE = KnownFields(
 
 # `tokenizer.*`, without the prefix. llama.cpp uses whitespace and character maps for `t5` only.
 GGUF_TOKENIZER = KnownFields(
-    used=names(
-        "ggml.model ggml.pre ggml.tokens ggml.token_type ggml.scores ggml.merges ggml.bos_token_id "
-        "ggml.eos_token_id ggml.eot_token_id ggml.eom_token_id ggml.unknown_token_id "
-        "ggml.seperator_token_id ggml.mask_token_id ggml.cls_token_id "
-        "ggml.padding_token_id ggml.add_bos_token ggml.add_eos_token ggml.add_space_prefix "
-        "ggml.remove_extra_whitespaces ggml.precompiled_charsmap chat_template"
-    ),
+    used=frozenset(field.alias or name for name, field in GgufVocabulary.model_fields.items())
+    - {"named_templates"},
     harmless=names(
         "ggml.token_type_count ggml.prefix_token_id ggml.suffix_token_id ggml.middle_token_id "
         "huggingface.json rwkv.world chat_templates"

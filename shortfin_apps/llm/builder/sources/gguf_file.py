@@ -40,8 +40,7 @@ from shortfin_apps.llm.builder.sources.gguf_config import (
     keys_below,
     read_config,
 )
-from shortfin_apps.llm.builder.sources.gguf_header import parts_of
-from shortfin_apps.llm.builder.sources.gguf_reader import check_parts, metadata_of, read_gguf
+from shortfin_apps.llm.builder.sources.gguf_header import parts_of, read_parts
 from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import (
     GgufVocabulary,
@@ -69,13 +68,11 @@ class GgufSource(ModelSource):
     ) -> None:
         self._where = str(path)
         self._sampling = sampling or {}
-        paths = parts_of(path)
-        self.sha256 = sha256_of(paths)
-        readers = [read_gguf(part) for part in paths]
-        self._metadata = metadata_of(self._where, readers[0])
+        self.sha256 = sha256_of(parts_of(path))
+        files = read_parts(path)
+        self._metadata = files[0].metadata
         family = gguf_family(self._where, self._metadata.get("general.architecture"))
-        check_parts(paths, readers)
-        stored = (tensor for reader in readers for tensor in reader.tensors)
+        stored = (tensor for file in files for tensor in file.tensors)
         tensors = each_matrix(self._where, stored) if "num_experts" in family.fields else stored
         self._tensors = {_own_name(family.gguf, tensor.name): tensor for tensor in tensors}
         shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}

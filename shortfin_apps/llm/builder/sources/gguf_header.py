@@ -1,28 +1,50 @@
-"""The parts of a GGUF model, and the single values in its metadata, read without arrays and tensors."""
+"""The metadata and tensors of a GGUF file, and the files of a model in parts.
+
+The format is docs/gguf.md of ggml. Metadata becomes Python objects, so it is limited by MAX_ITEMS and similar
+constants.
+"""
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderField, ReaderTensor
+from gguf.quants import quant_shape_to_byte_shape
 
 from shortfin_apps.llm.builder.sources.metadata_limits import (
+    MAX_DIMENSIONS,
     MAX_ITEMS,
     MAX_KEYS,
+    MAX_NAME_CHARS,
+    MAX_TENSORS,
     MAX_TEXT_BYTES,
     check_at_most,
 )
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.source_name import PART
 
-# Part names of llama.cpp's llama-gguf-split.
-_MAGIC, _VERSIONS = b"GGUF", (2, 3)
-# struct formats of value types, by type number (docs/gguf.md of llama.cpp).
+_MAGIC, _VERSIONS, _ALIGNMENT = b"GGUF", (2, 3), 32
+# struct formats of value types, by type number.
 _NUMBERS = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_DTYPES = {
+    f"{'F' if kind == 'f' else 'I'}{8 * size}": f"<{kind}{size}" for kind in "fi" for size in (1, 2, 4, 8)
+}
 
-Scalar = str | int | float | bool
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """A file's metadata by key, and its tensors, which are read when their data is used."""
+
+    metadata: dict[str, Any]
+    tensors: list[ReaderTensor]
 
 
 class _EndsTooEarlyError(ValueError):
@@ -30,23 +52,34 @@ class _EndsTooEarlyError(ValueError):
         return "it ends too early"
 
 
-def read_scalars(path: Path) -> dict[str, Scalar]:
-    """Return every key with a single value. Raises BuildError if the file is not GGUF or ends too early."""
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Read the metadata of a file. Raises BuildError if the file is not GGUF or ends too early."""
+    return _read(path, has_tensors=False).metadata
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read a file. Raises BuildError if the file is not GGUF or ends too early."""
+    return _read(path, has_tensors=True)
+
+
+def _read(path: Path, *, has_tensors: bool) -> GgufFile:
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return dict(_Reader(str(path), data).scalars())
+        with path.open("rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        reader = _Reader(str(path), data)
+        metadata = dict(reader.metadata())
+        return GgufFile(metadata, list(reader.tensors(metadata)) if has_tensors else [])
+    except FileNotFoundError:
+        raise BuildError(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:  # an empty file cannot be mapped
         raise BuildError(f"{path}: not a readable GGUF file ({error})") from error
 
 
-def scalars_at_start(where: str, start: bytes) -> dict[str, Scalar]:
-    """Return the keys with a single value in a file's first bytes, `start`.
-
-    Raises BuildError if it is not a GGUF file.
-    """
-    found: dict[str, Scalar] = {}
+def metadata_at_start(where: str, start: bytes) -> dict[str, Any]:
+    """Return the keys in a file's first bytes, `start`. Raises BuildError if it is not a GGUF file."""
+    found: dict[str, Any] = {}
     try:
-        for key, value in _Reader(where, start).scalars():
+        for key, value in _Reader(where, memoryview(start)).metadata():
             found[key] = value
     except _EndsTooEarlyError:
         return found
@@ -56,61 +89,89 @@ def scalars_at_start(where: str, start: bytes) -> dict[str, Scalar]:
 
 
 class _Reader:
-    def __init__(self, where: str, data: mmap.mmap | bytes) -> None:
+    def __init__(self, where: str, data: memoryview) -> None:
         self._where = where
         self._data = data
         self._at = 0
         self._num_items = 0
+        self._num_tensors = 0
 
-    def scalars(self) -> Iterator[tuple[str, Scalar]]:
+    def metadata(self) -> Iterator[tuple[str, Any]]:
+        """Yield the keys with their values."""
         if self._data[:4] != _MAGIC:
             raise ValueError("it does not begin with `GGUF`")
         self._at = 4
         if (version := self._number("I")) not in _VERSIONS:
             raise ValueError(f"its version is {version}")
-        self._number("Q")  # number of tensors
-        num_keys = self._number("Q")
+        self._num_tensors, num_keys = self._number("Q"), self._number("Q")
         check_at_most(self._where, "it has {} keys", num_keys, MAX_KEYS)
+        seen: set[str] = set()
         for _ in range(num_keys):
-            key, value = self._text(), self._value(self._number("I"))
-            if value is not None:
-                yield key, value
+            if (key := self._text()) in seen:
+                raise ValueError(f"it has two keys `{key}`")
+            seen.add(key)
+            yield key, self._value(self._number("I"))
 
-    def _value(self, kind: int) -> Scalar | None:
-        """Return the next value; None for an array, which is skipped."""
+    def tensors(self, metadata: dict[str, Any]) -> Iterator[ReaderTensor]:
+        """Yield the tensors, after all of `metadata`."""
+        check_at_most(self._where, "it has {} tensors", self._num_tensors, MAX_TENSORS)
+        infos = [self._tensor_info() for _ in range(self._num_tensors)]
+        if len({name for name, *_ in infos}) < len(infos):
+            raise ValueError("it has two tensors of the same name")
+        alignment = metadata.get("general.alignment", _ALIGNMENT)
+        if type(alignment) is not int or alignment < 1:
+            raise ValueError(f"its alignment is {alignment}")
+        start = self._at + -self._at % alignment
+        for name, shape, kind, offset in infos:
+            yield self._tensor(name, shape, GGMLQuantizationType(kind), start + offset)
+
+    def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Return a tensor's name, its sizes from the last dimension to the first, its type, its offset."""
+        name = self._text("a tensor's name has {} bytes", MAX_NAME_CHARS)
+        num_dims = self._number("I")
+        check_at_most(self._where, "a tensor has {} dimensions", num_dims, MAX_DIMENSIONS)
+        return name, tuple(self._number("Q") for _ in range(num_dims)), self._number("I"), self._number("Q")
+
+    def _tensor(self, name: str, sizes: tuple[int, ...], kind: GGMLQuantizationType, at: int) -> ReaderTensor:
+        num_weights, num_bytes = GGML_QUANT_SIZES[kind]
+        elements, shape, dtype = math.prod(sizes), sizes[::-1] or (1,), _DTYPES.get(kind.name, "u1")
+        size = elements * num_bytes // num_weights
+        if at + size > len(self._data):
+            raise _EndsTooEarlyError
+        if dtype == "u1":
+            shape = quant_shape_to_byte_shape(shape, kind)
+        data = np.asarray(self._data[at : at + size]).view(dtype).reshape(shape)
+        return ReaderTensor(
+            name, kind, np.array(sizes, np.uint64), elements, size, at, data, ReaderField(at, name)
+        )
+
+    def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._text()
-        if kind == _ARRAY:
-            self._pass_array()
-            return None
-        return self._number(_form(kind))
+        return self._array() if kind == _ARRAY else self._number(_form(kind))
 
-    def _pass_array(self) -> None:
+    def _array(self) -> list[Any]:
         kind, count = self._number("I"), self._number("Q")
         self._num_items += count
         check_at_most(self._where, "its arrays have {} items", self._num_items, MAX_ITEMS)
-        pass_one = {_STRING: self._pass_text, _ARRAY: self._pass_array}.get(kind)
-        if pass_one is None:
-            self._skip(count * struct.calcsize(_form(kind)))
-            return
-        for _ in range(count):
-            pass_one()
-
-    def _text(self) -> str:
-        size = self._number("Q")
-        check_at_most(self._where, "a text has {} bytes", size, MAX_TEXT_BYTES)
-        start = self._at
-        self._skip(size)
-        return self._data[start : self._at].decode("utf-8", "replace")
-
-    def _pass_text(self) -> None:
-        self._skip(self._number("Q"))
-
-    def _number(self, form: str) -> int:
+        if kind in (_STRING, _ARRAY):
+            return [self._value(kind) for _ in range(count)]
+        form = f"<{count}{_form(kind)}"
         start = self._at
         self._skip(struct.calcsize(form))
-        [value] = struct.unpack_from(f"<{form}", self._data, start)
-        return value  # type: ignore[no-any-return]
+        return list(struct.unpack_from(form, self._data, start))
+
+    def _text(self, what: str = "a text has {} bytes", limit: int = MAX_TEXT_BYTES) -> str:
+        size = self._number("Q")
+        check_at_most(self._where, what, size, limit)
+        start = self._at
+        self._skip(size)
+        return str(self._data[start : self._at], "utf-8")
+
+    def _number(self, form: str) -> Any:
+        start = self._at
+        self._skip(struct.calcsize(f"<{form}"))
+        return struct.unpack_from(f"<{form}", self._data, start)[0]
 
     def _skip(self, size: int) -> None:
         self._at += size
@@ -123,6 +184,25 @@ def _form(kind: int) -> str:
     if kind not in _NUMBERS:
         raise ValueError(f"a value has type {kind}")
     return _NUMBERS[kind]
+
+
+def read_parts(path: Path) -> list[GgufFile]:
+    """Read all files of the model that `path` belongs to.
+
+    Raises BuildError, also if a file's metadata contradicts the part number in its name.
+    """
+    paths = parts_of(path)
+    files = [read_gguf(part) for part in paths]
+    for number, (part, file) in enumerate(zip(paths, files, strict=True)):
+        keys = {"split.no": 0, "split.count": 1} | file.metadata
+        for key in ("split.no", "split.count"):
+            if type(keys[key]) is not int:
+                raise BuildError(f"{part}: `{key}` is not a whole number; download the model again")
+        found = keys["split.no"], max(1, keys["split.count"])
+        if found != (number, len(paths)):
+            named = f"{number + 1} of {len(paths)}"
+            raise BuildError(f"{part}: is part {found[0] + 1} of {found[1]}, not {named} as in its name")
+    return files
 
 
 def parts_of(path: Path) -> list[Path]:

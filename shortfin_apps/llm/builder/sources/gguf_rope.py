@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
 from shortfin_apps.llm.builder.sources.hf_rope import HfRope
@@ -37,15 +36,6 @@ ROPE_FIELDS: Final = {
 _KEYS = {field: key for key, field in ROPE_FIELDS.items()}
 
 
-class GgufRope(BaseModel):
-    """The other keys that define the rotation."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    dimensions: PositiveInt | None = Field(None, alias="rope.dimension_count")
-    is_finetuned: bool = Field(True, alias="rope.scaling.finetuned")
-
-
 def ropes(
     where: str, family: Family, config: Config, keys: Mapping[str, Any], factors: Mapping[str, Array]
 ) -> tuple[Rope, Rope]:
@@ -53,9 +43,9 @@ def ropes(
 
     `factors` are the tensors of FACTORS in the file. Raises BuildError for unsupported rotations.
     """
-    given, size, theta = parse(where, GgufRope, keys), config.head_size, config.rope_theta or 10000.0
-    rotated = given.dimensions or size
-    if family.gguf.finetuned_rotates and not given.is_finetuned:
+    size, theta = config.head_size, config.rope_theta or 10000.0
+    rotated = config.rotated_dim or size
+    if family.gguf.finetuned_rotates and not keys.get("rope.scaling.finetuned", True):
         raise unsupported(where, "a model without rotation")
     if family.gguf.pairs and rotated != size:
         raise unsupported(where, "a rotary embedding of a part of the head")

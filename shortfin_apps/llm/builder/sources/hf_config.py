@@ -183,11 +183,7 @@ HF_CONFIG = KnownFields(
 
 # `rope_scaling` and `rope_parameters`. Unsupported kinds are rejected earlier, by their type.
 HF_ROPE = KnownFields(
-    used=names(
-        "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
-        "attention_factor mscale mscale_all_dim beta_fast beta_slow truncate short_factor long_factor "
-        "full_attention sliding_attention"
-    ),
+    used=frozenset(HfRope.model_fields) - {"partial_rotary_factor"},
     harmless=names("mrope_section mrope_interleaved"),  # text has the same position in all three sections
     neutral={"partial_rotary_factor": ONE},
 )

@@ -21,7 +21,7 @@ LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
 Size = Annotated[int, Field(gt=0, lt=1 << 63)]
 
 # The fields that the reader of a file sets; `config.json` does not have them.
-SET_BY_READER = frozenset({"in_gguf", "activation", "output_bias", "rope", "local_rope"})
+SET_BY_READER = frozenset({"in_gguf", "activation", "output_bias", "rotated_dim", "rope", "local_rope"})
 
 
 class Config(BaseModel):
@@ -36,6 +36,7 @@ class Config(BaseModel):
     in_gguf: bool = False
     activation: Activation = "silu"
     output_bias: bool = False  # of attention's output; `attention_bias` is the one of q, k and v
+    rotated_dim: Size | None = None  # elements of a head that rotate; None: all
     rope: Rope = Rope()
     local_rope: Rope = Rope()  # of layers with a window
 
