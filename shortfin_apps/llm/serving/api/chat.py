@@ -1,7 +1,7 @@
 """`/v1/chat/completions`, and the code that it shares with `/v1/responses` and `/v1/messages`.
 
-A route with another body converts it to a ChatBody. `chat_turn` makes requests of it; `submitted` and
-`answer_of` submit them. Errors name the fields of ChatBody; routes with other field names rename them.
+A route with another body converts it to a ChatBody. `chat_turn` makes requests of it. Errors name the fields
+of ChatBody; routes with other field names rename them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from starlette.responses import Response
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.contract.errors import InvalidRequestError, RequestAbortedError
 from shortfin_apps.llm.serving.api.answers import ChatAnswer, errors, whole_or_streamed
-from shortfin_apps.llm.serving.api.generation import Choices, Conversation, GenerateRequest, engine_requests
+from shortfin_apps.llm.serving.api.generation import (
+    Choices,
+    Conversation,
+    GenerateRequest,
+    engine_requests,
+    submitted,
+)
 from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.openai_answers import extras_of, respond
 from shortfin_apps.llm.serving.api.openai_shapes import ChatShape
@@ -30,8 +36,7 @@ from shortfin_apps.llm.serving.api.tools import (
     template_variables,
     tool_use,
 )
-from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest, TextStream, gather
-from shortfin_apps.llm.serving.http.access_log import access_of
+from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest, gather
 from shortfin_apps.llm.serving.http.streaming import unless_disconnected
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
@@ -106,17 +111,9 @@ def conversation_of(body: ChatBody, model: ServedModel) -> tuple[Conversation, T
     return conversation, use
 
 
-async def submitted(turn: ChatTurn, request: Request) -> list[TextStream]:
-    """Submit the turn and return its streams. Raises the engine's error if it does not admit all."""
-    access = access_of(request)
-    access.requests = turn.requests
-    access.pending = streams = await service_of(request).model.generator.submit(turn.requests)
-    return streams
-
-
 async def answer_of(turn: ChatTurn, request: Request) -> TextDelta:
     """Return the complete answer of a one-request turn. Raises RequestAbortedError on disconnect."""
-    (answer,) = await unless_disconnected(request, gather(await submitted(turn, request)))
+    (answer,) = await unless_disconnected(request, gather(await submitted(turn.requests, request)))
     return answer
 
 

@@ -39,7 +39,7 @@ from shortfin_apps.llm.serving.api.schema import (
 )
 from shortfin_apps.llm.serving.api.service import Service, request_id_of, service_of
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
-from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest
+from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest, TextStream
 from shortfin_apps.llm.serving.http.access_log import access_of
 from shortfin_apps.llm.serving.http.auth import TENANT_HEADER, caller_of
 from shortfin_apps.llm.serving.http.streaming import unless_disconnected
@@ -143,6 +143,21 @@ async def engine_requests(
         requests.append(await _of_prompt(prompt, field, each, tokens, request))
         await asyncio.sleep(0)  # lets other requests run during a large batch
     return requests
+
+
+async def submitted(
+    requests: Sequence[TextRequest], request: Request, scorings: Sequence[TextRequest] = ()
+) -> list[TextStream]:
+    """Submit the requests that generate, then `scorings`; return their streams. The log reports the former.
+
+    Raises the engine's error if it does not admit all.
+    """
+    access = access_of(request)
+    access.requests = requests
+    generating = [each for each in requests if each.generates]
+    streams = await service_of(request).model.generator.submit([*generating, *scorings])
+    access.pending = streams[: len(generating)]
+    return streams
 
 
 def _check_limits(wanted: Sequence[GenerateRequest], service: Service) -> None:

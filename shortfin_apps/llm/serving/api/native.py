@@ -35,7 +35,13 @@ from shortfin_apps.llm.serving.api.answers import (
     whole_or_streamed,
 )
 from shortfin_apps.llm.serving.api.anthropic.shapes import ID_PREFIX as MESSAGE_ID_PREFIX
-from shortfin_apps.llm.serving.api.generation import Choices, GenerateRequest, choices_of, engine_requests
+from shortfin_apps.llm.serving.api.generation import (
+    Choices,
+    GenerateRequest,
+    choices_of,
+    engine_requests,
+    submitted,
+)
 from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.openai_shapes import ChatShape, CompletionShape
 from shortfin_apps.llm.serving.api.sampling import first_given, params_named
@@ -113,14 +119,14 @@ async def generate(body: GenerateBody, request: Request) -> Response:
         tokenizer=model.generator.tokenizer,
         with_token_texts=body.return_text_in_logprobs is not False,
     )
-    access = access_of(request)
-    access.requests = requests
-    generating = [text_request for text_request in requests if text_request.generates]
     if body.stream:
         _refuse_streamed_beams(requests)
         with params_named(REFUSED_BY_ENGINE):
-            access.pending = streams = await model.generator.submit(generating)
+            streams = await submitted(requests, request)
         return EventStream(request, CumulativeEvents(list(map(new_answer, requests))), streams)
+    access = access_of(request)
+    access.requests = requests
+    generating = [text_request for text_request in requests if text_request.generates]
     with params_named(REFUSED_BY_ENGINE):
         pending = await model.generator.submit_whole([*generating, *filter(None, scorings)])
     access.pending = pending[: len(generating)]

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.serving.api.generation import Choices
+from shortfin_apps.llm.serving.api.generation import Choices, submitted
 from shortfin_apps.llm.serving.api.openai_shapes import Extras, Shape, usage
 from shortfin_apps.llm.serving.api.schema import OpenAIBody, StreamOptions
 from shortfin_apps.llm.serving.api.service import request_id_of, service_of
@@ -22,7 +22,6 @@ from shortfin_apps.llm.serving.frontend.prompt_scoring import (
 )
 from shortfin_apps.llm.serving.frontend.text_stream import EMPTY_ANSWER, TextDelta, TextRequest, gather
 from shortfin_apps.llm.serving.frontend.text_workers import TextWorkers
-from shortfin_apps.llm.serving.http.access_log import access_of
 from shortfin_apps.llm.serving.http.errors import openai_shape, problem_of
 from shortfin_apps.llm.serving.http.json_response import JsonResponse, encoded, made, num_logprobs, work_of
 from shortfin_apps.llm.serving.http.streaming import DONE, EventStream, event, json_line, unless_disconnected
@@ -72,12 +71,8 @@ async def respond(
     service, generator = service_of(request), service_of(request).model.generator
     returned = requests if choices is None else choices.of_returned(requests)
     scorings = _scorings(returned, extras)
-    access = access_of(request)
-    access.requests = requests
-    generating = [each for each in requests if each.generates]
     distinct = list({id(each): each for each in scorings if each is not None}.values())
-    streams = await generator.submit([*generating, *distinct])
-    access.pending = streams[: len(generating)]
+    streams = await submitted(requests, request, distinct)
     head = {
         "id": shape.id_prefix + request_id_of(request),
         "created": int(service.clock()),
@@ -94,12 +89,12 @@ async def respond(
         )
         return EventStream(request, events, streams)
     answers = await unless_disconnected(request, gather(streams))
-    of_scoring = dict(zip(map(id, distinct), answers[len(generating) :], strict=True))
+    of_scoring = dict(zip(map(id, distinct), answers[len(answers) - len(distinct) :], strict=True))
     scores = [
         prompt_logprobs(each.prompt_token_ids, of_scoring.get(id(scoring)))
         for each, scoring in zip(returned, scorings, strict=False)
     ]
-    known = answers[: len(generating)] or [EMPTY_ANSWER] * len(requests)
+    known = answers[: len(answers) - len(distinct)] or [EMPTY_ANSWER] * len(requests)
     totals = usage(requests, [len(a.token_ids) for a in known], [a.num_cached_tokens for a in known])
     picked = choices.pick(known) if choices else known
     whole = await _whole(shape, head | {"usage": totals}, scores, picked, generator.workers)

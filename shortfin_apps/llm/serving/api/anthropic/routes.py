@@ -26,8 +26,8 @@ from shortfin_apps.llm.serving.api.anthropic.shapes import (
     stop_of,
     usage_of,
 )
-from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_turn, conversation_of, submitted
-from shortfin_apps.llm.serving.api.generation import encoded
+from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_turn, conversation_of
+from shortfin_apps.llm.serving.api.generation import encoded, submitted
 from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.receipts import receipt_field
 from shortfin_apps.llm.serving.api.sampling import params_named
@@ -58,7 +58,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
         turn = await chat_turn(chat, request, cuts_to_fit=True)
     head = {"id": ID_PREFIX + request_id_of(request), "model": service.name}
     if body.stream:
-        return EventStream(request, MessageEvents(head, turn), await submitted(turn, request))
+        return EventStream(request, MessageEvents(head, turn), await submitted(turn.requests, request))
     answer = await answer_of(turn, request)
     workers = service.model.generator.workers
     return JsonResponse(await made(workers, work_of(answer), _whole, head, turn, answer))

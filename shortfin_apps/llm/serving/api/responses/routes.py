@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.answers import errors, whole_or_streamed
-from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_turn, submitted
+from shortfin_apps.llm.serving.api.chat import ChatTurn, answer_of, chat_turn
+from shortfin_apps.llm.serving.api.generation import submitted
 from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.limits import Limits
 from shortfin_apps.llm.serving.api.responses import answers
@@ -56,7 +57,7 @@ async def create(body: ResponsesBody, request: Request) -> Response:
     answer = _new_answer(body, turn, request, is_stored=is_stored)
     keep = partial(_keep, request, items) if is_stored else _forget
     if body.stream:
-        return EventStream(request, ResponseEvents(answer, keep), await submitted(turn, request))
+        return EventStream(request, ResponseEvents(answer, keep), await submitted(turn.requests, request))
     whole = await answer_of(turn, request)
     await made(service.model.generator.workers, work_of(whole), answer.add, whole)
     response = answer.response()
