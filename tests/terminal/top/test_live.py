@@ -50,7 +50,7 @@ def test_it_follows_the_terminals_size_and_ctrl_c_ends_it(
     with running("top", "--url", server.url, "--interval", "600") as (terminal, process):
         terminal.wait("requests")
         terminal.resize(30, 12)
-        terminal.wait(lambda text: text.splitlines()[-1] == "every 600 s; p pauses and goe…")
+        terminal.wait(lambda text: text.splitlines()[-1] == "every 600 s; p pauses and res…")
         terminal.type("\x03")
         assert process.wait(PATIENCE_S) == 0
 
