@@ -10,7 +10,7 @@ from rich.console import Console
 from shortfin_apps.llm.tools.bench.load import PassResult
 from shortfin_apps.llm.tools.bench.report import compare, document, print_report
 from shortfin_apps.llm.tools.bench.stats import FIGURES, RequestRecord, summarise
-from shortfin_apps.llm.tools.bench.target import Target, TextPrompts
+from shortfin_apps.llm.tools.bench.target import Target, text_prompt
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -23,7 +23,7 @@ def passed(target: str, repeat: int, ttft_s: float, workload: str = "W1") -> Pas
 def made(*results: PassResult) -> dict[str, Any]:
     labels = list(dict.fromkeys(result.target for result in results))
     with_no_connection = cast(httpx.AsyncClient, None)
-    targets = [Target(label, "http://x", None, with_no_connection, TextPrompts()) for label in labels]
+    targets = [Target(label, "http://x", None, with_no_connection, text_prompt) for label in labels]
     return document(targets, [], results, "seed", NOON)
 
 

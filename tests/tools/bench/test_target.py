@@ -15,13 +15,13 @@ from shortfin_apps.llm.client import ConnectionFailedError
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.tools.bench.target import (
     TargetOptions,
-    TextPrompts,
-    TokenPrompts,
     file_tokenizer,
     http_client,
     open_target,
     parse_urls,
     server_tokenizer,
+    text_prompt,
+    token_prompts,
 )
 from tests.scripted_server import TIMEOUT_S, Answer, ScriptedServer, says
 
@@ -112,17 +112,17 @@ async def test_prompts_are_exact_and_share_only_the_prefix(
     http: httpx.AsyncClient, server: ScriptedServer
 ) -> None:
     server.on("/tokenize", letters("prompt"))
-    prompts = TokenPrompts(server_tokenizer(http, None))
-    one, other = [await prompts.prompt(f"seed/{n}", 32, "prefix", 64) for n in range(2)]
+    prompt = token_prompts(server_tokenizer(http, None))
+    one, other = [await prompt(f"seed/{n}", 32, "prefix", 64) for n in range(2)]
     assert len(one) == len(other) == 96
     assert one[:64] == other[:64]
     assert one[64:80] != other[64:80]
-    assert (await prompts.prompt("seed/0", 32, "another", 64))[:16] != one[:16]
-    assert await prompts.prompt("seed/0", 32, "", 0) == one[64:]
+    assert (await prompt("seed/0", 32, "another", 64))[:16] != one[:16]
+    assert await prompt("seed/0", 32, "", 0) == one[64:]
 
 
 async def test_text_prompts_share_their_prefix_too() -> None:
-    one, other = [await TextPrompts().prompt(f"seed/{n}", 32, "prefix", 64) for n in range(2)]
+    one, other = [await text_prompt(f"seed/{n}", 32, "prefix", 64) for n in range(2)]
     assert one != other
     assert one.split()[:49] == other.split()[:49]
 

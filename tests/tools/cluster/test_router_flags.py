@@ -111,6 +111,14 @@ def test_a_missing_router_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         check_installed("smg")
 
 
+def test_the_http_client_of_another_router_is_in_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "httpx" else name)
+    with pytest.raises(
+        ServerConfigError, match=r"httpx is not installed: run `pip install 'shortfin-llm\[cluster\]'`"
+    ):
+        check_installed("vllm-router")
+
+
 @pytest.mark.parametrize("router", ROUTER_NAMES)
 @pytest.mark.parametrize("keys", [KEYS, OPEN])
 def test_the_router_itself_takes_the_flags(router: RouterName, keys: Keys) -> None:

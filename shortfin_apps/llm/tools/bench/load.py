@@ -196,9 +196,7 @@ async def make_requests(
     """The requests of one pass, all different after the shared prefix."""
     return [
         BenchRequest(
-            await target.prompts.prompt(
-                f"{seed}/{index}", tokens, prefix_seed, workload.shared_prefix_tokens
-            ),
+            await target.make_prompt(f"{seed}/{index}", tokens, prefix_seed, workload.shared_prefix_tokens),
             workload.output_tokens,
         )
         for index, tokens in enumerate(workload.prompt_tokens)
@@ -208,7 +206,7 @@ async def make_requests(
 async def _warm_up(target: Target, workload: Workload, seed: str) -> None:
     # A failure here is ignored: the measured requests will fail the same way and are reported.
     tokens = workload.prompt_tokens[0] + workload.shared_prefix_tokens
-    prompt = await target.prompts.prompt(f"{seed}/warm-up", tokens, "", 0)
+    prompt = await target.make_prompt(f"{seed}/warm-up", tokens, "", 0)
     await measure(
         target.http, target.model, BenchRequest(prompt, min(workload.output_tokens, WARM_UP_TOKENS))
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 from httpx_aiohttp import HttpxAiohttpClient
@@ -18,31 +18,27 @@ from shortfin_apps.llm.client.sending import checked_timeout
 from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, is_library_error
 from shortfin_apps.llm.tools.bench.workload import Tokenize, token_prompt, word_prompt
 
+MakePrompt = Callable[[str, int, str, int], Awaitable[str | list[int]]]
+"""Returns a prompt of `prefix_tokens + tokens` tokens; its prefix depends only on `prefix_seed`.
 
-class PromptSource(Protocol):
-    async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> str | list[int]:
-        """A prompt of `prefix_tokens + tokens` tokens; its prefix depends only on `prefix_seed`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPrompts:
-    """Prompts as token ids, of exact length."""
-
-    tokenize: Tokenize
-
-    async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> list[int]:
-        prefix = await token_prompt(prefix_seed, prefix_tokens, self.tokenize) if prefix_tokens else []
-        return prefix + await token_prompt(seed, tokens, self.tokenize)
+Arguments: seed, tokens, prefix_seed, prefix_tokens.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompts:
-    """Prompts as text of approximate length, for servers that do not accept token ids."""
+def token_prompts(tokenize: Tokenize) -> MakePrompt:
+    """Make prompts as token ids, of exact length."""
 
-    async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> str:
-        prefix = f"{word_prompt(prefix_seed, prefix_tokens)} " if prefix_tokens else ""
-        return prefix + word_prompt(seed, tokens)
+    async def prompt(seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> list[int]:
+        prefix = await token_prompt(prefix_seed, prefix_tokens, tokenize) if prefix_tokens else []
+        return prefix + await token_prompt(seed, tokens, tokenize)
+
+    return prompt
+
+
+async def text_prompt(seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> str:
+    """Make a prompt as text of approximate length, for servers that do not accept token ids."""
+    prefix = f"{word_prompt(prefix_seed, prefix_tokens)} " if prefix_tokens else ""
+    return prefix + word_prompt(seed, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ class Target:
     url: str
     model: str | None
     http: httpx.AsyncClient
-    prompts: PromptSource
+    make_prompt: MakePrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +88,7 @@ async def open_target(label: str, url: str, options: TargetOptions) -> AsyncIter
         base_url = client.base_url
         model = options.model or await _first_model(client)
     async with http_client(base_url, options.api_key, timeout_s=options.timeout_s) as http:
-        yield Target(label, base_url, model, http, _prompts(http, model, options))
+        yield Target(label, base_url, model, http, _make_prompt(http, model, options))
 
 
 def http_client(base_url: str, api_key: str | None = None, *, timeout_s: float) -> httpx.AsyncClient:
@@ -117,12 +113,12 @@ async def _first_model(client: LlmClient) -> str | None:
         return None  # a server without /v1/models may still accept requests without a model name
 
 
-def _prompts(http: httpx.AsyncClient, model: str | None, options: TargetOptions) -> PromptSource:
+def _make_prompt(http: httpx.AsyncClient, model: str | None, options: TargetOptions) -> MakePrompt:
     if options.text_prompts:
-        return TextPrompts()
+        return text_prompt
     if options.tokenizer is not None:
-        return TokenPrompts(file_tokenizer(options.tokenizer))
-    return TokenPrompts(server_tokenizer(http, model))
+        return token_prompts(file_tokenizer(options.tokenizer))
+    return token_prompts(server_tokenizer(http, model))
 
 
 def file_tokenizer(file: Path) -> Tokenize:

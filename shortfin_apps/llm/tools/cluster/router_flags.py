@@ -55,9 +55,13 @@ class Keys:
 
 
 def check_installed(router: RouterName) -> None:
-    """Raise ServerConfigError, with the command to install it, if the router is missing."""
-    if importlib.util.find_spec(PACKAGES[router]) is None:
-        raise ServerConfigError(f"the router {router} is not installed: run `pip install {INSTALLS[router]}`")
+    """Raise ServerConfigError, with the command to install it, if the router or httpx is missing."""
+    for what, package, install in (
+        (f"the router {router}", PACKAGES[router], INSTALLS[router]),
+        ("httpx", "httpx", INSTALLS["smg"]),
+    ):
+        if importlib.util.find_spec(package) is None:
+            raise ServerConfigError(f"{what} is not installed: run `pip install {install}`")
 
 
 def dangers(config: ServerConfig, router: RouterName, keys: Keys) -> Iterator[str]:
