@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.sources.catalogue import first_look
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
-from shortfin_apps.llm.builder.sources.gguf_header import parts_of, read_gguf, read_metadata
+from shortfin_apps.llm.builder.sources.gguf_header import parts_of, read_gguf
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.source_name import source_name, whole_stem
 from shortfin_apps.llm.model.spec import tensor_shapes
@@ -48,12 +48,12 @@ def test_damage_is_a_build_error_or_read(whole: Path, data: st.DataObject) -> No
     damaged = whole.with_name("damaged.gguf")
     damaged.write_bytes(content[: data.draw(st.integers(0, len(content)))])
     with suppress(BuildError):  # and nothing else
-        read_metadata(damaged)
+        read_gguf(damaged)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"none\.gguf"):
-        read_metadata(tmp_path / "none.gguf")
+        read_gguf(tmp_path / "none.gguf")
 
 
 def test_arrays_in_arrays_without_end_are_refused(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_arrays_in_arrays_without_end_are_refused(tmp_path: Path) -> None:
     key = struct.pack("<Q1sI", 1, b"a", 9)
     path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<IQ", 9, 1) * 10_000)
     with pytest.raises(BuildError, match=r"deep\.gguf: not a readable GGUF file"):
-        read_metadata(path)
+        read_gguf(path)
 
 
 def test_a_value_of_an_unknown_type_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "odd.gguf"
     path.write_bytes(struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"a", 99))
     with pytest.raises(BuildError, match="a value has type 99"):
-        read_metadata(path)
+        read_gguf(path)
 
 
 def write_parts(folder: Path, count: int, stem: str = "tiny") -> list[Path]:

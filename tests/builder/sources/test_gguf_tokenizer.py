@@ -8,12 +8,13 @@ import unicodedata
 from typing import Any
 
 import pytest
+from gguf import TokenType
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
-from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, TokenType, rebuild_tokenizer
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
 from shortfin_apps.llm.builder.sources.random_tiny import byte_tokenizer
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.contract.errors import BuildError

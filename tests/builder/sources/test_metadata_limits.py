@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
-from shortfin_apps.llm.builder.sources.gguf_header import read_metadata
+from shortfin_apps.llm.builder.sources.gguf_header import read_gguf
 from shortfin_apps.llm.builder.sources.metadata_limits import check_at_most
 from shortfin_apps.llm.contract.errors import BuildError
 
@@ -29,7 +29,7 @@ def key(kind: int) -> bytes:
     return struct.pack("<Q1sI", 1, b"a", kind)
 
 
-@pytest.mark.parametrize("read", [read_metadata, GgufSource])
+@pytest.mark.parametrize("read", [read_gguf, GgufSource])
 @pytest.mark.parametrize(
     ("num_keys", "rest", "message"),
     [

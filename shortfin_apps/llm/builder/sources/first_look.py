@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.builder.sources.gguf_config import gguf_family
-from shortfin_apps.llm.builder.sources.gguf_header import metadata_at_start, parts_of, read_metadata
+from shortfin_apps.llm.builder.sources.gguf_header import metadata_at_start, parts_of, read_gguf
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import check_tokenizer
 from shortfin_apps.llm.builder.sources.hf_config import hf_family
 from shortfin_apps.llm.builder.sources.hf_files import read_json
@@ -20,26 +20,25 @@ def look_at_gguf(path: Path) -> None:
     For a file in parts, `path` may be any part.
     """
     first = parts_of(path)[0]
-    keys = read_metadata(first)
-    gguf_family(str(first), keys.get("general.architecture"))
+    keys = read_gguf(first).metadata
     if "tokenizer.ggml.model" not in keys:
+        gguf_family(str(first), keys.get("general.architecture"))
         raise BuildError(f"{first}: has no tokenizer")
-    _check_tokenizer(str(first), keys)
+    _check(str(first), {"general.architecture": None, "tokenizer.ggml.pre": "default", **keys})
 
 
 def look_at_gguf_start(where: str, start: bytes) -> None:
     """Raise BuildError if the first bytes of a GGUF file, `start`, show that it is not supported."""
-    keys = metadata_at_start(where, start)
+    _check(where, metadata_at_start(where, start))
+
+
+def _check(where: str, keys: Mapping[str, Any]) -> None:
+    """Check the keys that are there."""
     if "general.architecture" in keys:
         gguf_family(where, keys["general.architecture"])
-    if "tokenizer.ggml.pre" in keys:  # follows the model's keys
-        _check_tokenizer(where, keys)
-
-
-def _check_tokenizer(where: str, keys: Mapping[str, Any]) -> None:
-    names = {"model": "", "pre": "default"}
-    model, pre = (str(keys.get(f"tokenizer.ggml.{name}", other)) for name, other in names.items())
-    check_tokenizer(where, model, pre)
+    if "tokenizer.ggml.pre" in keys:  # follows the model's keys, and the kind of tokenizer
+        model, pre = keys.get("tokenizer.ggml.model", ""), keys["tokenizer.ggml.pre"]
+        check_tokenizer(where, str(model), str(pre))
 
 
 def look_at_directory(directory: Path) -> None:

@@ -52,23 +52,14 @@ class _EndsTooEarlyError(ValueError):
         return "it ends too early"
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
-    """Read the metadata of a file. Raises BuildError if the file is not GGUF or ends too early."""
-    return _read(path, has_tensors=False).metadata
-
-
 def read_gguf(path: Path) -> GgufFile:
-    """Read a file. Raises BuildError if the file is not GGUF or ends too early."""
-    return _read(path, has_tensors=True)
-
-
-def _read(path: Path, *, has_tensors: bool) -> GgufFile:
+    """Read a file's header. Raises BuildError if the file is not GGUF or ends too early."""
     try:
         with path.open("rb") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         reader = _Reader(str(path), data)
         metadata = dict(reader.metadata())
-        return GgufFile(metadata, list(reader.tensors(metadata)) if has_tensors else [])
+        return GgufFile(metadata, list(reader.tensors(metadata)))
     except FileNotFoundError:
         raise BuildError(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:  # an empty file cannot be mapped

@@ -7,10 +7,10 @@ words (`tokenizer.ggml.pre`); word_rules.py defines the rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
+from gguf import TokenType
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
@@ -26,17 +26,6 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.contract.errors import BuildError, is_library_error
 from shortfin_apps.llm.contract.tokenizer_config import NAMED_TOKENS
-
-
-class TokenType(IntEnum):
-    """llama.cpp's `llama_token_type`."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 class GgufVocabulary(BaseModel):

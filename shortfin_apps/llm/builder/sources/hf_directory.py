@@ -31,6 +31,7 @@ from shortfin_apps.llm.builder.sources.hf_files import (
     tokenizer_config,
     tokenizer_files,
     tokenizer_text,
+    weight_files,
 )
 from shortfin_apps.llm.builder.sources.hf_matrices import (
     ExpertTensor,
@@ -44,9 +45,6 @@ from shortfin_apps.llm.builder.sources.metadata_limits import MAX_NAME_CHARS, ch
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import llama
 from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
-
-WEIGHTS = "model.safetensors"
-WEIGHTS_INDEX = "model.safetensors.index.json"
 
 _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"} | {
@@ -71,7 +69,7 @@ class HfDirectorySource(ModelSource):
             config, self._given = read_config(self._where, self._family, raw, accepted)
             self.spec = self._family.spec(name or directory.resolve().name, config)
         check_spec(self._where, self.spec)
-        shards = self._shards()
+        shards = [directory / name for name in weight_files(directory)]
         self._files = {path: _open(path) for path in shards}
         self._tensors = dict(self._find_tensors())
         self._matrices = self._find_matrices()
@@ -111,18 +109,6 @@ class HfDirectorySource(ModelSource):
             config=tokenizer_config(self._directory),
             generation=generation_config(self._directory, self._given.eos_token_id),
         )
-
-    def _shards(self) -> list[Path]:
-        index = self._directory / WEIGHTS_INDEX
-        if not index.exists():
-            return [self._directory / WEIGHTS]
-        names = read_json(index).get("weight_map")
-        if not isinstance(names, dict) or not names:
-            raise BuildError(f"{index}: `weight_map` is missing")
-        shards = {str(name) for name in names.values()}
-        if outside := [name for name in shards if Path(name).name != name]:
-            raise BuildError(f"{index}: `{outside[0]}` is not the name of a file in its folder")
-        return [self._directory / name for name in sorted(shards)]
 
     def _find_tensors(self) -> Iterator[tuple[str, tuple[Path, str]]]:
         for path, file in self._files.items():

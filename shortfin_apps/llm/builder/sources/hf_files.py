@@ -29,6 +29,8 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "additional_chat_templates/*.jinja",
 )
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
 _TOKENIZER_KEYS = (*NAMED_TOKENS, "add_bos_token", "add_eos_token", "chat_template")
 _NOT_KEPT = ("_from_model_config", "transformers_version", "eos_token_id")  # fields of generation_config.json
 
@@ -55,6 +57,20 @@ def read_text(path: Path) -> str:
         raise BuildError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BuildError(f"{path}: cannot be read ({error})") from error
+
+
+def weight_files(directory: Path) -> list[str]:
+    """List the files in the index, or the only one; skips `consolidated.safetensors` and adapters."""
+    index = directory / WEIGHTS_INDEX
+    if not index.exists():
+        return [WEIGHTS]
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise BuildError(f"{index}: `weight_map` is missing")
+    files = sorted({str(name) for name in names.values()})
+    if outside := [name for name in files if Path(name).name != name]:
+        raise BuildError(f"{index}: `{outside[0]}` is not the name of a file in its folder")
+    return files
 
 
 def tokenizer_files(directory: Path) -> list[Path]:

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf_start
-from shortfin_apps.llm.builder.sources.hf_directory import WEIGHTS, WEIGHTS_INDEX
-from shortfin_apps.llm.builder.sources.hf_files import TOKENIZER_FILES, read_json
+from shortfin_apps.llm.builder.sources.hf_files import TOKENIZER_FILES, WEIGHTS_INDEX, weight_files
 from shortfin_apps.llm.contract.errors import BuildError
 
 _NAME = re.compile(
@@ -81,7 +80,7 @@ class _Repository:
                 f"hf:{self._name}:Q4_K_M"
             )
         look_at_directory(directory)
-        return self._get(_weight_files(directory))
+        return self._get(weight_files(directory))
 
     def fetch_gguf(self, quantisation: str) -> Path:
         """Fetch the one file with a name that ends in the quantisation, or the first of its parts.
@@ -131,14 +130,3 @@ class _Repository:
         except Exception as error:  # hub, HTTP and file errors have no common base
             summary = str(error).strip().partition("\n")[0]
             raise BuildError(f"hf:{self._name}: cannot be downloaded ({summary})") from error
-
-
-def _weight_files(directory: Path) -> list[str]:
-    """List the files in the index, or the only one; skips `consolidated.safetensors` and adapters."""
-    index = directory / WEIGHTS_INDEX
-    if not index.exists():
-        return [WEIGHTS]
-    try:
-        return sorted(set(read_json(index)["weight_map"].values()))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BuildError(f"{index}: not an index of weights ({error})") from error
