@@ -7,13 +7,6 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 
-def test_the_first_choice_keeps_the_seed() -> None:
-    params = SamplingParams(max_tokens=1, seed=2**63 - 1)
-    assert params.of_choice(0) == params
-    assert params.of_choice(1).seed == 0
-    assert SamplingParams(max_tokens=1).of_choice(1).seed is None
-
-
 def test_below_the_normal_numbers_of_f32_a_temperature_is_greedy() -> None:
     smallest_normal = float(np.finfo(np.float32).tiny)
     assert SamplingParams(max_tokens=1, temperature=float(np.nextafter(smallest_normal, 0))).greedy

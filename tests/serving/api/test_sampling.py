@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError
-from shortfin_apps.llm.serving.api.sampling import SamplingDefaults, params_named, unapplied_fields
+from shortfin_apps.llm.serving.api.sampling import SamplingDefaults, params_named, unapplied_fields, with_seed
 from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, NATIVE, RESPONSES, Harness
 
 
@@ -140,3 +140,10 @@ async def test_the_prompts_of_a_batch_share_the_ids_that_a_body_names(
     assert (first.stop_token_ids, first.allowed_token_ids) == (frozenset({5}), frozenset({5, 6}))
     assert first.stop_token_ids is second.stop_token_ids
     assert first.allowed_token_ids is second.allowed_token_ids
+
+
+def test_the_first_choice_keeps_the_seed() -> None:
+    params = SamplingParams(max_tokens=1, seed=2**63 - 1)
+    assert with_seed(params, 0) == params
+    assert with_seed(params, 1).seed == 0
+    assert with_seed(SamplingParams(max_tokens=1), 1).seed is None

@@ -7,7 +7,7 @@ A field made by `param` is a field of every generating route's body, of receipts
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from shortfin_apps.llm.components.request.grammar import Grammar
@@ -175,12 +175,6 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature < SMALLEST_TEMPERATURE or self.top_k == 1
-
-    def of_choice(self, index: int) -> SamplingParams:
-        """Return the parameters of a prompt's `index`-th choice; with a seed, each choice gets its own."""
-        if self.seed is None or index == 0:
-            return self
-        return replace(self, seed=(self.seed + index) % 2**63)
 
 
 def _check(param: str, ok: bool, rule: str) -> None:

@@ -29,6 +29,7 @@ from shortfin_apps.llm.serving.api.sampling import (
     given_params,
     params_named,
     stop_strings,
+    with_seed,
 )
 from shortfin_apps.llm.serving.api.schema import (
     ChatMessage,
@@ -201,7 +202,7 @@ async def _of_prompt(
         generates=wanted.max_tokens != 0,
     )
     answers = range(wanted.choices.generated)
-    requests = [replace(first, params=params.of_choice(choice), choice=choice) for choice in answers]
+    requests = [replace(first, params=with_seed(params, choice), choice=choice) for choice in answers]
     return with_receipts(requests, serving.receipt, sampling, service)
 
 

@@ -12,6 +12,7 @@ from shortfin_apps.llm.components.grammar.source import GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.serving.api.sampling import with_seed
 from shortfin_apps.llm.serving.api.schema import SamplingFields
 from shortfin_apps.llm.serving.api.service import Service
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest
@@ -46,7 +47,7 @@ def with_receipts(
     tokenizer = service.model.generator.tokenizer
     text = tokenizer.decode(prompt, skip_special_tokens=False) if wanted == "text" else None
     identity, base = _identity(service), _seeded(requests[0].params)
-    return [_ordered(each, base.of_choice(each.choice), body, identity, text, service) for each in requests]
+    return [_ordered(each, with_seed(base, each.choice), body, identity, text, service) for each in requests]
 
 
 def receipt_field(answer: TextDelta) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, create_model
@@ -183,6 +183,13 @@ def _bias(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequestError("`logit_bias`: a bias must be a number", "logit_bias")
     return value
+
+
+def with_seed(params: SamplingParams, index: int) -> SamplingParams:
+    """Return the parameters of a prompt's `index`-th choice; with a seed, each choice gets its own."""
+    if params.seed is None or index == 0:
+        return params
+    return replace(params, seed=(params.seed + index) % 2**63)
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
