@@ -113,8 +113,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "serving.server": (
         *("contract", "address_space", "console", "setting", "restart_delay", "cli", "model", "artifact"),
         *("builder.sources", "components.runtime.device", "components.runtime", "components.grammar"),
-        *("components.recorder", "serving.receipts", "serving.text"),
-        *("serving.dialects", "serving.frontend", "serving.engine_link", "serving.engine_settings"),
+        *("components.recorder", "serving.receipts", "serving.text", "serving.dialects"),
+        *("serving.frontend", "serving.engine_link", "serving.engine_settings"),
         *("serving.speculative_loading", "serving.loading", "serving.http", "serving.api"),
     ),
     "server": ("serving.server",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shortfin_apps.llm.model.attention import Attention
@@ -95,3 +96,14 @@ def test_llama_cpps_largest_gemmas_have_another_scale_of_scores(family: str, lay
     small = OF_MODEL_TYPE[family].spec("x", Config(**{**sizes, "num_hidden_layers": 2})).attention
     assert large.score_scale == pytest.approx((32 / 16) ** 0.5)
     assert small.score_scale == 1.0
+
+
+def test_a_divided_stream_has_the_norms_of_the_whole_one() -> None:
+    residual, eps = 0.22, 0.1
+    scalars = {"residual_multiplier": residual, "embedding_multiplier": 12.0, "logits_scaling": 8.0}
+    spec = OF_MODEL_TYPE["granite"].spec("x", Config(**{**SIZES, "rms_norm_eps": eps, **scalars}))
+    x = np.random.default_rng(0).standard_normal(64)
+    divided = x / residual
+    normed = divided / np.sqrt(np.mean(divided**2) + spec.rms_norm_eps)
+    np.testing.assert_allclose(normed, x / np.sqrt(np.mean(x * x) + eps))
+    assert (spec.embedding_scale, spec.logit_scale) == (12.0 / residual, 1 / 8.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 
-from shortfin_apps.llm.model.granite import Multipliers
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import Layer, ModelSpec
@@ -168,21 +169,26 @@ class Family:
     in_gguf: bool = True  # False: its GGUF files have the architecture of another family
 
     def spec(self, name: str, config: Config) -> ModelSpec:
-        """Return the model. Raises ArithmeticError for numbers that give none."""
+        """Return the model. Raises ArithmeticError for numbers that give none.
+
+        The residual stream is stored divided by `residual_multiplier`, so layers add to it without a factor.
+        Its norms give the same values with an epsilon divided by the multiplier squared.
+        """
+        residual = config.residual_multiplier or 1.0
         spec = ModelSpec(
             name=name,
             architecture=self.architecture,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
+            rms_norm_eps=config.rms_norm_eps / residual**2,
             layers=tuple(self.layer(config, number) for number in range(config.num_hidden_layers)),
             tie_word_embeddings=bool(config.tie_word_embeddings),
+            embedding_scale=(config.embedding_multiplier or 1.0) / residual,
+            logit_scale=1 / (config.logits_scaling or 1.0),
             logit_cap=config.final_logit_softcapping,
         )
-        scalars = Multipliers(
-            embedding=config.embedding_multiplier or 1.0,
-            residual=config.residual_multiplier or 1.0,
-            logits=config.logits_scaling or 1.0,
-        )
-        return scalars.applied(spec)
+        scores = (attention.score_scale for attention in spec.blocks_of(Attention))
+        if not all(map(math.isfinite, (spec.rms_norm_eps, spec.embedding_scale, spec.logit_scale, *scores))):
+            raise OverflowError("a multiplier is out of range")
+        return spec
