@@ -1,7 +1,8 @@
-"""Build an artefact from a source: fetch, write weights, compile, assemble.
+"""Build an artefact from a source: fetch, write weights, compile, compute the self-test, assemble.
 
-The two slow steps are cached by their inputs: weights by the source's content and the weight type; the
-program by the model's shape, the options, the target, the compiler and the graph's code.
+The slow steps are cached by their inputs. Weights: the source's content, the weight types and their layouts.
+Program: the model's spec, the options, the target, the compiler and the code that emits the module.
+Self-test: the weights, the spec and the cache's type and shape.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _PACKAGE = _BUILDER.parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
 # Files of contract/ that build results depend on.
 _CONTRACT = ("abi.py", "irpa.py", "sampling_rule.py", "self_test_file.py", "tokenizer_config.py")
-# Code that the parameters, the programs and the self-tests depend on.
+# Code that the parameters, the programs and the self-tests depend on, as `_folder` names it.
 WEIGHTS_CODE = ("irpa.py", "model", "quantise.py", "sources", "weights")
 PROGRAM_CODE = (
     *("abi.py", "graph", "kernels", "lowering", "model", "program", "sampling_rule.py", "target.py"),
@@ -92,12 +93,13 @@ def build(
     accepted: Collection[str] = (),
     self_test: bool = True,
 ) -> Artifact:
-    """Build `source` into the folder `out` and open it; return quickly if it is already up to date.
+    """Build `source` into the folder `out` and open the artefact; reuse one there that is up to date.
 
-    All or nothing: `out` holds either the previous artefact or the new one. The artefact may target another
-    host or several kinds of CPU; it is opened with the program for the best of them. With `own_types`,
-    weights keep the source's types and override `options`. `accepted` names fields of the model's description
-    that are ignored although this package does not know them. Without `self_test`, the artefact has no
+    All or nothing: `out` holds either the previous artefact or the new one. The artefact may target other
+    CPUs than this host's; from several programs, the one for the best CPU is opened.
+
+    `own_types`: weights keep the source's types, whatever `options` say. `accepted`: fields of the model's
+    description to ignore although this package does not know them. `self_test`: whether the artefact gets a
     self-test. Raises BuildError.
     """
     progress = progress or default_progress()
@@ -132,7 +134,7 @@ def _plan(
 
 
 def _own_weights(plan: _Plan) -> str:
-    """Describe the stored weights for users, when they keep the source's types."""
+    """Describe to the user how a build with `own_types` stores the weights."""
     quantisation = plan.model.quantisation
     chosen = f"{plan.options.stored_weights}, {_megabytes(plan, plan.options)}"
     if quantisation is None:
@@ -147,7 +149,7 @@ def _alternative(plan: _Plan) -> str:
 
 
 def _note_weights(plan: _Plan, progress: BuildProgress) -> None:
-    """Note when weights are stored in another type than the source's, which may be far smaller."""
+    """Tell the user if weights in the source's block type are stored in another type, with both sizes."""
     quantisation, options = plan.model.quantisation, plan.options
     if quantisation is None or quantisation.weights == options.weights:
         return
@@ -161,7 +163,7 @@ def _note_weights(plan: _Plan, progress: BuildProgress) -> None:
 
 
 def _megabytes(plan: _Plan, options: BuildOptions) -> str:
-    """Return the total size of all parameter archives with the weights of `options`."""
+    """Format the total size of the parameter files that a build with `options` stores."""
     spec = plan.model.spec
     targets = [each.target for each in plan.programs]
     archives = {repr(weight_layouts(spec, options, target)): target for target in targets}
@@ -185,7 +187,7 @@ def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
-    """A program to build: its target and options, its file names, and the cache keys of its parts."""
+    """A program to build: target, options, file names, and the cache keys of its weights and its VMFB."""
 
     target: Target
     options: BuildOptions
@@ -196,7 +198,7 @@ class _Program:
 
 
 class _Plan:
-    """A planned build: its programs, best first, and the cache keys of its parts."""
+    """A planned build: its programs, best first, and the cache keys of the self-test and the artefact."""
 
     def __init__(
         self,
@@ -233,7 +235,7 @@ def _program(model: ModelSource, options: BuildOptions, target: Target, code: di
         vmfb=file_names.VMFB,
         parameters=file_names.PARAMETERS,
         weights_key=content_key(model.sha256, options.weights, options.block_types, layouts, weights_code),
-        # The key leaves out the model's name and the number of pages: neither is in the program, as the
+        # The key excludes the model's name and the number of pages, which the program does not contain: the
         # slab's size is dynamic.
         program_key=content_key(
             replace(model.spec, name=""),
@@ -247,14 +249,17 @@ def _program(model: ModelSource, options: BuildOptions, target: Target, code: di
 
 
 def _self_test_key(model: ModelSource, options: BuildOptions, first: _Program, code: dict[str, str]) -> str:
-    """Return the key of the self-test, which all programs share: layouts differ, weight values do not."""
+    """Return the cache key of the self-test, which all programs share.
+
+    Programs differ in the layouts of weights, but not in their values.
+    """
     own_code = {name: value for name, value in code.items() if _folder(name) in SELF_TEST_CODE}
     shapes = (options.kv, options.block_seq_stride, options.context_length)
     return content_key(first.weights_key, replace(model.spec, name=""), shapes, own_code)
 
 
 def _named(programs: list[_Program]) -> tuple[_Program, ...]:
-    """Name the files of each program; programs with equal weights share a parameter file."""
+    """Return the programs with their file names; programs with equal weights share a parameter file."""
     if len(programs) == 1:
         return tuple(programs)
     readers = _grouped(programs, lambda each: each.weights_key)
@@ -300,7 +305,10 @@ def _grouped(programs: Sequence[_Program], key: Callable[[_Program], str]) -> di
 
 
 def _place(entries: dict[str, CacheEntry], kept_as: str, folder: Path) -> dict[str, FileRecord]:
-    """Place the file `kept_as` of each entry under its name in `folder`; return the files' records."""
+    """Place the file `kept_as` of each cache entry in `folder`; return the files' records.
+
+    `entries` maps file names in `folder` to cache entries.
+    """
     for name, entry in entries.items():
         entry.place(kept_as, folder / name)
     return {name: entry.files[kept_as] for name, entry in entries.items()}
@@ -386,7 +394,7 @@ def _cached_program(plan: _Plan, program: _Program, cache: BuildCache, progress:
 
 
 def _cached_self_tests(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> dict[str, CacheEntry]:
-    """Return the self-test's cache entry by its file name; empty for builds without a self-test."""
+    """Return {file name: cache entry} of the self-test; empty for builds without a self-test."""
     if plan.self_test_key is None:
         return {}
     program = plan.programs[0]
@@ -413,7 +421,10 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _code_hashes() -> dict[str, str]:
-    """Hash every file that build results depend on, by its path under builder/, contract/ or the package."""
+    """Return the SHA-256 of every source file that build results depend on, by its path.
+
+    Paths are relative to builder/ or contract/; those of model/ are relative to the package.
+    """
     named = {path.relative_to(_BUILDER).as_posix(): path for path in _code_files(_BUILDER)}
     named |= {path.relative_to(_PACKAGE).as_posix(): path for path in _code_files(_PACKAGE / "model")}
     named |= {name: _PACKAGE / "contract" / name for name in _CONTRACT}
@@ -430,7 +441,10 @@ def _folder(name: str) -> str:
 
 
 def _up_to_date(out: Path, identity: str, progress: BuildProgress) -> Artifact | None:
-    """Return the artefact in `out` if it has this identity and is intact; note each damaged file."""
+    """Return the artefact in `out` if it has this identity and is intact, otherwise None.
+
+    Reports each damaged file to `progress`.
+    """
     try:
         current = Artifact.open(out, for_this_host=False)
     except ArtifactError:

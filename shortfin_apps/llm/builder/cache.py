@@ -1,7 +1,8 @@
 """Content-addressed cache for the slow steps of a build.
 
-ROOT/KIND/KEY/              a finished entry: its files; entry.json, which lists them; and use.json, which
-                            names the last use, and dates it by its modification time
+ROOT/KIND/KEY/              a finished entry: its files; entry.json, with their sizes and SHA-256; and
+                            use.json, with the source and device of the last use, dated by its modification
+                            time
 ROOT/KIND/KEY.partial/      an entry being made; the process that makes it holds KEY.lock
 ROOT/KIND/KEY.lock
 """
@@ -29,7 +30,7 @@ USE = "use.json"
 BUILD, DOWNLOADS, SERVED = "build", "downloads", "served"  # folders in the user's cache
 ENVIRONMENT_VARIABLE = "SHORTFIN_LLM_CACHE"
 READ_ONLY = 0o444
-FICLONE = 0x40049409  # Linux, include/uapi/linux/fs.h: share another file's blocks until either is written to
+FICLONE = 0x40049409  # Linux, include/uapi/linux/fs.h: share another file's blocks copy-on-write
 
 _FILES = TypeAdapter(dict[str, FileRecord])
 
@@ -38,12 +39,15 @@ def user_cache() -> Path:
     """Return the folder for everything that can be rebuilt or downloaded again."""
     override = os.environ.get(ENVIRONMENT_VARIABLE)
     if override:
-        return Path(os.path.expanduser(override))  # noqa: PTH111 (leaves unknown users)
+        return Path(os.path.expanduser(override))  # noqa: PTH111 (keeps `~unknown`; Path raises)
     return platformdirs.user_cache_path("shortfin-llm")
 
 
 def content_key(*parts: object) -> str:
-    """Return the cache key of something made from `parts`; their `repr` must describe them completely."""
+    """Return a cache key for something made from `parts`: the SHA-256 of their `repr`.
+
+    The `repr` of each part must describe the part completely.
+    """
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -51,7 +55,7 @@ def content_key(*parts: object) -> str:
 class CacheEntry:
     """A finished entry; its files are read-only and belong to the cache.
 
-    A `temporary` cache moves its files to the caller instead of copying them, so each can be placed once.
+    `temporary`: `place` moves files instead of copying them, so each file can be placed only once.
     """
 
     directory: Path
@@ -69,7 +73,7 @@ class CacheEntry:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The use of an entry: a build's source and device, as the user named them."""
+    """A use of a cache entry by a build: the build's source and device, as the user named them."""
 
     source: str
     device: str
@@ -86,7 +90,7 @@ def clone(source: Path, target: Path) -> bool:
 
 
 class BuildCache:
-    """A folder of cache entries, safe to share between processes unless it is `temporary`."""
+    """A folder of cache entries. Processes can share the folder unless the cache is `temporary`."""
 
     def __init__(self, root: Path, progress: BuildProgress | None = None, *, temporary: bool = False) -> None:
         self._root = root
@@ -96,9 +100,9 @@ class BuildCache:
     def get_or_make(
         self, kind: str, key: str, make: Callable[[Path], None], use: Use | None = None
     ) -> CacheEntry:
-        """Return the entry for `key`; if none is intact, call `make` with a folder to fill.
+        """Return the entry of `kind` for `key`; make the entry if it is missing or damaged.
 
-        `use` is recorded as the entry's last use.
+        `make(folder)` must write the entry's files to `folder`. `use` is recorded as the entry's last use.
         """
         final = self._root / kind / key
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +130,7 @@ class BuildCache:
                 with FileLock(partial.with_suffix(".lock"), timeout=0):
                     shutil.rmtree(partial, ignore_errors=True)
             except Timeout:
-                continue  # another process is making it
+                continue  # another process is making this entry
 
 
 def _make(final: Path, make: Callable[[Path], None]) -> CacheEntry:

@@ -1,7 +1,7 @@
 """Contents of the user's cache folder, and pruning of entries that are no longer used.
 
 ROOT/served/NAME/          artefacts of `serve SOURCE`
-ROOT/build/KIND/KEY/       weights and programs that builds copy (cache.py)
+ROOT/build/KIND/KEY/       weights, programs and self-tests that builds reuse (cache.py)
 ROOT/downloads/NAME/       downloads from a package index
 """
 
@@ -46,7 +46,10 @@ def contents(root: Path) -> list[Held]:
 def to_remove(
     held: Sequence[Held], now: float, older_than_days: float | None, max_size: int | None
 ) -> list[Held]:
-    """Select entries unused for too long, and entries beyond the `max_size` most recently used bytes."""
+    """Select entries last used more than `older_than_days` ago, and entries beyond `max_size` bytes.
+
+    The total of `max_size` is filled with the most recently used entries first. None: no such limit.
+    """
     chosen, kept = [], 0
     for one in sorted(held, key=lambda one: -one.last_use):
         is_old = older_than_days is not None and now - one.last_use > older_than_days * DAY_S
@@ -58,9 +61,9 @@ def to_remove(
 
 
 def remove(held: Held) -> bool:
-    """Remove the folder; return False if a build is working on it.
+    """Remove the folder; return False, and keep the folder, if a build is working on it.
 
-    Servers that run from it are not disturbed.
+    Servers that have loaded the folder's artefact keep running.
     """
     try:
         with FileLock(held.lock, timeout=0):
@@ -89,7 +92,7 @@ def _entries(folder: Path) -> Iterator[Held]:
         try:
             found = json.loads(used.read_text(encoding="utf-8"))
             source, device = str(found["source"]), str(found["device"])
-        except (OSError, ValueError, KeyError, TypeError):  # written by an older version
+        except (OSError, ValueError, KeyError, TypeError):  # no use.json, or one of another version
             source, device, used = UNKNOWN, UNKNOWN, entry
         yield _held(path, path.with_name(f"{path.name}.lock"), path.parent.name, source, device, used)
 

@@ -17,7 +17,7 @@ names another folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`list` has none."""
+    """Add nothing: `list` has no arguments."""
 
 
 def run(args: argparse.Namespace) -> int:

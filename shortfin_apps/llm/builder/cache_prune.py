@@ -28,7 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Remove entries and list them. Raises BuildError if no limit is given."""
+    """Remove the cache entries beyond the given limits, and print a table of these entries.
+
+    With `--dry-run`, only prints the table. Raises BuildError if no limit is given.
+    """
     if args.older_than is None and args.max_size is None:
         raise BuildError("give --older-than DAYS, --max-size GB or both")
     max_size = None if args.max_size is None else int(args.max_size * 1e9)

@@ -76,7 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, print the artefact's path and put it into `args.output`. Raises BuildError."""
+    """Build the artefact, print the path of its folder, and store the path in `args.output`.
+
+    Raises BuildError.
+    """
     first_look(args.source)
     _require_compiler()
     options, own_types = options_of(args), args.weights == OWN_TYPES
@@ -84,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         out = served_folder(args.source, options, own_types)
     else:
         out = args.output or Path("artifacts") / source_name(args.source)
-    from shortfin_apps.llm.builder.builder import build  # loads the compiler's bindings
+    from shortfin_apps.llm.builder.builder import build  # imports IREE's compiler
 
     artifact = build(
         args.source,
@@ -96,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         self_test=not args.no_self_test,
     )
     if args.in_cache:
-        os.utime(out)  # records its last use
+        os.utime(out)  # the modification time records the last use
     if args.verbose and artifact.manifest:
         print(visible("\n".join(_kernels(artifact.manifest))), file=sys.stderr)
     if artifact.manifest and artifact.manifest.options.quantises_activations:
@@ -115,7 +118,7 @@ _ROUNDED_ACTIVATIONS = (
 
 
 def _kernels(manifest: Manifest) -> Iterator[str]:
-    """List the kernels of each kind of operation, grouped by CPU if there are several."""
+    """Yield a line with the chosen kernel per kind of operation; with several programs, grouped by CPU."""
     has_one = len(manifest.programs) == 1
     for program in manifest.programs:
         if not has_one:
@@ -131,13 +134,13 @@ def _require_compiler() -> None:
 
 def served_folder(source: str, options: BuildOptions, own_types: bool) -> Path:
     """Return the cache folder for the artefact of this source and these options."""
-    path = Path(os.path.expanduser(source))  # noqa: PTH111 (leaves unknown users)
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 (keeps `~unknown-user`; Path raises)
     key = content_key(str(path.resolve()) if path.exists() else source, options, own_types)
     return user_cache() / SERVED / f"{source_name(source)}-{key[:12]}"
 
 
 def options_of(args: argparse.Namespace) -> BuildOptions:
-    """Convert the flags to build options."""
+    """Convert the parsed command-line flags to build options."""
     return BuildOptions.for_device(
         args.device,
         weights=None if args.weights == OWN_TYPES else args.weights,
@@ -233,7 +236,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
 
 
 def _default_sizes(name: str) -> str:
-    """Describe the option's default on CPUs, and on GPUs if it differs."""
+    """Format the option's default on CPUs, followed by the default on GPUs if the two differ."""
     on_cpu, on_gpu = (
         ",".join(map(str, getattr(options, name))) or "none"
         for options in (DEFAULTS, BuildOptions.for_device("hip"))
@@ -248,7 +251,7 @@ def _positive(text: str) -> int:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Parse `1,4,8` into sorted, distinct numbers."""
+    """Parse `1,4,8` into sorted, distinct positive integers; `none` gives an empty tuple."""
     if text == "none":
         return ()
     return tuple(sorted({_positive(part.strip()) for part in text.split(",")}))

@@ -14,8 +14,8 @@ HOST = "host"
 def resolve_targets(device: str) -> tuple[Target, ...]:
     """Resolve a `--device` value to targets, best first: several for a list of CPUs, otherwise one.
 
-    Each target has the `device` value that selects it alone; duplicates are dropped. Raises BuildError if the
-    compiler does not know a CPU, or if the CPUs are of two architectures.
+    The `device` of each target is the `--device` value for this target alone. Duplicates are dropped. Raises
+    BuildError if the compiler does not know a CPU, or if the CPUs are of two architectures.
     """
     names = cpu_names(device)
     if not names:
@@ -55,10 +55,10 @@ def cpu_name(target: Target) -> str:
 
 
 def preference(target: Target) -> tuple[bool, bool, bool, int]:
-    """Sort key for CPU targets: of two that a host can execute, the greater one is better.
+    """Return the sort key of a CPU target: among targets that a host can execute, the greatest is best.
 
-    Tiles rank above wide vectors, and wide vectors above narrow ones. A CPU with a strict superset of
-    another's features ranks higher.
+    CPUs with AMX tiles rank above CPUs with only AVX-512, which rank above CPUs with only AVX2. A CPU with a
+    strict superset of another's features ranks higher.
     """
     has_avx2 = "avx2" in target.features
     return target.has_amx, target.has_wide_vectors, has_avx2, len(decisive_features(target.features))

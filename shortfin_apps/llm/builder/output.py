@@ -1,12 +1,13 @@
 """The output folder of a build, created or replaced as a unit.
 
     PARENT/.NAME.lock           held by the build that works on this folder
-    PARENT/.NAME.partial/       the new artefact while it is being assembled, and files that are not cached
-    PARENT/.NAME.previous/      the old artefact, while the two are being swapped
+    PARENT/.NAME.partial/       the new artefact while it is being assembled; without a build cache, also the
+                                weights, the programs and the self-test
+    PARENT/.NAME.previous/      the old artefact, while the old and the new one are being swapped
     PARENT/NAME/                the artefact
 
-PARENT and NAME are taken after resolving links, so that two builds into one folder share a lock even if they
-name it by different paths.
+PARENT and NAME are those of the path after resolving symbolic links, so that two builds into one folder share
+a lock even if they were given different paths.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ _WORKING_NAME = re.compile(r"\..+\.(lock|partial|previous)")
 
 
 def resolve_output(out: Path) -> Path:
-    """Resolve `out` and check that a build may write there; write nothing.
+    """Return `out` as a resolved path, after checking that a build may replace that folder.
 
-    Raises BuildError if it may not, OSError if the path cannot be inspected.
+    Writes nothing. Raises BuildError if a build may not replace the folder, OSError if the path cannot be
+    inspected.
     """
     try:
-        resolved = Path(os.path.expanduser(out)).resolve()  # noqa: PTH111 (leaves unknown users)
-    except RuntimeError as error:  # a loop of links
+        resolved = Path(os.path.expanduser(out)).resolve()  # noqa: PTH111 (keeps `~unknown`; Path raises)
+    except RuntimeError as error:  # a loop of symbolic links
         raise BuildError(f"{out}: {error}; name another folder") from None
     _refuse_irreplaceable(out, resolved)
     _refuse_foreign(resolved)
@@ -44,10 +46,10 @@ def resolve_output(out: Path) -> Path:
 
 @contextmanager
 def exclusive(out: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of `out` so that one build at a time works on it; call `on_wait` before waiting.
+    """Hold the lock of `out` during the context, so that only one build at a time works on `out`.
 
-    Under the lock, leftovers of an interrupted build are cleaned up. Missing parent folders are created, and
-    removed at the end if they are still empty.
+    Calls `on_wait` before waiting for another build. Under the lock, removes the leftovers of an interrupted
+    build. Creates missing parent folders; at the end, removes the created folders that are still empty.
     """
     parents = [folder for folder in out.parents if not folder.exists()]
     path = out.with_name(f".{out.name}.lock")
@@ -59,7 +61,7 @@ def exclusive(out: Path, on_wait: Callable[[], None]) -> Iterator[None]:
             _recover(out)
             yield
         finally:
-            path.unlink(missing_ok=True)  # still locked, so that a waiting build creates a new lock file
+            path.unlink(missing_ok=True)  # before the release: a waiting build must create a new lock file
             lock.release()
     finally:
         with suppress(OSError):
@@ -69,7 +71,10 @@ def exclusive(out: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def staging(out: Path) -> Iterator[Path]:
-    """Create an empty folder next to `out`, removed on exit."""
+    """Create an empty working folder next to `out`, and remove the folder on exit.
+
+    Callers must hold the lock of `out` (`exclusive`).
+    """
     folder = _partial(out)
     try:
         folder.mkdir()
@@ -88,7 +93,8 @@ def replace_output(made: Path, out: Path) -> None:
 
 def _acquire(lock: FileLock, path: Path, on_wait: Callable[[], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Fail here if no file can be created, as FileLock would wait forever; O_NOFOLLOW rejects links.
+    # Create the file here first: this fails where FileLock would wait forever because it cannot create one.
+    # O_NOFOLLOW rejects symbolic links.
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
     try:
         lock.acquire(blocking=False)
@@ -101,7 +107,10 @@ def _acquire(lock: FileLock, path: Path, on_wait: Callable[[], None]) -> None:
 
 
 def _recover(out: Path) -> None:
-    """Clean up after a build that was killed, completing or undoing its swap of artefacts."""
+    """Remove the leftovers of a killed build.
+
+    Completes the build's swap of artefacts, or undoes the swap if `out` is missing.
+    """
     if _previous(out).exists():
         if out.exists():
             shutil.rmtree(_previous(out))
@@ -159,7 +168,10 @@ def _refuse_foreign(out: Path) -> None:
 
 
 def _program_files(out: Path) -> set[str]:
-    """Return the program files that the artefact's manifest lists, in any format; empty if it is damaged."""
+    """Return the names of the program files that the artefact's manifest lists.
+
+    Reads manifests of any format version. Empty if the manifest is missing or damaged.
+    """
     try:
         listed = json.loads((out / MANIFEST).read_bytes())["files"]
         return {name for name in listed if re.fullmatch(PROGRAM_FILE, name)}
@@ -168,7 +180,10 @@ def _program_files(out: Path) -> set[str]:
 
 
 def _require_writable(out: Path) -> None:
-    """Check the nearest existing parent, where missing folders and the working files will be created."""
+    """Raise BuildError unless the nearest existing parent of `out` is a writable folder.
+
+    Missing folders and the build's working files will be created there.
+    """
     parent = next(folder for folder in out.parents if folder.exists())
     if not parent.is_dir():
         raise BuildError(f"{out}: cannot be created, as {parent} is a file; choose another folder")

@@ -18,7 +18,8 @@ from shortfin_apps.llm.console import PlainConsole, visible
 class Stage:
     """A running stage of a build.
 
-    `advance` reports that so much more of the stage's total is done; `say` shows the current activity.
+    `advance(amount)` adds `amount` to the completed part of the stage's total; `say(text)` shows the current
+    activity.
     """
 
     advance: Callable[[int], None]
@@ -26,11 +27,15 @@ class Stage:
 
 
 class BuildProgress(Protocol):
-    """A receiver of a build's stages, in order."""
+    """A display of a build's stages, which run one after another."""
 
     @contextmanager
     def stage(self, name: str, total: int | None = None, text: str = "") -> Iterator[Stage]:
-        """Run a stage as a context; `total` is its size, or None if unknown. `text` is shown first."""
+        """Run a stage for the duration of the context.
+
+        `total`: the stage's size in the unit of `Stage.advance`; None if unknown. `text`: the first activity
+        to show.
+        """
         ...
 
     def note(self, text: str) -> None:
@@ -39,7 +44,7 @@ class BuildProgress(Protocol):
 
 
 class PlainProgress:
-    """Progress as lines on stderr: one per stage and one per change of text."""
+    """Progress as lines on stderr: one at the start of each stage, and one per reported activity."""
 
     @contextmanager
     def stage(self, name: str, total: int | None = None, text: str = "") -> Iterator[Stage]:

@@ -15,7 +15,10 @@ from shortfin_apps.llm.model.weight_blocks import BLOCK, Q4_1, Q8_0, Bits, Block
 
 
 def quantise(values: npt.NDArray[np.floating], bits: Bits) -> Blocks:
-    """Quantise `values` [rows, columns] by rounding to nearest; each block's scale covers its full range."""
+    """Quantise `values` [rows, columns] to blocks of type Q8_0 (8 bits) or Q4_1 (4 bits).
+
+    Rounds to nearest; each block's scale covers the block's full range. `columns` must be a multiple of 32.
+    """
     rows, columns = values.shape
     blocks = values.astype(np.float32).reshape(rows, columns // BLOCK, BLOCK)
     if bits == 8:
@@ -30,7 +33,10 @@ def quantise(values: npt.NDArray[np.floating], bits: Bits) -> Blocks:
 
 
 def quantise_rows(values: npt.NDArray[np.floating]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """Return int8 quants [rows, columns] and scales [rows]: `values = quants * scale`, row maximum 127."""
+    """Return int8 quants [rows, columns] and scales [rows], so that `values = quants * scale`.
+
+    A row's largest magnitude maps to 127.
+    """
     wide = values.astype(np.float32, copy=False)
     scales = np.abs(wide).max(axis=1) / np.float32(127)
     safe = np.where(scales > 0, scales, 1)
@@ -42,7 +48,7 @@ def quantise_fp8(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
     """Return 8-bit float quants [rows, columns] of `dtype` and scales [rows]: `values = quants * scale`.
 
-    A row's largest magnitude maps to the format's largest number.
+    A row's largest magnitude maps to the format's largest finite value.
     """
     wide = values.astype(np.float32, copy=False)
     largest = np.float32(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]

@@ -12,13 +12,12 @@ from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.host_cpu import permit_amx
 from shortfin_apps.llm.contract.iree_release import HOW_TO_INSTALL_NEWEST, OF_SHORTFIN, compiler_release
 
-_AARCH64 = (
-    "aarch64"  # any CPU of this architecture, on any host; LLVM has such a name (`x86-64`) only for x86-64
-)
+# Our name of the baseline aarch64 CPU, on any host; LLVM names a baseline CPU only for x86-64 (`x86-64`).
+_AARCH64 = "aarch64"
 _PROBE = "func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
-# This host's architecture comes first, because `host` and `generic` refer to it.
+# None is this host's architecture. It comes first, because the CPU names `host` and `generic` refer to it.
 _TRIPLES = (None, "aarch64-unknown-linux-gnu", "x86_64-unknown-linux-gnu")
-# Chips that IREE 3.13 describes and has kernels for. PTX compiled for one runs on all newer chips.
+# NVIDIA chips (sm_N) that IREE 3.13 can compile for. PTX compiled for one of them runs on all newer chips.
 _CUDA_CHIPS = (80, 86, 87, 89, 120)
 Fp8Type = Literal["f8E4M3FN", "f8E4M3FNUZ"]  # OCP's E4M3, and gfx942's variant
 # AMD GPUs with fp8 matrix instructions.
@@ -47,7 +46,7 @@ class Target:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the target is a CPU, and so can run the hand-written vector kernels."""
+        """Whether the target is a CPU. Only CPUs can run the hand-written vector kernels."""
         return self.device.split(":")[0] == "cpu"
 
     @property
@@ -61,12 +60,12 @@ class Target:
 
     @property
     def has_amx_fp16(self) -> bool:
-        """Whether the CPU also has Intel AMX with f16 tiles."""
+        """Whether the CPU has Intel AMX with f16 tiles, besides bf16 tiles."""
         return self.has_amx and "amx-fp16" in self.features
 
     @property
     def has_amx_int8(self) -> bool:
-        """Whether the CPU also has Intel AMX with int8 tiles."""
+        """Whether the CPU has Intel AMX with int8 tiles, besides bf16 tiles."""
         return self.has_amx and "amx-int8" in self.features
 
     @property
@@ -87,7 +86,7 @@ class Target:
 
     @property
     def has_smmla(self) -> bool:
-        """Whether the CPU also has int8 products of 2 x 8 by 8 x 2 matrices in NEON vectors (I8MM)."""
+        """Whether the CPU has SDOT and int8 products of 2 x 8 by 8 x 2 matrices in NEON vectors (I8MM)."""
         return self.has_neon_dot and "i8mm" in self.features
 
     @property
@@ -97,7 +96,7 @@ class Target:
 
     @property
     def multiplies_blocks(self) -> bool:
-        """Whether blocks are multiplied as integers, with byte dot products, AVX-512 or AVX2."""
+        """Whether quantised blocks are multiplied as integers: with byte dot products, AVX-512 or AVX2."""
         return self.has_block_dot or self._has_wide_integers or self._has_narrow_integers
 
     @property
@@ -110,7 +109,7 @@ class Target:
 
     @property
     def fp8(self) -> Fp8Type | None:
-        """The 8-bit float type of the GPU's matrix instructions; None if it has none."""
+        """The 8-bit float type of the GPU's matrix instructions; None without such instructions."""
         if self.architecture == "nvptx":
             return "f8E4M3FN" if _number(self.cpu) >= _NVIDIA_FP8 else None
         return None if self.is_cpu else _AMD_FP8.get(self.cpu)
@@ -122,7 +121,7 @@ class Target:
 
 
 def resolve_target(device: str) -> Target:
-    """Resolve the value of `--device`. Raises BuildError if the compiler does not know it."""
+    """Resolve the value of `--device`. Raises BuildError if the compiler does not know the device."""
     kind, _, chip = device.partition(":")
     match kind, chip:
         case "cpu", _:
@@ -156,8 +155,7 @@ def _cuda_flags(chip: str) -> tuple[str, ...]:
     return (
         "--iree-hal-target-device=cuda",
         f"--iree-cuda-target=sm_{runnable[-1]}",
-        # With constant evaluation, the compiler fails on constant tensors that it would evaluate for the
-        # host.
+        # Constant evaluation is off: the compiler would evaluate constant tensors on the host, and fails to.
         "--iree-opt-const-eval=false",
     )
 
@@ -168,9 +166,9 @@ def _number(chip: str) -> int:
 
 
 def _with_implied(features: set[str]) -> frozenset[str]:
-    """Add implied features that select kernels, as LLVM lists only the non-implied ones for some CPUs.
+    """Add the implied features that select kernels.
 
-    x86-64-v4 is one of these CPUs.
+    For some CPUs, such as x86-64-v4, LLVM lists only features that no other listed feature implies.
     """
     if any(name.startswith("avx512") for name in features):
         features = features | {"avx512f"}
@@ -192,8 +190,11 @@ def _cpu_target(device: str, cpu: str) -> Target:
 
 
 def _probe_cpu(device: str, cpu: str, triple: str | None) -> Target | None:
-    """Probe the compiler for a CPU of `triple` (None: the host's architecture); None if it is unknown."""
-    from iree.compiler.tools.binaries import find_tool  # lazy: this module also loads without it
+    """Ask the compiler for the features of `cpu`; return None if the compiler does not know the CPU.
+
+    `triple` None: the host's architecture.
+    """
+    from iree.compiler.tools.binaries import find_tool  # late: this module also loads without it
 
     flags = (
         "--iree-hal-target-device=local",

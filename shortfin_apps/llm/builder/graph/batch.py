@@ -1,4 +1,4 @@
-"""The batch of one invocation, as the graph's operations use it."""
+"""The batch of one invocation, for the code that emits operations."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from shortfin_apps.llm.model.rope import Rotation
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class Slab:
-    """The pages of some of the layers, and the block table that addresses them.
+    """The slab of a pool: the KV pages of the pool's layers, and the block table that addresses these pages.
 
-    Every operation that writes to `cache` replaces it: always use the latest. Names of kernels that depend on
-    the slab end in `suffix`.
+    An operation that writes to the pages assigns a new tensor to `cache`, so callers must read `cache` anew
+    for each operation. The names of kernels that depend on the slab end in `suffix`.
     """
 
     pool: Pool
     layers: Sequence[int]
     blocks: Tensor  # [rows, width] i64
-    cache: Tensor  # [pages, page elements] kv
+    cache: Tensor  # [pages, page elements] in the KV type
     suffix: str = ""
-    slots: Tensor | None = None  # [tokens] i64: see cache_slots
+    slots: Tensor | None = None  # [tokens] i64: see token_layout.cache_slots
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class Batch:
-    """The batch of one invocation: its rows' tokens, end to end (see token_layout.py).
+    """The batch of one invocation: the tokens of its rows (sequences), end to end (see token_layout.py).
 
-    `Lowering.prepare` computes the fields that are not arguments, as far as the target's kernels read them.
-    Call `turn_to` before computing a layer: it selects the slab (`blocks`, `cache`, `slots`) and the rotation
-    (`rotary`) of that layer.
+    `Lowering.prepare` computes the fields that are not arguments of the entry, if kernels of the target read
+    them. Callers must call `turn_to` before each layer: it selects the layer's slab (`blocks`, `cache`,
+    `slots`) and rotation (`rotary`).
     """
 
     rows: Dim
@@ -43,16 +43,16 @@ class Batch:
     seq_lens: Tensor  # [rows] i64
     slabs: Sequence[Slab]
     given_offsets: Tensor | None = None  # [rows] i64: `offsets`, if chunk is None
-    offsets: Tensor = field(init=False)  # [rows] i64: each row's first token
+    offsets: Tensor = field(init=False)  # [rows] i64: index of each row's first token
     token_rows: Tensor = field(init=False)  # [tokens] i64
     positions: Tensor = field(init=False)  # [tokens] i64
     rotaries: dict[Rotation, Tensor] = field(init=False)  # [tokens, 2, head_dim / 2] f32: cosines, sines
     rotation: Rotation | None = field(default=None, init=False)  # of the current layer
     slab: Slab = field(init=False)  # of the current layer
-    # Computed at the first layer at the latest, for all layers, if kernels need them.
+    # Computed once for all layers, at the first layer at the latest, if kernels need them.
     tiles: Tensor | None = None
     counters: Tensor | None = None  # [rows, kv_heads] i32: zero between dispatches
-    token_slots: dict[int | None, Tensor] = field(default_factory=dict, init=False)  # by the layers' window
+    token_slots: dict[int | None, Tensor] = field(default_factory=dict, init=False)  # keyed by window
     masks: dict[int | None, Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Batch:
         self.slab = next(slab for slab in self.slabs if layer in slab.layers)
 
     def turn_to_all_tokens(self) -> None:
-        """Select the slab in which every token has a page, which identifies padding."""
+        """Select the slab in which every token has a page, so that a slot in page 0 identifies padding."""
         self.slab = self.slabs[0]
 
     def place_of(self, layer: int) -> int:
@@ -72,23 +72,23 @@ class Batch:
         return self.slab.layers.index(layer)
 
     def page_rows(self, stride: int) -> int:
-        """Return the rows of a page in the current slab; K and V of a token in a layer are one row each."""
+        """Return the cache rows of a page in the current slab: two per token and layer, for K and for V."""
         return 2 * stride * len(self.slab.layers)
 
     @property
     def rotary(self) -> Tensor:
-        """[tokens, 2, head_dim / 2] f32: cosines and sines for the current layer."""
+        """RoPE cosines and sines of the current layer, [tokens, 2, head_dim / 2] f32."""
         assert self.rotation is not None
         return self.rotaries[self.rotation]
 
     @property
     def blocks(self) -> Tensor:
-        """[rows, width] i64."""
+        """Block table of the current slab, [rows, width] i64."""
         return self.slab.blocks
 
     @property
     def cache(self) -> Tensor:
-        """[pages, page elements] kv."""
+        """KV pages of the current slab, [pages, page elements]."""
         return self.slab.cache
 
     @cache.setter
@@ -97,7 +97,7 @@ class Batch:
 
     @property
     def slots(self) -> Tensor | None:
-        """[tokens] i64: see cache_slots."""
+        """Cache row of each token's key in the current slab, [tokens] i64 (token_layout.cache_slots)."""
         return self.slab.slots
 
     @slots.setter

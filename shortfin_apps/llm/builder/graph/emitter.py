@@ -1,4 +1,4 @@
-"""An emitter of MLIR text: tensors with names and types, fresh SSA names, and the graph's operations."""
+"""Emission of MLIR: tensors with names and types, fresh SSA names, and the operations of the graph."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Dim = int | str  # a str is the SSA name of an index value
 class Bounded(str):
     """The SSA name of an index value that is at most `most`.
 
-    A tensor with this dimension is allocated for `most` elements, so its type is static. Elements past the
-    actual size are undefined.
+    A dimension of this size is allocated for `most` elements, so the tensor's type is static. Elements after
+    the actual size are undefined.
     """
 
     most: int
@@ -40,7 +40,7 @@ class Tensor:
 
     @property
     def sizes(self) -> str:
-        """The dynamic sizes in the syntax of flow and hal operations: `{%a, %b}`, or nothing."""
+        """The dynamic sizes in the syntax of flow and hal operations: `{%a, %b}`, or an empty string."""
         names = _dynamic(self.shape)
         return "{" + ", ".join(names) + "}" if names else ""
 
@@ -64,7 +64,7 @@ def _dynamic(shape: Sequence[Dim]) -> list[str]:
 
 
 def dense(array: npt.NDArray[np.float32]) -> str:
-    """Return a constant attribute that holds `array` bit for bit."""
+    """Return an MLIR dense attribute with the exact bits of `array`."""
     return f'dense<"0x{array.astype("<f4").tobytes().hex().upper()}"> : {tensor_type(array.shape, "f32")}'
 
 
@@ -94,7 +94,7 @@ class Emitter:
         return Tensor(self.value(operation), tuple(shape), dtype)
 
     def constant(self, number: int) -> str:
-        """Return an index constant, emitted once per function and number."""
+        """Return the SSA name of an index constant; each constant is emitted once per function."""
         if number not in self._constants:
             self._constants[number] = self.value(f"arith.constant {number} : index")
         return self._constants[number]
@@ -103,7 +103,7 @@ class Emitter:
         return self.constant(dim) if isinstance(dim, int) else dim
 
     def i32(self, dim: Dim) -> str:
-        """Cast `dim` to i32, as a dispatch's constant operand."""
+        """Emit a cast of `dim` to i32, the type of a dispatch's constants."""
         return self.value(f"arith.index_cast {self.index(dim)} : index to i32")
 
     def times(self, a: Dim, b: Dim) -> Dim:
@@ -122,7 +122,7 @@ class Emitter:
         return self.value(f"arith.minui {a}, {self.constant(b)} : index")
 
     def load(self, name: str, shape: Sequence[Dim], dtype: str) -> Tensor:
-        """Return the value of a global, loaded once per function."""
+        """Return the tensor of the global `name`, which is loaded once per function."""
         if name not in self._loads:
             kind = tensor_type(shape, dtype)
             self._loads[name] = self.tensor(f'util.global.load @"{name}" : {kind}', shape, dtype)
@@ -167,11 +167,12 @@ class Emitter:
         body: str,
         initial: Tensor | None = None,
     ) -> Tensor:
-        """Emit a `linalg.generic`. Each letter of `loops` is a loop; a tensor's access is a string of loops.
+        """Emit a `linalg.generic`; the letters of `loops` are the loops, a tensor's access a string of these.
 
-        `out` is (access, shape, dtype); loops missing in its access are reductions over `initial`. `body`
-        names the inputs' elements %a, %b, ... and the output's %out, reads loop indices with `linalg.index`,
-        and yields.
+        `ins` are (tensor, access), `out` is (access, shape, dtype). Loops that are missing in the access of
+        `out` are reductions, which start from `initial`. `body` is the MLIR of the region: it names the
+        elements of the inputs %a, %b, ... and the element of the output %out, may read loop indices with
+        `linalg.index`, and must end with `linalg.yield`.
         """
         access, shape, dtype = out
         target = initial or self.empty(shape, dtype)
@@ -197,7 +198,11 @@ class Emitter:
         reads: Sequence[Tensor],
         results: Sequence[Tensor | tuple[Sequence[Dim], str]],
     ) -> list[Tensor]:
-        """Dispatch `@kernel::@kernel`. A result is (shape, dtype), or a tensor to be written in place."""
+        """Emit a dispatch of `@kernel::@kernel` and return its results.
+
+        An item of `results` is the (shape, dtype) of a new tensor, or a tensor that the kernel writes in
+        place.
+        """
         numbers = [self.i32(c) for c in constants]
         tied = [r for r in results if isinstance(r, Tensor)]
         operands = [*reads, *tied]

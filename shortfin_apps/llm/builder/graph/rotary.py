@@ -1,8 +1,9 @@
-"""Rotary position embedding: cosines and sines of every token of an invocation, once for all layers.
+"""RoPE: cosines and sines of every token of an invocation, computed once for all layers.
 
-cos and sin of position * frequency come from two small tables by the addition theorem: position = STEP * i +
-j, with one table for STEP * i and one for j. They are as exact at position 100,000 as at 1 (f32 products of
-large positions are not), and cost four multiplications and no transcendental function.
+The cosine and sine of position * frequency are computed from two small tables with the angle addition
+formulas: position = STEP * i + j, with one table for STEP * i and one for j. Results are as exact at
+position 100,000 as at 1 (f32 products with large positions are not), and cost four multiplications and no
+transcendental function.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ STEP = 64
 
 
 def rotary_frequencies(rotation: Rotation, context_length: int) -> npt.NDArray[np.float64]:
-    """Return radians per position, [head_dim / 2] f64, after scaling; 0 for elements that do not rotate."""
+    """Return the frequencies in radians per position, [head_dim / 2] f64, after RoPE scaling.
+
+    The frequency of elements that do not rotate is 0.
+    """
     rope, rotated = rotation.rope or Rope(), rotation.rotated
     frequencies = rope.theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
     if rope.scaling is not None:
@@ -26,9 +30,10 @@ def rotary_frequencies(rotation: Rotation, context_length: int) -> npt.NDArray[n
 
 
 def rotary_magnitudes(rotation: Rotation) -> npt.NDArray[np.float64]:
-    """Return the factors [head_dim / 2] f64 of cosines and sines, including those of the scaling.
+    """Return the factors [head_dim / 2] f64 of the cosines and sines: RoPE scaling and the scale of scores.
 
-    They multiply both q and k, and so also apply the scale of scores.
+    q and k are both multiplied by these factors, which therefore contain the square root of the scale of
+    scores.
     """
     rotated, scaling = rotation.rotated, rotation.rope and rotation.rope.scaling
     scaled = scaling.magnitude if scaling else 1.0
@@ -38,7 +43,10 @@ def rotary_magnitudes(rotation: Rotation) -> npt.NDArray[np.float64]:
 
 
 class Rotary:
-    """The tables of a rotation for positions below `context_length`; later positions repeat the last STEP."""
+    """The cosine and sine tables of a rotation, for positions below `context_length`.
+
+    Later positions get values of the last STEP positions in the tables.
+    """
 
     def __init__(self, rotation: Rotation, context_length: int) -> None:
         assert rotation.rope is not None
@@ -46,7 +54,7 @@ class Rotary:
         magnitudes = rotary_magnitudes(rotation)
         self._name = f"rotary.{rotation.rope.name}"
         self._half = rotation.head_dim // 2
-        # Magnitudes are in one table only, as each value is a product of both.
+        # Only one table contains the magnitudes, as each result is a product of values of both tables.
         self._coarse = _table(np.arange(-(-context_length // STEP)) * STEP, frequencies, magnitudes)
         self._fine = _table(np.arange(STEP), frequencies, np.ones(self._half))
 
@@ -55,15 +63,15 @@ class Rotary:
         return [f'util.global private @"{self._name}.{n}" = {dense(table)}' for n, table in tables.items()]
 
     def load(self, e: Emitter) -> tuple[Tensor, Tensor]:
-        """Load the tables of multiples of STEP and of positions below it, both f32.
+        """Load the coarse table, of multiples of STEP, and the fine table, of positions below STEP.
 
-        Each is [positions, 2, head_dim / 2].
+        Each is [positions, 2, head_dim / 2] f32: cosines and sines.
         """
         coarse = e.load(f"{self._name}.coarse", self._coarse.shape, "f32")
         return coarse, e.load(f"{self._name}.fine", self._fine.shape, "f32")
 
     def emit(self, e: Emitter, positions: Tensor) -> Tensor:
-        """Compute cosines and sines: [tokens] i64 -> [tokens, 2, head_dim / 2] f32."""
+        """Emit the cosines and sines of `positions` [tokens] i64, as [tokens, 2, head_dim / 2] f32."""
         coarse, fine = self.load(e)
         step, last = e.constant(STEP), e.constant(len(self._coarse) - 1)
         c0, c1 = e.constant(0), e.constant(1)
@@ -93,7 +101,10 @@ class Rotary:
 
 
 def emit_unrotated(e: Emitter, rotation: Rotation, tokens: Dim) -> Tensor:
-    """Return the result of `Rotary.emit` for layers that do not rotate."""
+    """Emit the cosines and sines for layers that do not rotate, in the shape of `Rotary.emit`.
+
+    Sines are 0, and cosines the square root of the scale of scores.
+    """
     body = f"""\
   %c0 = arith.constant 0 : index
   %which = linalg.index 1 : index
@@ -110,7 +121,7 @@ def _table(
     frequencies: npt.NDArray[np.float64],
     magnitudes: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float32]:
-    """Return cosines and sines times `magnitudes`: [positions, 2, head_dim / 2]."""
+    """Return cosines and sines times `magnitudes`, [positions, 2, head_dim / 2] f32."""
     angles = positions[:, None] * frequencies
     turns = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     return np.asarray(magnitudes * turns, np.float32)

@@ -1,9 +1,9 @@
-"""The row and position of every token of an invocation, computed once for all layers.
+"""The batch row (sequence) and position of every token of an invocation, computed once for all layers.
 
-Tokens are stored end to end, row by row; a row's tokens start at its `offset`. The rows of a prefill or
-decode have equal lengths; in an extend, each row is as long as its task. A token is padding if and only if
-its position is at or past its row's `seq_len`, whether the row was padded to a length or the invocation to a
-bucket.
+The tokens of a row are contiguous, and rows follow one another; a row's `offset` is the index of its first
+token. All rows of a prefill or decode have the same number of tokens; in an extend, a row has the tokens of
+its task. A token is padding if and only if its position is at or after its row's `seq_len`, whether the row
+was padded to a length or the invocation to a bucket.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shortfin_apps.llm.model.rope import Rotation
 
 
 def lay_out(e: Emitter, batch: Batch, rotaries: Mapping[Rotation, Rotary]) -> None:
-    """Compute each row's first token, and each token's row, position, cosines and sines."""
+    """Emit each row's offset, and each token's row, position, RoPE cosines and sines, into `batch`."""
     if batch.given_offsets is None:
         assert batch.chunk is not None
         batch.offsets = even_offsets(e, batch.rows, batch.chunk)
@@ -29,7 +29,7 @@ def lay_out(e: Emitter, batch: Batch, rotaries: Mapping[Rotation, Rotary]) -> No
 
 
 def even_offsets(e: Emitter, rows: Dim, chunk: Dim) -> Tensor:
-    """Return the first token of each row, [rows] i64, if every row has `chunk` tokens."""
+    """Emit the index of each row's first token, [rows] i64, for rows of `chunk` tokens each."""
     body = f"""\
   %row = linalg.index 0 : index
   %first = arith.muli %row, {e.index(chunk)} : index
@@ -39,7 +39,7 @@ def even_offsets(e: Emitter, rows: Dim, chunk: Dim) -> Tensor:
 
 
 def token_rows(e: Emitter, offsets: Tensor, tokens: Dim) -> Tensor:
-    """Return each token's row, [tokens] i64: the last row that starts at or before the token."""
+    """Emit each token's row, [tokens] i64: the last row whose offset is at or before the token."""
     body = """\
   %t = linalg.index 0 : index
   %r = linalg.index 1 : index
@@ -56,7 +56,10 @@ def token_rows(e: Emitter, offsets: Tensor, tokens: Dim) -> Tensor:
 
 
 def token_positions(e: Emitter, rows: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
-    """Return each token's position in its sequence, [tokens] i64; from the row's seq_len on it is padding."""
+    """Emit each token's position in its sequence, [tokens] i64.
+
+    Padding has positions at and after its row's seq_len.
+    """
     body = f"""\
   %t = linalg.index 0 : index
   %row = arith.index_cast %a : i64 to index
@@ -70,7 +73,7 @@ def token_positions(e: Emitter, rows: Tensor, offsets: Tensor, starts: Tensor) -
 
 
 def last_tokens(e: Emitter, offsets: Tensor, starts: Tensor, seq_lens: Tensor, tokens: Dim) -> Tensor:
-    """Return each row's last token that is not padding, [rows] i64."""
+    """Emit the index of each row's last token that is not padding, [rows] i64."""
     last = e.value(f"arith.subi {e.index(tokens)}, {e.constant(1)} : index")
     body = f"""\
   %zero = arith.constant 0 : i64
@@ -89,10 +92,10 @@ def last_tokens(e: Emitter, offsets: Tensor, starts: Tensor, seq_lens: Tensor, t
 def attention_tiles(
     e: Emitter, rows: Tensor, positions: Tensor, starts: Tensor, seq_lens: Tensor, size: int
 ) -> Tensor:
-    """Return the size in tokens of the tile that starts at each token, [tokens] i64, or 0 if none does.
+    """Emit the number of tokens in the attention tile that starts at each token, [tokens] i64; else 0.
 
-    A tile holds up to `size` tokens of one row, counted from the row's first; a padding token is a tile of
-    one.
+    A row is divided, from its first token on, into tiles of `size` tokens; the row's last tile may have
+    fewer. A padding token is a tile of one.
     """
     body = f"""\
   %zero = arith.constant 0 : i64
@@ -114,9 +117,9 @@ def attention_tiles(
 
 
 def cache_slots(e: Emitter, batch: Batch, stride: int, page_rows: int) -> Tensor:
-    """Return the cache row of each token's key in layer 0, [tokens] i64; padding goes to page 0.
+    """Emit the cache row of each token's key in layer 0, [tokens] i64; padding goes to page 0.
 
-    A page has `page_rows` rows; its first `stride` are layer 0's keys.
+    A page has `page_rows` cache rows; its first `stride` rows are the keys of layer 0.
     """
     width = e.index(batch.width)
     body = f"""\

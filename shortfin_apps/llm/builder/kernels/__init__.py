@@ -1,8 +1,8 @@
-"""Hand-written kernels: one MLIR template per idea, rendered by jinja2.
+"""Hand-written kernels: jinja2 templates of MLIR for CPUs, Triton functions for GPUs (triton/).
 
-Each renders to one `hal.executable.source` with an export that has the kernel's name. A template takes its
-sizes from the frozen geometry `g`, defined in the Python file next to it; `g.interface` names the dispatch's
-operands.
+A kernel's template renders to one `hal.executable.source` with one export, each named like the kernel. A
+template takes its sizes from the frozen geometry `g`, defined in the Python file next to the template;
+`g.interface` names the operands of the dispatch.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ _TEMPLATES = jinja2.Environment(
 
 
 def render(template: str, name: str, **parameters: Any) -> str:
-    """Render `template` (a file name without `.mlir.j2`) as MLIR text, exported as `@name::@name`."""
+    """Render `template` (a file name without `.mlir.j2`) to MLIR that exports `@name::@name`."""
     return _TEMPLATES.get_template(f"{template}.mlir.j2").render(name=name, **parameters)
 
 
 def _layout(constants: Sequence[str], reads: Sequence[str], writes: Sequence[str]) -> str:
-    """Return a pipeline layout; the names only document the meaning of each ordinal."""
+    """Return the HAL's pipeline layout; the names are only counted, but tell readers what each ordinal is."""
     return pipeline_layout(len(constants), len(reads), len(writes))
 
 
 def _each(pattern: str, names: Sequence[object]) -> str:
-    """Repeat `pattern` for every name, replacing its `#`: a list of values or types."""
+    """Return a comma-separated list of `pattern`, with `#` replaced by each of `names` in turn."""
     return ", ".join(pattern.replace("#", str(name)) for name in names)
 
 
 def _pairs(rows: int, columns: int) -> list[str]:
-    """Return the names of a grid of values: 0_0, 0_1, ..., 1_0, ..."""
+    """Return names for a grid of SSA values: 0_0, 0_1, ..., 1_0, ..."""
     return _crossed(range(rows), range(columns))
 
 
 def _crossed(rows: Sequence[int], columns: Sequence[int]) -> list[str]:
-    """Return the names of a grid of values with these row and column numbers."""
+    """Return names for a grid of SSA values with these row and column numbers."""
     return [f"{row}_{column}" for row in rows for column in columns]
 
 
-# The one spelling that differs between IREE's releases: the alignment type of LLVM's masked stores.
+# The only syntax that differs between IREE's releases: the type of the alignment of LLVM's masked stores.
 _MASKED_ALIGNMENT = "i32" if compiler_release() == OF_SHORTFIN else "i64"
 
 _TEMPLATES.globals |= {

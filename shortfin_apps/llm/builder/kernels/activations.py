@@ -1,6 +1,6 @@
-"""Geometry of activations that matmuls read sixteen rows at a time.
+"""Layouts of activations of which matmuls read sixteen token rows at a time.
 
-They are in tiles of bf16 or f16 (AMX) or of bytes, or in blocks of bytes.
+The layouts are AMX tiles of bf16 or f16, tiles of int8, and blocks of int8.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES
 
 @dataclass(frozen=True, slots=True)
 class FloatTiles:
-    """[rows / 16 rounded up, features / 32, 16, 32] bf16 or f16; `features` is a multiple of 32."""
+    """Activations in AMX tiles of bf16 or f16: [ceil(rows / 16), features / 32, 16, 32].
+
+    `features` must be a multiple of 32.
+    """
 
     features: int
 
@@ -27,13 +30,16 @@ class FloatTiles:
 
     @property
     def tile_row_bytes(self) -> int:
-        """The bytes of sixteen rows."""
+        """Bytes of sixteen rows."""
         return TILE_ROWS * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Tiles:
-    """[rows / 16 rounded up, tiles, 16, 64] i8; the last tile may be partly filled."""
+    """Activations in tiles of int8: [ceil(rows / 16), tiles, 16, 64].
+
+    The last tile along the features may be partly filled.
+    """
 
     features: int
 
@@ -47,16 +53,17 @@ class Int8Tiles:
 
     @property
     def tile_row_bytes(self) -> int:
-        """The bytes of sixteen rows."""
+        """Bytes of sixteen rows."""
         return TILE_BYTES * self.tiles
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Blocks:
-    """[rows / 16 rounded up, blocks] of quants, and statistics of each row.
+    """Activations in quantised blocks of 32 features: [ceil(rows / 16), features / 32] blocks.
 
-    A block holds quants [16, 32] i8 and, for the 16 rows, scales [16] f32, shifts [3, 16] i32 and sums [3,
-    16] f32; the 3 are the full block and its halves.
+    A block, of 16 rows, has quants [16, 32] i8, scales [16] f32, shifts [3, 16] i32 and sums [3, 16] f32
+    (quantise_blocks_function.mlir.j2). The dimension of 3 is: the full block, its first half, its second
+    half.
     """
 
     features: int
@@ -76,5 +83,5 @@ class Int8Blocks:
 
     @property
     def tile_row_bytes(self) -> int:
-        """The bytes of sixteen rows."""
+        """Bytes of sixteen rows."""
         return self.blocks * self.block_bytes

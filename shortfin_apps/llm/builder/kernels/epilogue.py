@@ -1,11 +1,11 @@
-"""The epilogues of the CPU matmuls."""
+"""The epilogues of matmuls: what happens to the sums before they are written."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-# "store" keeps the sums, "residual" adds to them; the others combine gate and up (`Activation` in
-# model/operations.py). Only kernels of routed experts support "clamped".
+# "store" writes the sums, "residual" adds the residual to them. The others combine gate and up by an
+# activation (`Activation` in model/operations.py); only kernels of routed experts support "clamped".
 Epilogue = Literal["store", "residual", "silu", "gelu", "clamped"]
 
 CLAMPED_SLOPE, CLAMPED_LIMIT = 1.702, 7.0

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A binding: a memref of `dtype`; a str in its shape names a dynamic size."""
+    """A buffer operand (HAL binding): a memref of `dtype`. A str in `shape` names a dynamic size."""
 
     dtype: str
     shape: tuple[int | str, ...]
@@ -31,9 +31,10 @@ def buffer(dtype: str, *shape: int | str) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """Operands of a dispatch: i32 constants, then bindings: read, written in place, and results.
+    """Operands of a dispatch: i32 constants, then buffers (those read, those written in place, results).
 
-    A buffer's dynamic sizes are constants; if a kernel only takes its address, they may be other numbers.
+    The name of a buffer's dynamic size is the name of a constant, except in kernels that use only the
+    address of the buffer.
     """
 
     constants: tuple[str, ...]
@@ -51,12 +52,12 @@ class Interface:
 
     @property
     def layout(self) -> str:
-        """The HAL's pipeline layout."""
+        """The MLIR attribute of the HAL's pipeline layout."""
         return pipeline_layout(len(self.constants), len(self.reads), len(self.writes))
 
 
 def pipeline_layout(constants: int, reads: int, writes: int) -> str:
-    """Return the attribute with a kernel's numbers of constants and of bindings of either kind."""
+    """Return the layout attribute for these numbers of constants, read-only and writable buffers."""
     read = "#hal.pipeline.binding<storage_buffer, ReadOnly>"
     write = "#hal.pipeline.binding<storage_buffer>"
     bindings = ", ".join([read] * reads + [write] * writes)
@@ -65,7 +66,7 @@ def pipeline_layout(constants: int, reads: int, writes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Memory that a kernel divides into contiguous regions, by name: their sizes in bytes."""
+    """Contiguous regions of a block of memory, in order; `sizes` maps their names to bytes."""
 
     sizes: dict[str, int]
 

@@ -33,7 +33,8 @@ _NO_VECTORIZED_LOADS = "--amdgpu-load-store-vectorizer=0"
 class CompileResult:
     """The result of a compilation.
 
-    `entries` are without the `$async` suffix. `kernels` state the kernel of each kind of operation, and why.
+    `entries`: entry names without the `$async` suffix. `kernels`: a line per kind of operation, with the
+    chosen kernel and the reason.
     """
 
     compiler_version: str
@@ -75,10 +76,10 @@ def _flags_for(spec: ModelSpec, options: BuildOptions, target: Target) -> tuple[
 
 
 def compile_text(text: str, flags: tuple[str, ...], out: Path) -> None:
-    """Compile MLIR `text` to `out`, through a temporary folder next to it.
+    """Compile the MLIR `text` to a VMFB at `out`, through a temporary folder next to `out`.
 
-    Only the input is verified. Verification between passes takes up to a third of the compile time and does
-    not change the program.
+    Only the input module is verified. Verification between passes takes up to a third of the compile time
+    and does not change the program.
     """
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         source, made = Path(folder, "model.mlir"), Path(folder, "model.vmfb")

@@ -1,7 +1,8 @@
-"""Write the module's entries: functions with the ABI in `abi.py` around a body that computes the model.
+"""Emit the entries of a module: functions with the ABI in `contract/abi.py` around the model's operations.
 
-Entries follow IREE's coarse-fences model (`name$async`, two fences last). Their reflection data declares
-their types, and that only dispatches write the cache.
+Entries follow IREE's coarse-fences ABI: they are named `name$async`, and take a wait fence and a signal
+fence as their last arguments. Their reflection data declares their types, and that only dispatches write the
+KV cache.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from shortfin_apps.llm.contract.abi import (
 from shortfin_apps.llm.contract.config import Pool
 from shortfin_apps.llm.model.spec import BuildOptions
 
-# Row limit of an `extend_t{T}` entry with caller-owned results. Every row needs memory for its logits, which
-# is shared with the largest decode; that has as many rows.
+# Maximum number of sequences in an `extend_t{T}` entry with caller-owned results. Each needs memory for its
+# logits. The largest decode by default has as many sequences, and the two share this memory.
 MOST_PACKED_ROWS = 256
 
 CACHES = ("cache", "window_cache")  # argument names of the slabs
 
-# Slabs of the cache by their pool: the layers that share the slab, and the elements of a page.
+# By pool: the layers whose pages are in the pool's slab, and the elements of a page.
 Slabs = Mapping[Pool, tuple[Sequence[int], int]]
 Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
 Draw = Callable[[Emitter, LeftRows], Tensor]
@@ -40,7 +41,7 @@ DrawAdjusted = Callable[[Emitter, AdjustedRows], Tensor]
 
 
 def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry]:
-    """List every entry that the options ask for; `draws_rows` adds the entries that sample from full rows."""
+    """List the entries for `options`; `draws_rows` adds the entries that sample from full rows of logits."""
     sizes = options.prefill_batch_sizes
     return [
         *(Entry(EntryFamily.PREFILL, n, None) for n in sizes),
@@ -56,9 +57,10 @@ def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry
 def write_entry(
     entry: Entry, options: BuildOptions, slabs: Slabs, body: Body, *, static_workspace: bool
 ) -> str:
-    """Return the function's MLIR; `body` computes values, indices and logits from the imported tensors.
+    """Return the MLIR of a prefill, decode or extend entry.
 
-    With `static_workspace`, the size of the temporaries of `body` does not depend on the block table's size.
+    `body` emits the operations from the imported tensors to values, indices and logits. `static_workspace`:
+    the size of the temporaries of `body` does not depend on the block table's size.
     """
     e = Emitter()
     tokens, batch = _arguments(e, entry, options, slabs)
@@ -77,7 +79,10 @@ def write_entry(
 def write_decode_loop(
     entry: Entry, options: BuildOptions, slabs: Slabs, body: Body, *, static_workspace: bool
 ) -> str:
-    """Return the MLIR of a decode loop: `body` samples a token for each row and advances the loop's state."""
+    """Return the MLIR of a decode loop (a decode that also samples, and updates tokens and positions).
+
+    `body` emits the operations up to the sampled token of each batch row and the updated state.
+    """
     e = Emitter()
     rows = entry.rows
     assert rows is not None, "a decode loop has a fixed number of rows"
@@ -96,7 +101,7 @@ def write_decode_loop(
 def write_sample(
     entry: Entry, options: BuildOptions, vocab_size: int, draw: Draw, *, static_workspace: bool
 ) -> str:
-    """Return the MLIR of a function that draws tokens from rows that another entry left on the device."""
+    """Return the MLIR of a `sample` entry, which draws from rows of logits left by another entry."""
     e = Emitter()
     rows = entry.rows
     assert rows is not None, "a `sample` has a fixed number of rows"
@@ -119,7 +124,7 @@ def write_sample(
 def write_adjusted_sample(
     entry: Entry, vocab_size: int, draw: DrawAdjusted, *, static_workspace: bool
 ) -> str:
-    """Return the MLIR of a function that adjusts the rows' logits, then draws tokens."""
+    """Return the MLIR of an `adjusted_sample` entry, which adjusts rows of logits and draws from them."""
     e = Emitter()
     dynamic: dict[str, Sequence[Dim]] = {
         "logits": (_dim(e, "logits", 0), 1, vocab_size),
@@ -136,13 +141,13 @@ def write_adjusted_sample(
 
 
 def _bounded(batch: Batch) -> Dim:
-    """Return the number of rows, bounded if rows are packed in a fixed number of tokens."""
+    """Return the batch's number of rows; as Bounded if rows share a fixed number of packed tokens."""
     if isinstance(batch.rows, str) and isinstance(batch.tokens, int):
         return Bounded(batch.rows, min(batch.tokens, MOST_PACKED_ROWS))
     return batch.rows
 
 
-# A negative position marks a row of a decode loop as padding.
+# A decode loop's start positions and sequence lengths. A negative position marks a padding row.
 _START = """\
   %zero = arith.constant 0 : i64
   %y = arith.maxsi %a, %zero : i64
@@ -162,9 +167,10 @@ def _function(
     *,
     owned: bool,
 ) -> str:
-    """Wrap the emitted lines in an entry's function, which writes tensors over the arguments `in_place`.
+    """Return the function of an entry, around the operations emitted so far.
 
-    `types` are the argument types. With `owned`, results and workspace belong to the caller.
+    `types`: MLIR types of the arguments. `in_place`: tensors that are written over the arguments of the same
+    names. `owned`: results and workspace are memory of the caller.
     """
     names = list(types)
     if owned:
@@ -192,7 +198,7 @@ def _function(
 
 
 def _arguments(e: Emitter, entry: Entry, options: BuildOptions, slabs: Slabs) -> tuple[Tensor, Batch]:
-    """Import the arguments: token ids `[tokens]` i64, and the batch that they belong to."""
+    """Import the arguments of an entry; return the token ids `[tokens]` i64 and the batch."""
     is_packed = entry.layout() is Layout.PACKED
     length = entry.length or _dim(e, "tokens", 0 if is_packed else 1)
     rows = entry.rows or _dim(e, "offsets", 0)
@@ -215,9 +221,10 @@ def _batch(
     length: Dim = 1,
     offsets: Tensor | None = None,
 ) -> Batch:
-    """Return the batch: rows of `length` tokens, or with `offsets`, rows of `length` tokens in total.
+    """Import the block tables and the slabs of the cache, and return the batch.
 
-    Imports the block tables and the slabs of the cache.
+    Without `offsets`, each batch row has `length` tokens; with `offsets`, all rows together have `length`
+    tokens.
     """
     [rows] = starts.shape
     imported = [
@@ -246,20 +253,23 @@ def _slab(
     *,
     has_own_table: bool,
 ) -> Slab:
-    """Import a pool's slab and block table, which may be another than that of the pool "whole"."""
+    """Import the slab of a pool, and the block table that addresses its pages.
+
+    `has_own_table`: the pool has a block table of its own, besides that of the pool "whole".
+    """
     table, name = BLOCK_TABLES[has_own_table], CACHES[has_own_table]
     return Slab(
         pool=pool,
         layers=layers,
         blocks=_import(e, table, (rows, _dim(e, table, 1)), "i64"),
-        # `consume` hands the buffer to the function; without it, every call copies the cache.
+        # `consume` gives the function ownership of the buffer; otherwise, every call copies the cache.
         cache=_import(e, name, (_dim(e, name, 0), elements), options.cache_dtype, "consume "),
         suffix="_in_windows" if has_own_table else "",
     )
 
 
 def _caches(batch: Batch) -> dict[str, Tensor]:
-    """Map each slab's argument to the tensor written over it."""
+    """Map the name of each slab's argument to the cache tensor that is written over the argument."""
     return {name: slab.cache for name, slab in zip(CACHES, batch.slabs, strict=False)}
 
 
@@ -279,9 +289,10 @@ def _import(e: Emitter, name: str, shape: Sequence[Dim], dtype: str, how: str = 
 def _return(
     e: Emitter, results: Mapping[str, Tensor], in_place: Mapping[str, Tensor], workspace: str | None = None
 ) -> None:
-    """Return `results`, and write each tensor of `in_place` over the argument of that name.
+    """Emit the end of a function that returns `results` and writes each tensor of `in_place`.
 
-    Temporaries use the argument `workspace`, or memory that the function allocates if it is None.
+    A tensor of `in_place` is written over the argument of the same name. Temporaries use the argument
+    `workspace`; if None, the function allocates memory for them.
     """
     written = [_alias(e, argument, t) for argument, t in in_place.items()]
     if workspace is not None:
@@ -302,20 +313,20 @@ def _return(
 
 
 def _alias(e: Emitter, argument: str, t: Tensor) -> Tensor:
-    """Write `t` over the argument."""
+    """Emit that `t` is written over the argument `argument`."""
     written = f"{t.name} : {t.sized_type} to %{argument} : !hal.buffer_view"
     return e.tensor(f"hal.tensor.alias wait(%wait) => {written}", t.shape, t.dtype)
 
 
 def _with_transients(e: Emitter, t: Tensor, storage: str) -> Tensor:
-    """Compute `t` with all temporaries in `storage`, a !hal.buffer."""
+    """Emit that all temporaries of the computation of `t` are in `storage`, a !hal.buffer."""
     return e.tensor(
         f"hal.tensor.transients {t.name} : {t.sized_type} from {storage} : !hal.buffer", t.shape, t.dtype
     )
 
 
 def _argument_types(entry: Entry, options: BuildOptions, slabs: Slabs) -> dict[str, str]:
-    """Return the argument types of an entry that computes tokens, by name and in order."""
+    """Return the MLIR types of the arguments of a prefill, decode, extend or decode loop, in order."""
     shapes = _shapes_of(entry, has_windows=len(slabs) > 1)
     caches = {
         name: tensor_type(("?", elements), options.cache_dtype)
@@ -330,7 +341,10 @@ def _shapes_of(entry: Entry, *, has_windows: bool = False) -> dict[str, list[Dim
 
 
 def _declaration(entry: Entry, types: Iterable[str], results: list[Tensor]) -> str:
-    """Return the signature as IREE declares its own entries; `runtime/declaration.py` parses it."""
+    """Return the signature in the form in which IREE declares entries.
+
+    `runtime/declaration.py` parses the signature.
+    """
     ins = ", ".join(f"%input{i}: {kind}" for i, kind in enumerate(types))
     outs = ", ".join(f"%output{i}: {t.type}" for i, t in enumerate(results))
     return f"async func @{entry.name}({ins}) -> ({outs})"

@@ -1,7 +1,7 @@
-"""The compiled module: a decoder over a paged cache, as MLIR text.
+"""The MLIR module of a model: a decoder over a paged KV cache.
 
-model/ defines the model, lowering/ the kernels that a target computes it with, and entry.py the entries'
-external interface.
+model/ defines the model's operations, lowering/ the kernels that a target computes them with, and entry.py
+the external interface of the entries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOP_RESULTS = ("token_ids", "tokens", "positions")
 
 
 class ModelModule:
-    """The module of one model for one target; `choices` are its kernels and the reasons for them."""
+    """The module of one model for one target; `choices` has the chosen kernels and the reasons."""
 
     def __init__(self, spec: ModelSpec, options: BuildOptions, target: Target) -> None:
         self._spec = spec = within(spec, context_length(spec, options))
@@ -48,7 +48,7 @@ class ModelModule:
         return entries_of(self._options, draws_rows=self._lowering.draws_rows)
 
     def text(self) -> str:
-        """Return the MLIR text of all entries, in a module named `module`."""
+        """Return the MLIR of all entries, in a module named `module`."""
         functions = [self._function(entry) for entry in self.entries]
         declarations = [
             *self._weights.declarations(),

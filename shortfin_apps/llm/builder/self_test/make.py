@@ -1,6 +1,7 @@
-"""Compute a self-test with the reference, with one layer's weights in memory at a time.
+"""Compute a self-test with the reference (the forward pass in numpy).
 
-It needs no device, so artefacts for other machines get their self-tests in the same way.
+One layer's weights are in memory at a time. No device is needed, so artefacts for other machines have
+self-tests too.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ Tokens = npt.NDArray[np.int64]
 
 SEED = 2011
 NUM_SAMPLED = 64
-# Real texts: models have never seen random tokens in sequence, and some types of few bits are far off on
-# them.
+# Real texts: models are not trained on random tokens, on which some weight types of few bits have large
+# errors.
 TEXTS = (
     "The quick brown fox jumps over the lazy dog. Once upon a time, in a small village by the sea, there "
     "lived an old clockmaker who repaired everything that people brought to him: watches, toys and radios. ",
@@ -47,10 +48,10 @@ TEXTS = (
 )
 # Tolerances of logits against the reference, in standard deviations (`SelfTestFile`).
 #
-# The reference uses the stored weights and an 8-bit cache, so only the rounding of activations and the
-# order of sums differ. For SmolLM2-135M, the largest errors over all entries on CPUs with AVX-512 and AVX2
-# were 0.055 in bf16, 0.16 in q8_0, 0.26 in q4, 0.87 in int8 for random tokens and 0.41 for text, and less
-# than 1e-4 in f32 (docs/self_test.md). Unrelated logits are off by 1.4.
+# The reference uses the weights as stored and, for an artefact with a q8_0 cache, K and V in 8 bits. So only
+# the rounding of activations and the order of sums differ. For SmolLM2-135M, the largest errors over all
+# entries on CPUs with AVX-512 and AVX2 were 0.055 in bf16, 0.16 in q8_0, 0.26 in q4, 0.87 in int8 for random
+# tokens and 0.41 for text, and less than 1e-4 in f32 (docs/self_test.md). Unrelated logits are off by 1.4.
 TOLERANCES: dict[WeightType, float] = {
     "f32": 0.002,
     "f16": 0.03,
@@ -60,9 +61,9 @@ TOLERANCES: dict[WeightType, float] = {
     "int8": 1.0,
     "fp8": 1.0,
 }
-# The same for caches in a narrower type than the activations.
+# Tolerances of the same unit for KV caches in a narrower type than the activations.
 KV_TOLERANCES: dict[KVType, float] = {"f32": 0.0, "f16": 0.03, "bf16": 0.15, "q8_0": 0.15}
-ROUTED_FACTOR = 2.0  # a rounding may choose another expert
+ROUTED_FACTOR = 2.0  # for models with experts: rounding may change the chosen expert
 MAX_TOLERANCE = 1.0
 
 
@@ -106,13 +107,13 @@ def make_self_test(
 
 
 def _built_spec(spec: ModelSpec, options: BuildOptions) -> ModelSpec:
-    """Limit the model to the context it is built for, which selects some rotations and windows."""
+    """Return the spec for the built context length, which selects some rotations and windows."""
     context = context_length(spec, options)
     return replace(within(spec, context), max_position_embeddings=context)
 
 
 def _prompts(source: ModelSource, length: int) -> list[Tokens]:
-    """Return the first `length` tokens of each text, repeating shorter texts."""
+    """Return `length` token ids of each of TEXTS; the tokens of shorter texts are repeated."""
     files = source.tokenizer_files()
     try:
         tokenizer = Tokenizer.from_str(files.tokenizer)
@@ -148,7 +149,7 @@ def _expected(position: int, row: F32, sample_ids: npt.NDArray[np.int64]) -> Exp
 
 
 def _page_sums(layer: int, kept: CachedTokens | None, layout: TestLayout) -> list[PageSums]:
-    """Sum the cache entries of a layer by page; a state has none."""
+    """Sum a layer's keys and values by page; empty for layers with a recurrent state."""
     if kept is None:
         return []
     return [
@@ -169,7 +170,7 @@ def _sums(x: F32) -> tuple[float, float]:
 
 
 def _rounded(values: F32) -> tuple[float, ...]:
-    """Round to six digits, which is finer than any tolerance."""
+    """Round to six significant digits, which is finer than any tolerance."""
     return tuple(_significant(value) for value in values)
 
 
@@ -178,6 +179,6 @@ def _significant(value: float) -> float:
 
 
 def tolerance_of(spec: ModelSpec, options: BuildOptions) -> float:
-    """Return the maximum error of a logit, in standard deviations."""
+    """Return the maximum error of a logit, in standard deviations (`SelfTestFile`)."""
     of_types = max(TOLERANCES[options.weights], KV_TOLERANCES[options.kv])
     return min(MAX_TOLERANCE, of_types * (ROUTED_FACTOR if spec.experts is not None else 1))

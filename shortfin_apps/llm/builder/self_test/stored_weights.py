@@ -1,4 +1,4 @@
-"""The weights that an artefact stores, as f32: rounded or quantised as its parameters are."""
+"""An artefact's weights as f32: rounded or quantised as in its parameters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ HEAD_ROWS = 8192  # rows of the embedding or head converted to f32 at a time
 
 
 class StoredWeights:
-    """A source's weights with the values of the target's parameters, read one layer at a time."""
+    """The weights of a source, as f32 with the values that the target's parameters represent.
+
+    A weight is read from the source whenever a method needs it.
+    """
 
     def __init__(self, source: ModelSource, options: BuildOptions, target: Target) -> None:
         self._source = source
@@ -45,7 +48,7 @@ class StoredWeights:
         return list(weight_shapes(self._source.spec))
 
     def whole(self, name: str) -> F32:
-        """Return a weight in its own shape."""
+        """Return a weight in its logical shape; weights of experts are [experts, out, in]."""
         weight = self._plan[name]
         matrices = [_worth(self._load(each), self._layout(name), self._options) for each in weight.matrices()]
         return matrices[0] if weight.experts is None else np.stack(matrices)
@@ -57,7 +60,7 @@ class StoredWeights:
         return {name.removeprefix(prefix): self.whole(name) for name in names}
 
     def rows(self, name: str, indices: npt.NDArray[np.intp]) -> F32:
-        """Return some rows of a matrix."""
+        """Return the rows `indices` of a matrix."""
         return _worth(_taken(self._load(self._plan[name]), indices), self._layout(name), self._options)
 
     def slices(self, name: str) -> Iterator[F32]:
@@ -81,7 +84,10 @@ def _taken(value: Array | Blocks, rows: npt.NDArray[np.intp]) -> Array | Blocks:
 
 
 def _worth(value: Array | Blocks, layout: WeightLayout, options: BuildOptions) -> F32:
-    """Return `value` after a round trip through storage; every layout stores rows independently."""
+    """Return `value` as f32, after the rounding or quantisation of `layout`.
+
+    Every layout rounds rows independently, so `value` may be only some rows of a matrix.
+    """
     if isinstance(value, Blocks):
         return value.dequantise()
     quants: Array

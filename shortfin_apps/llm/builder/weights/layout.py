@@ -1,15 +1,15 @@
 """Layouts of weights in the parameter file: row-major, or in the panels that the CPU kernels read.
 
-A weight [out, in] is one logical matrix. A panel holds 32 of its output features, so that a kernel reads one
-forward stream. `pair` neighbours along K stay together: as many as a dot product adds (2 of bf16, 4 of bytes,
-8 of bytes in products of matrices), or 1.
+A weight is a matrix [out, in], whose second dimension is also called K. A panel holds 32 of its output
+features, so that a kernel reads a panel as one sequential stream. In panels, `pair` neighbours along K are
+contiguous: as many as one dot product adds (2 of bf16, 4 of int8, 8 of int8 for SMMLA), or 1.
 
     BlockRows           name           [out, K] i8; for 4 bits
                                        [out, K / 2] i8: byte j of 16 has the elements j and j + 16 of 32 in
-                                       its low and its high bits
+                                       its low and its high 4 bits
                         name.scales    [out, K / size] f16; in groups
-                                       [out, 2 * K / group + K / size] i8: a row's f16, then its i8, padded
-                                       to a multiple of 4
+                                       [out, 2 * K / group + K / size] i8: the f16 of a row's groups, then
+                                       the i8 of its blocks, padded to a multiple of 4
                         name.minima    like the scales, for types with minima
     Taps                name           [taps, channels] f32, of a convolution's [channels, taps]
     Fp8Rows             name           [out, K] of the target's 8-bit floats
@@ -17,19 +17,19 @@ forward stream. `pair` neighbours along K stay together: as many as a dot produc
     Panels              name           [panels, K / pair, 32 * pair]
     QuantisedPanels     name           [panels, K / pair, 32 * pair] i8; for 4 bits
                                        [panels, K / pair, 16 * pair] i8: byte j has element j of the panel's
-                                       first half in its low bits and of its second half in its high bits
+                                       first half in its low 4 bits and of its second half in its high 4 bits
                         name.scales    [panels, K / size, 32] f16; with minima
                                        [panels, K / size, 2, 32] f16: scales, then minima; in groups
-                                       [panels, K / group, bytes] i8: 32 f16 per term, then 32 i8 per term
-                                       for each block
+                                       [panels, K / group, bytes] i8: 32 f16 for the scales and 32 for any
+                                       minima, then for each block 32 i8 for either
     TilePanels          name           [panels, K / 32, 2, 16, 32] bf16 or f16: AMX tiles of each half, of 16
                                        pairs
     Int8Panels          name           [panels, K / 64, 2, 64 / pair, 16 * pair] i8: tiles of each half, which
                                        are AMX tiles if `pair` is 4
                         name.scales    [panels, 32] f32
 
-A panel's halves are 16 features each: neighbours, or, if `gated`, 16 of gate and 16 of up, which the matrix
-stacks. Missing elements in the last panel or tile are zero.
+A panel has two halves of 16 features: consecutive features or, if `gated`, 16 of gate and 16 of up (the
+matrix has all rows of gate before those of up). The last panel or tile is padded with zeros.
 
 A weight of experts [experts, out, in] is stored as one matrix per expert, concatenated.
 """
@@ -84,7 +84,7 @@ FP8_DTYPES: dict[Fp8Type, np.dtype[Any]] = {
 
 
 class WeightLayout(Protocol):
-    """The layout of one weight in the parameter file; `name` is the weight's and `shape` its matrix's."""
+    """How a weight is stored in the parameter file, as one parameter or several."""
 
     @property
     def blocks(self) -> BlockType | None:
@@ -92,11 +92,18 @@ class WeightLayout(Protocol):
         ...
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
-        """Return the parameters' shapes and types, in the order in which kernels read them."""
+        """Return the shape and MLIR dtype of each parameter of the weight `name`, a matrix of `shape`.
+
+        The order is the order in which kernels read the parameters.
+        """
         ...
 
     def store(self, value: Array | Blocks) -> list[Array]:
-        """Return the parameters' values; quantised layouts take blocks of their bits, or quantise floats."""
+        """Return the value of each parameter.
+
+        A layout with `blocks` takes Blocks of exactly this type, or floats, which it quantises. Other
+        layouts take only floats.
+        """
         ...
 
 
@@ -141,7 +148,7 @@ class BlockRows:
         return "f16" if self.blocks.group is None else "i8"
 
     def terms_size(self, columns: int) -> int:
-        """Return the elements of a row of scales or minima."""
+        """Return the number of elements that store the scales, or the minima, of a row."""
         blocks = columns // self.blocks.size
         if self.blocks.group is None:
             return blocks
@@ -204,7 +211,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class TilePanels:
-    """A WeightLayout: bf16 or f16 in AMX tiles, all of which the matrix must fill."""
+    """A WeightLayout: bf16 or f16 in AMX tiles; the matrix must consist of whole tiles."""
 
     dtype: FloatType
     gated: bool
@@ -247,7 +254,7 @@ class QuantisedPanels:
         return [self._pack(blocks.codes), np.concatenate([shared, own], axis=2)]
 
     def _columns(self, terms: list[Array]) -> Array:
-        """Arrange terms, [out, count] each, as [panels, count, terms, 32]."""
+        """Arrange arrays of scales and minima, [out, count] each, as [panels, count, arrays, 32]."""
         halves = [_halves(each, self.gated).transpose(0, 3, 1, 2) for each in terms]
         return np.stack([each.reshape(*each.shape[:2], PANEL) for each in halves], axis=2)
 
@@ -287,7 +294,10 @@ class Int8Panels:
 
 
 def stored_types(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> StoredTypes:
-    """Return the parameters of a weight; a weight of experts has three dimensions."""
+    """Return the shape and MLIR dtype of each parameter of a weight.
+
+    The `shape` of a weight of experts is [experts, out, in].
+    """
     if len(shape) < 3:
         return layout.stored(name, shape)
     experts, *matrix = shape
@@ -297,7 +307,11 @@ def stored_types(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> Sto
 
 @lru_cache(maxsize=64)
 def linear_sizes(block: Block, hidden: int) -> frozenset[int] | None:
-    """Return the sizes of a block's matrices; None unless Linear and GatedLinear read all of them."""
+    """Return the dimensions of the matrices of a model's block, such as an attention or a feed-forward.
+
+    None if another operation than Linear or GatedLinear reads one of the matrices. Gate and up count as two
+    matrices.
+    """
     sizes: set[int] = set()
     readers = {o.weight: o for o in block.operations(0, "x", "x") if isinstance(o, Linear | GatedLinear)}
     for name, parts in weight_parts(tensor.of_layer(0) for tensor in block.tensors(hidden)).items():
@@ -311,7 +325,7 @@ def linear_sizes(block: Block, hidden: int) -> frozenset[int] | None:
 
 
 def fills_panels(spec: ModelSpec) -> bool:
-    """Whether all matrices of the model are whole panels and blocks, and read by Linear and GatedLinear."""
+    """Whether the sizes of all matrices are multiples of 32, and only Linear and GatedLinear read them."""
     sizes = [linear_sizes(block, spec.hidden_size) for block in spec.blocks]
     own = frozenset({spec.hidden_size, spec.vocab_size})
     return all(each is not None and all(size % PANEL == 0 for size in each) for each in (own, *sizes))
@@ -320,7 +334,7 @@ def fills_panels(spec: ModelSpec) -> bool:
 def fills_tiles(spec: ModelSpec, activations: FloatType, target: Target) -> bool:
     """Whether the CPU has AMX for these activations, and all matrices of the model are whole tiles.
 
-    f16 needs AMX for f16 only, bf16 needs it for bf16 and for bytes.
+    f16 activations need AMX with f16; bf16 activations need AMX with bf16 and int8, and AVX-512 VNNI.
     """
     in_bf16 = activations == "bf16" and target.has_amx_int8 and target.has_int8_dot
     in_f16 = activations == "f16" and target.has_amx_fp16
@@ -328,26 +342,29 @@ def fills_tiles(spec: ModelSpec, activations: FloatType, target: Target) -> bool
 
 
 def multiplies_blocks(spec: ModelSpec, target: Target) -> bool:
-    """Whether the CPU multiplies the model's blocks as integers, with AMX or without."""
+    """Whether the CPU multiplies quantised blocks as integers, and the model's sizes allow it."""
     return target.multiplies_blocks and fills_panels(spec)
 
 
 def multiplies_matrices(spec: ModelSpec, target: Target) -> bool:
-    """Whether integers use NEON's matrix products, which only the fused layer supports."""
+    """Whether integers are multiplied with SMMLA, NEON's matrix products.
+
+    Only the fused layer supports SMMLA.
+    """
     return target.has_smmla and fills_panels(spec)
 
 
 def multiplies_pairs(spec: ModelSpec, options: BuildOptions, target: Target) -> bool:
     """Whether float matmuls use dot products of bf16 pairs.
 
-    On aarch64, only the fused layer supports them.
+    On aarch64, only the fused layer supports these dot products.
     """
     has_dot = target.has_bf16_dot or (target.has_neon_bf16_dot and fills_panels(spec))
     return options.activations == "bf16" and has_dot
 
 
 def experts_fill_tiles(spec: ModelSpec, options: BuildOptions, target: Target) -> bool:
-    """Whether the CPU has AMX for the experts' bf16 or f16 matrices, and they are whole tiles."""
+    """Whether the CPU has AMX for the experts' bf16 or f16 matrices, and these consist of whole tiles."""
     has_tiles = {"bf16": target.has_amx, "f16": target.has_amx_fp16}.get(options.weights, False)
     if spec.experts is None or not has_tiles:
         return False
@@ -366,14 +383,14 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
         options = replace(options, weights=options.activations)
     blocks = dict(options.block_types).get(name, made_blocks(name, options.weights))
     if not target.is_cpu:
-        if options.weights == "fp8" and target.fp8 and name.startswith("blk."):  # neither embedding nor head
+        if options.weights == "fp8" and target.fp8 and name.startswith("blk."):  # no embedding or head
             return Fp8Rows(target.fp8)
         return RowMajor(options.activations) if blocks is None else BlockRows(blocks)
     pair = 2 if multiplies_pairs(spec, options, target) else 1
     byte_pair = MATRIX_BYTES if multiplies_matrices(spec, target) else DOT_BYTES
     block_pair = byte_pair if multiplies_blocks(spec, target) else pair
     if blocks is not None:
-        widened = blocks.is_e2m1 and multiplies_blocks(spec, target)  # to integers
+        widened = blocks.is_e2m1 and multiplies_blocks(spec, target)  # floats to integers
         return QuantisedPanels(Q8_0 if widened else blocks, block_pair, gated)
     match options.weights:
         case "int8":
@@ -388,25 +405,25 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
 
 @lru_cache(maxsize=8)
 def _weights_of(spec: ModelSpec) -> dict[str, tuple[ModelTensor, bool]]:
-    """Return the first tensor of each weight, and whether the weight holds gate and up."""
+    """Map the name of each weight to its first tensor, and to whether the weight stacks gate and up."""
     gated = {o.weight for o in spec.operations() if isinstance(o, GatedLinear | GatedExperts)}
     return {name: (parts[0], name in gated) for name, parts in weight_parts(spec.tensors()).items()}
 
 
 def made_blocks(name: str, weights: WeightType) -> BlockType | None:
-    """Return the blocks that a matrix is quantised to; None if it is not in blocks."""
+    """Return the type of blocks that floats are quantised to; None for weight types without blocks."""
     match weights:
         case "q8_0":
             return Q8_0
         case "q4":
-            # As in 4-bit GGUF files, embedding and head keep 8 bits, as their errors cost the most.
+            # As in 4-bit GGUF files, embedding and head have 8 bits, because their errors cost most quality.
             return Q4_1 if name.startswith("blk.") else Q8_0
         case _:
             return None
 
 
 def panel_terms(blocks: BlockType, panels: int, columns: int) -> tuple[tuple[int, ...], str]:
-    """Return the shape and type of the scales and minima of QuantisedPanels."""
+    """Return the shape and MLIR dtype of the scales and minima of QuantisedPanels."""
     if blocks.group is None:
         terms = (2,) if blocks.has_minima else ()
         return (panels, columns // blocks.size, *terms, PANEL), "f16"
@@ -414,7 +431,7 @@ def panel_terms(blocks: BlockType, panels: int, columns: int) -> tuple[tuple[int
 
 
 def group_bytes(blocks: BlockType) -> int:
-    """Return the bytes of a group's terms in a panel."""
+    """Return the bytes of the scales and minima of one group of blocks in a panel."""
     assert blocks.group is not None
     return PANEL * blocks.num_terms * (2 + blocks.group // blocks.size)
 
@@ -435,7 +452,7 @@ def num_tiles(in_features: int) -> int:
 
 
 def cast_floats(value: Array, dtype: FloatType) -> Array:
-    """Cast `value` to `dtype`; f16 saturates."""
+    """Cast `value` to `dtype`; values out of the range of f16 saturate."""
     if dtype != "f16":
         return value.astype(FLOAT_DTYPES[dtype], copy=False)
     largest = np.finfo(np.float16).max
@@ -443,7 +460,7 @@ def cast_floats(value: Array, dtype: FloatType) -> Array:
 
 
 def _halves(matrix: Array, gated: bool) -> Array:
-    """Split into halves of panels: [out, columns] -> [panels, 2, lanes, columns]."""
+    """Split a matrix into the halves of its panels: [out, columns] -> [panels, 2, lanes, columns]."""
     rows, columns = matrix.shape
     if gated:
         return matrix.reshape(2, rows // 2 // LANES, LANES, columns).swapaxes(0, 1)
@@ -453,14 +470,14 @@ def _halves(matrix: Array, gated: bool) -> Array:
 
 
 def _tile(halves: Array, pair: int, steps: int = LANES) -> Array:
-    """Tile halves: [panels, 2, lanes, K] -> [panels, tiles, 2, steps along K, lanes * pair]."""
+    """Arrange halves as tiles: [panels, 2, lanes, K] -> [panels, tiles, 2, steps along K, lanes * pair]."""
     panels = len(halves)
     ordered = halves.reshape(panels, 2, LANES, -1, steps, pair).transpose(0, 3, 1, 4, 2, 5)
     return np.ascontiguousarray(ordered).reshape(panels, -1, 2, steps, LANES * pair)
 
 
 def _interleave(halves: Array, pair: int) -> Array:
-    """Interleave pairs: [panels, 2, lanes, K] -> [panels, K / pair, 2, lanes * pair]."""
+    """Make pairs contiguous: [panels, 2, lanes, K] -> [panels, K / pair, 2, lanes * pair]."""
     panels, _, _, columns = halves.shape
     pairs = halves.reshape(panels, 2, LANES, columns // pair, pair).transpose(0, 3, 1, 2, 4)
     return np.ascontiguousarray(pairs).reshape(panels, columns // pair, 2, LANES * pair)

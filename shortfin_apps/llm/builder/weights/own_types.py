@@ -12,9 +12,9 @@ from shortfin_apps.llm.model.weight_blocks import Q8_0, BlockType, common_type
 
 
 def with_own_types(source: ModelSource, options: BuildOptions) -> BuildOptions:
-    """Return options that keep the source's types: its own blocks, or bf16 for floats.
+    """Return `options` with the types of the source's weights: its own blocks, or bf16 for floats.
 
-    A weight stacked from several tensors gets a block type that preserves the blocks of each.
+    A weight stacked from several tensors gets a block type that preserves the blocks of each tensor.
     """
     quantisation = source.quantisation
     if quantisation is None:
@@ -32,9 +32,9 @@ def _own_blocks(source: ModelSource) -> Iterator[tuple[str, BlockType | None]]:
 
 
 def _stacked(types: list[BlockType | None], name: str) -> BlockType | None:
-    """Return the type of a weight stacked from tensors of `types`; it is float only if all are."""
+    """Return the block type of a weight stacked from tensors of `types`; None only if all are floats."""
     if not any(types):
         return None
     kind = common_type([each or Q8_0 for each in types])
-    # The embedding is read element by element, in bytes.
+    # The embedding lookup reads single elements, which must be whole bytes.
     return replace(kind, bits=8, is_e2m1=False) if name == "token_embd.weight" else kind

@@ -27,7 +27,7 @@ def weight_layouts(spec: ModelSpec, options: BuildOptions, target: Target) -> di
 
 
 class WeightTypes:
-    """The parameters as globals of the module."""
+    """The weights of a module, as globals that are initialised from the parameter file."""
 
     def __init__(self, spec: ModelSpec, options: BuildOptions, target: Target) -> None:
         self._shapes = weight_shapes(spec)
@@ -46,12 +46,12 @@ class WeightTypes:
         return self._layouts[name]
 
     def load(self, e: Emitter, name: str) -> list[Tensor]:
-        """Load the parameters that hold the weight."""
+        """Load all parameters of a weight: its elements and, if it is quantised, scales and minima."""
         stored = stored_types(self._layouts[name], name, self._shapes[name])
         return [e.load(parameter, *kind) for parameter, kind in stored.items()]
 
     def load_one(self, e: Emitter, name: str) -> Tensor:
-        """Load the parameter of a weight that is stored in one."""
+        """Load a weight that is stored as a single parameter."""
         [parameter] = self.load(e, name)
         return parameter
 

@@ -23,9 +23,10 @@ _ITEM_BYTES = {"i8": 1, "f8E4M3FN": 1, "f8E4M3FNUZ": 1, "bf16": 2, "f16": 2, "f3
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight of the graph; `parts` are the source's tensors, stacked on rows in order.
+    """One weight of the model: the source's tensors `parts`, concatenated along their rows in this order.
 
-    A vector may be stored times `scale`. A weight of `experts` has equally many parts per expert.
+    `scale`: a factor of the stored values. `experts`: the number of experts, which have equally many parts
+    each; None for other weights.
     """
 
     name: str
@@ -43,17 +44,26 @@ class Weight:
         return [Weight(self.name, shape, each) for each in parts]
 
     def load(self, source: ModelSource) -> Array:
-        """Return its value in the widest type of its parts; not for weights of experts."""
+        """Return the value in the widest dtype of the parts.
+
+        Callers must not call this for a weight of experts; see `matrices`.
+        """
         tensors = [source.tensor(part) for part in self.parts]
         value = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
         return value if self.scale == 1 else value.astype(np.float32) * np.float32(self.scale)
 
     def load_blocks(self, source: ModelSource, kind: BlockType) -> Blocks:
-        """Return its blocks: the source's own if `kind` can hold them, otherwise quantised values."""
+        """Return the value as blocks of type `kind`.
+
+        Blocks of the source are converted if `kind` can hold them; other parts are quantised.
+        """
         return stack([_blocks(source, part, kind) for part in self.parts])
 
     def stored(self, source: ModelSource, layout: WeightLayout) -> Iterator[Array]:
-        """Yield the values of its parameters, with one matrix in memory at a time, besides its scales."""
+        """Yield the values of the weight's parameters, in the order of the file.
+
+        Holds one matrix in memory at a time, besides the scales of all matrices of experts.
+        """
         scales: list[list[Array]] = []
         for matrix in self.matrices():
             first, *others = matrix._store(source, layout)
@@ -76,7 +86,7 @@ def _blocks(source: ModelSource, part: str, kind: BlockType) -> Blocks:
 
 
 def plan_weights(spec: ModelSpec) -> list[Weight]:
-    """List the weights of a model, in an invocation's read order."""
+    """List the weights of a model, in the order in which an invocation reads them."""
     shapes = weight_shapes(spec)
     return [
         Weight(

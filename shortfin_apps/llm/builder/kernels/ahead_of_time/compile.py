@@ -31,7 +31,7 @@ _POINTERS = {
     "i8": "*i8",
 }
 _WARP = 32  # lanes
-_PTX_VERSION = 84  # of CUDA 12.4: drivers reject versions newer than their own
+_PTX_VERSION = 84  # PTX 8.4, of CUDA 12.4: drivers reject versions newer than their own
 _ALIGNMENT = 16  # bytes, for every buffer that IREE passes; lets Triton load 16 bytes per lane
 
 Signature = dict[str, str]
@@ -41,7 +41,10 @@ Attributes = dict[tuple[int], list[list[object]]]
 
 @dataclass(frozen=True, slots=True)
 class CodeObject:
-    """Code of one kernel, launched in workgroups of `threads` lanes with `shared_bytes` of dynamic LDS."""
+    """Code of one kernel, launched in workgroups of `threads` lanes.
+
+    A workgroup has `shared_bytes` of dynamic shared memory (LDS).
+    """
 
     image: bytes
     threads: int
@@ -49,7 +52,10 @@ class CodeObject:
 
 
 def compile_kernel(kernel: Kernel, architecture: str, chip: str) -> CodeObject:
-    """Compile for a chip of "nvptx" or "amdgpu". Raises BuildError if IREE could not launch the result."""
+    """Compile `kernel` for a chip of the architecture "nvptx" or "amdgpu".
+
+    Raises BuildError if IREE could not launch the result.
+    """
     return _for_nvidia(kernel, chip) if architecture == "nvptx" else _for_amd(kernel, chip)
 
 
@@ -77,7 +83,7 @@ def _num_operands(kernel: Kernel) -> int:
 
 
 def _compile(kernel: Kernel, target: tuple[str, str | int, int], options: dict[str, Any]) -> Any:
-    """Compile for Triton's (backend, chip, lanes of a wave)."""
+    """Compile `kernel` with Triton for `target`: (backend, chip, lanes of a wave)."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -93,7 +99,7 @@ def _compile(kernel: Kernel, target: tuple[str, str | int, int], options: dict[s
 
 @contextmanager
 def _known_to_kernels(target: Any) -> Iterator[None]:
-    """Let kernels query the target (triton.language.target_info), which Triton reads from its driver."""
+    """Let kernels query `target` with triton.language.target_info, which reads it from Triton's driver."""
     from triton.runtime import driver
 
     driver.set_active(_Driver(target))
@@ -105,7 +111,7 @@ def _known_to_kernels(target: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Driver:
-    """The part of a driver that target_info uses."""
+    """A stand-in for Triton's driver, with the one method that target_info calls."""
 
     target: Any
 
@@ -114,7 +120,10 @@ class _Driver:
 
 
 def _signature(kernel: Kernel) -> tuple[Signature, Constants, Attributes]:
-    """Return Triton's parameter types, and by position the constexprs' values and the buffers' attributes."""
+    """Return the types of the parameters, the values of constexprs, and the attributes of buffers.
+
+    The types are by name, the other two by position.
+    """
     names: list[str] = kernel.function.arg_names
     operands = {name: _POINTERS[buffer.dtype] for name, buffer in kernel.interface.buffers.items()}
     attributes: Attributes = {(names.index(name),): [["tt.divisibility", _ALIGNMENT]] for name in operands}
@@ -132,11 +141,14 @@ def _version_of_edit() -> str:
 
 @contextmanager
 def _edited(edit: Callable[[str, int], str], key: str) -> Iterator[None]:
-    """Apply `edit` after Triton's LLVM IR stage; `key` identifies the edit in Triton's cache."""
+    """Apply `edit` to the output of Triton's LLVM IR stage; `key` identifies the edit in Triton's cache.
+
+    `edit` takes the LLVM IR and the kernel's bytes of shared memory.
+    """
     from triton import knobs
 
     def inspect(*arguments: Any) -> tuple[str, str] | None:
-        if not arguments:  # a call for the addition to the key of Triton's cache
+        if not arguments:  # Triton asks for the hook's part of the cache key
             return key, hashlib.sha256(key.encode()).hexdigest()
         stages: dict[str, Any] = arguments[1]
         make = stages["llir"]
@@ -150,7 +162,7 @@ def _edited(edit: Callable[[str, int], str], key: str) -> Iterator[None]:
 
 @contextmanager
 def _chosen_cache() -> Iterator[None]:
-    """Use Triton's cache if the user chose a folder; otherwise use a temporary one."""
+    """Use Triton's cache folder if the user chose one; otherwise a temporary folder."""
     from triton import knobs
 
     if os.environ.get("TRITON_CACHE_DIR"):

@@ -1,4 +1,4 @@
-"""IREE executables with code objects, as MLIR text."""
+"""IREE executables with compiled code objects, as MLIR."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FORMATS = {"amdgpu": ('"rocm", "rocm-hsaco-fb"', "hsaco"), "nvptx": ('"cuda", "
 def executable(kernel: Kernel, code: CodeObject, architecture: str) -> str:
     """Return the `hal.executable.source` of `code`, dispatched as `@name::@name[workload](...)`.
 
-    It is in the generic form, the only one with objects that IREE 3.13 parses.
+    The MLIR is in the generic form of operations, the only one in which IREE 3.13 parses code objects.
     """
     name, operands = kernel.name, {each: f"%w{n}" for n, each in enumerate(kernel.workload)}
     arguments = "".join(f", {operand}: index" for operand in operands.values())
@@ -37,7 +37,7 @@ def executable(kernel: Kernel, code: CodeObject, architecture: str) -> str:
 
 
 def _count(axis: str, extent: int | Tiles, operands: Mapping[str, str]) -> str:
-    """Return text that sets %x, %y or %z."""
+    """Return the MLIR that computes the number of workgroups along `axis`, as %x, %y or %z."""
     if isinstance(extent, int):
         return f"    %{axis} = arith.constant {extent} : index\n"
     tiles = f"%{axis}" if extent.more is None else f"%{axis}.tiles"

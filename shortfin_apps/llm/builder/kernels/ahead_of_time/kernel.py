@@ -14,9 +14,9 @@ Constexpr = int | float | bool | str | tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Waves per workgroup, and pipeline stages: tiles of loads in flight at once.
+    """Waves per workgroup, and pipeline stages (tiles of loads in flight at once).
 
-    With `fuses_products`, a product and a sum may become one instruction, which rounds once.
+    `fuses_products`: a product and a sum may become a fused multiply-add, which rounds once.
     """
 
     num_waves: int = 4
@@ -26,11 +26,14 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Workgroups in one dimension of the grid: the dispatch's number `operand` in tiles of `size`."""
+    """The number of workgroups along a dimension of the grid: ceil(operand / size), plus any `more`.
+
+    `operand` and `more` name values of the dispatch's workload.
+    """
 
     operand: str
     size: int = 1
-    more: str | None = None  # a second number, added to the number of tiles
+    more: str | None = None
 
 
 Grid = Sequence[int | Tiles]  # up to three dimensions, x first
@@ -40,8 +43,9 @@ Grid = Sequence[int | Tiles]  # up to three dimensions, x first
 class Kernel:
     """A `triton.jit` function with one set of sizes.
 
-    Its parameters are, in this order, the buffers of the interface (read, written in place, results) and its
-    constants; every other parameter is in `constexprs`, at any position.
+    The function's operands are, in this order, the buffers of the interface (read, written in place,
+    results) and the interface's constants. All other parameters are in `constexprs`, and may be at any
+    position.
     """
 
     name: str
@@ -53,12 +57,12 @@ class Kernel:
 
     @property
     def workload(self) -> tuple[str, ...]:
-        """The numbers that determine the grid."""
+        """Names of the values that determine the grid; a dispatch passes these values as its workload."""
         named = [name for each in self.grid if isinstance(each, Tiles) for name in (each.operand, each.more)]
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     def without(self, absent: AbstractSet[str]) -> Kernel:
-        """Remove these buffers from the interface; they are None in the function."""
+        """Return the kernel without the buffers `absent`, which are None in the function."""
         if not absent:
             return self
         old = self.interface

@@ -1,10 +1,10 @@
 """Edits of the LLVM IR that Triton 3.9 generates, so that IREE 3.9 can launch the machine code.
 
 - Triton adds two pointer parameters for scratch memory. IREE passes only the interface's operands, and HIP
-  would read past their end. The parameters are dropped, and must be unused.
-- Triton expects its shared memory from the launch. IREE launches with none, so it becomes a static array in
-  the code object.
-- IREE looks a kernel up by the name of its export.
+  would read past their end. The edit drops these parameters, and refuses kernels that use them.
+- Triton expects that the launch provides dynamic shared memory. IREE's launch provides none, so the edit
+  makes the shared memory a static array in the code object.
+- IREE looks up a kernel by the name of its export, so the edit renames the kernel.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.contract.errors import BuildError
 
-MAX_SHARED_BYTES = 64 << 10  # LLVM aborts the process above it
+MAX_SHARED_BYTES = 64 << 10  # LDS of a workgroup; above this, LLVM aborts the process
 
 _KERNEL = re.compile(r"define amdgpu_kernel void @(?P<name>[\w$.]+)\((?P<parameters>(?:[^()]|\([^()]*\))*)\)")
 _SHARED = re.compile(
     r"^@global_smem = external (?P<linkage>.*?)global \[0 x i8\], align (?P<align>\d+)$", re.M
 )
-# Hidden arguments that HIP would have to provide.
+# Hidden arguments of kernels, which only HIP's own launch provides.
 _HIDDEN = ("dispatch.ptr", "queue.ptr", "implicitarg.ptr")
 
 
@@ -28,13 +28,14 @@ _HIDDEN = ("dispatch.ptr", "queue.ptr", "implicitarg.ptr")
 class _Parts:
     before: str
     parameters: list[str]
-    after: str  # from after the closing parenthesis to the end of the module
+    after: str  # from the closing parenthesis (excluded) to the end of the module
 
 
 def for_iree(ir: str, name: str, num_parameters: int, shared_bytes: int) -> str:
-    """Return the module with its kernel renamed to `name`, with `num_parameters` parameters and static LDS.
+    """Return the module with its kernel renamed to `name`, and with static shared memory (LDS).
 
-    Raises BuildError if the kernel uses anything that IREE does not pass, or more LDS than a workgroup has.
+    The kernel keeps its first `num_parameters` parameters. Raises BuildError if the kernel uses anything
+    that IREE does not pass, or more LDS than a workgroup has.
     """
     if shared_bytes > MAX_SHARED_BYTES:
         raise BuildError(
@@ -72,5 +73,8 @@ def _with_static_shared_memory(globals_: str, shared_bytes: int) -> str:
 
 
 def _with_entry_label(parts: _Parts) -> str:
-    """Write out the entry block's number, which phis use and which counts the original parameters."""
+    """Write the number of the entry block, to which phis refer, as an explicit label.
+
+    LLVM numbers an unlabelled entry block by the number of parameters, of which the edit drops some.
+    """
     return re.sub(r"\{\n(?=\s)", f"{{\n{len(parts.parameters)}:\n", parts.after, count=1)

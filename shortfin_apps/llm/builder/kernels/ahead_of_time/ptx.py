@@ -1,7 +1,8 @@
-"""Edits of the PTX that Triton 3.9 generates, so that IREE can launch it.
+"""Edits of the PTX that Triton 3.9 generates, so that IREE can launch the kernel.
 
-Triton adds two parameters for scratch memory, which IREE does not pass. They are dropped, and must be unused.
-IREE looks a kernel up by the name of its export.
+Triton adds two parameters for scratch memory, which IREE does not pass. The edit drops these parameters, and
+refuses kernels that use them. IREE looks up a kernel by the name of its export, so the edit renames the
+kernel.
 """
 
 from __future__ import annotations

@@ -14,7 +14,10 @@ _COLUMN_GROUPS = 8  # approximate number of workgroups per expert
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortRowsGeometry:
-    """Copies each row of x [tokens, size] `dtype` for its `sharing` experts of `count`, in expert order."""
+    """Copies of the rows of x [tokens, size] `dtype`, sorted by expert.
+
+    `count`: experts. `sharing`: experts per token, each of which gets a copy of the token's row.
+    """
 
     count: int
     sharing: int
@@ -45,14 +48,14 @@ class SortRowsGeometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertMatmulGeometry:
-    """The `matmul` of each of `count` experts with its rows, which are contiguous."""
+    """A `matmul` per expert, of the expert's rows, which are contiguous; `count`: experts."""
 
     matmul: MatmulFloatTilesGeometry
     count: int
 
     @property
     def panels_per_group(self) -> int:
-        """Panels per workgroup: an even number, as two gated panels fill a cache line."""
+        """Panels per workgroup: an even number, as the results of two gated panels fill a cache line."""
         return max(2, self.matmul.panels // _COLUMN_GROUPS // 2 * 2)
 
     @property

@@ -21,10 +21,10 @@ from shortfin_apps.llm.model.spec import FloatType
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulFloatTilesGeometry(MatmulGeometry):
-    """A bf16 or f16 matmul, by `dtype` (matmul_floats_function.mlir.j2).
+    """A matmul on AMX tiles in bf16 or f16, as `dtype` says (matmul_floats_function.mlir.j2).
 
-    x is row-major or, if `is_tiled`, FloatTiles; `makes_tiles` selects the same for a gated result. With
-    `has_bias`, sums start from their column's bias.
+    x is FloatTiles if `is_tiled`, otherwise row-major. A gated result is FloatTiles if `makes_tiles`,
+    otherwise row-major. With `has_bias`, each sum starts from the bias of its column.
     """
 
     dtype: FloatType = "bf16"
@@ -48,12 +48,12 @@ class MatmulFloatTilesGeometry(MatmulGeometry):
 
     @property
     def out(self) -> FloatTiles:
-        """The result's tiles, if gated."""
+        """The layout of a gated result in tiles."""
         return FloatTiles(self.out_features)
 
     @property
     def clamped_slope(self) -> float:
-        """The slope in the exponent of 2."""
+        """The slope of the "clamped" activation for exp2: sigmoid = 1 / (1 + exp2(slope * gate))."""
         return -CLAMPED_SLOPE * math.log2(math.e)
 
     @property
@@ -62,17 +62,17 @@ class MatmulFloatTilesGeometry(MatmulGeometry):
 
     @property
     def panel_bias_bytes(self) -> int:
-        """Bytes of the bias of a panel's columns, or of the gate's only."""
+        """Bytes of the bias of a panel's columns; if gated, only of its columns of gate."""
         return SUMS_ROW_BYTES // 2 if self.is_gated else SUMS_ROW_BYTES
 
     @property
     def second_bias_bytes(self) -> int:
-        """Bytes from the bias of a panel's first half to the bias of its second."""
+        """Bytes from the bias of a panel's first half to the bias of its second half."""
         return 4 * self.out_features if self.is_gated else SUMS_ROW_BYTES // 2
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a row of x per chunk: near-equal chunks of K."""
+        """Bytes of a row of x in a chunk of K; chunks are nearly equal."""
         tiles = self.row_bytes // TILE_ROW_BYTES
         chunks = -(-tiles // self.max_chunk_tiles)
         return TILE_ROW_BYTES * -(-tiles // chunks)
@@ -82,7 +82,7 @@ class MatmulFloatTilesGeometry(MatmulGeometry):
         return Regions(
             {
                 "config": CONFIG_BYTES,
-                "zeros": 2 * TILE_ROW_BYTES,  # one row of sums
+                "zeros": 2 * TILE_ROW_BYTES,  # a row of initial sums
                 "sums": self.row_block * SUMS_ROW_BYTES,
             }
         )
@@ -90,13 +90,16 @@ class MatmulFloatTilesGeometry(MatmulGeometry):
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulInt8Geometry(MatmulBytesGeometry):
-    """int8 with a scale per row and per column (matmul_int8_function.mlir.j2)."""
+    """An int8 matmul on AMX tiles (matmul_int8_function.mlir.j2).
+
+    A scale per row of x and a scale per column turn sums into floats.
+    """
 
     max_chunk_tiles: ClassVar[int] = 12  # tiles of a panel along K that stay in the L1 cache
 
     @property
     def out(self) -> FloatTiles:
-        """The result's tiles, if gated."""
+        """The layout of a gated result in tiles."""
         return FloatTiles(self.out_features)
 
     @property
@@ -105,23 +108,23 @@ class MatmulInt8Geometry(MatmulBytesGeometry):
 
     @property
     def chunk_tiles(self) -> int:
-        """Tiles along K of all chunks except the last."""
+        """Tiles along K per chunk; the last chunk may have fewer."""
         return -(-self.x.tiles // self.chunks)
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of sixteen rows of x per chunk."""
+        """Bytes of sixteen rows of x in a chunk of K."""
         return TILE_BYTES * self.chunk_tiles
 
     @property
     def finished_rows(self) -> int:
-        """Rows of the previous block that every step of the last chunk writes out."""
+        """Rows of the previous block of rows that each step (tile along K) of the last chunk writes out."""
         last_tiles = self.x.tiles - (self.chunks - 1) * self.chunk_tiles
         return -(-PANEL // last_tiles)
 
     @property
     def sums_rows(self) -> int:
-        """Rows of sums; with one chunk, two blocks of rows alternate."""
+        """Rows of sums in memory: a work item's or, with one chunk, two blocks of 32 that alternate."""
         return self.row_block if self.chunks > 1 else 64
 
     @property

@@ -11,8 +11,8 @@ from shortfin_apps.llm.contract.config import SCALE_BYTES
 
 _POINTER_BYTES = 8
 _LOG2_E = 1.4426950408889634
-_VECTOR_SUMS = 16  # sums that vectors keep in registers; there are twice as many registers
-_WIDE_BYTES = 32 << 10  # quantised pages that a step widens; they must stay in a near cache
+_VECTOR_SUMS = 16  # of 32 vector registers, those that hold sums
+_WIDE_BYTES = 32 << 10  # bytes of pages that a step widens to bf16, which must stay in a near cache
 
 
 def widened_slots(head_dim: int) -> int:
@@ -22,10 +22,10 @@ def widened_slots(head_dim: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class KVPagesGeometry:
-    """Pages of `stride` slots of all layers, each head's K before its V, in tiles (rope_function.mlir.j2).
+    """KV pages of `stride` slots of all layers, in tiles, each head's K before its V (rope_function.mlir.j2).
 
-    `head_dim` is a multiple of 32, `stride` of 16. Elements are bf16, or bytes; in bytes, a head's K and V
-    are each followed by their scales [stride] f32, one per token (cached_bytes.mlir.j2).
+    `head_dim` must be a multiple of 32, `stride` of 16. Elements are bf16 or, if `is_quantised`, int8. Then
+    a head's K, and likewise its V, is followed by scales [stride] f32, one per token (cached_bytes.mlir.j2).
     """
 
     q_heads: int
@@ -70,7 +70,7 @@ class KVPagesGeometry:
 
     @property
     def k_tile_bytes(self) -> int:
-        """Bytes of sixteen slots of K."""
+        """Bytes of one head's K of sixteen slots, as stored in pages."""
         return TILE_ROWS * self.stored_head_bytes
 
     @property
@@ -80,7 +80,7 @@ class KVPagesGeometry:
 
     @property
     def v_row_bytes(self) -> int:
-        """Bytes of V of two tokens and sixteen dims in a page."""
+        """Bytes of V of two tokens and sixteen elements of a head, as stored in pages."""
         return 2 * TILE_ROWS * self.element_bytes
 
     @property
@@ -90,7 +90,7 @@ class KVPagesGeometry:
 
     @property
     def f32_head_bytes(self) -> int:
-        """Bytes of one head of a token in f32; also of its angles, a cosine and a sine per pair."""
+        """Bytes of one head of a token in f32, and of the token's RoPE cosines and sines."""
         return 4 * self.head_dim
 
     @property
@@ -110,23 +110,26 @@ class KVPagesGeometry:
 
     @property
     def query_scale(self) -> float:
-        """The factor of q that turns softmax weights into powers of 2 of scores.
+        """The factor of q: log2(e) / sqrt(head_dim), so that softmax weights are powers of 2 of the scores.
 
-        With a cap, scores become fractions of the cap.
+        With a cap, the factor makes scores fractions of the cap instead, for the cap's tanh.
         """
         return (_LOG2_E if self.score_cap is None else 1 / self.score_cap) / math.sqrt(self.head_dim)
 
     @property
     def capped_scale(self) -> float:
-        """The cap, scaled for softmax weights as powers of 2 of the scores."""
+        """The factor of the cap's tanh: cap * log2(e).
+
+        Softmax weights are then powers of 2 of the scores.
+        """
         assert self.score_cap is not None
         return self.score_cap * _LOG2_E
 
     @property
     def rope_local(self) -> Regions:
-        """Scratch of rope_function: one head's K of sixteen tokens, as stored.
+        """Scratch memory of rope_function: one head's K of sixteen tokens, as stored.
 
-        In bytes, it also holds V and a head in f32.
+        If `is_quantised`, also one head's V of sixteen tokens, and one head in f32.
         """
         stored = TILE_ROWS * self.stored_head_bytes
         if not self.is_quantised:
@@ -136,9 +139,10 @@ class KVPagesGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedAttentionGeometry(KVPagesGeometry):
-    """Attention of up to `tile_tokens` tokens, `step_slots` slots per step (attention_function.mlir.j2).
+    """Attention of up to `tile_tokens` tokens, in steps of `step_slots` slots (attention_function.mlir.j2).
 
-    A query sees the last `window` slots, or all; with `has_sinks`, a score of its head joins its softmax.
+    A query, a head of a token, attends to the last `window` slots; None: to all slots. `has_sinks`: the
+    softmax of each head includes one more score, without a value. `has_tiles`: AMX, otherwise vectors.
     """
 
     tile_tokens: int
@@ -149,14 +153,17 @@ class PagedAttentionGeometry(KVPagesGeometry):
 
     @property
     def query_block(self) -> int:
-        """Queries that share each load of K or V on vectors; a decode has blocks of near-equal size."""
+        """Queries that share each load of K or V on vectors.
+
+        The queries of a tile are divided into blocks of near-equal size.
+        """
         most = max(1, _VECTOR_SUMS // max(self.step_pages * self.slot_tiles, self.accumulators))
         queries = TILE_ROWS if self.tile_tokens > 1 else min(self.group, TILE_ROWS)
         return -(-queries // -(-queries // most))
 
     @property
     def prefetches_lines(self) -> bool:
-        """Whether vectors prefetch a line of the next step's pages with each line they load."""
+        """Whether the vector kernel prefetches a line of the next step's pages with each loaded line."""
         return self.tile_tokens == 1 and self.group <= TILE_ROWS and not self.is_quantised
 
     @property
@@ -170,32 +177,32 @@ class PagedAttentionGeometry(KVPagesGeometry):
 
     @property
     def slot_tiles(self) -> int:
-        """Score tiles per page."""
+        """Tiles of scores per page, of sixteen slots each."""
         return self.stride // 16
 
     @property
     def dim_tiles(self) -> int:
-        """Tiles of 32 dims, over which scores are summed."""
+        """Tiles of 32 elements of a head, over which scores are summed."""
         return self.head_dim // 32
 
     @property
     def keeps_queries(self) -> bool:
-        """Whether AMX tiles 1 to 4 hold all of q."""
+        """Whether all of q fits into the AMX tile registers 1 to 4."""
         return self.dim_tiles <= 4
 
     @property
     def out_tiles(self) -> int:
-        """Tiles of 16 dims of the result."""
+        """Tiles of 16 elements of a head of the result."""
         return self.head_dim // 16
 
     @property
     def accumulators(self) -> int:
-        """Result tiles computed together."""
+        """Result tiles that are computed together."""
         return next(n for n in (4, 3, 2) if self.out_tiles % n == 0)
 
     @property
     def v_slots(self) -> int:
-        """Slots per tile of V, in pairs."""
+        """Slots per tile of V, stored in pairs."""
         return 32 if self.stride % 32 == 0 else 16
 
     @property
@@ -209,21 +216,21 @@ class PagedAttentionGeometry(KVPagesGeometry):
 
     @property
     def v_dims_bytes(self) -> int:
-        """Bytes of V of sixteen dims of a page."""
+        """Bytes of V of sixteen elements of a head in a page."""
         return self.v_tiles * self.v_tile_bytes
 
     @property
     def weight_row_bytes(self) -> int:
-        """Bytes of a query's row in a tile of softmax weights, bf16."""
+        """Bytes of a query's row in a tile of softmax weights in bf16."""
         return 2 * self.v_slots
 
     def weights_at(self, slot_tile: int) -> int:
-        """Return the offset of a query's weights of sixteen slots within a page's weights."""
+        """Return the byte offset, within a page's softmax weights, of a query's weights of sixteen slots."""
         v_tile, slot = divmod(TILE_ROWS * slot_tile, self.v_slots)
         return v_tile * self.v_tile_bytes + 2 * slot
 
     def pair_at(self, pair: int) -> int:
-        """Return the offset of a query's weights of two neighbouring slots within a page's weights."""
+        """Return the byte offset, within a page's softmax weights, of a query's weights of two slots."""
         v_tile, in_tile = divmod(2 * pair, self.v_slots)
         return v_tile * self.v_tile_bytes + 2 * in_tile
 
@@ -239,21 +246,24 @@ class PagedAttentionGeometry(KVPagesGeometry):
 
     @property
     def page_score_bytes(self) -> int:
-        """Bytes of the scores of a tile of queries over a page, f32."""
+        """Bytes of the scores of sixteen queries over a page, in f32."""
         return TILE_ROW_BYTES * self.stride
 
     @property
     def page_weight_bytes(self) -> int:
-        """Bytes of the weights of a tile of queries over a page, bf16."""
+        """Bytes of the softmax weights of sixteen queries over a page, in bf16."""
         return self.page_score_bytes // 2
 
     def round_lines(self, quarters: int) -> int:
-        """Return the cache lines per round of a step to prefetch `quarters` quarters of a page's K and V."""
+        """Return the cache lines of each page to prefetch per round (one round per page of a step).
+
+        All rounds of a step together prefetch `quarters` quarters of each page's K and V.
+        """
         return -(-quarters * self.kv_bytes // (4 * TILE_ROW_BYTES * self.step_pages))
 
     @property
     def local(self) -> Regions:
-        """Memory that the function's caller allocates."""
+        """Scratch memory, which the caller of the function allocates."""
         pointers = -(-2 * self.step_pages * _POINTER_BYTES // TILE_ROW_BYTES) * TILE_ROW_BYTES
         return Regions(
             {
@@ -274,9 +284,10 @@ class PagedAttentionGeometry(KVPagesGeometry):
 
     @property
     def _pages(self) -> dict[str, int]:
-        """Copies of pages that are not read in place.
+        """Regions for copies of pages that attention cannot read in place.
 
-        These are V of partially read pages; or, in bytes, all pages of a step.
+        Quantised: all pages of a step, widened to bf16. Otherwise: V of the last page and, with a window, of
+        the first page, as attention may read only some of their slots.
         """
         if self.is_quantised:
             return {"wide_pages": self.step_pages * self.wide_kv_bytes}
@@ -289,10 +300,10 @@ class DecodeAttentionGeometry(PagedAttentionGeometry):
 
     @property
     def token_local(self) -> Regions:
-        """Memory that the function's caller allocates."""
+        """Scratch memory, which the caller of the function allocates."""
         q = -(-self.group_bytes // TILE_ROW_BYTES) * TILE_ROW_BYTES
         return Regions({"q": q, "rope": self.rope_local.bytes, "rest": self.local.bytes})
 
     def extra_results(self, out: str) -> dict[str, tuple[int, str]]:
-        """Return the results of the dispatch besides the stages' buffers, by name: features and dtype."""
+        """Return the dispatch's results besides the stages' buffers, by name: (features, dtype)."""
         return {}

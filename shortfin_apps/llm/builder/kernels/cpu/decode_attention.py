@@ -13,11 +13,11 @@ from shortfin_apps.llm.builder.kernels.interface import Buffer, buffer
 
 @dataclass(frozen=True, slots=True)
 class VectorDecodeGeometry:
-    """Rotary embedding, cache write and attention of rows of one token each, on any CPU's vectors."""
+    """Rotary embedding, cache write and attention of one token per sequence, on the vectors of any CPU."""
 
     rope: RopeStoreGeometry
     attention: PagedAttentionGeometry
-    # The dispatch's bindings by the function's parameters; `out` is bound to the buffer of its value.
+    # Bindings of the dispatch by parameter of the function. `out` is bound to the result's buffer.
     bindings: ClassVar[Mapping[str, str]] = {
         "qkv": "all_qkv",
         "rotary": "all_rotary",
@@ -44,7 +44,7 @@ class VectorDecodeGeometry:
 
     @property
     def buffers(self) -> dict[str, Buffer]:
-        """The function's buffers; one row per token."""
+        """The function's buffers, with one row per token."""
         qkv_features = self.rope.v_column + self.kv_heads * self.rope.head_dim
         features = self.attention.q_features
         return {
@@ -60,14 +60,14 @@ class VectorDecodeGeometry:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The function's parameters: types by name."""
+        """The MLIR types of the function's parameters, by name."""
         types = {name: each.type for name, each in self.buffers.items()}
         return types | dict.fromkeys(self.sizes, "index")
 
     def extra_results(self, out: str) -> dict[str, tuple[int, str]]:
-        """Return the results of the dispatch besides the stages' buffers, by name: features and dtype.
+        """Return the dispatch's results besides the stages' buffers, by name: (features, dtype).
 
-        They are the rotated q and the value `out`, as the function's buffers are memrefs.
+        The rotated q and the value `out` are results of the dispatch, as the function takes memrefs.
         """
         features = self.attention.q_features
         return {"queries": (features, "f32"), out: (features, self.attention.dtype)}

@@ -12,9 +12,9 @@ from shortfin_apps.llm.model.delta_net import DeltaNet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetGeometry:
-    """One of `layers` layers of `net`.
+    """The gated delta net `net` of one of `layers` layers.
 
-    A page has `stride` tokens and is f32, whatever the cache's type is. The result is `dtype`.
+    A page has `stride` tokens and is f32, whatever the type of the KV cache. The result is `dtype`.
     """
 
     net: DeltaNet
@@ -25,7 +25,7 @@ class DeltaNetGeometry:
 
     @property
     def parts(self) -> dict[str, tuple[int, int]]:
-        """The offset in a head's channels, and the elements, of q, k and v."""
+        """The (offset, elements) of q, k and v in the channels of a head."""
         key, value = self.net.key_dim, self.net.value_dim
         return {"q": (0, key), "k": (key, key), "v": (2 * key, value)}
 
@@ -36,7 +36,7 @@ class DeltaNetGeometry:
 
     @property
     def copied(self) -> int:
-        """Elements copied at once."""
+        """Elements of a state that are copied at once, as a vector."""
         return math.gcd(self.head_elements, LANES)
 
     @property

@@ -10,10 +10,10 @@ from shortfin_apps.llm.builder.weights.layout import LANES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteGeometry:
-    """Routes tokens to `per_token` of `count` experts; see MoE.
+    """Selection of the experts of each token (`MoE` in model/feed_forward.py).
 
-    Padding is in the first `stride` rows of the cache. `has_places` adds each row's place in the order of
-    experts to the results.
+    `count`: experts; `per_token`: experts per token. Tokens with one of the cache's first `stride` slots are
+    padding. `has_places`: the results include the index of each row in the order of experts.
     """
 
     count: int
@@ -39,9 +39,10 @@ class RouteGeometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumExpertsGeometry:
-    """Adds the `size` features of each token's `per_token` experts, out of `count`, to the token.
+    """Addition of the weighted results of each token's experts to the token's residual.
 
-    If `is_sorted`, rows are in the order of experts, at their places.
+    `count`: experts; `per_token`: experts per token; `size`: features. If `is_sorted`, rows of x are in the
+    order of experts, and `places` has the index of each.
     """
 
     count: int

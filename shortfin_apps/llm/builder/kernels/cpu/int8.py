@@ -12,11 +12,11 @@ from shortfin_apps.llm.builder.weights.layout import LANES
 
 @dataclass(frozen=True, slots=True)
 class RowQuantisation:
-    """Quantises rows of `size` values of `dtype`, a multiple of 16, to Int8Tiles and a scale per row.
+    """Quantisation of rows of `size` values of `dtype` to Int8Tiles and a scale per row.
 
-    Rows are RMS-normed first with `eps`, unless it is None. They are row-major or, if `is_tiled`, FloatTiles.
-    `is_unsigned`: bytes are stored with an offset of 128. `has_wide_vectors`: with AVX-512. `has_neon`: on
-    aarch64.
+    `size` must be a multiple of 16. Rows are FloatTiles if `is_tiled`, otherwise row-major. With `eps`, rows
+    are RMS-normed first. `is_unsigned`: bytes are stored as q + 128. `has_wide_vectors`: AVX-512.
+    `has_neon`: NEON.
     """
 
     size: int
@@ -41,23 +41,26 @@ class RowQuantisation:
 
     @property
     def whole(self) -> int:
-        """Values in whole segments; a segment is a row's bytes of a tile."""
+        """Values of a row in whole segments; a segment is a row's 64 bytes of a tile."""
         return self.size // TILE_ROW_BYTES * TILE_ROW_BYTES
 
     @property
     def rest(self) -> int:
-        """Vectors in the remaining partial segment."""
+        """Vectors of 16 values in the last, partial segment of a row."""
         return (self.size - self.whole) // LANES
 
     @property
     def part_offsets(self) -> list[int]:
-        """Offsets of a segment's four vectors: contiguous, or in two tiles with two vectors per row."""
+        """Offsets of a segment's four vectors in x: contiguous, or two in each of two tiles if `is_tiled`."""
         tile = TILE_ROWS * 2 * LANES
         return [0, LANES, tile, tile + LANES] if self.is_tiled else [part * LANES for part in range(4)]
 
     @property
     def measures_bf16(self) -> bool:
-        """Whether magnitudes are compared as bf16, by cache lines; bf16 bits are the upper half of f32's."""
+        """Whether the largest magnitude is found among bf16 values, a cache line at a time.
+
+        This needs no conversion, as the bits of a bf16 are the upper half of an f32's.
+        """
         return self.dtype == "bf16" and not self.is_normed and self.size % 32 == 0
 
     @property
@@ -67,7 +70,7 @@ class RowQuantisation:
 
 
 def int8_buffers(tiles: Int8Tiles) -> dict[str, Buffer]:
-    """Return the tiles of all rows, `row_tiles` = ceil(rows / 16), and the rows' scales."""
+    """Return the buffers of quantised rows: `row_tiles` = ceil(rows / 16) tiles, and a scale per row."""
     return {
         "tiles": buffer("i8", "row_tiles", tiles.tiles, TILE_ROWS, TILE_ROW_BYTES),
         "x_scales": buffer("f32", "rows"),
@@ -76,7 +79,7 @@ def int8_buffers(tiles: Int8Tiles) -> dict[str, Buffer]:
 
 @dataclass(frozen=True, slots=True)
 class QuantiseRowsGeometry(RowQuantisation):
-    """x [rows, size] `dtype` to bytes and scales, RMS-normed first with `eps` unless it is None."""
+    """RowQuantisation of x [rows, size] as a dispatch (quantise_rows.mlir.j2)."""
 
     row_block: ClassVar[int] = 8  # rows per workgroup
 

@@ -10,11 +10,12 @@ from shortfin_apps.llm.contract.config import SCALE_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPages:
-    """A page of `stride` tokens; query heads share K/V heads in groups.
+    """KV pages of `stride` tokens, in which several query heads share a K/V head.
 
-    For each layer it holds K [kv_heads, head_dim, stride], then V [kv_heads, stride, head_dim], in
-    `kv_dtype`. In i8, each head's elements of a plane are followed by their scales [stride] f32, one per
-    token, and the page may be longer. A scale is the largest magnitude / 127, and NaN if any element is NaN.
+    For each layer, a page has K [kv_heads, head_dim, stride], then V [kv_heads, stride, head_dim], in
+    `kv_dtype`. In i8, the elements of each head of K, and of V, are followed by their scales [stride] f32,
+    one per token, and the page may end with padding. A scale is the largest magnitude / 127, and NaN if any
+    element is NaN.
     """
 
     q_heads: int
@@ -39,7 +40,7 @@ class KvPages:
 
     @property
     def head_values(self) -> int:
-        """Elements of a head without its scales."""
+        """Elements of K, or V, of a head in a page, without scales."""
         return self.stride * self.head_dim
 
     @property
@@ -48,7 +49,7 @@ class KvPages:
 
     @property
     def plane_elements(self) -> int:
-        """Elements of K, or V, of all heads of a layer."""
+        """Elements of K, or V, of all heads of a layer in a page."""
         return self.kv_heads * self.head_elements
 
     @property
@@ -61,10 +62,10 @@ class KvPages:
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """The dispatch's constants; `block` is the tokens per workgroup, `width` the block table's."""
+        """The dispatch's constants; `block`: tokens per workgroup; `width`: columns of the block table."""
         return ("tokens", "rows", "block", "width", "pages", "layer")
 
     @property
     def batch(self) -> dict[str, Buffer]:
-        """The buffers with the batch's rows that both kernels read."""
+        """The buffers with a value per sequence that rope_store and paged_attention read."""
         return {"seq_lens": buffer("i64", "rows"), "blocks": buffer("i64", "rows", "width")}

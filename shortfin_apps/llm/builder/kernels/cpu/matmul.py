@@ -19,10 +19,10 @@ _EXPERT_COLUMN_GROUPS = 8  # for each expert
 
 @dataclass(frozen=True, slots=True)
 class ExpertGeometry:
-    """The weights of `count` experts; the tables of route.mlir.j2 assign rows to experts.
+    """The experts of a matmul; the tables of route.mlir.j2 assign rows to experts.
 
-    A row of the product belongs to a token and one of its experts. `sharing` rows read one row of x. With
-    `has_bias`, the product starts from each expert's bias vector.
+    `count`: experts. A row of the product belongs to a token and one of its experts. `sharing`: consecutive
+    rows of the product that read the same row of x. `has_bias`: sums start from the expert's bias vector.
     """
 
     count: int
@@ -32,10 +32,10 @@ class ExpertGeometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulGeometry:
-    """x [rows, k_size] `dtype` times w [n, k_size]^T, in `dtype` or in `blocks`.
+    """A matmul: x [rows, k_size] `dtype` times w [n, k_size]^T, in `dtype` or in quantised `blocks`.
 
-    `pair` is the number of neighbours along K that one instruction multiplies and adds: 2 with a dot product
-    of bf16 pairs, otherwise 1. With `experts`, w has one matrix [n, k_size] per expert.
+    `pair`: neighbours along K that one instruction multiplies and adds: 2 with a dot product of bf16 pairs,
+    otherwise 1. With `experts`, w has one matrix [n, k_size] per expert.
     """
 
     n: int
@@ -79,40 +79,43 @@ class MatmulGeometry:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks along K; float weights count as one."""
+        """Quantised blocks along K; 1 for float weights."""
         return self.k_size // self.blocks.size if self.blocks else 1
 
     @property
     def block_steps(self) -> int:
-        """Steps along K that share a block's terms."""
+        """Steps along K that share the scale and minimum of a block."""
         return self.steps // self.num_blocks
 
     @property
     def group_blocks(self) -> int:
-        """Blocks that share an f16; 0 if none do."""
+        """Blocks per group, which share the f16 of their scales and of their minima; 0 without groups."""
         group = self.blocks.group if self.blocks else None
         return group // self.blocks.size if self.blocks and group else 0
 
     @property
     def group_head_bytes(self) -> int:
-        """Bytes of the terms shared by a group, which precede each block's own."""
+        """Bytes of the f16 shared by a group in a panel; each block's own i8 follow."""
         assert self.blocks is not None
         return group_bytes(self.blocks) - self.group_blocks * self.block_bytes
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block's own terms, in a group."""
+        """Bytes of one block's own i8 in a panel, with groups."""
         assert self.blocks is not None
         return 2 * LANES * self.blocks.num_terms
 
     @property
     def prefetch_steps(self) -> int:
-        """Steps per memory page (hardware prefetchers stop at its end), counted as if weights were floats."""
+        """Steps per memory page of float weights, as hardware prefetchers stop at the end of a page.
+
+        Quantised weights use the same number of steps.
+        """
         return _MEMORY_PAGE_BYTES // (2 * self.width * (4 if self.dtype == "f32" else 2))
 
     @property
     def halves(self) -> int:
-        """Halves of panels with columns of the result; the last panel's second half may have none."""
+        """Halves of panels that contain columns of the result; the last panel may have only one."""
         return -(-self.n // LANES)
 
     @property

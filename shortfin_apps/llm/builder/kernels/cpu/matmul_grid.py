@@ -20,10 +20,10 @@ class MatmulGrid:
 
     @property
     def tail_sizes(self) -> tuple[int, ...]:
-        """Row counts of the smaller tiles for the remainder: the binary digits of its row count."""
+        """Rows of each of the smaller tiles for the remaining rows: descending powers of two."""
         return tail_sizes(self.tile_rows)
 
 
 def tail_sizes(tile_rows: int) -> tuple[int, ...]:
-    """Return the powers of two, descending, that add up to any number of rows below `tile_rows`."""
+    """Return descending powers of two, of which some add up to each number of rows below `tile_rows`."""
     return tuple(1 << bit for bit in reversed(range((tile_rows - 1).bit_length())))

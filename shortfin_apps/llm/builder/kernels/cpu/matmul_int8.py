@@ -12,20 +12,20 @@ from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, TILE, num_panels
 
-FEW_ROWS = 8  # up to this many rows, each workgroup quantises them itself, which costs less than a dispatch
+FEW_ROWS = 8  # up to this many rows, each workgroup quantises x itself, which costs less than a dispatch
 
-_BLOCK_BYTES = 768 << 10  # rows of a workgroup, which share the second-level cache with its weights
+_BLOCK_BYTES = 768 << 10  # bytes of x per workgroup: its rows share the L2 cache with the weights
 _MOST_ROWS = 256
 _COLUMN_GROUPS = 8  # approximate number of workgroups along N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulInt8Geometry:
-    """x [rows, k_size] times w [n, k_size]^T in bytes.
+    """An int8 matmul: x [rows, k_size] times w [n, k_size]^T.
 
-    `source` is the form of x: "tiles" of bytes, or up to FEW_ROWS rows of f32 or bf16 that a workgroup
-    quantises itself, after RMS-norming them with `eps` unless it is None. `has_bf16`: an instruction rounds
-    to bf16. integers.mlir.j2 defines the other `has_` fields.
+    `source`: "tiles" if x is Int8Tiles; "f32" or "bf16" for up to FEW_ROWS rows that each workgroup
+    quantises itself. With `eps`, these rows are RMS-normed first. `has_bf16`: an instruction rounds f32 to
+    bf16. integers.mlir.j2 defines the other `has_` fields.
     """
 
     n: int
@@ -38,7 +38,7 @@ class MatmulInt8Geometry:
     has_dot: bool = True
     has_neon: bool = False
     has_signs: ClassVar[bool] = True  # both x and w
-    has_smmla: ClassVar[bool] = False  # only the fused layer uses it
+    has_smmla: ClassVar[bool] = False  # only the fused layer uses SMMLA
 
     @property
     def is_shifted(self) -> bool:
@@ -47,7 +47,7 @@ class MatmulInt8Geometry:
 
     @property
     def quantisation(self) -> RowQuantisation | None:
-        """The quantisation of a workgroup's rows; None if x is already quantised."""
+        """The quantisation of x by each workgroup; None if x is Int8Tiles."""
         if self.source == "tiles":
             return None
         return RowQuantisation(
@@ -74,7 +74,7 @@ class MatmulInt8Geometry:
 
     @property
     def panel_bytes(self) -> int:
-        """Bytes between panels of w; a panel's tiles come in pairs, one for each half."""
+        """Bytes of a panel of w, which has a tile per half of the panel for every 64 bytes of K."""
         return 2 * self.x.tile_row_bytes
 
     @property
@@ -82,7 +82,7 @@ class MatmulInt8Geometry:
         panels = num_panels(self.n)
         row_block = _BLOCK_BYTES // self.x.row_bytes // PANEL * PANEL
         row_block = max(PANEL, min(_MOST_ROWS, row_block))
-        tile_rows = 8 if self.has_wide_vectors else 2  # two sums per row, in 32 registers or fewer bytes
+        tile_rows = 8 if self.has_wide_vectors else 2  # two sums per row; AVX-512 has 32 registers
         return MatmulGrid(panels, max(1, panels // _COLUMN_GROUPS), row_block, tile_rows)
 
     @property

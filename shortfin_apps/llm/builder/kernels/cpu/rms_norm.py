@@ -11,7 +11,10 @@ from shortfin_apps.llm.builder.weights.layout import LANES
 
 @dataclass(frozen=True, slots=True)
 class RmsNormGeometry:
-    """x [rows, size] f32 to y [rows, size] `dtype`; `has_bf16` if the CPU converts to bf16 in hardware."""
+    """RMS norm of x [rows, size] f32 to y [rows, size] `dtype`.
+
+    `has_bf16`: the CPU has an instruction that rounds f32 to bf16.
+    """
 
     size: int
     eps: float
@@ -34,7 +37,7 @@ class RmsNormGeometry:
 
     @property
     def step(self) -> int:
-        """Values per iteration over all accumulators."""
+        """Values per iteration, over all accumulators."""
         return self.accumulators * self.lanes
 
     @property

@@ -10,7 +10,7 @@ from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeStoreGeometry(KvPages):
-    """q, k and v of tokens; q stays f32, k and v are written to their pages."""
+    """Rotary embedding of q and k; k and v are written to their pages, the rotated q remains f32."""
 
     @property
     def half(self) -> int:

@@ -11,7 +11,7 @@ from shortfin_apps.llm.builder.weights.layout import LANES
 
 @dataclass(frozen=True, slots=True)
 class TopKGeometry:
-    """The `k` largest values of rows of `size` values."""
+    """The `k` largest of each row of `size` values."""
 
     size: int
     k: int
@@ -22,7 +22,11 @@ class TopKGeometry:
 
     @property
     def tile(self) -> int:
-        """Values per tile; about as many as tiles, because a step reads one tile and the best of each."""
+        """Values per tile: about sqrt(size).
+
+        A step reads the values of one tile and the best value of every tile, so a tile should have about as
+        many values as there are tiles.
+        """
         return max(1, round(math.sqrt(self.size) / LANES)) * LANES
 
     @property
@@ -31,7 +35,7 @@ class TopKGeometry:
 
     @property
     def padded_tiles(self) -> int:
-        """Tiles, rounded up to whole vectors."""
+        """The number of tiles, rounded up to whole vectors."""
         return -(-self.tiles // self.lanes) * self.lanes
 
     @property

@@ -1,4 +1,4 @@
-"""Geometry of the fused layer: its stages, the buffers between them, and the counters that order them."""
+"""Geometry of the fused layer: its stages, the buffers between stages, and the counters that order them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from shortfin_apps.llm.builder.kernels.interface import Regions
 
 LINE_BYTES = 64
 PARTITIONS = 4
-LINES = 48  # counter lines per call
+LINES = 48  # cache lines of counters per call
 
 AttentionGeometry = DecodeAttentionGeometry | VectorDecodeGeometry
 KernelGeometry = (
     AttentionGeometry | MatmulGeometry | RmsNormGeometry | QuantiseBlocksGeometry | RowQuantisationStage
 )
-# Templates of the stages' functions, without the suffix `_function`.
+# Keys of `functions` in layer.mlir.j2, which has a template for each kind of stage.
 _TEMPLATES: dict[type[KernelGeometry], str] = {
     DecodeAttentionGeometry: "decode_attention",
     VectorDecodeGeometry: "decode_vectors",
@@ -44,14 +44,18 @@ _TEMPLATES: dict[type[KernelGeometry], str] = {
 
 @dataclass(frozen=True, slots=True)
 class StageGeometry:
-    """One stage; `operands` maps its function's arguments to buffers of the kernel, by name."""
+    """One stage of the fused layer.
+
+    `operands` maps the arguments of the stage's function to buffers of the kernel, both by name.
+    """
 
     index: int
     geometry: KernelGeometry
     operands: Mapping[str, str]
-    # A waiting worker prefetches its own weights and the ones it will most likely claim next.
+    # A waiting worker prefetches weights of the work item that it has claimed, and of those that it will most
+    # likely claim next.
     prefetched_panels: ClassVar[int] = 8
-    prefetch_lines: ClassVar[int] = 4  # per poll
+    prefetch_lines: ClassVar[int] = 4  # cache lines per poll of the counter
 
     @property
     def template(self) -> str:
@@ -67,13 +71,16 @@ class StageGeometry:
 
     @property
     def prefetch_turns(self) -> int:
-        """Polls needed to prefetch a matmul's weights."""
+        """Number of polls of the counter in which a waiting worker prefetches a matmul's weights."""
         assert isinstance(self.geometry, MatmulGeometry)
         return self.prefetched_panels * self.geometry.panel_bytes // (self.prefetch_lines * LINE_BYTES)
 
     @property
     def completed_at(self) -> int:
-        """Offset of the counter of completed work items; the claimed items of each partition follow it."""
+        """Byte offset of the stage's counter of completed work items.
+
+        The counters of claimed work items, one per partition, follow.
+        """
         return LINE_BYTES * (1 + self.index * (1 + PARTITIONS))
 
     @property
@@ -91,8 +98,8 @@ class StageGeometry:
 class FusedLayerGeometry:
     """A dispatch of `stages` (layer.mlir.j2).
 
-    `reads` and `results` name bindings; `scratch` maps the buffers internal to the dispatch to their row
-    bytes.
+    `reads` and `results`: names of bindings. `scratch`: the bytes per row of each buffer that only the
+    dispatch uses.
     """
 
     stages: tuple[StageGeometry, ...]
@@ -101,10 +108,10 @@ class FusedLayerGeometry:
     scratch: Regions
     architecture: str = "x86_64"
     partitions: ClassVar[int] = PARTITIONS
-    many_rows: ClassVar[int] = 384  # from here on, matmuls are partitioned by rows, not columns
+    many_rows: ClassVar[int] = 384  # with as many or more, partitions are of rows instead of columns
     min_workgroups: ClassVar[int] = 8
     max_workgroups: ClassVar[int] = 64
-    rows_per_workgroup: ClassVar[int] = 8  # beyond the minimum
+    rows_per_workgroup: ClassVar[int] = 8  # so many rows add one workgroup to the minimum
     call_bytes: ClassVar[int] = LINES * LINE_BYTES  # counters of one call
 
     def __post_init__(self) -> None:
@@ -112,16 +119,16 @@ class FusedLayerGeometry:
 
     @property
     def attention(self) -> AttentionGeometry | None:
-        """The attention of the first stage, if it is a decode's."""
+        """The attention of the first stage; None if the first stage is none (only decodes have one)."""
         first = self.stages[0].geometry
         return first if isinstance(first, AttentionGeometry) else None
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The written bindings: in-place ones first, then results."""
+        """The written bindings: counters and any cache, which are updated in place; results; scratch."""
         return ("counters", *(["cache"] if self.attention else []), *self.results, "scratch")
 
     @property
     def local_bytes(self) -> int:
-        """Memory per worker, which the stages use in turn."""
+        """Bytes of memory per worker, which the stages use one after another."""
         return max(LINE_BYTES, *(stage.local_bytes for stage in self.stages))

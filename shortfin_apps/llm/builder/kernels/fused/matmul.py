@@ -1,6 +1,6 @@
 """Geometry of the fused layer's matmuls out[rows, n] = x[rows, k_size] . w[n, k_size]^T.
 
-Defines the part common to all matmuls, and the geometry for weights in blocks.
+Defines the sizes common to all matmuls, and the geometry for weights in quantised blocks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from shortfin_apps.llm.model.weight_blocks import BLOCK, BlockType
 
 CONFIG_BYTES = 64  # the operand of LDTILECFG
 SUMS_ROW_BYTES = 4 * PANEL
-_ROW_BLOCK_BYTES = 768 << 10  # rows of a work item, which share the L2 cache with its weights
+_ROW_BLOCK_BYTES = 768 << 10  # bytes of x per work item: its rows share the L2 cache with the weights
 _MAX_ROWS = 512
-_MAX_ITEM_BYTES = 256 << 10  # weights of a work item: about the work lost when the last item finishes late
+_MAX_ITEM_BYTES = 256 << 10  # bytes of weights per work item: other workers wait for the last item
 _MIN_ITEMS = 48
 
 
@@ -29,7 +29,7 @@ _MIN_ITEMS = 48
 class MatmulGeometry(ABC):
     """Sizes common to all matmuls.
 
-    If gated, panels hold 16 columns each of gate and up, and out has n / 2.
+    If gated, panels have 16 columns of gate and 16 of up, and out has n / 2 columns.
     """
 
     n: int
@@ -40,12 +40,12 @@ class MatmulGeometry(ABC):
     @property
     @abstractmethod
     def panel_bytes(self) -> int:
-        """Bytes of the weights of 32 columns."""
+        """Bytes of the weights of a panel, which has 32 columns."""
 
     @property
     @abstractmethod
     def local(self) -> Regions:
-        """Memory that the function's caller allocates."""
+        """Scratch memory, which the caller of the stage's function allocates."""
 
     @property
     def is_gated(self) -> bool:
@@ -70,7 +70,7 @@ class MatmulGeometry(ABC):
 
     @property
     def cached_row_bytes(self) -> int:
-        """Bytes per row of x, for the choice of `row_block`."""
+        """Bytes of a row of x, from which `row_block` follows."""
         return 2 * self.k_size
 
     @property
@@ -82,7 +82,7 @@ class MatmulGeometry(ABC):
     @property
     def panels_per_item(self) -> int:
         panels = min(self.panels // _MIN_ITEMS, _MAX_ITEM_BYTES // self.panel_bytes)
-        # Two gated panels fill a row of a tile, which two workers should not share.
+        # The results of two gated panels fill one row of a tile, which two workers should not both write.
         return max(2, panels // 2 * 2) if self.is_gated else max(1, panels)
 
     @property
@@ -93,7 +93,7 @@ class MatmulGeometry(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulBytesGeometry(MatmulGeometry):
-    """int8 with a scale per row and per column, both in AMX tiles and on vectors."""
+    """An int8 matmul with a scale per row of x and per column, on AMX tiles or on vectors."""
 
     @property
     def x(self) -> Int8Tiles:
@@ -105,7 +105,7 @@ class MatmulBytesGeometry(MatmulGeometry):
 
     @property
     def panel_bytes(self) -> int:
-        """Bytes between panels of w; a panel's tiles come in pairs, one for each half."""
+        """Bytes of a panel of w, which has a tile per half of the panel for every 64 bytes of K."""
         return PANEL * self.cached_row_bytes
 
 
@@ -113,10 +113,12 @@ class MatmulBytesGeometry(MatmulGeometry):
 class MatmulBlockInt8Geometry(MatmulGeometry):
     """Weights in `blocks` of 16 or 32 (matmul_block_int8_function.mlir.j2); x has blocks of 32.
 
-    A part is the overlap of a weight block and an x block: the full x block, or half of it. With AMX, vectors
-    are wide, and instructions exist that round to bf16 and that multiply unsigned by signed bytes.
-    `has_neon`: NEON vectors, with signed byte dot products if `has_dot`. `pair`: neighbours along K stored
-    together in w.
+    A part is the overlap of a weight block and a block of x: the full block of x, or half of it. `pair`:
+    neighbours along K that are contiguous in w.
+
+    `has_bf16`: an instruction rounds f32 to bf16. `has_wide_vectors`: AVX-512. `has_neon`: NEON. `has_dot`:
+    dot products of unsigned by signed bytes, on NEON of signed bytes. `has_tiles`: AMX, which implies all of
+    these but NEON.
     """
 
     blocks: BlockType
@@ -134,37 +136,37 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
 
     @property
     def quantise(self) -> QuantiseBlocksGeometry:
-        """The quantisation of `out`, if gated."""
+        """The quantisation of `out` to Int8Blocks, if gated."""
         return QuantiseBlocksGeometry(
             self.out_features, is_tiled=False, has_wide_vectors=self.has_wide_vectors, has_neon=self.has_neon
         )
 
     @property
     def has_smmla(self) -> bool:
-        """Whether w is packed for NEON's matrix products."""
+        """Whether w is packed for SMMLA, NEON's matrix products."""
         return self.pair == MATRIX_BYTES
 
     @property
     def has_signs(self) -> bool:
-        """Whether weights may be negative."""
+        """Whether the quants of w are signed."""
         return self.blocks.bits == 8
 
     @property
     def is_shifted(self) -> bool:
-        """Whether vectors read weights as unsigned q + 128."""
+        """Whether the vector kernels read weights as unsigned bytes q + 128."""
         return self.has_signs and self.has_dot and not self.has_neon
 
     @property
     def tile_rows(self) -> int:
         """Rows per vector tile.
 
-        Each row has two sums and two products, in 32 registers, or in 16 of half the width.
+        Each row has two sums and two products in registers: AVX-512 has 32, others 16 of half the width.
         """
         return 8 if self.has_wide_vectors else 2
 
     @property
     def tail_sizes(self) -> tuple[int, ...]:
-        """Row counts of the smaller tiles for the remainder: the binary digits of its row count."""
+        """Rows of each of the smaller tiles for the remaining rows: descending powers of two."""
         return tail_sizes(self.tile_rows)
 
     @property
@@ -174,24 +176,24 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
 
     @property
     def paired_blocks(self) -> int:
-        """Blocks of K, without an odd one at its end."""
+        """Blocks along K, rounded down to an even number."""
         return self.x.blocks // 2 * 2
 
     @property
     def chunk_blocks(self) -> int:
-        """Blocks per chunk: near-equal chunks of K with an even number of blocks."""
+        """Blocks per chunk of K: an even number, so that chunks are nearly equal."""
         pairs = self.x.blocks // 2
         chunks = max(1, -(-2 * pairs // self.max_chunk_blocks))
         return 2 * max(1, -(-pairs // chunks))
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of the quants of a block of 32 columns."""
+        """Bytes of the quants of a panel for one block along K (32 columns, 32 elements of K)."""
         return PANEL * BLOCK * self.blocks.bits // 8
 
     @property
     def part_w_bytes(self) -> int:
-        """Bytes of the quants of a part of 32 columns, one byte each."""
+        """Bytes of the quants of a panel for one part along K, at one byte per quant."""
         return PANEL * self.blocks.size
 
     @property
@@ -200,31 +202,31 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
 
     @property
     def own_terms_bytes(self) -> int:
-        """Bytes of a part's own terms, for 32 columns: f16, or i8 in groups."""
+        """Bytes of one part's own scales and minima in a panel: f16, or with groups i8."""
         return PANEL * self.blocks.num_terms * (1 if self.blocks.group else 2)
 
     @property
     def group_parts(self) -> int:
-        """Parts that share an f16 per term."""
+        """Parts per group, which share the f16 of their scales and of their minima."""
         assert self.blocks.group is not None
         return self.blocks.group // self.blocks.size
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of a group's terms, for 32 columns: the shared f16, then each part's own."""
+        """Bytes of one group's scales and minima in a panel: the shared f16, then the i8 of each part."""
         return group_bytes(self.blocks)
 
     @property
     def group_head_bytes(self) -> int:
-        """Bytes of the f16 terms shared by a group."""
+        """Bytes of the shared f16 of one group in a panel."""
         return self.group_bytes - self.group_parts * self.own_terms_bytes
 
     def shift_past(self, part: int) -> int:
-        """Return the bytes from a row's scale of a block to its shift of a part."""
+        """Return the bytes from a row's scale in a block of Int8Blocks to the row's shift for `part`."""
         return self.x.shifts_at - self.x.scales_at + self._stat_of(part)
 
     def sum_past(self, part: int) -> int:
-        """Return the bytes from a row's scale of a block to its sum of a part."""
+        """Return the bytes from a row's scale in a block of Int8Blocks to the row's sum for `part`."""
         return self.x.sums_at - self.x.scales_at + self._stat_of(part)
 
     def _stat_of(self, part: int) -> int:
@@ -238,7 +240,7 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
 
     @property
     def terms_bytes(self) -> int:
-        """Bytes of the terms per block of x, for 32 columns; in groups their average, rounded down."""
+        """Bytes of a panel's scales and minima per block of x; with groups the average, rounded down."""
         if self.blocks.group is None:
             return self.parts * self.own_terms_bytes
         return BLOCK * self.group_bytes // self.blocks.group

@@ -16,11 +16,11 @@ _ELEMENT_BYTES: dict[FloatType, int] = {"f32": 4, "f16": 2, "bf16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulFloatsGeometry(MatmulGeometry):
-    """x [rows, k_size] `x_dtype` times w [n, k_size]^T `dtype`, on vectors; if gated, to `gated_dtype`.
+    """A matmul on vectors: x [rows, k_size] `x_dtype` times w [n, k_size]^T `dtype`.
 
-    `pair` is the number of neighbours along K that one instruction multiplies and adds: 2 with a dot product
-    of bf16 pairs, for which x is bf16 too; otherwise 1. `has_bf16`: an AVX-512 instruction rounds to bf16.
-    `has_wide_vectors`, `has_neon`: dot products are AVX-512's, or NEON's.
+    The result is f32 or, if gated, `gated_dtype`. `pair`: neighbours along K that one instruction multiplies
+    and adds: 2 with dot products of bf16 pairs, for which x must be bf16 too; otherwise 1. `has_bf16`: an
+    AVX-512 instruction rounds f32 to bf16. `has_wide_vectors`: AVX-512. `has_neon`: NEON.
     """
 
     dtype: FloatType
@@ -39,7 +39,7 @@ class MatmulFloatsGeometry(MatmulGeometry):
 
     @property
     def steps(self) -> int:
-        """Steps along K."""
+        """Steps along K, of `pair` elements each."""
         return self.k_size // self.pair
 
     @property
@@ -48,7 +48,7 @@ class MatmulFloatsGeometry(MatmulGeometry):
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of a step's weights, for both halves of a panel."""
+        """Bytes of a step's weights in both halves of a panel."""
         return PANEL * self.pair * _ELEMENT_BYTES[self.dtype]
 
     @property
@@ -69,15 +69,15 @@ class MatmulFloatsGeometry(MatmulGeometry):
 
     @property
     def has_rough_gate(self) -> bool:
-        """Whether gates use AVX-512's approximations (avx512/math.mlir.j2); bf16 rounds their error away."""
+        """Whether gates use the approximations of avx512/math.mlir.j2, with errors below bf16's rounding."""
         return self.is_gated and self.has_wide_vectors and self.gated_dtype == "bf16"
 
     @property
     def tile_rows(self) -> int:
         """Rows per tile.
 
-        Wide vectors: two sum vectors per row in 32 registers. Otherwise: two of half the width, for half of
-        the panel, in 16 registers.
+        AVX-512: two vectors of sums per row, in 32 registers. Otherwise a tile covers one half of a panel:
+        two vectors of sums of half the width per row, in 16 registers.
         """
         return 12 if self.has_wide_vectors else 6
 
@@ -88,5 +88,5 @@ class MatmulFloatsGeometry(MatmulGeometry):
 
     @property
     def tail_sizes(self) -> tuple[int, ...]:
-        """Row counts of the smaller tiles for the remainder: the binary digits of its row count."""
+        """Rows of each of the smaller tiles for the remaining rows: descending powers of two."""
         return tail_sizes(self.tile_rows)

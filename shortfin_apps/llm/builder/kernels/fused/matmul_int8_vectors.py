@@ -13,9 +13,9 @@ from shortfin_apps.llm.builder.weights.layout import DOT_BYTES, MATRIX_BYTES
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulInt8VectorsGeometry(MatmulBytesGeometry):
-    """int8 with a scale per row and per column, on vectors.
+    """An int8 matmul with a scale per row of x and per column, on vectors.
 
-    `has_bf16`: an instruction rounds to bf16. `pair`: neighbours along K stored together in w.
+    `has_bf16`: an instruction rounds f32 to bf16. `pair`: neighbours along K that are contiguous in w.
     integers.mlir.j2 defines the other `has_` fields.
     """
 
@@ -29,20 +29,23 @@ class MatmulInt8VectorsGeometry(MatmulBytesGeometry):
 
     @property
     def has_smmla(self) -> bool:
-        """Whether w is packed for NEON's matrix products."""
+        """Whether w is packed for SMMLA, NEON's matrix products."""
         return self.pair == MATRIX_BYTES
 
     @property
     def is_shifted(self) -> bool:
-        """Whether x's bytes are stored with an offset of 128."""
+        """Whether x is stored as unsigned bytes q + 128."""
         return self.has_dot and not self.has_neon
 
     @property
     def tile_rows(self) -> int:
-        """Rows per tile: two sums each, in 32 registers or in fewer bytes."""
+        """Rows per tile.
+
+        A row has two sums in registers: AVX-512 has 32, other CPUs have fewer or smaller ones.
+        """
         return 8 if self.has_wide_vectors else 2
 
     @property
     def tail_sizes(self) -> tuple[int, ...]:
-        """Row counts of the smaller tiles for the remainder: the binary digits of its row count."""
+        """Rows of each of the smaller tiles for the remaining rows: descending powers of two."""
         return tail_sizes(self.tile_rows)

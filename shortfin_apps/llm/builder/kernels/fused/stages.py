@@ -14,7 +14,7 @@ ROW_BLOCK = 4  # rows per work item, if rows are few
 
 @dataclass(frozen=True, slots=True)
 class RmsNormGeometry:
-    """x[rows, size] f32 -> `dtype`, in tiles (bf16 or f16) or row-major (rms_norm_function.mlir.j2).
+    """RMS norm of x [rows, size] f32 (rms_norm_function.mlir.j2).
 
     `size` is a multiple of 32.
     """
@@ -36,7 +36,7 @@ class RmsNormGeometry:
 
     @property
     def y_row_bytes(self) -> int:
-        """Bytes of a row that is not in tiles."""
+        """Bytes of a row of the result, if row-major."""
         return self.size * (4 if self.dtype == "f32" else 2)
 
     @property
@@ -47,10 +47,10 @@ class RmsNormGeometry:
 
 @dataclass(frozen=True, slots=True)
 class QuantiseBlocksGeometry:
-    """x[rows, size] -> Int8Blocks (quantise_blocks_function.mlir.j2).
+    """Quantisation of x [rows, size] to Int8Blocks (quantise_blocks_function.mlir.j2).
 
-    With a `norm`, x is f32 and normed first; without one, x is `dtype`, row-major or, for bf16, in tiles.
-    `size` is a multiple of 32.
+    With a `norm`, x is f32 and RMS-normed first. Without one, x is `dtype`, row-major or, if `is_tiled`
+    (only bf16), FloatTiles. `size` must be a multiple of 32.
     """
 
     size: int
@@ -67,7 +67,7 @@ class QuantiseBlocksGeometry:
 
     @property
     def x_block_bytes(self) -> int:
-        """Bytes between a row's blocks of x."""
+        """Bytes from one block of a row of x to the next."""
         if self.is_tiled:
             return TILE_BYTES
         return self.x_row_bytes // self.y.blocks
@@ -79,6 +79,9 @@ class QuantiseBlocksGeometry:
 
 @dataclass(frozen=True, slots=True)
 class RowQuantisationStage(RowQuantisation):
-    """RowQuantisation as a stage: f32 is normed first, bf16 is not (quantise_rows_function.mlir.j2)."""
+    """RowQuantisation as a stage of the fused layer (quantise_rows_function.mlir.j2).
+
+    f32 rows are RMS-normed first, bf16 rows are not.
+    """
 
     row_block: ClassVar[int] = ROW_BLOCK

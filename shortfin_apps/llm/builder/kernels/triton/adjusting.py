@@ -1,6 +1,6 @@
 """Adjust rows of logits and draw tokens from them, as `abi.py` specifies for an `adjusted_sample`.
 
-No product may be fused with a sum here, as the host rounds both.
+Kernels here must be compiled without fused multiply-adds, as the host rounds products and sums.
 """
 
 import triton
@@ -29,8 +29,8 @@ def allow_tokens(
 ):  # fmt: skip
     """Copy the rows `row_indices` [rows] i64 of logits [any, SIZE] f32 to adjusted [rows, SIZE] f32.
 
-    Tokens without a bit in row allowed_indices[r] i64 of allowed [any, WORDS] i32 become minus infinity; if
-    the index is negative, all tokens are allowed.
+    Row r of `adjusted` has the bitmask allowed_indices[r] i64 of allowed [any, WORDS] i32. Tokens with a 0
+    bit become minus infinity. If the index is negative, all tokens are allowed.
     """
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * PART + tl.arange(0, PART)
@@ -45,7 +45,11 @@ def allow_tokens(
 
 @triton.jit
 def edit_tokens(edits, penalties, adjusted, rows, num_edits, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Apply edits [fields, num_edits] i32 to adjusted [rows, SIZE] f32, by penalties [fields, rows] f32."""
+    """Apply edits [fields, num_edits] i32 in place to adjusted [rows, SIZE] f32.
+
+    `penalties` [fields, rows] f32 are the rows' penalties. EditField and PenaltyField (abi.py) are the
+    fields. An edit of row -1 is padding.
+    """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < num_edits
     edit = edits + place
@@ -72,11 +76,11 @@ def draw_adjusted(
     SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Draw token_ids [rows] i64 of adjusted rows; SPOILED if the best value is not finite.
+    """Draw token_ids [rows] i64 from adjusted rows; SPOILED for a row with a best value that is not finite.
 
     `positions` [rows] i64 are the positions of the rows' last tokens. Candidates are values [rows, K] f32,
-    descending, and indices [rows, K] i64, of logits [rows, SIZE] f32; `masses` holds the weights of the
-    logits' parts (see row_sampling.py). `sampling` [6, rows] i64 is specified in abi.py.
+    descending, and indices [rows, K] i64, of logits [rows, SIZE] f32. `masses` holds the sums of weights of
+    the parts of each row (see row_sampling.py). `sampling` [6, rows] i64 is specified in abi.py.
     """
     row = tl.program_id(0).to(tl.int64)
     field = sampling + row

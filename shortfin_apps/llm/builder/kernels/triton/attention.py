@@ -1,19 +1,23 @@
 """Attention over the pages of a KV cache, for tokens packed end to end.
 
-`attend` gives a workgroup a tile of up to TOKENS tokens of one row, with all query heads of one K/V head. The
-workgroup passes over the row's slots from the first, COLUMNS at a time, with a running softmax (as in
-FlashAttention). `attend_singles` handles rows of one token, as in decodes: workgroups share a row's slots,
-and the last to finish combines their results (as in Flash-Decoding). Parts and the order of combining them
-depend only on the row's length. With SHARES, `attend` combines the same parts in the same order, so that both
-kernels compute the same bits for a token.
+`attend` gives a workgroup a tile of up to TOKENS tokens of one batch row, with all query heads of one K/V
+head. The workgroup processes the sequence's slots from the first on, COLUMNS at a time, with a running
+softmax (as in FlashAttention). `attend_singles` handles batch rows of one token, as in decodes: several
+workgroups share the slots of a sequence, and the last to finish combines their partial results (as in
+Flash-Decoding). The partial results, and the order of combining them, depend only on the sequence's length.
+With SHARES, `attend` combines the same partial results in the same order, so that both kernels compute the
+same bits for a token.
 
-Both read q [tokens, HEADS * HEAD_DIM] and write softmax(q K / sqrt(HEAD_DIM)) V of that shape to `out`;
-padding gets zeros. With a WINDOW, a token sees only its last WINDOW slots, including its own. With a CAP, a
-score is CAP * tanh(score / CAP). If given, `sinks` [HEADS] f32 are scores without a slot that join the
-softmax. `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64 describe the batch (see
-abi.py). The cache is rows as in qkv.py, PAGE_ROWS per page, and may have more than 2^31 elements. Byte rows
-are widened to q's type on load; scores are multiplied by the keys' scales, weights by the values' scales. A
-tile has QUERIES queries, each a head of a token. BLOCK_DIM is HEAD_DIM rounded up to a power of two.
+Both kernels read q [tokens, HEADS * HEAD_DIM], and write softmax(q K / sqrt(HEAD_DIM)) V of the same shape
+to `out`; the output of padding is zeros. With a WINDOW, a token attends only to the last WINDOW slots,
+including its own. With a CAP, a score is CAP * tanh(score / CAP). `sinks` [HEADS] f32, unless None, are
+additional scores of the softmax without a slot. `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks`
+[rows, width] i64 describe the batch (see abi.py).
+
+The cache has rows as in qkv.py, PAGE_ROWS per page, and may have more than 2^31 elements. Cache rows in
+bytes are widened to the type of q when they are loaded; scores are multiplied by the scales of keys, softmax
+weights by those of values. A tile has QUERIES queries; a query is one head of one token. BLOCK_DIM is
+HEAD_DIM rounded up to a power of two.
 """
 
 import triton
@@ -39,10 +43,10 @@ def attend(
     QUERIES: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     LEAVES_SINGLES: tl.constexpr, SHARES: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Attend for tiles of TOKENS tokens; with LEAVES_SINGLES, leave rows of one token to `attend_singles`.
+    """Attend for tiles of TOKENS tokens; with LEAVES_SINGLES, skip rows of one token (see `attend_singles`).
 
-    Row r's tiles start at number offsets[r] // TOKENS + r, so that no two rows share a tile. The last tiles
-    run first, as they tend to see the most slots.
+    The first tile of row r has the number offsets[r] // TOKENS + r, so that no two rows share a tile. The
+    last tiles run first, as they tend to attend to the most slots.
     """
     SHARING: tl.constexpr = HEADS // KV_HEADS
     kv_head = tl.program_id(0)
@@ -54,17 +58,17 @@ def attend(
     start = tl.load(starts + row).to(tl.int32)
     seq_len = tl.load(seq_lens + row).to(tl.int32)
     if LEAVES_SINGLES:
-        # Padding may follow the single token.
+        # The row may have padding after the single token.
         begin += ((seq_len - start == 1) & (begin == offset)).to(tl.int32)
     if begin < end:
         query = tl.arange(0, QUERIES)
         token = begin + query // SHARING
         is_query = token < end
         position = start + token - offset
-        # Number of slots that a query sees: 0 if it is padding.
+        # Number of slots that each query attends to: 0 for padding.
         seen = tl.where(is_query & (position < seq_len), position + 1, 0)
         last = tl.max(seen, axis=0)
-        # Slots that all queries see: the first token's, unless all are padding.
+        # Slots that all queries attend to: those of the tile's first token, or none if all are padding.
         shared = tl.minimum(start + begin - offset + 1, last) // COLUMNS * COLUMNS
         first = 0
         if WINDOW is not None:
@@ -72,7 +76,7 @@ def attend(
             shared = first
         head = kv_head * SHARING + query % SHARING
         at = token.to(tl.int64) * HEADS + head
-        begin = 0  # first slot that any query sees
+        begin = 0  # first slot that any query attends to
         if WINDOW is not None:
             begin = tl.min(tl.where(seen > 0, seen, last)) - WINDOW
         queries = load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM)
@@ -103,10 +107,11 @@ def attend_singles(
 ):  # fmt: skip
     """Attend for rows of a single token only; without `offsets`, all rows have one token.
 
-    Workgroups share a row's slots. Each takes SPLIT slots, or the smallest multiple with which MOST_SPLITS
-    workgroups suffice; with SHARES, shares start at a multiple of SPLIT. They store partial results in
-    `parts` [rows, HEADS, MOST_SPLITS, HEAD_DIM] f32 and `states` [rows, HEADS, MOST_SPLITS, 2] f32 (see
-    `combine`), and count themselves in `counters` [rows, KV_HEADS] i32, which is zero before and after.
+    Several workgroups share a sequence's slots: each has a share of SPLIT slots, or of the smallest multiple
+    with which MOST_SPLITS workgroups suffice. With SHARES, shares start at a multiple of SPLIT. If a
+    sequence has several shares, workgroups store partial results in `parts` [rows, HEADS, MOST_SPLITS,
+    HEAD_DIM] f32 and `states` [rows, HEADS, MOST_SPLITS, 2] f32 (see `combine`), and count themselves in
+    `counters` [rows, KV_HEADS] i32. `counters` must be zero before a launch, and is zero after it.
     """
     SHARING: tl.constexpr = HEADS // KV_HEADS
     row = tl.program_id(0)
@@ -134,7 +139,7 @@ def attend_singles(
         is_query = query < SHARING
         head = kv_head * SHARING + query
         at = token.to(tl.int64) * HEADS + head
-        # The first share may have its base before `first`.
+        # The first share starts at `base`, which may be before `first`.
         begin = tl.maximum(first, base + share * slots)
         queries = load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM)
         seen = tl.where(is_query, last, 0)
@@ -158,7 +163,7 @@ def attend_singles(
 
 @triton.jit
 def first_slot(seen, WINDOW: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the start of the first block of COLUMNS with any of the last WINDOW of `seen` slots."""
+    """Return the first of the last WINDOW of `seen` slots, rounded down to a multiple of COLUMNS."""
     return tl.maximum(seen - WINDOW, 0) // COLUMNS * COLUMNS
 
 
@@ -170,7 +175,7 @@ def slots_of_share(slots, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr):
 
 @triton.jit
 def span_of(offsets, rows, row, tokens):
-    """Return the first token of a row, and the first token after the row."""
+    """Return the index of a row's first token, and of the first token after the row."""
     end = tl.load(offsets + row + 1, mask=row + 1 < rows, other=tokens)
     return tl.load(offsets + row).to(tl.int32), end.to(tl.int32)
 
@@ -185,7 +190,7 @@ def load_heads(x, at, is_query, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr)
 
 @triton.jit
 def store_heads(out, at, is_query, total, sums, HEAD_DIM: tl.constexpr):
-    """Store the weighted values to the heads `at`; zeros for queries with a total of 0, which saw nothing."""
+    """Store sums / total to the heads `at` of `out`; zeros if total is 0 (a query without slots)."""
     dim = tl.arange(0, sums.shape[1])
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
     values = tl.where((total > 0)[:, None], sums / total[:, None], 0.0)
@@ -194,9 +199,9 @@ def store_heads(out, at, is_query, total, sums, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def with_sinks(sinks, head, is_query, peak, total):
-    """Add the powers of each head's sink, relative to `peak`, to the total [QUERIES].
+    """Return `total` [QUERIES] plus the softmax weight of each head's sink, relative to `peak`.
 
-    Without `sinks`, or if the total is 0 (the query saw nothing), it stays unchanged.
+    `total` is unchanged without `sinks`, and for queries with a total of 0 (without slots).
     """
     if sinks is None:
         return total
@@ -214,7 +219,7 @@ def attend_shares(
 ):  # fmt: skip
     """Attend like `attend_slots`, with the shares and merge order of `attend_singles` for each query.
 
-    SPLIT is a multiple of COLUMNS.
+    SPLIT must be a multiple of COLUMNS.
     """
     base = tl.zeros(seen.shape, tl.int32)
     if WINDOW is not None:
@@ -238,7 +243,7 @@ def attend_shares(
 
 @triton.jit
 def store_part(parts, states, part, is_query, peak, total, sums, HEAD_DIM: tl.constexpr):
-    """Store a workgroup's partial result at `part` [QUERIES], for the workgroup that combines."""
+    """Store a workgroup's partial result with index `part` [QUERIES], for `combine`."""
     tl.store(states + part * 2, peak, mask=is_query)
     tl.store(states + part * 2 + 1, total, mask=is_query)
     dim = tl.arange(0, sums.shape[1])
@@ -248,14 +253,14 @@ def store_part(parts, states, part, is_query, peak, total, sums, HEAD_DIM: tl.co
 
 @triton.jit
 def combine(parts, states, first, shares, is_query, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """Merge `shares` parts from `first` [QUERIES] on, in order, to the softmax state of `attend_slots`.
+    """Merge `shares` partial results, from index `first` [QUERIES] on and in order, to one softmax state.
 
-    A part's state is the peak of its weights and their total.
+    `states` has the peak and total of each partial result, `parts` its sums.
     """
     dim = tl.arange(0, BLOCK_DIM)
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
     state = nothing(first, tl.zeros((first.shape[0], BLOCK_DIM), tl.float32))
-    # Unrolled, so that loads of several parts are in flight.
+    # Unrolled, so that loads of several partial results are in flight.
     for share in tl.range(shares, loop_unroll_factor=4):
         part = first + share
         peak = tl.load(states + part * 2, mask=is_query, other=LOWEST, cache_modifier=".cg")

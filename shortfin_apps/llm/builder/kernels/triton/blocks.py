@@ -1,9 +1,11 @@
 """Weights in quantised blocks of neighbours along K (see weights/layout.py), widened in registers.
 
-A weight is quant * scale, or quant * scale + minimum, in f32. BLOCKS holds the bits of a quant (8 or 4), the
-weights per block, the weights per group or 0, and whether 4 bits encode twice a float's value (E2M1 in
-model/weight_blocks.py) instead of an integer. `scales` and `minima` have a row per row of w: an f16 for each
-block; or, with groups, an f16 for each group followed by an i8 for each block, to be multiplied.
+A weight is quant * scale, or quant * scale + minimum, in f32. BLOCKS is a tuple: the bits of a quant (8 or
+4); the weights per block; the weights per group, or 0 without groups; and whether 4 bits encode a float
+(E2M1 in model/weight_blocks.py) instead of an integer, in which case the quant is twice the float's value.
+`scales` and `minima` have a row per row of w. Without groups, a row has an f16 for each block. With groups,
+it has an f16 for each group, then an i8 for each block; the scale or minimum of a block is the product of
+the two.
 """
 
 import triton
@@ -15,7 +17,7 @@ from shortfin_apps.llm.model import weight_blocks as block_types
 PAIR = tl.constexpr(block_types.PAIR)
 PTX_OFFSET, PTX_FLOAT_OFFSET = tl.constexpr(128.0), tl.constexpr(192.0)
 FLOAT_UNIT = tl.constexpr(2.0**15)
-# Unpacks four bytes: the low halves, then the high halves.
+# Unpacks four bytes to eight f32: four of low 4 bits, then four of high 4 bits. Each is larger by PTX_OFFSET.
 PTX = tl.constexpr("""{
     .reg .b32 low, high;
     and.b32 low, $8, 0x0F0F0F0F;
@@ -31,8 +33,10 @@ PTX = tl.constexpr("""{
     prmt.b32 $7, high, 0x43000000, 0x7344;
 }""")
 
-# The same for floats, two bytes at a time. Byte tables hold 64 plus and 64 minus each magnitude; `signs`
-# selects the latter for negative numbers. It has ones there: a selector's fourth bit replicates the sign bit.
+# Unpacks floats of 4 bits (E2M1) in this order, two bytes at a time, to twice their values plus
+# PTX_FLOAT_OFFSET. The byte tables hold 64 plus, and 64 minus, twice each magnitude. `signs` selects the
+# second table for negative floats: their bytes of `signs` are all ones, as the fourth bit of a selector of
+# prmt replicates the sign of the selected byte.
 PTX_FLOATS = tl.constexpr("""{
     .reg .b32 sizes, high, more, less, signs, first, second;
     and.b32 sizes, $8, 0x77777777;
@@ -62,7 +66,10 @@ def widen(
     w, scales, minima, y,
     IN: tl.constexpr, OUT: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Widen w, in BLOCKS, to y [OUT, IN]; a workgroup handles a tile of COLUMNS rows of w by DEPTH of K."""
+    """Dequantise w, in BLOCKS, to y [OUT, IN].
+
+    A workgroup handles a tile of COLUMNS rows of w by DEPTH elements of K.
+    """
     PACKED: tl.constexpr = 2 if BLOCKS[0] == 4 else 1
     row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(1) * DEPTH
@@ -81,9 +88,10 @@ def widen(
 
 @triton.jit
 def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr):
-    """Load scales or minima of the weight tile DEPTH x `row` [COLUMNS] that starts at `first` along K.
+    """Load the scales or the minima `terms` of a tile of weights: DEPTH elements of K from `first` on.
 
-    Returns [DEPTH / weights per block, COLUMNS] f32, with zeros past IN; None if `terms` is None.
+    `row` [COLUMNS] are the tile's rows of w. Returns [DEPTH / weights per block, COLUMNS] f32, with zeros at
+    and after IN; None if `terms` is None.
     """
     if terms is None:
         return None
@@ -109,7 +117,7 @@ def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS:
 
 @triton.jit
 def row_terms(terms, row, feature, inside, FEATURES: tl.constexpr, BLOCKS: tl.constexpr):
-    """Return the scale or the minimum of each element `feature` of one row, in f32."""
+    """Return the scale, or the minimum, of each element `feature` of row `row` of w, in f32."""
     of_row = terms + row * _row_size(FEATURES, BLOCKS)
     block = feature // BLOCKS[1]
     if BLOCKS[2] == 0:
@@ -121,7 +129,10 @@ def row_terms(terms, row, feature, inside, FEATURES: tl.constexpr, BLOCKS: tl.co
 
 @triton.jit
 def _row_size(IN: tl.constexpr, BLOCKS: tl.constexpr):
-    """Return the elements of a row of terms: f16, or with groups bytes, padded to words."""
+    """Return the number of elements of a row of scales or minima.
+
+    The elements are f16; with groups, bytes padded to a multiple of 4.
+    """
     COUNT: tl.constexpr = IN // BLOCKS[1]
     if BLOCKS[2] == 0:
         return COUNT
@@ -131,7 +142,10 @@ def _row_size(IN: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _group_values(of_row, group, inside, ALL: tl.constexpr):
-    """Load the f16 of groups as f32, two per word; Triton does not pipeline loads of less than a word."""
+    """Load the f16 of the groups `group`, as f32.
+
+    Loads the 32-bit word that contains the f16: Triton does not pipeline loads of less than a word.
+    """
     words = of_row.to(tl.pointer_type(tl.int32), bitcast=True)
     halves = _values(words + group // 2, inside, ALL) >> (group % 2 * 16)
     return halves.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -139,15 +153,16 @@ def _group_values(of_row, group, inside, ALL: tl.constexpr):
 
 @triton.jit
 def _values(at, inside, ALL: tl.constexpr):
-    """Load the addresses that are `inside`, or with ALL every address; zeros elsewhere."""
+    """Load the addresses that are `inside`, with zeros elsewhere; with ALL, load every address."""
     return tl.load(at) if ALL else tl.load(at, mask=inside, other=0)
 
 
 @triton.jit
 def dequantised(packed, scale, minimum, BLOCKS: tl.constexpr):
-    """Widen a stored tile with the terms of its blocks to [DEPTH, COLUMNS] f32, rounded at most once.
+    """Dequantise a stored tile to [DEPTH, COLUMNS] f32, with a fused multiply-add (one rounding).
 
-    On NVIDIA GPUs, the sum of a minimum and OFFSET scales is rounded too, if they are far apart.
+    On NVIDIA GPUs, quants of 4 bits are larger by OFFSET, so the minimum is reduced by OFFSET * scale. The
+    difference is rounded too if minimum and OFFSET * scale are far apart.
     """
     HAS_OFFSET: tl.constexpr = BLOCKS[0] == 4 and is_cuda()
     OFFSET: tl.constexpr = 0 if not HAS_OFFSET else PTX_FLOAT_OFFSET if BLOCKS[3] else PTX_OFFSET
@@ -162,9 +177,10 @@ def dequantised(packed, scale, minimum, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _unpacked(packed, IS_E2M1: tl.constexpr):
-    """Unpack [DEPTH / 2, COLUMNS] to [DEPTH, COLUMNS] f32; a byte has elements j and j + PAIR of 2 * PAIR.
+    """Unpack 4 bits: [DEPTH / 2, COLUMNS] -> [DEPTH, COLUMNS] f32.
 
-    A lane of a matrix instruction then has both elements in its registers, and its bytes are contiguous.
+    Of 2 * PAIR neighbours, byte j has elements j and j + PAIR. A lane of a matrix instruction then has both
+    elements in its registers, and the lane's bytes are contiguous.
     """
     COUNT: tl.constexpr = packed.shape[0] // PAIR
     COLUMNS: tl.constexpr = packed.shape[1]
@@ -175,9 +191,10 @@ def _unpacked(packed, IS_E2M1: tl.constexpr):
 
 @triton.jit
 def _float_halves(packed):
-    """Return twice the floats in the low and the high 4 bits of bytes, in f32.
+    """Return twice the floats (E2M1) in the low and in the high 4 bits of bytes, as f32.
 
-    On NVIDIA GPUs, they are larger by PTX_FLOAT_OFFSET; on others, in units of FLOAT_UNIT.
+    On NVIDIA GPUs, the results are larger by PTX_FLOAT_OFFSET; on other GPUs, they are divided by
+    FLOAT_UNIT.
     """
     if is_cuda():
         return _by_ptx(packed, PTX_FLOATS)
@@ -187,17 +204,20 @@ def _float_halves(packed):
 
 @triton.jit
 def _e2m1(bits):
-    """Return the floats in the low 4 bits, made from an f16's exponent and mantissa: 2**14 times smaller."""
+    """Return the floats (E2M1) in the low 4 bits, times 2**-14.
+
+    The 4 bits become the sign, exponent and mantissa of an f16.
+    """
     wide = (bits & 8) << 12 | (bits & 7) << 9
     return wide.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def _halves(packed):
-    """Return the low and the high 4 bits of bytes, in f32; on NVIDIA GPUs, larger by PTX_OFFSET.
+    """Return the low and the high 4 bits of bytes, as f32; on NVIDIA GPUs, larger by PTX_OFFSET.
 
     NVIDIA GPUs convert integers at a fraction of their speed. Instead, one instruction inserts the 4 bits
-    into the mantissa of 128.0, where they count as an integer.
+    into the mantissa of 128.0, so that the float is 128 plus the integer.
     """
     if is_cuda():
         return _by_ptx(packed, PTX)
@@ -207,7 +227,7 @@ def _halves(packed):
 
 @triton.jit
 def _by_ptx(packed, CODE: tl.constexpr):
-    """Return the two f32 per byte that CODE makes of four bytes."""
+    """Apply the PTX `CODE`, which unpacks four bytes to eight f32; return two f32 tensors like `packed`."""
     return tl.inline_asm_elementwise(
         CODE, "=r,=r,=r,=r,=r,=r,=r,=r,r", [packed], dtype=(tl.float32, tl.float32), is_pure=True, pack=4
     )

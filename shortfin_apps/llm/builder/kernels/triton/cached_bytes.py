@@ -1,4 +1,4 @@
-"""KV cache rows in bytes: the heads, followed by an f32 scale for each head.
+"""KV cache rows in bytes: the elements of all heads, then an f32 scale for each head.
 
 A byte is the element divided by the head's scale, rounded to even. The scale is the head's largest magnitude
 / 127. Magnitudes are compared as integers, which order as floats do and put NaN last; a head that contains
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 MOST = tl.constexpr(127)
-# 1.5 * 2^23: adding it rounds a number to an integer, with its two's complement in the sum's lowest byte.
+# 1.5 * 2^23: adding this rounds a float to an integer, whose two's complement is the lowest byte of the sum.
 TO_INTEGER = tl.constexpr(12582912.0)
 NO_SIGN = tl.constexpr(0x7FFFFFFF)
 SCALE_BYTES = tl.constexpr(4)
@@ -17,22 +17,26 @@ SCALE_BYTES = tl.constexpr(4)
 
 @triton.jit
 def scales_of(cache, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Return the address of the first cache row's scales; row r's are r * ROW / SCALE_BYTES further."""
+    """Return the address of the scales in cache row 0.
+
+    The scales of row r are r * ROW / SCALE_BYTES elements after.
+    """
     return (cache + KV_HEADS * HEAD_DIM).to(tl.pointer_type(tl.float32), bitcast=True)
 
 
 @triton.jit
 def load_scales(scales, row, exists, ROW: tl.constexpr):
-    """Load the scales of one head in the rows `row` [COLUMNS], as f32; 0 for rows that do not exist."""
+    """Load the scales of one head in the cache rows `row` [COLUMNS], as f32; 0 for rows that do not exist."""
     at = scales + row * (ROW // SCALE_BYTES)
     return tl.load(at, mask=exists, other=None if exists is None else 0.0)
 
 
 @triton.jit
 def quantised_pairs(low, high, inside, HEAD_PAIRS: tl.constexpr):
-    """Quantise the pairs `low` and `high` [ROWS, PAIRS] f32 of whole heads, with HEAD_PAIRS each, to bytes.
+    """Quantise whole heads to bytes: the pairs of elements `low` and `high` [ROWS, PAIRS] f32.
 
-    Also returns the scale [ROWS, PAIRS] f32 of each pair's head. Pairs not `inside` are ignored.
+    A head has HEAD_PAIRS pairs. Also returns the scale of each pair's head, [ROWS, PAIRS] f32. Pairs that
+    are not `inside` are ignored.
     """
     ROWS: tl.constexpr = low.shape[0]
     PAIRS: tl.constexpr = low.shape[1]
@@ -47,11 +51,11 @@ def quantised_pairs(low, high, inside, HEAD_PAIRS: tl.constexpr):
 
 @triton.jit
 def _magnitude(x):
-    """Return the bits of |x|."""
+    """Return the bits of |x|, as i32."""
     return x.to(tl.int32, bitcast=True) & NO_SIGN
 
 
 @triton.jit
 def _rounded(x):
-    """Round x, from -127 to 127, to a byte."""
+    """Round x, which must be from -127 to 127, to an i8."""
     return (x + TO_INTEGER).to(tl.int32, bitcast=True).to(tl.int8)

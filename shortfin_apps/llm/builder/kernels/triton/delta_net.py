@@ -14,18 +14,19 @@ def delta_rule(
     BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr, TAPS: tl.constexpr, TILED: tl.constexpr,
     STRIDE: tl.constexpr, STATE: tl.constexpr, PAGE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Compute out [tokens, VALUE_HEADS * VALUE_DIM], and write tokens' states to pages of `cache`.
+    """Compute out [tokens, VALUE_HEADS * VALUE_DIM], and write states to the pages of `cache`.
 
-    `mixed` [tokens, channels + VALUE_HEADS * VALUE_DIM] f32 holds the convolution's inputs (q and k of all
-    key heads, v of all value heads) and the result's gates; `rates` [tokens, 2 * VALUE_HEADS] f32 holds b and
-    a. `conv` is [TAPS, channels] f32, `steps` [2 * VALUE_HEADS] and `norm` [VALUE_DIM] f32. Rows are single
-    tokens if `offsets` is None. A page has PAGE elements of f32, STATE per layer: each value head's past
-    inputs [TAPS - 1, 2 * KEY_DIM + VALUE_DIM] and S [KEY_DIM, VALUE_DIM]. BLOCK_KEY and BLOCK_VALUE are
-    KEY_DIM and VALUE_DIM rounded up to powers of two.
+    `mixed` [tokens, channels + VALUE_HEADS * VALUE_DIM] f32 holds the inputs of the convolution (q and k of
+    all key heads, v of all value heads), then the gates of the result. `rates` [tokens, 2 * VALUE_HEADS] f32
+    holds b and a. `conv` is [TAPS, channels] f32, `steps` [2 * VALUE_HEADS] and `norm` [VALUE_DIM] f32. If
+    `offsets` is None, each batch row is one token. A page has PAGE elements of f32, STATE per layer: each
+    value head's past inputs [TAPS - 1, 2 * KEY_DIM + VALUE_DIM], then the head's S [KEY_DIM, VALUE_DIM].
+    BLOCK_KEY and BLOCK_VALUE are KEY_DIM and VALUE_DIM rounded up to powers of two.
 
-    A workgroup handles a value head of a row and keeps its state in registers from the first token to the
-    last. It reads the page of the preceding token, and writes the pages of blocks that the tokens fill, and
-    of the last token; page 0 is not written. Padding yields zeros.
+    A workgroup handles one value head of one batch row, and keeps the head's state in registers from the
+    row's first token to the last. The state is read from the page of the preceding token. It is written to
+    the page of each block that the tokens complete, and to the page of the last token, but never to page 0.
+    The output of padding is zeros.
     """
     HEAD: tl.constexpr = STATE // VALUE_HEADS
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
@@ -58,7 +59,7 @@ def delta_rule(
     state, q_past, k_past, v_past = _load_state(
         source, is_begun, key, value, KEY_DIM, VALUE_DIM, TAPS
     )  # fmt: skip
-    memory_barrier()  # loads above must finish before another lane's stores below
+    memory_barrier()  # the loads above must finish before the stores of other lanes below
 
     for index in range(count):
         token = (first + index).to(tl.int64)
@@ -93,7 +94,10 @@ def delta_rule(
 
 @triton.jit
 def _tokens_of(row, offsets, starts, seq_lens, tokens, rows, width, STRIDE: tl.constexpr):
-    """Return a row's first position, its number of tokens, its first token, and the next row's."""
+    """Return a row's start position, number of tokens, first token, and the first token of the next row.
+
+    The last two are indices of tokens in the batch.
+    """
     start = tl.load(starts + row).to(tl.int32)
     known = tl.minimum(tl.load(seq_lens + row).to(tl.int32), width * STRIDE)
     count = tl.maximum(known - start, 0)
@@ -108,7 +112,7 @@ def _tokens_of(row, offsets, starts, seq_lens, tokens, rows, width, STRIDE: tl.c
 
 @triton.jit
 def _load_rows(first, inside, APART: tl.constexpr, COUNT: tl.constexpr):
-    """Load COUNT vectors from `first`, APART elements apart; 0 where not `inside`."""
+    """Load COUNT vectors from address `first` on, APART elements apart; 0 where not `inside`."""
     vectors = ()
     for number in tl.static_range(COUNT):
         vector = tl.load(first + number * APART, mask=inside, other=0.0)
@@ -120,7 +124,7 @@ def _load_rows(first, inside, APART: tl.constexpr, COUNT: tl.constexpr):
 def _load_state(
     source, is_begun, key, value, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TAPS: tl.constexpr
 ):
-    """Load S and the past inputs of q, k and v from a page; zeros unless `is_begun`."""
+    """Load S and the past inputs of q, k and v from a page; all are zeros unless `is_begun`."""
     HEAD_CHANNELS: tl.constexpr = 2 * KEY_DIM + VALUE_DIM
     is_key = is_begun & (key < KEY_DIM)
     is_value = is_begun & (value < VALUE_DIM)
@@ -137,7 +141,7 @@ def _store_state(
     target, state, q_past, k_past, v_past, key, value,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Store the results of `_load_state` to a page."""
+    """Store S and the past inputs of q, k and v to a page, from which `_load_state` loads them."""
     HEAD_CHANNELS: tl.constexpr = 2 * KEY_DIM + VALUE_DIM
     for tap in tl.static_range(TAPS - 1):
         past = target + tap * HEAD_CHANNELS
@@ -150,7 +154,10 @@ def _store_state(
 
 @triton.jit
 def _convolved(at, inside, past, taps, TAPS: tl.constexpr):
-    """Return the SiLU of the convolution of `past` and the input `at` the token, and the next `past`."""
+    """Return the SiLU of the convolution at a token, and the past inputs of the next token.
+
+    `past` are the preceding inputs, and `at` is the address of the token's input.
+    """
     inputs = past + (tl.load(at, mask=inside, other=0.0),)  # noqa: RUF005  (Triton does not unpack)
     total = inputs[0] * taps[0]
     for tap in tl.static_range(1, TAPS):
@@ -160,7 +167,7 @@ def _convolved(at, inside, past, taps, TAPS: tl.constexpr):
 
 @triton.jit
 def _unit(x):
-    """Divide `x` by its length."""
+    """Divide `x` by its L2 norm."""
     return x * tl.rsqrt(tl.sum(x * x, axis=0) + 1e-6)
 
 

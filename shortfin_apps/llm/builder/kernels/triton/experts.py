@@ -1,7 +1,8 @@
 """Matmuls of routed experts; each tile of rows reads the matrix of one expert (see routing.py).
 
-A row belongs to a token and one of its experts; the experts' weights are concatenated. Tiles without an
-expert return at once. If given, `bias` f32 has an element per row of w, added to each product.
+A row is a token for one of its experts. w has the matrices of all experts, concatenated. Workgroups of tiles
+without an expert return at once. `bias` f32, unless None, has an element per row of w, which is added to the
+products.
 """
 
 import triton
@@ -18,10 +19,10 @@ def gated_experts(
     GROUP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EARLY: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """Compute y [rows, OUT] = silu(gate) * up, from x [tokens, IN] and w [COUNT, 2 * OUT, IN]: gate, then up.
+    """Compute y [rows, OUT] = silu(gate) * up, from x [tokens, IN] and w [COUNT, 2 * OUT, IN].
 
-    Row r belongs to token r / PER_TOKEN. See gated_linear in linear.py for ACTIVATION and the columns of a
-    tile.
+    The matrix of an expert has the rows of gate, then the rows of up. Row r of y belongs to token r /
+    PER_TOKEN. See gated_linear in linear.py for ACTIVATION and the columns of a tile.
     """
     HALF: tl.constexpr = COLUMNS // 2
     tile = tl.program_id(0)
@@ -47,7 +48,10 @@ def multiply_experts(
     IN: tl.constexpr, OUT: tl.constexpr, COUNT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr,
     BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute y [rows, OUT] f32 = x [rows, IN] times the transposes of w [COUNT, OUT, IN]."""
+    """Multiply each row of x [rows, IN] by the transpose of its expert's matrix: y [rows, OUT] f32.
+
+    w is [COUNT, OUT, IN].
+    """
     tile = tl.program_id(0)
     expert = tl.load(tile_experts + tile)
     if expert < COUNT:
@@ -70,10 +74,11 @@ def sum_experts(
     FEATURES: tl.constexpr, COUNT: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Compute y [tokens, FEATURES] f32 = residual + a token's products times their weights, likeliest first.
+    """Compute y [tokens, FEATURES] f32: residual + the sum of a token's products times their weights.
 
-    `products` [tokens, PER_TOKEN, FEATURES] f32 are undefined where `chosen` is COUNT. A workgroup handles
-    one token. With `norm`, `scaled` and `squares` are written for the matmul after it.
+    Products are added from the most likely expert to the least. `products` [tokens, PER_TOKEN, FEATURES] f32
+    are undefined, and not added, where `chosen` is COUNT. A workgroup handles one token. With `norm`, also
+    writes `scaled` and `squares` for the next matmul.
     """
     token = tl.program_id(0)
     feature = tl.arange(0, BLOCK)

@@ -1,8 +1,8 @@
 """Products of 8-bit floats (E4M3): weights with a scale per output feature, and quantised activations.
 
-FP8_GROUP neighbours along K in a row of activations share a scale: a power of two that brings their largest
-magnitude near the format's largest number. Scaling by a power of two does not round, so a host computes the
-same quants bit for bit.
+In a row of activations, FP8_GROUP neighbours along K share a scale: a power of two that brings their largest
+magnitude near the format's largest value. Scaling by a power of two does not round, so a host can compute
+the same quants bit for bit.
 """
 
 import triton
@@ -11,11 +11,11 @@ import triton.language as tl
 from shortfin_apps.llm.builder.kernels import triton as rooms
 
 FP8_GROUP = tl.constexpr(rooms.FP8_GROUP)
-# Exponent of a group's largest magnitude after scaling: 2^7 to 2^8 in OCP's format, with 448 as the largest
-# number; half of that in gfx942's ("fnuz"), with 240 as the largest.
+# Exponent of a group's largest magnitude after scaling: the magnitude is from 2^7 to 2^8 in OCP's format,
+# whose largest value is 448, and from 2^6 to 2^7 in gfx942's ("fnuz"), whose largest value is 240.
 TOP_EXPONENT = tl.constexpr(7)
 TOP_EXPONENT_FNUZ = tl.constexpr(6)
-BIAS = tl.constexpr(127)  # of an f32's exponent
+BIAS = tl.constexpr(127)  # bias of an f32's exponent
 MANTISSA_BITS = tl.constexpr(23)
 
 
@@ -23,7 +23,7 @@ MANTISSA_BITS = tl.constexpr(23)
 def quantise(x, quants, scales, tokens, IN: tl.constexpr, ROWS: tl.constexpr):
     """Quantise x [tokens, IN] to `quants` [tokens, IN] and `scales` [tokens, IN / FP8_GROUP] f32.
 
-    A workgroup handles one group of ROWS tokens.
+    A workgroup handles FP8_GROUP neighbours of ROWS tokens.
     """
     GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -38,9 +38,10 @@ def quantise(x, quants, scales, tokens, IN: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
-    """Compute `product` (product.py) for x and w in 8-bit floats. DEPTH is a multiple of FP8_GROUP.
+    """Compute `product` (product.py) for x and w in 8-bit floats.
 
-    `x_scales` [tokens, IN / FP8_GROUP] f32 belong to x, `scales` [..] f32 to the rows of w.
+    `x_scales` [tokens, IN / FP8_GROUP] f32 are the scales of x, `scales` [..] f32 those of the rows of w.
+    DEPTH must be a multiple of FP8_GROUP.
     """
     GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP
     IS_SMALL: tl.constexpr = row.shape[0] <= 16
@@ -72,12 +73,12 @@ def fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN: tl.constexp
 
 @triton.jit
 def quantised(x, dtype: tl.constexpr):
-    """Quantise x [ROWS, FP8_GROUP] to `dtype`; return it and the scales [ROWS] f32 of its rows."""
+    """Quantise x [ROWS, FP8_GROUP] to `dtype`; return the quants, and a scale per row [ROWS] f32."""
     TOP: tl.constexpr = TOP_EXPONENT_FNUZ if dtype == tl.float8e4b8 else TOP_EXPONENT
     wide = x.to(tl.float32)
     largest = tl.max(tl.abs(wide), axis=1)
     exponent = largest.to(tl.int32, bitcast=True) >> MANTISSA_BITS
-    # Both factors must be normal numbers.
+    # The scale and its inverse must both be normal f32 numbers.
     power = tl.minimum(tl.maximum(exponent - TOP, 1), 2 * BIAS - 1)
     scale = (power << MANTISSA_BITS).to(tl.float32, bitcast=True)
     inverse = ((2 * BIAS - power) << MANTISSA_BITS).to(tl.float32, bitcast=True)

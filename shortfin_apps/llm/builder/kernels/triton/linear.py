@@ -17,9 +17,9 @@ def linear(
 ):  # fmt: skip
     """Multiply x [tokens, IN] by the transpose of w [OUT, IN]: y [tokens, OUT] f32, plus any `residual`.
 
-    `scales` and `minima` are the terms of a w in BLOCKS (see blocks.py), otherwise None. `in_squares` belong
-    to a norm deferred to this matmul, or are None; with `norm` [OUT], `scaled` and `squares` are written for
-    the next matmul.
+    `scales` and `minima` belong to a quantised w (in BLOCKS, see blocks.py, or in 8-bit floats), otherwise
+    they are None. `in_squares` belongs to a norm that is deferred to this matmul, otherwise it is None. With
+    `norm` [OUT], also writes `scaled` and `squares` for the next matmul.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -47,7 +47,7 @@ def linear(
 
 @triton.jit
 def _loaded(operand, at, inside):
-    """Load the elements of an operand; None if it is absent."""
+    """Load the elements `at` of `operand`; None if `operand` is None."""
     if operand is None:
         return None
     else:
@@ -61,10 +61,10 @@ def gated_linear(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """Compute y [tokens, OUT] = silu(gate) * up, from x [tokens, IN] and w [2 * OUT, IN]: gate, then up.
+    """Compute y [tokens, OUT] = silu(gate) * up, from x [tokens, IN] and w [2 * OUT, IN].
 
-    ACTIVATION may replace silu (see `gated`). w may be in blocks, as in `linear`. A tile's columns alternate
-    between gate and up, so that one product computes both.
+    w has the rows of gate, then the rows of up, and may be in blocks, as in `linear`. ACTIVATION may replace
+    silu (see `gated`). A tile's columns alternate between gate and up, so that one product computes both.
     """
     HALF: tl.constexpr = COLUMNS // 2
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -96,8 +96,8 @@ def store_gated(y, sums, row, rows, first, OUT: tl.constexpr, ACTIVATION: tl.con
 def gated(gate, up, ACTIVATION: tl.constexpr):
     """Combine `gate` and `up` by an activation (`Activation` in model/operations.py).
 
-    silu, or gelu approximated with tanh, of `gate` times `up`; (1 + tanh(y)) / 2 is the sigmoid of 2 y.
-    "clamped" changes both.
+    All activations are gate * sigmoid(inner) * up. "gelu" is the approximation with tanh, as (1 + tanh(y)) /
+    2 is the sigmoid of 2 y. "clamped" first limits gate and up, and adds 1 to up.
     """
     inner = gate
     if ACTIVATION == "gelu":

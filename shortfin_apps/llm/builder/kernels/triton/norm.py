@@ -1,4 +1,4 @@
-"""RMS norms: of stored rows, optionally added to others, and of embeddings."""
+"""RMS norms of token rows, optionally with the addition of a residual; and the embedding of tokens."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ from shortfin_apps.llm.builder.kernels.triton.product import store_scaled_row
 
 @triton.jit
 def rms_norm(x, weight, y, FEATURES: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr):
-    """Compute y [tokens, FEATURES] = x f32 / rms(x) * weight [FEATURES]; one token per workgroup."""
+    """Compute y [tokens, FEATURES] = x / rms(x) * weight [FEATURES] in f32; one token per workgroup."""
     token = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, BLOCK)
     inside = feature < FEATURES
@@ -26,8 +26,8 @@ def add_normed(
 ):  # fmt: skip
     """Compute y [tokens, FEATURES] f32 = residual + x / rms(x) * weight; one token per workgroup.
 
-    With `norm`, `scaled` and `squares` are written for the matmul after it. `narrow`, if given, receives y in
-    its type.
+    With `norm`, also writes `scaled` and `squares` for the next matmul. `narrow`, unless None, receives a
+    copy of y in the type of `narrow`.
     """
     token = tl.program_id(0)
     feature = tl.arange(0, BLOCK)
@@ -52,7 +52,7 @@ def embed(
     """Compute x [tokens, FEATURES] f32: the rows `ids` [tokens] i64 of w [VOCAB, FEATURES], times SCALE.
 
     With `scales`, w is in BLOCKS of 8 bits (see blocks.py). A workgroup handles one token. Ids out of range
-    read the last row. With `norm`, `scaled` and `squares` are written for the first matmul.
+    read the last row. With `norm`, also writes `scaled` and `squares` for the first matmul.
     """
     token = tl.program_id(0)
     given = tl.load(ids + token)

@@ -13,11 +13,11 @@ def normalised_product(
     IN: tl.constexpr, GROUP: tl.constexpr, EPS: tl.constexpr, BLOCKS: tl.constexpr, DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute `product`, times each row's 1 / rms if `squares` [tokens, IN / GROUP] f32 is given.
+    """Compute `product`; with `squares`, also multiply each row by the 1 / rms of a deferred norm.
 
-    With `squares`, x is scaled for a norm but not normalised; `squares` hold the sums from before scaling.
-    EARLY loads them before the product, as its loads take long. `x_scales` belong to x in 8-bit floats (see
-    fp8.py), otherwise None.
+    `squares` [tokens, IN / GROUP] f32 has the sums of squares of the norm's input; x is already multiplied
+    by the norm's weight (see __init__.py). EARLY: load `squares` before the product, so that the loads
+    overlap. `x_scales`: the scales of x in 8-bit floats (see fp8.py), otherwise None.
     """
     own = tl.minimum(row, tokens - 1)
     if EARLY:
@@ -38,14 +38,15 @@ def normalised_product(
 def product(
     x, w, scales, minima, row, tokens, weight_row, IN: tl.constexpr, BLOCKS: tl.constexpr, DEPTH: tl.constexpr
 ):
-    """Multiply x [tokens, IN] at `row` [ROWS] by w [.., IN]^T at `weight_row` [COLUMNS], in f32.
+    """Return the f32 products [ROWS, COLUMNS] of rows of x [tokens, IN] and rows of w [.., IN].
 
-    Rows of w may repeat, but must be in range; rows of x may be out of range. DEPTH elements of K are loaded
-    at once. With `scales`, w is in BLOCKS (see blocks.py), which are widened to the type of x.
+    `row` [ROWS] are the indices of rows of x, and may be out of range. `weight_row` [COLUMNS] are the
+    indices of rows of w; they must be in range, and may have duplicates. DEPTH: elements of K that are
+    loaded at once. With `scales`, w is in BLOCKS (see blocks.py), and is widened to the type of x.
     """
     PACKED: tl.constexpr = 2 if BLOCKS is not None and BLOCKS[0] == 4 else 1  # elements of w per byte
-    # The smallest tile is rarely full. Its rows out of range are not loaded, as copies of one row would take
-    # as long.
+    # The smallest tile is rarely full. Its rows out of range are masked: loading copies of the last row
+    # instead would take as long as loading other rows.
     IS_SMALL: tl.constexpr = row.shape[0] <= 16
     own = tl.minimum(row, tokens - 1)
     exists = (row < tokens)[:, None]
@@ -61,7 +62,7 @@ def product(
         else:
             inside = (first + k < IN)[None, :]
             a = tl.load(x_tile, mask=exists & inside if IS_SMALL else inside, other=0.0)
-            # Compares contiguous indices, so that one load takes several bytes.
+            # The mask compares contiguous indices, so that one load takes several bytes.
             b = tl.load(w_tile, mask=(first // PACKED + packed < IN // PACKED)[:, None], other=0)
         if scales is not None:
             scale = load_terms(scales, weight_row, first, IN, DEPTH, BLOCKS)
@@ -75,7 +76,7 @@ def product(
 
 @triton.jit
 def _sums_of_squares(squares, row, GROUPS: tl.constexpr):
-    """Load the sums of squares of the rows of x at `row`, as [ROWS, summands]; None if `squares` is None."""
+    """Load the sums of squares of the rows `row` of x, as [ROWS, partial sums]; None if `squares` is None."""
     if squares is None:
         return None
     else:
@@ -85,7 +86,8 @@ def _sums_of_squares(squares, row, GROUPS: tl.constexpr):
         parts = tl.zeros((row.shape[0], PARTS), tl.float32)
         for first in tl.static_range(0, GROUPS, PARTS):
             parts += tl.load(at + first, mask=(first + group < GROUPS)[None, :], other=0.0)
-        # A small tile need not wait for them yet; a large one has no registers for them.
+        # A small tile adds the partial sums later, so as not to wait for the loads yet. A large tile has no
+        # registers for them.
         return parts if row.shape[0] <= 64 else sums_of_neighbours(parts, PARTS)
 
 
@@ -93,16 +95,16 @@ def _sums_of_squares(squares, row, GROUPS: tl.constexpr):
 def store_scaled(
     x, weight, scaled, squares, row, column, inside, FEATURES: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Write a tile of x [ROWS, COLUMNS] prepared for the next norm's reader (see __init__.py).
+    """Write `scaled` and `squares` of a tile of x [ROWS, COLUMNS], for a norm deferred to the next matmul.
 
-    `weight` [COLUMNS] is the norm's; `row` and `column` locate the tile, and `inside` [ROWS, COLUMNS] masks
-    it.
+    See __init__.py. `weight` [COLUMNS] is the norm's weight. `row` and `column` are the indices of the
+    tile's rows and columns; only elements that are `inside` [ROWS, COLUMNS] are written.
     """
     COLUMNS: tl.constexpr = x.shape[1]
     GROUPS: tl.constexpr = FEATURES // GROUP
     at = row[:, None].to(tl.int64) * FEATURES + column[None, :]
     tl.store(scaled + at, (x * weight[None, :]).to(scaled.dtype.element_ty), mask=inside)
-    # Explicit fma, as the compiler would fuse squares with sums, and round once, only in some tiles.
+    # An explicit fused multiply-add, because the compiler would fuse squares and sums only in some tiles.
     even, odd = tl.split(tl.reshape(tl.where(inside, x, 0.0), (x.shape[0], COLUMNS // 2, 2)))
     sums = sums_of_neighbours(tl.fma(even, even, odd * odd), GROUP // 2)
     first = tl.min(column, axis=0) // GROUP
@@ -128,9 +130,9 @@ def store_scaled_row(
 
 @triton.jit
 def sums_of_neighbours(x, COUNT: tl.constexpr):
-    """Sum neighbours: x [ROWS, COLUMNS] -> [ROWS, COLUMNS / COUNT], by pairs.
+    """Sum COUNT neighbours, by pairs: x [ROWS, COLUMNS] -> [ROWS, COLUMNS / COUNT].
 
-    The order of tl.sum depends on the tile.
+    COUNT must be a power of two. Unlike in tl.sum, the order of additions does not depend on the tile.
     """
     if COUNT == 1:
         return x

@@ -1,4 +1,4 @@
-"""Queries, keys and values of tokens: projected and rotated; keys and values are written to the KV cache."""
+"""q, k and v of tokens: projected and rotated; k and v are written to the KV cache."""
 
 import triton
 import triton.language as tl
@@ -15,18 +15,20 @@ def project_qkv(
     GROUP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute the rotated q [tokens, HEADS * HEAD_DIM], and rows of `cache`, from x [tokens, IN].
+    """Project x [tokens, IN]; write the rotated q [tokens, HEADS * HEAD_DIM], and k and v to `cache`.
 
-    w is [(HEADS + 2 * KV_HEADS) * HEAD_DIM, IN]: all queries, keys, values. `scales` and `minima` are the
-    terms of a w in BLOCKS (see blocks.py), otherwise None; `bias` has an element per row of w, or is None.
-    `head_norm` [2 * HEAD_DIM] holds the weights for q's heads and for k's: each of these heads is RMS-normed
-    before it is rotated, and the tile then has whole heads. `rotary` [tokens, 2, HEAD_DIM / 2] f32 holds
-    cosines and sines. The cache has rows of ROW elements: KV_HEADS * HEAD_DIM, or more for bytes (see
-    cached_bytes.py), which need tiles of whole heads too. `slots` [tokens] i64 is each token's row in layer
-    0's keys; values are STRIDE rows after their keys, and the next layer's keys STRIDE rows after the values.
+    w is [(HEADS + 2 * KV_HEADS) * HEAD_DIM, IN]: rows of all queries, keys, values. `scales` and `minima`
+    belong to a quantised w, as in linear.py. `bias` has an element per row of w, or is None. `head_norm` [2
+    * HEAD_DIM], unless None, has the weights for heads of q, then for heads of k: heads are RMS-normed
+    before the rotation, and a tile must have whole heads. `rotary` [tokens, 2, HEAD_DIM / 2] f32 holds the
+    RoPE cosines and sines.
+
+    A cache row has ROW elements: KV_HEADS * HEAD_DIM, or more in bytes (see cached_bytes.py), for which a
+    tile must have whole heads too. `slots` [tokens] i64 is the cache row of each token's key in layer 0. A
+    value is STRIDE rows after its key, and the key of the next layer STRIDE rows after that value.
 
     A tile's columns are pairs of elements that rotate together, one of each half of a head. A head takes
-    HEAD_COLUMNS of them, with the last ones empty if it has fewer elements.
+    HEAD_COLUMNS columns, the last of which are empty if HEAD_DIM is smaller.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     HEAD_PAIRS: tl.constexpr = HEAD_COLUMNS // 2
@@ -88,7 +90,8 @@ def _normed_heads(
 ):  # fmt: skip
     """RMS-norm the pairs `low` and `high` [ROWS, PAIRS] of whole heads where `is_normed` [PAIRS].
 
-    Pairs outside `exists` [PAIRS] are ignored. `weight_at` [PAIRS] is the address of the weights of `low`.
+    Pairs outside `exists` [PAIRS] are ignored. `weight_at` [PAIRS] has the addresses of the weights of
+    `low`; those of `high` are HEAD_DIM / 2 elements after.
     """
     ROWS: tl.constexpr = low.shape[0]
     PAIRS: tl.constexpr = low.shape[1]
@@ -109,12 +112,13 @@ def store_qkv(
     BLOCK_HEADS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr, WHOLE: tl.constexpr, GATED: tl.constexpr,
     STRIDE: tl.constexpr, ROW: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the rotated q and rows of `cache`, as `project_qkv` does, from qkv [tokens, features] f32.
+    """Norm and rotate q and k of qkv [tokens, features] f32; write q, and k and v to `cache`.
 
-    If WHOLE, q is RMS-normed over all its heads, and so is k, with `norm` [(HEADS + KV_HEADS) * HEAD_DIM];
-    otherwise each head is, with `norm` [2 * HEAD_DIM], the weights for q's heads and for k's. If GATED, gates
-    with as many features as q are between q and k, and are skipped. A workgroup handles one token. Blocks are
-    sizes rounded up to powers of two.
+    `q` and `cache` are as in `project_qkv`. If WHOLE, q and k are each RMS-normed over all heads, with
+    weights `norm` [(HEADS + KV_HEADS) * HEAD_DIM]. Otherwise each head is RMS-normed, with weights `norm` [2
+    * HEAD_DIM] for heads of q, then for heads of k. If GATED, there are gates with as many features as q
+    between q and k, which are skipped. A workgroup handles one token. BLOCK_HALF, BLOCK_HEADS and
+    BLOCK_KV_HEADS are HEAD_DIM / 2, HEADS and KV_HEADS rounded up to powers of two.
     """
     token = tl.program_id(0).to(tl.int64)
     QUERIES: tl.constexpr = HEADS * HEAD_DIM
@@ -143,7 +147,10 @@ def _turned(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     WHOLE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Norm and rotate a token's heads [HEADS * HEAD_DIM]; return halves [BLOCK_HEADS, BLOCK_HALF]."""
+    """Norm and rotate the heads x [HEADS * HEAD_DIM] of a token.
+
+    Returns the first and the second halves of the heads, [BLOCK_HEADS, BLOCK_HALF] each.
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
     at, inside = _halves(HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
     low = tl.load(x + at, mask=inside, other=0.0)
@@ -168,7 +175,7 @@ def _store_heads(
     low, high, out,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Store a token's heads, in halves, to `out`: its q, or a row of the cache."""
+    """Store the halves of a token's heads to `out`: a row of q, or a cache row (quantised if in bytes)."""
     at, inside = _halves(HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
     if out.dtype.element_ty == tl.int8:
         low, high, scale = quantised_pairs(low, high, inside, BLOCK_HALF)
@@ -181,7 +188,7 @@ def _store_heads(
 
 @triton.jit
 def _halves(HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr):
-    """Return the offsets of the heads' first halves, [BLOCK_HEADS, BLOCK_HALF], and whether they exist."""
+    """Return the offsets of the first halves of heads, [BLOCK_HEADS, BLOCK_HALF], and which of them exist."""
     head = tl.arange(0, BLOCK_HEADS)
     angle = tl.arange(0, BLOCK_HALF)
     inside = (head < HEADS)[:, None] & (angle < HEAD_DIM // 2)[None, :]

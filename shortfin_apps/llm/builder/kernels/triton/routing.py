@@ -12,11 +12,12 @@ def route(
     COUNT: tl.constexpr, BLOCK: tl.constexpr, PER_TOKEN: tl.constexpr, KEPT: tl.constexpr,
     IS_NORMALISED: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """Choose a token's experts, most likely first: `chosen` [tokens, PER_TOKEN] i32, with f32 `weights`.
+    """Choose each token's experts, most likely first: `chosen` [tokens, PER_TOKEN] i32, and `weights` f32.
 
-    `logits` [tokens, COUNT] f32 are the router's. Ties go to the lower index; a token with NaN has NaN for
-    its weights. `slots` [tokens] i64 are in page 0 for padding, which gets the expert COUNT, meaning none.
-    BLOCK is COUNT and KEPT is PER_TOKEN, rounded up to powers of two. A workgroup handles one token.
+    `logits` [tokens, COUNT] f32 are the router's. Of equal logits, the lower index comes first. A token with
+    a NaN among its logits has NaN weights. A token is padding if its slot in `slots` [tokens] i64 is in page
+    0; padding gets the expert COUNT, which means none. BLOCK is COUNT and KEPT is PER_TOKEN, rounded up to
+    powers of two. A workgroup handles one token.
     """
     token = tl.program_id(0)
     expert = tl.arange(0, BLOCK)
@@ -44,9 +45,9 @@ def sort_by_expert(
 ):  # fmt: skip
     """Sort rows into tiles of one expert each: `order` [tiles, ROWS] i32 and `tile_experts` [tiles] i32.
 
-    `chosen` [rows] i32 are the rows' experts. The remainder of an expert's last tile is filled with `rows`,
-    and unused tiles have the expert COUNT. A workgroup handles one expert, and STEP rows at a time; BLOCK is
-    COUNT rounded up to a power of two.
+    `chosen` [rows] i32 has the expert of each row. The remainder of an expert's last tile is filled with the
+    number `rows`, which is no row. Unused tiles have the expert COUNT, which means none. A workgroup handles
+    one expert, and STEP rows at a time. BLOCK is COUNT rounded up to a power of two.
     """
     own = tl.program_id(0)
     expert = tl.arange(0, BLOCK)
@@ -73,7 +74,7 @@ def sort_by_expert(
 
 @triton.jit
 def _experts_at(chosen, first, rows, COUNT: tl.constexpr, STEP: tl.constexpr):
-    """Load the experts of STEP rows from `first`; COUNT past the last row."""
+    """Load the experts of STEP rows from `first` on; COUNT (no expert) for rows after the last."""
     row = first + tl.arange(0, STEP)
     return tl.load(chosen + row, mask=row < rows, other=COUNT)
 

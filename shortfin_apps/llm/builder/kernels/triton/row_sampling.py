@@ -1,8 +1,9 @@
 """Tokens drawn from full rows of logits, by the rule in `sampling_rule.py`.
 
-Each part of a row is weighed by its own workgroup; then one workgroup finds the part that holds the draw, and
-the token in it. If the token is among the row's best candidates, they decide whether top-p keeps it, as all
-likelier tokens are candidates too. Otherwise the workgroup weighs the row again.
+A row is divided into parts. One workgroup per part sums the weights of the part's tokens. Then one workgroup
+per row finds the part that contains the drawn number, and the token in that part. If the token is among the
+row's K best candidates, these decide whether top-p keeps the token, as all more likely tokens are candidates
+too. Otherwise the workgroup sums the weights of the whole row again.
 
 `field` points at the row's column of `sampling` [6, rows] i64 (abi.py).
 """
@@ -35,10 +36,11 @@ def weigh_parts(
     values, logits, row_indices, sampling, masses, rows,
     SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Write masses [rows, 2, PARTS] i64: per PART of a row, the sums of weights kept by min-p, and of all.
+    """Write masses [rows, 2, PARTS] i64: for each part of a row, two sums of weights.
 
-    Row r is drawn from row row_indices[r] (r if None) of logits [any, SIZE] f32; the rows' best are values
-    [any, K] f32. Nothing is written for rows with a top-k.
+    The first is of the weights that min-p keeps, the second of all. A part has PART tokens. Row r is row
+    row_indices[r] (r if `row_indices` is None) of logits [any, SIZE] f32; values [any, K] f32 are the best
+    of these rows. Nothing is written for rows with a top-k.
     """
     row = tl.program_id(0).to(tl.int64)
     field = sampling + row
@@ -61,10 +63,10 @@ def draw_rows(
     SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Draw token_ids [rows] i64 of rows that `weigh_parts` weighed.
+    """Draw token_ids [rows] i64 from rows of which `weigh_parts` has written the masses.
 
-    `positions` [rows] i64 are the positions of the rows' last tokens. Rows with a top-k, or with a best value
-    that is not finite, get SPOILED.
+    `positions` [rows] i64 are the positions of the rows' last tokens. Rows with a top-k, or with a best
+    value that is not finite, get SPOILED.
     """
     row = tl.program_id(0).to(tl.int64)
     field = sampling + row
@@ -90,7 +92,7 @@ def draw_from_row(
 ):  # fmt: skip
     """Draw a token from logits [SIZE] f32 with the best values [K] f32, descending and finite.
 
-    `masses` [2, PARTS] i64 are the weights of the row's parts; `count` numbers the draw.
+    `masses` [2, PARTS] i64 are the sums of weights of the row's parts; `count` numbers the draw.
     """
     place = tl.arange(0, BLOCK)
     part = tl.arange(0, PARTS_BLOCK)
@@ -125,9 +127,10 @@ def find(
     logits, target, of_parts, pivot, best, scale,
     SIZE: tl.constexpr, PART: tl.constexpr, PARTS_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Find the token that `target` falls into, among weights above `pivot`; return it and its weight.
+    """Return the token that contains `target`, of the tokens with weights above `pivot`, and its weight.
 
-    Both are i64. `of_parts` [PARTS_BLOCK] i64 are the sums of these weights in each part.
+    The token id and the weight are i64. The weights are laid end to end, in the order of token ids.
+    `of_parts` [PARTS_BLOCK] i64 are the sums of the weights above `pivot` in each part.
     """
     before_parts = tl.cumsum(of_parts, axis=0) - of_parts
     holds = holder_of(target, of_parts, before_parts)
@@ -145,7 +148,7 @@ def weigh_row(
     logits, pivot, best, scale,
     SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sum the weights above `pivot` in each part: [PARTS_BLOCK] i64."""
+    """Return the sum of the weights above `pivot` in each part of a row, [PARTS_BLOCK] i64."""
     part = tl.arange(0, PARTS_BLOCK)
     of_parts = tl.zeros((PARTS_BLOCK,), tl.int64)
     for each in tl.range(PARTS):
@@ -157,7 +160,7 @@ def weigh_row(
 
 @triton.jit
 def weights_of_part(logits, part, best, scale, SIZE: tl.constexpr, PART: tl.constexpr):
-    """Return the weights of a part of logits [SIZE] f32, [PART] i64; 0 past the end."""
+    """Return the weights of a part of logits [SIZE] f32, [PART] i64; 0 after the end of the row."""
     index = part * PART + tl.arange(0, PART)
     value = tl.load(logits + index, mask=index < SIZE, other=float("-inf"))
     return weights_of(value, best, scale)

@@ -1,7 +1,8 @@
 """The running softmax of attention (as in FlashAttention), over slots of a KV cache's pages.
 
-Its state is the peak of the base-2 weights [QUERIES], the sum of their powers [QUERIES], and the values
-weighted with the powers [QUERIES, BLOCK_DIM], all f32; powers are relative to the peak.
+The state is three f32 tensors. `peak` [QUERIES] is the largest score so far, times log2(e). `total`
+[QUERIES] is the sum of the softmax weights 2^(score * log2(e) - peak). `sums` [QUERIES, BLOCK_DIM] is the
+sum of the values times these weights.
 """
 
 import triton
@@ -24,7 +25,7 @@ def nothing(seen, queries):
 def merged(state, part):
     """Merge the softmax states `state` and `part`, in this order.
 
-    If either is empty, the result is bit for bit the other.
+    If one of the two is empty, the result equals the other bit for bit.
     """
     peak, total, sums = state
     part_peak, part_total, part_sums = part
@@ -36,7 +37,7 @@ def merged(state, part):
 
 @triton.jit
 def chosen(condition, state, other):
-    """Select the softmax `state` for queries that meet the condition [QUERIES], otherwise `other`."""
+    """Select the softmax `state` for queries with a true `condition` [QUERIES], otherwise `other`."""
     peak = tl.where(condition, state[0], other[0])
     total = tl.where(condition, state[1], other[1])
     return peak, total, tl.where(condition[:, None], state[2], other[2])
@@ -50,12 +51,13 @@ def attend_slots(
 ):  # fmt: skip
     """Attend from queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1; return the updated `state`.
 
-    A query sees the first `seen` slots or, with a WINDOW, the last WINDOW of them. No query sees slots before
-    `begin`, as their pages may hold anything.
+    A query attends to the first `seen` [QUERIES] slots or, with a WINDOW, to the last WINDOW of these. No
+    query attends to slots before `begin`, as their pages may hold anything. `table` is the row of the block
+    table for the sequence.
 
-    All queries see slots `first` to `shared` - 1, a multiple of COLUMNS, except queries that see none. These
-    slots are attended without masks, with the same bits; results of queries that see none are meaningless.
-    `table` is the row's pages.
+    Callers must choose `shared` so that every query attends to all slots from `first` to `shared` - 1,
+    except queries that attend to none, whose results are then meaningless. The number of these slots must be
+    a multiple of COLUMNS. These slots are processed without masks, which gives the same bits as with masks.
     """
     peak, total, sums = state
     heads = cache + kv_head * HEAD_DIM
@@ -88,10 +90,11 @@ def attend_columns(
     queries, visible, heads, scales, key, exists, peak, total, sums,
     ROW: tl.constexpr, HEAD_DIM: tl.constexpr, STRIDE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Run one step of `attend_slots`, over the keys in rows `key` [COLUMNS] of `heads`.
+    """Run one step of `attend_slots`; return the new peak, total and sums.
 
-    `exists` [COLUMNS] marks existing keys, `visible` [QUERIES, COLUMNS] the keys each query sees; None means
-    all. `scales` belong to `heads` in bytes, otherwise None. Returns the new peak, total and sums.
+    `key` [COLUMNS] are the cache rows of the keys, and `heads` is the address of this K/V head in row 0.
+    `exists` [COLUMNS] marks the keys that exist, and `visible` [QUERIES, COLUMNS] the keys that a query
+    attends to; None means all. `scales` are the scales of a cache in bytes, otherwise None.
     """
     keys_at = heads + (key * ROW)[:, None] + tl.arange(0, queries.shape[1])[None, :]
     keys = load_rows(keys_at, exists, HEAD_DIM).to(queries.dtype)
@@ -119,7 +122,10 @@ def tanh(x):
 
 @triton.jit
 def load_rows(at, exists, HEAD_DIM: tl.constexpr):
-    """Load the rows `at` [COLUMNS, BLOCK_DIM]; zeros past HEAD_DIM and in rows that do not exist."""
+    """Load the elements at addresses `at` [COLUMNS, BLOCK_DIM] of cache rows.
+
+    The result is 0 at and after HEAD_DIM, and in rows that do not exist.
+    """
     inside = tl.arange(0, at.shape[1])[None, :] < HEAD_DIM
     if exists is not None:
         return tl.load(at, mask=exists[:, None] & inside, other=0.0)
@@ -130,18 +136,22 @@ def load_rows(at, exists, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def key_row(table, slot, exists, layer, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr):
-    """Return the cache rows of the keys in a row's slots, [COLUMNS] i64; values are STRIDE rows further."""
+    """Return the cache rows of the keys in the slots `slot` of a sequence, [COLUMNS] i64.
+
+    The row of a value is STRIDE rows after the row of its key.
+    """
     page = tl.load(table + slot // STRIDE, mask=exists, other=None if exists is None else 0)
     return page * PAGE_ROWS + layer * 2 * STRIDE + slot % STRIDE
 
 
 @triton.jit
 def soften(scores, visible, scale, peak, total):
-    """Run one step of a running softmax: add `scores` [QUERIES, COLUMNS] times `scale` to `peak` and `total`.
+    """Add `scores` [QUERIES, COLUMNS] times `scale` to a running softmax of base 2.
 
-    Scores that are not `visible` are left out, unless it is None. Returns the scores' powers of two, the
-    factor of all earlier ones, and the new peak and total. Products are rounded together with their sums, so
-    that the bits are the same with and without a mask.
+    Scores that are not `visible` are left out; None: all are visible. Returns the weights 2^(score * scale -
+    new peak), the factor 2^(peak - new peak) of all earlier weights, the new peak and the new total.
+    Products and sums are fused multiply-adds (one rounding), so that the bits are the same with and without
+    a mask.
     """
     if visible is not None:
         scores = tl.where(visible, scores, LOWEST)

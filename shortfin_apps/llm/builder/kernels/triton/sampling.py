@@ -1,4 +1,4 @@
-"""Sampling for the rows of a decode loop, by the rule in `sampling_rule.py`, and the loop's next state."""
+"""The sampling of a decode loop (a decode that samples on the device), by the rule in `sampling_rule.py`."""
 
 import triton
 import triton.language as tl
@@ -29,12 +29,13 @@ def sample(
     SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write token_ids [rows] i64, and update `tokens` and `positions` [rows] i64 in place.
+    """Draw token_ids [rows] i64, and update `tokens` and `positions` [rows] i64 in place for the next decode.
 
-    Candidates are values [rows, K] f32, descending, and indices [rows, K] i64, of logits [rows, SIZE] f32;
-    `masses` holds the weights of the logits' parts (see row_sampling.py). `sampling` [6, rows] i64 is
-    specified in abi.py. A row with a best value that is not finite gets SPOILED and keeps its token; a
-    padding row keeps its state. BLOCK is K and PARTS_BLOCK is PARTS, rounded up to powers of two.
+    Candidates are values [rows, K] f32, descending, and indices [rows, K] i64, of logits [rows, SIZE] f32.
+    `masses` holds the sums of weights of the parts of each row (see row_sampling.py). `sampling` [6, rows]
+    i64 is specified in abi.py. A row with a best value that is not finite gets the token id SPOILED, and its
+    entry of `tokens` is not changed. A padding row keeps its token and its position. BLOCK is K and
+    PARTS_BLOCK is PARTS, rounded up to powers of two.
     """
     row = tl.program_id(0).to(tl.int64)
     field = sampling + row
@@ -59,7 +60,10 @@ def sample(
 
 @triton.jit
 def draw_from_candidates(values, indices, field, rows, count, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Draw a token from a row's best: values [K] f32, descending and finite, of the tokens indices [K]."""
+    """Draw a token from the K best of a row: values [K] f32, descending and finite; token ids indices [K].
+
+    `field` points at the row's column of `sampling` [6, rows] i64 (abi.py); `count` numbers the draw.
+    """
     place = tl.arange(0, BLOCK)
     is_candidate = place < K
     value = tl.load(values + place, mask=is_candidate, other=0.0)

@@ -1,4 +1,4 @@
-"""The arithmetic of the rule in `sampling_rule.py`, in Triton, and its constants."""
+"""The arithmetic and the constants of `sampling_rule.py`, in Triton."""
 
 import triton
 import triton.language as tl
@@ -24,7 +24,10 @@ SCALE, TOP_K, SHARE, LEAST_WEIGHT, SEED, PROMPT_LENGTH = (tl.constexpr(int(each)
 
 @triton.jit
 def weights_of(value, best, scale):
-    """Return i64 weights of logits `value` f32, given the row's `best`, and `scale`: f32 bits as i64."""
+    """Return the i64 sampling weights of logits `value` f32.
+
+    `best` is the row's largest logit; `scale` has the bits of an f32, as i64.
+    """
     factor = scale.to(tl.int32).to(tl.float32, bitcast=True)
     exponent = tl.maximum((value - best) * factor, LOWEST_EXPONENT).to(tl.int32)
     fraction = (exponent & ((1 << FRACTION_BITS) - 1)).to(tl.int64)
@@ -36,20 +39,23 @@ def weights_of(value, best, scale):
 
 @triton.jit
 def share_of(mass, share):
-    """Return `mass` times `share` in units of 2**-SHARE_BITS, rounded down."""
+    """Return `mass` times `share`, rounded down; `share` is in units of 2**-SHARE_BITS."""
     low = mass & ((1 << SHARE_BITS) - 1)
     return (mass >> SHARE_BITS) * share + ((low * share) >> SHARE_BITS)
 
 
 @triton.jit
 def philox(seed, count, attempt):
-    """Return the first u64 of Philox 4x64, key (seed, 0) and counter (count, attempt, 0, 0), all i64."""
+    """Return the first u64 of Philox 4x64 with key (seed, 0) and counter (count, attempt, 0, 0).
+
+    The arguments are i64.
+    """
     zero = tl.full((), 0, tl.uint64)
     a, b, c, d = count.to(tl.uint64), attempt.to(tl.uint64), zero, zero
     key_0, key_1 = seed.to(tl.uint64), zero
     multiplier_0 = tl.full((), MULTIPLIER_0, tl.uint64)
     multiplier_1 = tl.full((), MULTIPLIER_1, tl.uint64)
-    for _ in tl.range(ROUNDS):  # unrolled, it would exceed the available registers
+    for _ in tl.range(ROUNDS):  # not unrolled, which would exceed the available registers
         next_a = high_product(multiplier_1, c) ^ b ^ key_0
         next_c = high_product(multiplier_0, a) ^ d ^ key_1
         b, d = multiplier_1 * c, multiplier_0 * a
@@ -77,11 +83,14 @@ def is_finite(value):
 
 @triton.jit
 def holder_of(target, weights, before):
-    """Whether `target` i64 falls into each of `weights` i64, laid end to end after `before`."""
+    """Return which of `weights` i64 contains `target` i64: before <= target < before + weight.
+
+    `before` is the sum of all earlier weights.
+    """
     return (before <= target) & (target < before + weights)
 
 
 @triton.jit
 def pick(values, is_picked):
-    """Return the element of `values` i64 for which `is_picked` is true."""
+    """Return the element of `values` i64 for which `is_picked` is true; 0 if there is none."""
     return tl.sum(tl.where(is_picked, values, 0), axis=0)

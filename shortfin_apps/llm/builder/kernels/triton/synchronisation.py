@@ -14,11 +14,11 @@ def _is_gfx9():
 
 @triton.jit
 def memory_barrier():
-    """Wait until every wave of the workgroup arrives and its earlier loads and stores have completed.
+    """Wait until every wave of the workgroup has arrived, and its earlier loads and stores have completed.
 
-    On CDNA (gfx9), Triton's own barrier may be a bare `s_barrier`: a store of one wave may still be in flight
-    when another wave leaves the barrier and releases the workgroup's results. Each wave therefore waits for
-    its own accesses first. Elsewhere, Triton's barrier already waits.
+    On CDNA (gfx9), Triton's own barrier may be a bare `s_barrier`: a store of one wave may still be in
+    flight when another wave leaves the barrier and releases the workgroup's results. Each wave therefore
+    waits for its own accesses first. On other GPUs, Triton's barrier already waits.
     """
     if _is_gfx9():
         tl.inline_asm_elementwise(
@@ -34,9 +34,10 @@ def memory_barrier():
 
 @triton.jit
 def is_last_of(shares, counter):
-    """Whether this workgroup is the last of `shares` to arrive; the last one sees the others' earlier stores.
+    """Return whether this workgroup is the last of `shares` workgroups to arrive here.
 
-    `counter` is 0 before and after a launch.
+    Earlier stores of the other workgroups are visible to the last one. `counter` must be 0 before a launch,
+    and is 0 after it.
     """
     memory_barrier()  # the count must not overtake a store of another wave
     is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == shares - 1

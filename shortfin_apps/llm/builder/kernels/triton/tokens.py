@@ -10,7 +10,7 @@ from shortfin_apps.llm.builder.kernels.triton.product import store_scaled_row
 def row_at(offsets, rows, place, SIZE: tl.constexpr, APART: tl.constexpr):
     """Return the last row r with offsets[r] // SIZE + r * APART <= place, for ascending offsets [rows] i64.
 
-    All offsets are compared at once, as a binary search would wait for memory at every step.
+    All offsets are compared, as a binary search would wait for memory at every step.
     """
     BLOCK: tl.constexpr = 64
     found = 0
@@ -30,15 +30,16 @@ def prepare(
     HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr,
     STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr, KV_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Compute each token's row of the cache, and its cosines and sines, for all layers.
+    """Compute each token's cache row, and its RoPE cosines and sines, for all layers.
 
-    A workgroup handles one token. Rows have `chunk` tokens each, or start at `given_offsets` [rows] i64 if
-    given. `starts`, `seq_lens` [rows] i64 and `blocks` [rows, width] i64 describe the batch (see abi.py).
-    `coarse` [STEPS, 2, HALF] and `fine` [STEP, 2, HALF] f32 are the tables of graph/rotary.py.
+    A workgroup handles one token. The tokens of batch row r start at given_offsets[r] i64; if
+    `given_offsets` is None, each row has `chunk` tokens. `starts`, `seq_lens` [rows] i64 and `blocks` [rows,
+    width] i64 describe the batch (see abi.py). `coarse` [STEPS, 2, HALF] and `fine` [STEP, 2, HALF] f32 are
+    the tables of graph/rotary.py.
 
-    `slots` [tokens] i64 receives the row of each token's key in layer 0, as computed by `cache_slots` of
-    graph/token_layout.py; `rotary` [tokens, 2, HALF] f32 the cosines and sines. Unless None, `offsets` [rows]
-    i64 receives each row's first token, and `counters` [rows, KV_HEADS] i32 zeros.
+    Writes `slots` [tokens] i64, the cache row of each token's key in layer 0 as in `cache_slots` of
+    graph/token_layout.py; and `rotary` [tokens, 2, HALF] f32, the cosines and sines. If not None, writes the
+    index of each row's first token to `offsets` [rows] i64, and zeros to `counters` [rows, KV_HEADS] i32.
     """
     token = tl.program_id(0)
     if given_offsets is None:
@@ -86,7 +87,7 @@ def last_tokens(
 ):  # fmt: skip
     """Copy each row's last token that is not padding from x [tokens, FEATURES] f32 to y [rows, FEATURES] f32.
 
-    A workgroup handles one row. With `norm`, `scaled` and `squares` are written for the matmul after it.
+    A workgroup handles one row. With `norm`, also writes `scaled` and `squares` for the next matmul.
     """
     row = tl.program_id(0)
     length = tl.load(seq_lens + row) - tl.load(starts + row)

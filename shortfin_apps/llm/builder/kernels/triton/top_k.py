@@ -1,9 +1,9 @@
 """Exact top-k in two launches: the best of every chunk of a row, then the best elements of the best chunks.
 
-Keys of the elements are distinct integers: a float's bits, mapped to sort like the values, followed by the
-complement of the index in the low bits, so that the lower index of equal values comes first. NaN comes before
-everything. So if a chunk's best key is not among the k best chunks', the chunk holds none of the k best
-elements.
+An element's key is an integer that is unique in its row. The high bits are the float's bits, mapped so that
+integers order like floats, with NaN as the largest. The low bits are the complement of the index, so that of
+equal values the one with the lower index comes first. A chunk whose best key is not among the k best of all
+chunks' best keys therefore contains none of the k best elements.
 """
 
 import triton
@@ -17,7 +17,7 @@ LEAST = tl.constexpr(-(1 << 63))
 def keys_of(values, indices):
     """Return the i64 keys of f32 `values` and i32 `indices` of one shape."""
     bits = values.to(tl.int32, bitcast=True)
-    # Negative floats sort downwards, so their other bits are flipped. Both zeros are equal.
+    # The bits of negative floats order in reverse, so all but the sign are flipped. Both zeros are equal.
     ordered = tl.where(bits < 0, bits ^ NAN_KEY, bits)
     ordered = tl.where(values == 0.0, 0, ordered)
     ordered = tl.where(values != values, NAN_KEY, ordered)
@@ -26,13 +26,13 @@ def keys_of(values, indices):
 
 @triton.jit
 def index_of(keys):
-    """Return the i32 index in an i64 key."""
+    """Return the i32 index that an i64 key contains."""
     return NAN_KEY - keys.to(tl.int32)
 
 
 @triton.jit
 def load_keys(logits, index, SIZE: tl.constexpr):
-    """Return the keys of a row's elements at `index` i32; LEAST past its SIZE."""
+    """Return the keys of a row's elements at `index` i32; LEAST for an index of SIZE or more."""
     inside = index < SIZE
     values = tl.load(logits + index, mask=inside, other=0.0)
     return tl.where(inside, keys_of(values, index), LEAST)
@@ -42,9 +42,9 @@ def load_keys(logits, index, SIZE: tl.constexpr):
 def best_of_chunks(
     logits, best, SIZE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr
 ):
-    """Write best [rows, CHUNKS] i64, the largest key per CHUNK of logits [rows, SIZE] f32.
+    """Write best [rows, CHUNKS] i64: the largest key of each chunk of a row of logits [rows, SIZE] f32.
 
-    A workgroup handles TILE chunks.
+    A chunk has CHUNK elements. A workgroup handles TILE chunks.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -61,15 +61,15 @@ def best_of_row(
 ):  # fmt: skip
     """Write the top K of logits [rows, SIZE] f32: descending values [rows, K] f32, indices [rows, K] i64.
 
-    best [rows, CHUNKS] i64 holds the chunks' best keys. A row that contains NaN has NaN values. BLOCK is
-    CHUNKS and KEPT is K, rounded up to powers of two.
+    best [rows, CHUNKS] i64 has the largest key of each chunk. If a row contains NaN, all its values are NaN.
+    BLOCK is CHUNKS and KEPT is K, rounded up to powers of two.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK)
     found = tl.load(best + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=LEAST)
     chosen = index_of(tl.topk(found, KEPT)) // CHUNK
     index = chosen[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-    # With fewer chunks than KEPT, the others are past the row's end, as the index of LEAST is.
+    # If a row has fewer than KEPT chunks, the rest of `found` is LEAST, whose index is after the row's end.
     keys = load_keys(logits + row * SIZE, index, SIZE)
     kept = tl.topk(tl.reshape(keys, (KEPT * CHUNK,)), KEPT)
     place = tl.arange(0, KEPT)
