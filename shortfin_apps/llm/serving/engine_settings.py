@@ -23,7 +23,7 @@ SelfTestTime = Literal["off", "start", "hourly"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How to serve a model; None leaves a choice to the artefact or the machine."""
+    """How to serve a model. Where a setting is None, the artefact or the machine determines the value."""
 
     runtime: Runtime = setting("auto", "runtime that executes the VMFB")
     device: str = setting(

@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # an optional extra
 
 logger = logging.getLogger(__name__)
 
-OnProgress = Callable[[int, int], None]  # items done, and total
+OnProgress = Callable[[int, int], None]  # receives the numbers of items done and of all items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +94,11 @@ def load_engine(
     *,
     tunes: bool = False,
 ) -> AsyncEngine:
-    """Load, check and warm up an engine, which is then ready for `start`. Takes seconds.
+    """Load, check and warm up an engine; callers must then call `start`. Takes seconds.
 
-    Raises ArtifactError, SelfTestError and KVEventsError. `confirm` is called last, before the tuning; if it
-    raises, the device is closed and the error propagates.
+    `confirm` is called after loading, also after a failed self-test; if `confirm` raises, the device is
+    closed and the error propagates. With `tunes`, the engine finally measures its token budget, unless the
+    settings have one. Raises ArtifactError, SelfTestError and KVEventsError.
     """
     with ExitStack() as opened:
         publisher = None
@@ -123,7 +124,7 @@ def load_engine(
                 recorder,
             )
         except SelfTestError:
-            confirm()  # a damaged file explains it
+            confirm()  # raises for a damaged file, which explains the failure
             raise
         confirm()
         on_gpu = settings.device in GPU_NAMES
@@ -182,11 +183,11 @@ def make_engine(
     *,
     jump_ahead: bool = True,
 ) -> Engine:
-    """Create an engine on a device that the caller owns; it runs when the caller calls `step`.
+    """Create an engine on the caller's device. Callers must call `step` to run the engine.
 
-    `on_warm_up` receives the numbers of entries that have run once and of all entries, `listener` the
-    published pages of the cache, `recorder` the invocations on the device. `jump_ahead` is whether tokens
-    that grammars force may be proposed.
+    `on_warm_up` receives the numbers of entries that have run once and of all entries; `listener`, the
+    published pages of the cache; `recorder`, the invocations on the device. With `jump_ahead`, tokens that a
+    grammar forces may be proposed.
     """
     engine, _ = _make_engine(
         device,
@@ -218,7 +219,7 @@ def _make_engine(
     *,
     jump_ahead: bool = True,
 ) -> tuple[Engine, SelfTestWatch | None]:
-    """Create the engine, and return it with the self-test that it has passed, if it has one."""
+    """Return a new engine, and the self-test that the engine has passed, or None if none has run."""
     check_vocabulary(facts.vocab_size, facts.tokenizer_vocab_size)
     program = device.load_program(vmfb, parameters, config.module_name)
     check_program(program, config, facts.tokenizer_vocab_size)
@@ -275,7 +276,7 @@ def _passed_self_test(
     settings: EngineSettings,
     facts: ModelFacts,
 ) -> SelfTestWatch | None:
-    """Run the self-test if there is one. Raises SelfTestError."""
+    """Run and return the self-test; None if there is none or it is off. Raises SelfTestError."""
     if (file := facts.self_test) is None or settings.self_test == "off":
         return None
     watch = SelfTestWatch(
@@ -331,7 +332,7 @@ def _num_pages(
     tokens_ahead: int | None,
     draft: DraftProgram | None,
 ) -> int:
-    """Number of pages of the cache. Raises ArtifactError for too few."""
+    """Return the number of pages of the cache. Raises ArtifactError for too few."""
     recorded = config.paged_kv_cache.device_block_count
     chosen = settings.pages or facts.pages or ("auto" if settings.device in GPU_NAMES else recorded)
     if chosen == "auto":

@@ -33,9 +33,9 @@ TIMED_DECODES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFiles:
-    """An artefact of a draft model, which has the same token IDs as the main model.
+    """The files of a draft model, which must have the same token IDs as the main model.
 
-    `round_cost` is the cost of its decode relative to the main model's; None to measure it.
+    `round_cost`: time of a decode of the draft model relative to one of the main model; None to measure it.
     """
 
     config: ModelConfig
@@ -53,9 +53,10 @@ def speculation_options(
     jump_ahead: bool,
     on_gpu: bool,
 ) -> SpeculationOptions | None:
-    """Speculation options; None if nothing is proposed. Raises ArtifactError if the model cannot comply.
+    """Return the speculation options; None if no tokens are proposed.
 
-    With `jump_ahead`, tokens that grammars force are proposed if the model supports it.
+    With `jump_ahead`, tokens that a grammar forces are proposed if the model supports proposed tokens. Raises
+    ArtifactError if the settings ask for proposed tokens and the model does not support these.
     """
     looks_up = settings.speculative == "ngram"
     if not looks_up and not jump_ahead and not has_draft_model:
@@ -73,7 +74,7 @@ def speculation_options(
 
 
 def _problem_with_proposals(config: ModelConfig, buckets: Buckets, flag: str) -> str | None:
-    """The reason why the model does not support proposed tokens, which `flag` needs; None if it does."""
+    """Return why the model does not support proposed tokens, which `flag` needs; None if it does."""
     if "state" in config.pools:
         return (
             "the model has layers that keep a state, which cannot go back to before a rejected token; "
@@ -89,7 +90,7 @@ def _problem_with_proposals(config: ModelConfig, buckets: Buckets, flag: str) ->
 
 @dataclass(frozen=True, slots=True)
 class DraftProgram:
-    """A draft model with a loaded program, and pages not allocated yet."""
+    """A draft model whose program is loaded and whose pages are not allocated yet."""
 
     config: ModelConfig
     program: Program
@@ -99,7 +100,7 @@ class DraftProgram:
     vocab_size: int | None  # vocabulary size of the tokenizer
 
     def num_pages(self, num_tokens: int) -> int:
-        """Number of pages, including the scratch page, for requests with `num_tokens` tokens in total."""
+        """Return the number of pages, with the scratch page, for requests of `num_tokens` tokens in total."""
         context_pages = -(-self.config.max_seq_len // self.config.stride)
         return 1 + min(-(-num_tokens // self.config.stride), self.max_running * context_pages)
 
@@ -107,7 +108,7 @@ class DraftProgram:
         return window_page_count(self.config, num_pages, CATCH_UP_TOKENS + self.max_tokens)
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Bytes of the page table, and of the program's results and workspace."""
+        """Return the bytes of the page table for `num_tokens`, and of the program's results and workspace."""
         num_pages = self.num_pages(num_tokens)
         slabs = page_table_bytes(self.config, num_pages, self.num_window_pages(num_pages))
         return slabs + owned_bytes(self.program)
@@ -136,9 +137,10 @@ def make_draft_model(
     num_tokens: int,
     prefix_cache: PrefixCache,
 ) -> DraftModel:
-    """Allocate the draft model's pages, for `num_tokens` tokens of the main model, and warm it up.
+    """Allocate pages for as many tokens as the main model has (`num_tokens`); warm up the draft model.
 
-    `model` must be warm: the cost of a draft round is measured relative to one of its decodes.
+    Callers must warm up `model`, the main model, first: the cost of a draft round is measured relative to a
+    decode of `model`.
     """
     config, num_pages = draft.config, draft.num_pages(num_tokens)
     num_window_pages = draft.num_window_pages(num_pages)

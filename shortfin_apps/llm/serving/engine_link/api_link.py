@@ -53,7 +53,7 @@ class AdmittingEngine(EngineClient, Protocol):
 
 
 class Grammars(Protocol):
-    """Compiles grammars that another process has tried; see `GrammarCompiler`."""
+    """Compiles grammars that another process has compiled before; see `GrammarCompiler`."""
 
     async def compile_tried(self, source: GrammarSource, param: str, tenant: str) -> Grammar: ...
 
@@ -62,8 +62,8 @@ class ApiLink:
     """Admits the requests of one API process, and sends it the deltas of each step in one message.
 
     `on_ask` runs a command in all processes. `on_lost` is called when the process has ended, after its
-    requests were aborted. While the process does not read, its deltas stay in their streams, where the limit
-    on unread tokens eventually ends the requests.
+    requests were aborted. While the process does not read, the deltas stay in the requests' streams, where
+    the limit on unread tokens eventually ends the requests.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class ApiLink:
         self._looks: set[asyncio.Task[None]] = set()
         self._orders: dict[int, asyncio.Future[list[float]]] = {}
         self._dumping: set[asyncio.Task[None]] = set()
-        self.prepared = asyncio.Event()  # it waits for the engine, or has ended
-        self.serving = asyncio.Event()  # it accepts requests, or has ended
+        self.prepared = asyncio.Event()  # set when the process waits for the engine, or has ended
+        self.serving = asyncio.Event()  # set when the process accepts requests, or has ended
         self.lost = asyncio.Event()
         self.was_prepared = False
         self.is_welcome = False
@@ -114,7 +114,7 @@ class ApiLink:
             self.send(state)
 
     async def order(self, number: int, command: Command) -> list[float] | None:
-        """Send a command to the process and return its counts; None if it does not answer in time."""
+        """Send a command to the process and return the counts; None without an answer in ANSWER_S."""
         answer = self._orders[number] = asyncio.get_running_loop().create_future()
         self.send(Order(number, command))
         try:
@@ -199,7 +199,7 @@ class ApiLink:
             self._running_engine.abort(request_id, error)
 
     def _tell(self, request_id: str, stream: DeltaStream) -> None:
-        """Mark a stream as having new deltas; a step marks all of its streams in one loop iteration."""
+        """Mark a stream as having new deltas. A step marks all its streams in one event loop iteration."""
         if not self._told:
             asyncio.get_running_loop().call_soon(self._send_deltas)
         self._told[request_id] = stream
@@ -252,7 +252,7 @@ class ApiLink:
 
 
 def _told(error: Exception) -> LlmError:
-    """The error to send to the process, so that no request waits forever."""
+    """Return the error to send to the API process, so that no request there waits forever."""
     if isinstance(error, LlmError):
         return error
     logger.error("a request of an API process failed; please report this bug", exc_info=error)

@@ -28,14 +28,15 @@ Counts = Sequence[float]
 
 
 class ApiLinks:
-    """Welcomes API processes once there is an engine, sends them its state, and forwards their commands.
+    """Welcomes API processes once the engine is loaded, sends them its state, and forwards their commands.
 
-    The last reported counters of a process that has ended remain in the sums, so that no sum decreases.
+    The sums of the processes' counters include the last report of each process that has ended, so that no sum
+    decreases.
     """
 
     def __init__(self) -> None:
         self._links: dict[ApiLink, Counts] = {}  # each link with its last reported counters
-        self._ended: Counts = ()  # the sums of ended processes
+        self._ended: Counts = ()  # sums over ended processes
         self._numbers = itertools.count(1)
         self._engine: AdmittingEngine | None = None
         self._grammars: Grammars | None = None
@@ -61,9 +62,10 @@ class ApiLinks:
         return link
 
     async def serve(self, engine: AdmittingEngine, grammars: Grammars) -> None:
-        """Welcome all processes present, once they are prepared, and all future ones.
+        """Welcome all present processes once all are prepared, and later processes when they are prepared.
 
-        Returns when they serve. No process reports ready before that, as another may get the next request.
+        Returns when all present processes serve. No process reports ready before that, because any process
+        may get the next request.
         """
         await asyncio.gather(*(link.prepared.wait() for link in self._links))
         self._engine, self._grammars = engine, grammars
@@ -79,7 +81,7 @@ class ApiLinks:
             self._watching.cancel()
 
     async def carry_out(self, command: Command) -> list[float]:
-        """Run a command in every process; returns the sums of their counts."""
+        """Run a command in every process; return the sums of the processes' counts."""
         if isinstance(command, SetLogLevel):
             logging.getLogger().setLevel(command.level)
         links = [link for link in self._links if link.is_welcome]
@@ -100,7 +102,7 @@ class ApiLinks:
         try:
             counts = await self.carry_out(ask.command)
         except Exception:
-            link.send(Counted(ask.number, [], self._engine.stats()))  # else its client would wait forever
+            link.send(Counted(ask.number, [], self._engine.stats()))  # the client must not wait forever
             raise
         link.send(Counted(ask.number, counts, self._engine.stats()))
 
@@ -109,11 +111,11 @@ class ApiLinks:
         try:
             self._welcome(link)
         except Exception:
-            link.close()  # else the process would wait forever; it is restarted
+            link.close()  # the process must not wait forever; it is restarted
             raise
 
     def _welcome(self, link: ApiLink) -> None:
-        """Welcome a process, if there is an engine and the process is prepared and not welcomed yet."""
+        """Welcome a process that is prepared and not welcomed yet, if the engine is loaded."""
         engine, grammars, state = self._engine, self._grammars, self._state
         if engine is None or grammars is None or state is None:
             return

@@ -1,8 +1,8 @@
 """A connection between two of a server's processes; each notices immediately when the other ends.
 
-It is a Unix-domain socket, for which the kernel reports that the peer has closed; ZeroMQ would reconnect, and
-cannot tell that its peer has died. A message is a frame: its length in 4 bytes, little-endian, and its
-content in MessagePack.
+The connection is a Unix-domain socket, for which the kernel reports that the peer has closed it. ZeroMQ would
+reconnect, and does not notice that its peer has died. A message is sent as a frame: the length of the content
+(4 bytes, little-endian), then the content as MessagePack.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MessageT = TypeVar("MessageT")
 class Connection(asyncio.Protocol, Generic[MessageT]):
     """One end of the connection, used by one event loop's thread.
 
-    Messages sent before `open` are sent on opening. `on_lost` is called once, when the other side has closed;
-    nothing is sent from then on. `is_held_up` is true while the other side does not read; messages sent
-    meanwhile are buffered. `on_free` is called when it reads again.
+    Messages passed to `send` before `open` are sent on opening. `on_lost` is called once, when either side
+    has closed; nothing is sent afterwards. `is_held_up` is true while the other side does not read; messages
+    are then buffered. `on_free` is called when the other side reads again.
     """
 
     def __init__(
@@ -92,7 +92,10 @@ class Connection(asyncio.Protocol, Generic[MessageT]):
 
 
 def exchange(sock: socket.socket, message: Message, decoder: msgspec.msgpack.Decoder[MessageT]) -> MessageT:
-    """Send a message and wait for one, without an event loop. Raises EOFError if the other side closes."""
+    """Send a message and return the next one received, without an event loop.
+
+    Raises EOFError if the other side closes the connection.
+    """
     text = encode(message)
     sock.sendall(LENGTH.pack(len(text)) + text)
     (length,) = LENGTH.unpack(_read(sock, LENGTH.size))
@@ -100,7 +103,7 @@ def exchange(sock: socket.socket, message: Message, decoder: msgspec.msgpack.Dec
 
 
 def _end_of_frame(received: bytearray, begin: int) -> int | None:
-    """The end of the frame that begins at `begin`; None if it is incomplete."""
+    """Return the end of the frame that begins at `begin`; None if the frame is incomplete."""
     text = begin + LENGTH.size
     if len(received) < text:
         return None

@@ -34,22 +34,22 @@ from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
 from shortfin_apps.llm.contract import errors
 from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, OverloadedError
 
-# Commands that run in all API processes, whichever of them received the request.
+# Commands: each runs in all API processes, whichever process received the request, and returns counts.
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
-    """Abort the requests with these IDs; only of `tenant`, unless it is None. Counts sequences."""
+    """Abort the requests with these IDs (only those of `tenant`, if given). Counts aborted sequences."""
 
     request_ids: tuple[str, ...]
     tenant: str | None = None
 
 
 class AbortAll(msgspec.Struct, frozen=True, tag=True):
-    """Abort all requests. Counts sequences."""
+    """Abort all requests. Counts aborted sequences."""
 
 
 class SetLogLevel(msgspec.Struct, frozen=True, tag=True):
-    """Set the minimum log level, as in Python's `logging`. Counts nothing."""
+    """Set the minimum log level, as in Python's `logging`. Returns no counts."""
 
     level: str
 
@@ -66,11 +66,11 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Prepared(Message, frozen=True):
-    """The API process listens, and is ready except for the engine."""
+    """The API process can serve as soon as the engine is loaded."""
 
 
 class EngineState(Message, frozen=True):
-    """`EngineClient.ready` and `healthy`."""
+    """The values of `EngineClient.ready` and `EngineClient.healthy`."""
 
     ready: bool
     healthy: bool
@@ -93,7 +93,7 @@ class Serving(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """`EngineClient.submit`. A compiled grammar is not sent, only its source and the request field."""
+    """A call of `EngineClient.submit`. Of a grammar, only the source and its request field are sent."""
 
     call: GenerateCall
     grammar: GrammarSource | None = None
@@ -123,21 +123,21 @@ class FlushCache(Message, frozen=True):
 
 
 class Ask(Message, frozen=True):
-    """A request to run a command in all processes; `number` identifies the answer."""
+    """Asks the engine's process to run a command in all processes; `number` identifies the answer."""
 
     number: int
     command: Command
 
 
 class Order(Message, frozen=True):
-    """A command for this process."""
+    """Asks an API process to run a command; `number` identifies the answer."""
 
     number: int
     command: Command
 
 
 class Counted(Message, frozen=True):
-    """A command's counts, from one process or summed; the engine's process adds its counters."""
+    """The answer to an Order: one process's counts; or to an Ask: the sums, and the engine's counters."""
 
     number: int
     counts: list[float]
@@ -145,14 +145,14 @@ class Counted(Message, frozen=True):
 
 
 class WriteDump(Message, frozen=True):
-    """`EngineClient.dump`; `number` identifies the answer."""
+    """A call of `EngineClient.dump`; `number` identifies the answer."""
 
     number: int
     reason: str
 
 
 class DumpWritten(Message, frozen=True):
-    """A dump's file, unless there was an `error`."""
+    """The answer to a WriteDump: the dump's file, or the error."""
 
     number: int
     path: str = ""
@@ -161,7 +161,7 @@ class DumpWritten(Message, frozen=True):
 
 
 class Look(Message, frozen=True):
-    """`EngineClient.snapshot`; `number` identifies the answer."""
+    """A call of `EngineClient.snapshot`; `number` identifies the answer."""
 
     number: int
     after: int
@@ -196,7 +196,10 @@ def decoder_from_engine() -> msgspec.msgpack.Decoder[FromEngine]:
 
 
 def _to_plain(error: object) -> list[object]:
-    """An error as a list: the name of its class, or of the nearest one both sides know, and its arguments."""
+    """Return an error as a list: the class's name and the arguments.
+
+    Of a class that is not in `contract/errors.py`, the nearest base class in it is named.
+    """
     if not isinstance(error, LlmError):
         raise NotImplementedError(f"{type(error).__name__} does not cross the border")
     name = next(kind.__name__ for kind in type(error).__mro__ if _ERRORS.get(kind.__name__) is kind)

@@ -1,4 +1,4 @@
-"""The engine as seen from an API process: it runs in another process, at the other end of a connection."""
+"""The engine as seen from an API process: a client of the engine's process, over a connection."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def wait_for_engine(sock: socket.socket) -> Welcome:
 
 
 class RemoteEngine:
-    """Implements EngineClient; call `start` in the event loop that makes all other calls.
+    """Implements EngineClient. Callers must call `start` in the event loop of all other calls.
 
-    The engine's process admits requests. This one keeps their streams, aborts requests with slow readers, and
-    drains its own requests. `execute` runs a command in this process. `on_lost` is called when the engine's
-    process has ended, after every request was answered.
+    The engine's process admits requests. This process keeps the streams, aborts requests with slow readers,
+    and drains its own requests. `execute` runs a command in this process. `on_lost` is called when the
+    engine's process has ended, after every request was answered.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RemoteEngine:
         self._is_closed = False
 
     def start(self) -> None:
-        """Open the connection. A request may arrive in the loop's next iteration: this process now serves."""
+        """Open the connection and report that this process serves. Requests may arrive immediately after."""
         self._connection.send(Serving())
         self._opening = asyncio.create_task(self._open())
 
@@ -119,7 +119,7 @@ class RemoteEngine:
         stream = self._requests.admit(call)
         try:
             self._connection.send(_submission(call))
-        except Exception:  # it cannot be encoded, so the engine will not answer it
+        except Exception:  # the call cannot be encoded, so the engine will not answer
             self._requests.deliver([Delta(call.request_id, finish_reason=FinishReason.ERROR)])
             raise
         if not call.resumes:  # resumed calls are not refused for load, so their steps need not wait
@@ -143,11 +143,11 @@ class RemoteEngine:
         return written
 
     def stats(self) -> EngineStats:
-        """Counters as of the last answer to `ask`."""
+        """Return the counters as of the last answer to `ask`."""
         return self._stats
 
     async def ask(self, command: Command) -> Sequence[float]:
-        """Run a command in every API process; returns the sums of their counts."""
+        """Run a command in every API process; return the sums of the processes' counts."""
         counts: list[float] = await self._answer_to(lambda number: Ask(number, command))
         return counts
 
@@ -204,7 +204,7 @@ class RemoteEngine:
             raise UnavailableError(ENGINE_ENDED)
 
     async def _answer_to(self, question: Callable[[int], FromApi]) -> Any:
-        """Send a question and return the answer passed to `_answer` for its number, or raise the error."""
+        """Send `question(number)`, and return the answer with that number or raise its error."""
         self._check_connected()
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
@@ -215,7 +215,7 @@ class RemoteEngine:
             del self._asked[number]
 
     def _answer(self, number: int, answer: object, error: LlmError | None = None) -> None:
-        """Answer a question, unless the caller has left."""
+        """Pass an answer to the caller that waits in `_answer_to`, unless the caller was cancelled."""
         if (asked := self._asked.get(number)) is None or asked.done():
             return
         if error is not None:
@@ -263,7 +263,7 @@ class RemoteEngine:
                 raise AssertionError("it is the first message, and was read")
 
     def _refuse(self, request_id: str, error: LlmError) -> None:
-        """End a request that the engine does not have; its submission raises the error if it still waits."""
+        """End a request that the engine has refused; `submit` raises the error if it still waits."""
         self._requests.deliver([Delta(request_id, finish_reason=FinishReason.ERROR, error=error)])
         if (waiting := self._submitted.get(request_id)) is not None and not waiting.done():
             waiting.set_exception(error)

@@ -1,7 +1,8 @@
 """Admission control: limits on queued requests and prompt tokens, with an estimated retry time.
 
 A request's slot is reserved on admission and released when the request has been answered. Its prompt tokens
-are released with its first token. Only the event loop's thread uses this module, so reservations are atomic.
+are released with its first generated token. Only the event loop's thread uses this module, so reservations
+are atomic.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Admission:
         return len(self._tokens)
 
     def enter(self, call: GenerateCall) -> None:
-        """Reserves a slot. Raises OverloadedError, except for a call that resumes."""
+        """Reserve a slot. Raises OverloadedError, except for a later step of a beam search."""
         num_tokens = 0 if call.resumes else len(call.prompt_token_ids)
         if not call.resumes:
             self._check(num_tokens)
@@ -44,14 +45,14 @@ class Admission:
         self.num_tokens += num_tokens
 
     def prefilled(self, request_id: str) -> None:
-        """Releases the prompt tokens of a request that has its first token."""
+        """Release the prompt tokens of a request that has its first token."""
         if num_tokens := self._tokens.get(request_id):
             self._tokens[request_id] = 0
             self.num_tokens -= num_tokens
             self._tokens_rate.add(num_tokens)
 
     def leave(self, request_id: str) -> None:
-        """Releases the slot of a request that has been answered."""
+        """Release the slot of a request that has been answered."""
         self.num_tokens -= self._tokens.pop(request_id)
         self._requests_rate.add(1)
         if not self._tokens:  # idle time until the next request must not lower the rates
@@ -85,7 +86,7 @@ class _Rate:
         self._counts.clear()
 
     def seconds_for(self, count: int) -> float:
-        """Estimates the time for `count` events, from MIN_WAIT_S (also without data) to MAX_WAIT_S."""
+        """Estimate the time of `count` events, within [MIN_WAIT_S, MAX_WAIT_S]; without data, MIN_WAIT_S."""
         if len(self._counts) < 2:
             return MIN_WAIT_S
         (first_s, first), (last_s, _) = self._counts[0], self._counts[-1]

@@ -42,7 +42,7 @@ STALL_TIMEOUT_S = 60.0
 
 
 class AsyncEngine:
-    """Implements EngineClient over an Engine. Call `start` in the event loop that calls the other methods.
+    """Implements EngineClient over an Engine. Callers must call `start` in the event loop of all other calls.
 
     `max_requests` limits the requests admitted and not yet answered. `max_queue_tokens` limits the prompt
     tokens of requests without a first token. A beam search is admitted as one request; its later steps may
@@ -51,9 +51,9 @@ class AsyncEngine:
 
     The engine is unhealthy while a step takes longer than `stall_timeout_s` (the device does not answer) and
     after MAX_CONSECUTIVE_FAILURES failed invocations in a row, until one succeeds. After DeviceLostError or a
-    failed `idle_test` it stays unhealthy and accepts no requests. `on_close` runs once, when the thread has
-    ended, and releases the device. `dumps` writes the contents of the engine's flight recorder, if it has
-    one.
+    failed `idle_test`, the engine stays unhealthy and accepts no requests. `on_close` is called once by the
+    engine's thread, at its end, and must release the device. `dumps` writes the contents of the engine's
+    flight recorder, if there is one.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class AsyncEngine:
         return self.admit(call)
 
     def admit(self, call: GenerateCall) -> DeltaStream:
-        """Synchronous `submit`: admission does not wait for anything here."""
+        """Do what `submit` does, without `await`: admission waits for nothing in this process."""
         self._check_available(call.resumes)
         if call.request_id in self._requests:
             raise InvalidRequestError(f"request id {call.request_id!r} is in use", "rid")
@@ -163,10 +163,10 @@ class AsyncEngine:
         await self._draining.drain(timeout_s)
 
     async def close(self, patience_s: float = math.inf) -> bool:
-        """Stops the thread after the current step, releases the device and ends all unanswered requests.
+        """Stop the thread after the current step, release the device and end all unanswered requests.
 
         Returns False if the step does not end within `patience_s` or the device does not answer. The thread
-        is then still running, and no destructor of an object it uses may run.
+        is then still running, and callers must not let destructors run for objects that the thread uses.
         """
         self._draining.begin()
         self._thread.stop()
@@ -214,7 +214,7 @@ class Looks:
         self._waiting: set[asyncio.Future[Snapshot | None]] = set()
 
     async def look(self, after: int) -> Snapshot:
-        """Returns a snapshot after the current step. Raises UnavailableError if the thread has ended."""
+        """Return a snapshot as of the end of the current step. Raises UnavailableError without a thread."""
         if not self._thread.is_alive or self._thread.is_stopping:
             raise _ended()
         answer: asyncio.Future[Snapshot | None] = asyncio.get_running_loop().create_future()
@@ -229,7 +229,7 @@ class Looks:
         return snapshot
 
     def end(self) -> None:
-        """Fails the pending requests: the thread no longer answers them."""
+        """Fail the pending snapshot requests, because the thread no longer answers them."""
         for answer in self._waiting:
             if not answer.done():
                 answer.set_exception(_ended())
@@ -245,10 +245,11 @@ def _ended() -> UnavailableError:
 
 
 class JoinedDumps:
-    """Writes dumps for callers on an event loop. Each caller gets a dump that started after its call.
+    """Writes dumps for callers on an event loop, one at a time.
 
-    This way a flood of calls neither occupies the threads that other work needs, nor deletes its first dumps
-    before they are read.
+    Each caller gets a dump that starts after the call; waiting callers with the same reason share a dump.
+    A flood of calls thus neither occupies the threads that other work needs, nor causes its first dumps to
+    be deleted before they are read.
     """
 
     def __init__(self, dumps: Dumps) -> None:
@@ -257,7 +258,7 @@ class JoinedDumps:
         self._waiting: dict[str, asyncio.Task[WrittenDump]] = {}  # not started yet, by reason
 
     async def write(self, reason: str) -> WrittenDump:
-        """Writes a dump, or joins one that waits to be written. Raises DumpError."""
+        """Write a dump, or wait for one with the same `reason` that has not started yet. Raises DumpError."""
         task = self._waiting.get(reason)
         if task is None:
             task = self._waiting[reason] = asyncio.ensure_future(self._write(reason))
@@ -271,6 +272,6 @@ class JoinedDumps:
 
 
 def _retrieve(task: asyncio.Task[WrittenDump]) -> None:
-    """Retrieves the task's error: callers get it from the task; unretrieved, asyncio would log it."""
+    """Retrieve the task's error, which asyncio would log otherwise; callers get the error, too."""
     if not task.cancelled():
         task.exception()

@@ -2,8 +2,8 @@
 
 Each step requests one more token for every live beam, with the log-probabilities of the best alternatives,
 and keeps the continuations with the best scores. A beam holds pages only during a step. The prefix cache
-keeps them between steps: with `--prefix-cache trie`, a step computes only the tokens of each beam's last,
-partial page; with `none`, it recomputes the full beam, with the same result.
+keeps the pages between steps: with `--prefix-cache trie`, a step computes only the tokens of each beam's
+last, partial page. With `none`, a step recomputes the full beam, with the same result.
 
 The score of a hypothesis is the sum of its tokens' log-probabilities under the model's own distribution,
 without temperature or filters and, as upstream, without a length penalty.
@@ -29,13 +29,13 @@ from shortfin_apps.llm.serving.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.serving.frontend.engine_client import EngineClient
 
 _ABORTED = "the beam search was aborted"
-MAX_BEAMS = 10  # leaves room in MAX_LOGPROBS for an equal number of tokens that end a sequence
+MAX_BEAMS = 10  # leaves room in MAX_LOGPROBS for as many stop tokens as beams
 
 
 def check_num_beams(num_beams: int, exported_top_k: int | None) -> None:
-    """Raises InvalidRequestError for an unsupported number of beams.
+    """Raise InvalidRequestError for an unsupported number of beams.
 
-    Scores come from full logits, but a model's `exported_top_k` still limits the number, as upstream.
+    Scores come from full logits, but as upstream, a model's `exported_top_k` limits the number of beams, too.
     """
     if num_beams < 1:
         raise InvalidRequestError("`num_beams` must be at least 1", "num_beams")
@@ -55,8 +55,8 @@ def check_num_beams(num_beams: int, exported_top_k: int | None) -> None:
 class Hypothesis:
     """A continuation with its cumulative log-probability `score`. `finish_reason` is None while it is live.
 
-    `logprobs` has one entry per token if the request asked for them, else it is empty. `stop_token_id` is the
-    stop token that ended it, None for end-of-sequence.
+    `logprobs` has one entry per token if the request asked for log-probabilities, else it is empty.
+    `stop_token_id`: the stop token that ended the continuation; None if an end-of-sequence token did.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -82,7 +82,7 @@ class BeamSearch:
         eos_token_ids: frozenset[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises InvalidRequestError. Call `start` next, once."""
+        """Callers must await `start` next, once. Raises InvalidRequestError for too many stop tokens."""
         self._engine = engine
         self._call = call
         self._num_beams = num_beams
@@ -99,7 +99,7 @@ class BeamSearch:
         self.num_cached_tokens = 0  # prompt tokens that the first step found in the prefix cache
 
     async def start(self) -> None:
-        """Submits the first step. Raises the errors of `EngineClient.submit`."""
+        """Submit the first step. Raises the errors of `EngineClient.submit`."""
         try:
             await self._submit()
         except InvalidRequestError as error:
@@ -119,10 +119,10 @@ class BeamSearch:
         return ranked[: self._num_beams]
 
     async def step(self) -> float:
-        """Adds a token to every live beam and returns the longest queueing time of its requests in seconds.
+        """Add a token to every live beam and return the longest queueing time of its requests in seconds.
 
-        Raises the engine's error for any of the beams. All requests of the step have ended when this
-        returns, raises or is cancelled.
+        Raises the engine's error if one of the beams has failed. All requests of the step have ended when
+        this method returns, raises or is cancelled.
         """
         try:
             deltas = [_checked(await anext(stream)) for stream in self._streams.values()]
@@ -137,19 +137,19 @@ class BeamSearch:
         return max(delta.queue_s for delta in deltas)
 
     def abort(self) -> None:
-        """Makes the current step raise RequestAbortedError, even if the engine has already answered it."""
+        """Make the current step raise RequestAbortedError, even if the engine has already answered."""
         self._is_aborted = True
         for request_id in self._streams:
             self._engine.abort(request_id)
 
     def close(self) -> None:
-        """Aborts the requests of the current step. Closing twice is a no-op."""
+        """Abort the requests of the current step. Closing twice is a no-op."""
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.close()
 
     def _make_step_params(self) -> SamplingParams:
-        """Builds parameters for one greedy token, with enough alternatives for `num_beams` continuations."""
+        """Build parameters for one greedy token, with enough alternatives for `num_beams` continuations."""
         params = self._call.params
         width = self._num_beams + len(self._terminators)
         if width > MAX_LOGPROBS:
@@ -161,7 +161,7 @@ class BeamSearch:
         return SamplingParams(max_tokens=1, temperature=0.0, logprobs=max(width, params.logprobs or 0))
 
     def _step_terms(self) -> Terms:
-        """Returns the request's terms with the remaining time as timeout."""
+        """Return the request's terms with the remaining time as timeout."""
         terms = self._call.terms
         if terms.timeout_s is None:
             return terms
@@ -169,7 +169,7 @@ class BeamSearch:
         return replace(terms, timeout_s=max(left_s, 0.0))
 
     async def _submit(self) -> None:
-        """Submits a request for the next token of each live beam."""
+        """Submit a request for the next token of each live beam."""
         terms = self._step_terms()
         for index, beam in enumerate(self._live):
             call = replace(
@@ -183,7 +183,7 @@ class BeamSearch:
             self._streams[call.request_id] = await self._engine.submit(call)
 
     def _select(self, deltas: list[Delta]) -> None:
-        """Replaces the live beams by their best continuations, and moves finished ones to `_finished`."""
+        """Replace the live beams by their best continuations, and move finished ones to `_finished`."""
         below_min_tokens = self._num_tokens < self._call.params.min_tokens
         self._num_tokens += 1
         candidates = _ranked(self._live, deltas)
@@ -232,7 +232,7 @@ class _Candidate(NamedTuple):
 
 
 def _ranked(beams: Sequence[Hypothesis], deltas: Sequence[Delta]) -> list[_Candidate]:
-    """Returns all candidates, best first; ties by better beam, then by lower token id."""
+    """Return all candidates, best first; ties by better beam, then by lower token id."""
     candidates = []
     for beam, delta in zip(beams, deltas, strict=True):
         [step] = delta.logprobs
@@ -244,7 +244,7 @@ def _ranked(beams: Sequence[Hypothesis], deltas: Sequence[Delta]) -> list[_Candi
 
 
 def _checked(delta: Delta) -> Delta:
-    """Returns the only delta of a one-token request, or raises the error that it carries."""
+    """Return the only delta of a one-token request, or raise the delta's error."""
     if delta.finish_reason is FinishReason.ABORT:
         raise delta.error or RequestAbortedError(_ABORTED)
     if delta.finish_reason is FinishReason.ERROR:

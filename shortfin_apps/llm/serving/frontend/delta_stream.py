@@ -10,11 +10,11 @@ from shortfin_apps.llm.components.request.messages import Delta
 
 
 class DeltaStream:
-    """A queue of deltas; a late reader gets everything since its last read as one delta.
+    """A queue of deltas, for one reader; a late reader gets all unread deltas joined into one.
 
-    The single reader either iterates, or calls `take` from `on_delta`, which saves a turn of the event loop.
-    Reader and writer must run in the same event loop thread. `on_close` is called once if the reader closes
-    the stream before its last delta was put.
+    The reader either iterates, or calls `take` from `on_delta`, which saves an iteration of the event loop.
+    Reader and writer must run in the same event loop's thread. `on_close` is called once if the reader closes
+    the stream before the last delta was put.
     """
 
     def __init__(self, on_close: Callable[[], None]) -> None:
@@ -27,7 +27,7 @@ class DeltaStream:
         self.num_tokens = 0  # unread
 
     def put(self, delta: Delta) -> None:
-        """Appends a delta and notifies the reader. Ignored when the stream is closed."""
+        """Append a delta and notify the reader. Ignored when the stream is closed."""
         self._is_complete = delta.finish_reason is not None
         if self._is_closed:
             return
@@ -36,7 +36,7 @@ class DeltaStream:
         self._tell()
 
     def take(self) -> Delta | None:
-        """Returns all unread deltas as one, or None if there are none."""
+        """Return all unread deltas as one, or None if there are none."""
         deltas = self._deltas
         if not deltas:
             return None
@@ -45,7 +45,7 @@ class DeltaStream:
         return deltas[0] if len(deltas) == 1 else _join(deltas)
 
     def close(self) -> None:
-        """Drops unread and future deltas. Closing twice is a no-op."""
+        """Drop unread and future deltas. Closing twice is a no-op."""
         if not self._is_closed:
             self._is_closed, self.on_delta = True, None
             self._deltas.clear()
@@ -56,7 +56,7 @@ class DeltaStream:
         return self
 
     async def __anext__(self) -> Delta:
-        """Waits for unread deltas, and returns all of them as one."""
+        """Wait for unread deltas, and return all of them as one."""
         while (delta := self.take()) is None:
             if self._is_complete or self._is_closed:
                 raise StopAsyncIteration

@@ -13,46 +13,47 @@ from shortfin_apps.llm.serving.frontend.delta_stream import DeltaStream
 
 
 class EngineClient(Protocol):
-    """Interface implemented by AsyncEngine. Call its methods in the event loop's thread.
+    """Interface of AsyncEngine and RemoteEngine. Callers must run in the event loop's thread.
 
     All methods except `submit`, `dump`, `snapshot` and `drain` return immediately.
     """
 
     async def submit(self, call: GenerateCall) -> DeltaStream:
-        """Admits the request and returns its stream; closing the stream early aborts it.
+        """Admit the request and return its stream; closing the stream early aborts the request.
 
-        A cancelled submission leaves no request in the engine. The last Delta has a `finish_reason`; with
-        ERROR it also has an `error`. Raises OverloadedError, UnavailableError or InvalidRequestError before
+        A cancelled submission leaves no request in the engine. The last Delta has a `finish_reason` and, if
+        that is ERROR, an `error`. Raises OverloadedError, UnavailableError or InvalidRequestError before
         anything is queued, and RequestAbortedError for a call that resumes after the drain timeout.
         """
         ...
 
     def abort(self, request_id: str, error: LlmError | None = None) -> bool:
-        """Ends a request; its stream then yields a last Delta with ABORT and `error`.
+        """End a request. The request's stream then yields a last Delta with ABORT and `error`.
 
         Returns False if the request is unknown.
         """
         ...
 
     def abort_all(self) -> int:
-        """Aborts every request and returns their number."""
+        """Abort every request and return their number."""
         ...
 
     def flush_cache(self) -> None:
-        """Frees all unused cached pages before any request that is submitted from now on starts."""
+        """Free all unused cached pages before any request submitted later starts."""
         ...
 
     async def dump(self, reason: str) -> WrittenDump:
-        """Writes the contents of the flight recorder to a file, even while the device does not answer.
+        """Write the contents of the flight recorder to a file, even while the device does not answer.
 
-        Raises InvalidRequestError if there is no recorder, and DumpError, or an LlmError made from it.
+        Raises InvalidRequestError if there is no recorder, and DumpError (in an API process: LlmError) if the
+        dump cannot be written.
         """
         ...
 
     def stats(self) -> EngineStats: ...
 
     async def snapshot(self, after: int = 0) -> Snapshot:
-        """Returns the engine's state between two steps, with the recorded steps numbered above `after`.
+        """Return the engine's state between two steps, with the recorded steps numbered above `after`.
 
         Steps are recorded for some seconds after each call. Waits for the current step. Raises
         UnavailableError when the engine has stopped.
@@ -66,7 +67,7 @@ class EngineClient(Protocol):
 
     @property
     def max_queue_tokens(self) -> int:
-        """Maximum number of admitted prompt tokens without a first token; a single request may exceed it."""
+        """Maximum number of admitted prompt tokens without a first token; one request alone may have more."""
         ...
 
     @property
@@ -90,5 +91,5 @@ class EngineClient(Protocol):
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Stops admission and waits for all requests to end; aborts the remaining ones at the timeout."""
+        """Stop admission and wait for all requests to end; abort the remaining ones at the timeout."""
         ...

@@ -33,7 +33,7 @@ class Abort(NamedTuple):
 
 
 class FlushCache:
-    """Asks to free every page that is cached only for its prefix."""
+    """Asks to free every cached page that no request uses."""
 
 
 class Look(NamedTuple):
@@ -61,20 +61,20 @@ class IdleTest(Protocol):
         ...
 
     def notice_work(self) -> None:
-        """Releases what a running test holds: requests have arrived, or the thread ends. Raises nothing."""
+        """Release a running test's resources: requests have arrived, or the thread ends. Never raises."""
         ...
 
     def seconds_until_due(self) -> float | None:
-        """Returns the time to wait for requests before the next step, or None to wait indefinitely."""
+        """Return the time to wait for requests before the next step, or None to wait indefinitely."""
         ...
 
     def step(self) -> None:
-        """Runs at most one invocation. Never raises: a failing device is reported as `failure`."""
+        """Run at most one invocation. Never raises: a failing device is reported as `failure`."""
         ...
 
 
 class EngineThread:
-    """Runs an Engine. Public methods and properties are for the event loop, private ones for the thread.
+    """Runs an Engine in a thread. Public members are for the event loop, private ones for the thread.
 
     `on_deltas` is called in the event loop after each step, `on_death` in the event loop after a bug ended
     the thread, and `on_close` in the thread itself, last. `idle_test` runs while the thread has no work.
@@ -114,7 +114,7 @@ class EngineThread:
         self._wake.set()
 
     def stop(self) -> None:
-        """Ends the thread after the current step."""
+        """End the thread after the current step."""
         self.is_stopping = True
         self._wake.set()
 
@@ -147,7 +147,7 @@ class EngineThread:
             self._on_close()
 
     def _is_woken(self) -> bool:
-        """Waits for work. Returns False if a step of the idle test was due first."""
+        """Wait for work and return True; return False if a step of the idle test was due first and ran."""
         if self._idle_test is None:
             return self._wake.wait()
         if self._wake.wait(self._idle_test.seconds_until_due()):
@@ -162,7 +162,7 @@ class EngineThread:
         return False
 
     def _work(self) -> None:
-        """Runs one turn and sends its deltas to the event loop."""
+        """Run one turn and send the turn's deltas to the event loop."""
         self._wake.clear()
         if self._idle_test is not None:
             self._idle_test.notice_work()
@@ -173,7 +173,7 @@ class EngineThread:
             self._call_soon(self._on_deltas, deltas)
 
     def _turn(self) -> list[Delta]:
-        """Empties the inbox and runs a step."""
+        """Empty the inbox, run a step of the engine, and return the deltas."""
         deltas: list[Delta] = []
         try:
             self._empty_inbox(deltas)
@@ -200,7 +200,7 @@ class EngineThread:
                 deltas.append(delta)
 
     def _look(self, look: Look) -> None:
-        """Answers a snapshot request. A bug here must not end requests."""
+        """Answer a snapshot request. A bug here must not end requests."""
         snapshot = None
         try:
             snapshot = self._watch.look(look.after)

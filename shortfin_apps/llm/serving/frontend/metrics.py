@@ -34,9 +34,9 @@ OTHER_TENANTS = "other"
 class ServerMetrics:
     """The metrics of one server, in their own registry.
 
-    `engine_pid` is the process that runs the engine, if it is a different one. Tokens of `tenants` are
-    counted by tenant name; tokens of all other tenants are counted as OTHER_TENANTS. With several API
-    processes, each counts its own requests; `exposition` shows the sums.
+    `engine_pid`: the process that runs the engine, if it is not this process. Tokens of `tenants` are counted
+    by tenant name; tokens of all other tenants are counted as OTHER_TENANTS. With several API processes, each
+    counts its own requests; `exposition` can show the sums.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry, pid=lambda: engine_pid or "self")
 
     def watch(self, engine: EngineClient) -> None:
-        """Adds the engine's counters and gauges. Call once, when the engine is loaded."""
+        """Add the engine's counters and gauges. Call once, when the engine is loaded."""
         self.registry.register(_EngineCollector(engine, self._model_name))
 
     def show_state(self, ready: Callable[[], bool], healthy: Callable[[], bool]) -> None:
-        """Adds gauges for the results of `/ready` and `/health`. Call once."""
+        """Add gauges for the results of `/ready` and `/health`. Call once."""
         self.registry.register(_StateCollector(self._model_name, ready, healthy))
 
     def start_request(
@@ -94,25 +94,25 @@ class ServerMetrics:
         return RequestTimer(self, prompt_tokens, max_tokens, tenant=tenant, is_traced=is_traced)
 
     def rejected(self, error: BaseException) -> None:
-        """Counts a request that the engine did not admit."""
+        """Count a request that the engine did not admit."""
         if (counter := self._rejections.get(type(error))) is not None:
             counter.inc()
 
     def served(self, tenant: str, num_tokens: int) -> None:
-        """Counts the tokens of a request that has ended."""
+        """Count the tokens of a request that has ended."""
         counter = self._tenant_tokens.get(tenant, self._tenant_tokens[OTHER_TENANTS])
         counter.inc(num_tokens)
 
     def counts(self) -> list[float]:
-        """Returns this process's counts, in an order that is the same in all processes of a server."""
+        """Return this process's counts, in an order that is the same in all processes of a server."""
         return [sample.value for family in self._counted_families() for sample in family.samples]
 
     def exposition(self, counts: Sequence[float] | None = None) -> bytes:
-        """Returns the registry in Prometheus's text format. `counts` replace the current ones if given."""
+        """Return all metrics in Prometheus's text format; `counts`, if given, replace this process's."""
         return generate_latest(self.registry if counts is None else _WithCounts(self, counts))
 
     def replaced(self, counts: Sequence[float]) -> Iterator[Metric]:
-        """Yields all families of the registry, with these values for the samples of `counts()`."""
+        """Yield all families of the registry; `counts` are the values of the samples of `counts()`."""
         values = iter(counts)
         for family in self.registry.collect():
             if family.name in self._counted:
@@ -143,7 +143,7 @@ class _WithCounts(CollectorRegistry):
 
 
 def _with_value(sample: Sample, value: float) -> Sample:
-    """Replaces the sample's value, unless it is a creation time, which is not a count."""
+    """Return the sample with another value; a creation time, which is no count, is left unchanged."""
     return sample if sample.name.endswith("_created") else sample._replace(value=value)
 
 
@@ -172,12 +172,11 @@ class TokenHistogram(Collector):
 
 
 class RequestTimer:
-    """Latencies of one request; nothing is recorded for a request that was never admitted.
+    """Measures the latencies of one request; a request that is never admitted adds nothing to the metrics.
 
-    `first_s` is the time of the first token on the metrics' clock, `queue_s` the wait for the first step;
-    both are None until then. `last_s` is the time of the last token, or of arrival before the first.
-    `finish_reason` and `ended_s` are None until the request ends. `computed` is None unless the request is
-    traced.
+    `first_s`: time of the first token on the metrics' clock; `queue_s`: wait for the first step; None before
+    the first token. `last_s`: time of the newest token, or of the arrival if there is none. `finish_reason`
+    and `ended_s` are None until the request ends. `computed` is None unless the request is traced.
     """
 
     __slots__ = (
@@ -208,9 +207,10 @@ class RequestTimer:
         self.finish_reason: FinishReason | None = None
 
     def tokens(self, count: int, queue_s: float, cached_tokens: int = 0) -> None:
-        """Records `count` tokens that arrived together now; the first step started after `queue_s`.
+        """Record `count` tokens that have arrived together now.
 
-        `cached_tokens` of the prompt were found in the prefix cache.
+        `queue_s`: wait of the request for its first step. `cached_tokens`: prompt tokens that were found in
+        the prefix cache.
         """
         if count == 0:
             return
@@ -228,7 +228,7 @@ class RequestTimer:
 
     @contextmanager
     def detokenising(self) -> Iterator[None]:
-        """Adds the time spent in the context to `detokenise_s`."""
+        """Add the time spent in the context to `detokenise_s`."""
         began_s = self._metrics.clock()
         yield
         self.detokenise_s += self._metrics.clock() - began_s
@@ -287,7 +287,7 @@ class _EngineCollector(Collector):
         yield by_source
 
     def _cache_config(self, stats: EngineStats) -> Metric:
-        """Returns vLLM's cache information metric; routers size their model of the cache from its labels."""
+        """Return vLLM's metric of the cache; routers read the cache's size from the labels."""
         family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache, by its labels; always 1")
         labels = {
             "block_size": str(stats.page_tokens),
@@ -346,7 +346,7 @@ def _tokens_by_kind(counts: EntryCounts) -> list[tuple[str, int]]:
 
 
 def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Returns a histogram's cumulative buckets, with `+Inf` as the last bound."""
+    """Return a histogram's cumulative buckets, with `+Inf` as the last bound."""
     return list(zip([*(str(float(bound)) for bound in bounds), "+Inf"], accumulate(counts), strict=True))
 
 
@@ -372,13 +372,13 @@ def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
 
 
 def _used(stats: EngineStats) -> float:
-    """Returns the share of pages in use, the larger one of full-context pages and window pages."""
+    """Return the share of pages in use, the larger one of full-context pages and window pages."""
     kinds = [usage for usage in (stats.pages, stats.window_pages) if usage is not None and usage.total]
     return max((usage.leased / usage.total for usage in kinds), default=0.0)
 
 
 def _page_gauges(name: str, of: str, usage: CacheUsage | None) -> list[tuple[str, str, float]]:
-    """Returns the gauges of one kind of page. `name` is their common prefix; `of` describes the pages."""
+    """Return the gauges of one kind of page. `name`: prefix of the gauges' names; `of`: kind, in words."""
     if usage is None:
         return []
     return [

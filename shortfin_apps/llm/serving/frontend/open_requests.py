@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class OpenRequests:
-    """Iterates over request ids. Only the event loop's thread uses this.
+    """All open requests; iterating yields the request ids. Only the event loop's thread uses this.
 
-    `abort` asks the engine to end a request: when its reader closed the stream, when more than
-    `max_unread_tokens` are queued for the reader, and when the request is answered here.
+    `abort` must ask the engine to end a request. It is called when the reader has closed the stream, when
+    more than `max_unread_tokens` are queued for the reader, and for every request in `answer_all`.
     """
 
     def __init__(
@@ -42,20 +42,20 @@ class OpenRequests:
         return request_id in self._streams
 
     def admit(self, call: GenerateCall) -> DeltaStream:
-        """Reserves a slot and returns the request's stream. Raises OverloadedError."""
+        """Reserve a slot and return the request's stream. Raises OverloadedError."""
         self._admission.enter(call)
         stream = self._streams[call.request_id] = DeltaStream(partial(self._abort, call.request_id, None))
         self._none_left.clear()
         return stream
 
     def deliver(self, deltas: list[Delta]) -> None:
-        """Passes one step's deltas to their readers."""
+        """Pass one step's deltas to their readers."""
         for delta in deltas:
             if (stream := self._streams.get(delta.request_id)) is not None:
                 self._put(stream, delta)
 
     def answer_all(self, error: LlmError) -> None:
-        """Answers all requests with `error` here; the engine frees their resources when it can."""
+        """Answer all requests with `error` at once; the engine frees the requests' resources when it can."""
         for request_id, stream in list(self._streams.items()):
             self._abort(request_id, None)
             stream.put(Delta(request_id=request_id, finish_reason=FinishReason.ERROR, error=error))
@@ -84,7 +84,7 @@ class OpenRequests:
         self._abort(request_id, RequestAbortedError(reason))
 
     def _leave(self, request_id: str) -> None:
-        """Releases the request's slot. This is the only place that does."""
+        """Release the request's slot. Only this method releases slots."""
         del self._streams[request_id]
         self._admission.leave(request_id)
         if not self._streams:
@@ -92,27 +92,27 @@ class OpenRequests:
 
 
 class Draining:
-    """Tracks whether requests are still accepted. `abort_all` aborts every one of `requests`."""
+    """Tracks whether requests are still accepted. `abort_all` must abort all of `requests`."""
 
     def __init__(self, requests: OpenRequests, abort_all: Callable[[], object]) -> None:
         self._requests = requests
         self._abort_all = abort_all
         self.has_begun = False
-        self._is_over = False  # the timeout has passed: calls that resume are aborted, too
+        self._is_over = False  # the timeout has passed: calls that resume are refused, too
 
     def begin(self) -> None:
-        """Refuses new requests from now on; calls that resume are still accepted."""
+        """Refuse new requests from now on, but not calls that resume (next steps of a beam search)."""
         self.has_begun = True
 
     def check(self, resumes: bool) -> None:
-        """Raises UnavailableError for a new request, and RequestAbortedError after the timeout."""
+        """Raise UnavailableError for a new request while draining; RequestAbortedError after the timeout."""
         if self.has_begun and not resumes:
             raise UnavailableError("the server is not taking requests: it is starting or shutting down")
         if self._is_over:
             raise RequestAbortedError("the server is shutting down and cannot wait for this request's end")
 
     async def drain(self, timeout_s: float) -> None:
-        """Waits until all requests have ended; aborts the remaining ones after `timeout_s`."""
+        """Wait until all requests have ended; abort the remaining ones after `timeout_s`."""
         self.begin()
         try:
             async with asyncio.timeout(timeout_s):

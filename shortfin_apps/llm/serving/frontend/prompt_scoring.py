@@ -1,8 +1,8 @@
 """Log-probabilities of a prompt's tokens.
 
-A model's entries return logits of the last token only. Therefore a second request generates the prompt as its
-output: it starts with the prompt's first token and is forced to choose the others, one decode each, batched
-with other requests. This takes as long as generating the prompt would.
+A model's entries return logits of the last token only. Therefore a second request, the scoring request,
+generates the prompt as its output: its own prompt is the first token, and the other tokens are forced, one
+per decode, batched with other requests. Scoring a prompt takes as long as generating it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PromptLogprobs = tuple[TokenLogprobs | None, ...]
 
 
 def scoring_request(request: TextRequest, num_top: int, start: int = 0) -> TextRequest | None:
-    """Returns the request that scores the prompt's tokens from `start` on, with `num_top` alternatives each.
+    """Return the request that scores the prompt's tokens from `start` on, with `num_top` alternatives each.
 
     Returns None if there is nothing to score: the first token has no context.
     """
@@ -45,7 +45,10 @@ def scoring_request(request: TextRequest, num_top: int, start: int = 0) -> TextR
 def prompt_logprobs(
     prompt_token_ids: Sequence[int], answer: TextDelta | None, start: int = 0
 ) -> PromptLogprobs:
-    """Returns the prompt's entries from `start` on, or raises the error that ended the scoring request."""
+    """Return the prompt's entries from `start` on, or raise the error that ended the scoring request.
+
+    `answer`: the answer to the scoring request; None if there was nothing to score.
+    """
     if answer is not None and answer.finish_reason is not FinishReason.LENGTH:
         raise answer.error or RequestAbortedError("the request was aborted")
     first: PromptLogprobs = (None,) if start == 0 and prompt_token_ids else ()

@@ -15,9 +15,9 @@ CHECKS_PER_STALL = 10
 class StallWatch:
     """Calls `on_stall` in the event loop when a turn of the engine's thread takes longer than `timeout_s`.
 
-    Checks from `start` until `stop`, and calls once per turn. Time in which the event loop did not run does
-    not count: the process was suspended (SIGSTOP, a sleeping machine), and the device is not to blame.
-    `loop_clock` measures that time.
+    A turn: one step of the engine, or of the idle test. Checks run from `start` until `stop`; `on_stall` is
+    called at most once per turn. Time in which the event loop did not run, measured by `loop_clock`, does not
+    count: the process was suspended (SIGSTOP, a sleeping machine), which is no fault of the device.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class StallWatch:
         self._loop_clock = loop_clock
         self._timer: asyncio.TimerHandle | None = None
         self._looked_s = loop_clock()
-        self._turn_began_s: float | None = None  # of the last turn that was observed
-        self._missed_s = 0.0  # time in that turn when the event loop did not run
-        self._was_told = False  # `on_stall` was called for that turn
+        self._turn_began_s: float | None = None  # of the turn last seen by a check
+        self._missed_s = 0.0  # time in this turn in which the event loop did not run
+        self._was_told = False  # `on_stall` was called for this turn
 
     @property
     def stalled(self) -> bool:
@@ -45,7 +45,7 @@ class StallWatch:
         return self._thread.turn_s - self._missed_s > self._timeout_s
 
     def check_available(self) -> None:
-        """Raises UnavailableError while the device does not answer."""
+        """Raise UnavailableError while the device does not answer."""
         if self.stalled:
             raise self._error()
 
@@ -67,7 +67,7 @@ class StallWatch:
             self._on_stall(self._error())
 
     def _look(self) -> None:
-        """Adds the time since the last check, beyond the check interval, to the missed time of this turn."""
+        """Add the time since the last check, beyond the check interval, to the missed time of this turn."""
         began_s, now_s = self._thread.turn_began_s, self._loop_clock()
         if began_s != self._turn_began_s:
             self._turn_began_s, self._missed_s, self._was_told = began_s, 0.0, False

@@ -67,10 +67,10 @@ class TextGenerator:
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, rendered: bool = False, param: str | None = None
     ) -> tuple[int, ...]:
-        """Returns the token ids of `text`, computed in a worker thread if it is long; see `Tokenizer.encode`.
+        """Return the token ids of `text`, computed in a worker thread if it is long; see `Tokenizer.encode`.
 
-        Set `param` to the field's name if the text is a prompt: a text that cannot fit the context with any
-        tokenisation then raises InvalidRequestError before any work.
+        If the text is a prompt, callers must pass the request field's name as `param`. A text that cannot fit
+        the context with any tokenisation then raises InvalidRequestError before any work.
         """
         if param is not None:
             self._check_length(text, param)
@@ -80,7 +80,7 @@ class TextGenerator:
         )
 
     async def encode_conversation(self, text: str, cache_salt: str | None, param: str) -> tuple[int, ...]:
-        """Returns the token ids of a text rendered by the chat template.
+        """Return the token ids of a text rendered by the chat template.
 
         Earlier answers in the text get their generated token ids, if these are remembered. See `encode`.
         """
@@ -102,12 +102,12 @@ class TextGenerator:
     def fit(
         self, prompt_token_ids: Sequence[int], max_tokens: int | None, *, default: int | None, param: str
     ) -> int:
-        """Returns the number of tokens to generate: `max_tokens`, else `default`, else all that fit.
+        """Return the number of tokens to generate: `max_tokens`, else `default`, else all that fit.
 
         Returns 1 for a `max_tokens` of 0: such a request is checked but never submitted, so its prompt may be
-        empty. A default is reduced to fit; a given `max_tokens` is not. Checks the prompt first (`param` is
-        its field's name). Raises InvalidRequestError if it is empty, has an unknown id, or does not fit the
-        context.
+        empty. A default is reduced to fit; a given `max_tokens` is not. Raises InvalidRequestError if the
+        prompt (request field `param`) is empty, has an unknown token id or does not fit the context, and if
+        `max_tokens` does not fit.
         """
         if max_tokens == 0:
             self.check_ids(prompt_token_ids, param)
@@ -133,7 +133,7 @@ class TextGenerator:
         return max_tokens
 
     def check_ids(self, prompt_token_ids: Sequence[int], param: str) -> None:
-        """Raises InvalidRequestError for an unknown token id, or more tokens than the context holds."""
+        """Raise InvalidRequestError for an unknown token id, or more tokens than the context holds."""
         if len(prompt_token_ids) > self.max_seq_len:
             raise InvalidRequestError(
                 f"`{param}` has {len(prompt_token_ids)} tokens, but "
@@ -145,7 +145,7 @@ class TextGenerator:
             raise InvalidRequestError(f"`{param}`: token id {bad_id} is not in [0, {size})", param)
 
     def check_count(self, num_sequences: int, param: str | None = None) -> None:
-        """Raises InvalidRequestError for more sequences than the queue can hold."""
+        """Raise InvalidRequestError for more sequences than the queue can hold."""
         if num_sequences > self._max_requests:
             field = f"`{param}`: " if param else ""
             raise InvalidRequestError(
@@ -155,15 +155,15 @@ class TextGenerator:
             )
 
     async def submit(self, requests: Sequence[TextRequest]) -> list[TextStream]:
-        """Admits all requests, or none and raises the engine's error. Each must have one beam."""
+        """Admit all requests, which must have one beam each; if one is refused, admit none and raise."""
         return await self._admit(requests, self._stream)
 
     async def submit_whole(self, requests: Sequence[TextRequest]) -> list[PendingAnswer]:
-        """Like `submit`, for complete answers; any of the requests may be a beam search."""
+        """Admit requests as `submit` does, for complete answers; each request may be a beam search."""
         return await self._admit(requests, self._start)
 
     def abort(self, request_id: str, tenant: str | None = None) -> int:
-        """Aborts the sequences of the requests with this id (and of `tenant`, if given).
+        """Abort the sequences of the requests with this id (and of `tenant`, if given).
 
         Returns their number.
         """
@@ -174,11 +174,11 @@ class TextGenerator:
         )
 
     def abort_all(self) -> int:
-        """Aborts all sequences and returns their number."""
+        """Abort all sequences and return their number."""
         return _abort_each(itertools.chain.from_iterable(self._pending.values()))
 
     def close(self) -> None:
-        """Ends the threads for texts and grammars. No request may follow."""
+        """End the threads for texts and grammars. Callers must submit no request afterwards."""
         self.workers.close()
         self.grammars.close()
 
@@ -199,7 +199,7 @@ class TextGenerator:
         return started
 
     def _check_tokens(self, requests: Sequence[TextRequest]) -> None:
-        """Raises InvalidRequestError for several prompts with more tokens than the full queue can hold."""
+        """Raise InvalidRequestError for several prompts with more tokens than the full queue can hold."""
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         if len(requests) > 1 and num_tokens > self.engine.max_queue_tokens:
             raise InvalidRequestError(
@@ -238,7 +238,7 @@ class TextGenerator:
         return TextBeams(request, self.tokenizer, search, timer, self._forget)
 
     def _engine_id(self, request: TextRequest) -> str:
-        """Returns a unique id, as clients' ids need not be unique."""
+        """Return a unique id, as clients' ids need not be unique."""
         return f"{request.request_id}.{self._id_prefix}{next(self._serial)}"
 
     def _timer(self, request: TextRequest) -> RequestTimer:

@@ -35,11 +35,11 @@ from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 class TextRequest:
     """One prompt to continue, checked by `TextGenerator.fit`; `params` are for the engine.
 
-    `choice` numbers the requests for one prompt, from 0. `conversation` is the prompt's text if the answer is
-    to be remembered with it. `shown_ids` are special tokens that are shown as text. `num_beams` above 1 means
-    a beam search with that many answers, which ignores stop strings and the sampling fields of `params`. If
-    `generates` is False, the answer is EMPTY_ANSWER, and the request must not be submitted. With `receipt`,
-    the answer has a receipt; `params` then have `chosen_logits`.
+    `choice`: number of the request among those for the same prompt, from 0. `conversation`: the prompt's text
+    if prompt and answer are to be remembered. `shown_ids`: special tokens that are shown as text. With
+    `num_beams` above 1, a beam search gives as many answers, and ignores stop strings and the sampling fields
+    of `params`. If `generates` is False, the answer is EMPTY_ANSWER, and callers must not submit the request.
+    With `receipt`, the answer has a receipt, and `params` must have `chosen_logits`.
     """
 
     request_id: str
@@ -58,7 +58,7 @@ class TextRequest:
     receipt: ReceiptOrder | None = None
 
     def call(self, engine_id: str, *, is_traced: bool = False) -> GenerateCall:
-        """Returns the call to the engine, which knows the request as `engine_id`."""
+        """Return the call to the engine, which knows the request as `engine_id`."""
         return GenerateCall(
             request_id=engine_id,
             prompt_token_ids=self.prompt_token_ids,
@@ -69,7 +69,7 @@ class TextRequest:
         )
 
     def detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
-        """Returns a new detokenizer for the text after the prompt."""
+        """Return a new detokenizer for the text after the prompt."""
         return Detokenizer(
             tokenizer,
             self.prompt_token_ids,
@@ -82,9 +82,9 @@ class TextDelta(NamedTuple):
     """New text and tokens of an answer, or a complete answer. Only the last delta has a `finish_reason`.
 
     `text` may be shorter than the text of `token_ids`: an incomplete character or a possible start of a stop
-    string is held back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or stop
-    token that ended the answer, None for end-of-sequence. `error` is the cause of an abort that the client
-    did not request. The last delta has the `receipt` of the full answer, as JSON objects.
+    string is held back. `logprobs` has one entry per token, or is empty. `stop_reason`: the stop string or
+    stop token that ended the answer; None for end-of-sequence. `error`: cause of an abort that the client did
+    not request. `receipt`: the receipt of the full answer as JSON objects, only in the last delta.
     """
 
     text: str
@@ -98,7 +98,7 @@ class TextDelta(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """True if the answer ended before the model or a stop string ended it."""
+        """True if the answer was truncated: neither the model nor a stop string ended it."""
         return self.finish_reason not in (None, FinishReason.STOP)
 
 
@@ -121,14 +121,14 @@ class PendingAnswer(ABC):
 
     @abstractmethod
     async def answers(self) -> list[TextDelta]:
-        """Waits for all answers, complete, best first. Cancelling this aborts the request."""
+        """Wait for all complete answers and return them, best first. Cancelling this aborts the request."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Ends the request. Its reader gets the output so far, or RequestAbortedError."""
+        """End the request. The reader of a stream gets the output so far; of beams, RequestAbortedError."""
 
     def close(self) -> None:
-        """Aborts the request unless it has ended. Closing twice is a no-op."""
+        """Abort the request unless it has ended. Closing twice is a no-op."""
         if not self._finished:
             self._finish(FinishReason.ABORT)
 
@@ -140,7 +140,7 @@ class PendingAnswer(ABC):
 
     @abstractmethod
     def _release(self) -> None:
-        """Ends the request in the engine, if it is still running."""
+        """End the request in the engine, if it is still running."""
 
 
 class TextStream(PendingAnswer):
@@ -159,7 +159,7 @@ class TextStream(PendingAnswer):
         timer: RequestTimer,
         on_end: Callable[[PendingAnswer], None],
     ) -> None:
-        """`deltas` come from the engine; `abort` ends the request there."""
+        """Read `deltas` from the engine; `abort` must end the request in the engine."""
         assert request.num_beams == 1, "a beam search cannot be streamed"
         super().__init__(request, timer, on_end)
         self._deltas = deltas
@@ -173,11 +173,11 @@ class TextStream(PendingAnswer):
         self._receipt = None if order is None else ReceiptDraft(order, request.prompt_token_ids)
 
     def listen(self, on_delta: Callable[[], None]) -> None:
-        """Registers `on_delta`, called in the event loop whenever there is something to `take`."""
+        """Register `on_delta`, called in the event loop whenever there is something to `take`."""
         self._deltas.on_delta = on_delta
 
     def take(self) -> TextDelta | None:
-        """Returns all unread output, or None if there is none. Raises the error that ended the request."""
+        """Return all unread output, or None if there is none. Raises the error that ended the request."""
         delta = None if self._finished else self._deltas.take()
         return None if delta is None else self._text_of(delta)
 
@@ -205,7 +205,8 @@ class TextStream(PendingAnswer):
     def conversation(self) -> tuple[str, tuple[int, ...]] | None:
         """The text of the conversation including the answer, and its token ids.
 
-        None unless the answer is complete and its tokens, except a final stop token, are exactly its text.
+        None if the answer is incomplete, or if its tokens (without a final stop token) are not exactly its
+        text.
         """
         prompt, request = self.request.conversation, self.request
         if prompt is None or not self._read_deltas or request.include_stop:
@@ -225,7 +226,7 @@ class TextStream(PendingAnswer):
             self.close()
 
     async def _all(self) -> list[TextDelta]:
-        """Collects every delta as soon as it arrives, so that a stop string ends the request in time."""
+        """Collect every delta as soon as it arrives, so that a stop string ends the request in time."""
         deltas: list[TextDelta] = []
         ended = asyncio.get_running_loop().create_future()
 
@@ -247,7 +248,7 @@ class TextStream(PendingAnswer):
         return deltas
 
     def _read(self, delta: Delta) -> TextDelta:
-        """Converts ids to text, up to a stop string, which ends the request."""
+        """Convert token ids to text, up to a stop string, at which the result has a `finish_reason`."""
         text, num_tokens = "", len(delta.token_ids)
         hides_last = delta.finish_reason is FinishReason.STOP and not self.request.include_stop
         for position, token_id in enumerate(delta.token_ids, 1):
@@ -346,12 +347,12 @@ class TextBeams(PendingAnswer):
 
 
 async def gather(streams: Sequence[TextStream]) -> list[TextDelta]:
-    """Like `gather_answers`, for streams, which have one answer each."""
+    """Return the answers of the streams, one each; see `gather_answers`."""
     return [answer for [answer] in await gather_answers(streams)]
 
 
 async def gather_answers(requests: Sequence[PendingAnswer]) -> list[list[TextDelta]]:
-    """Returns all complete answers, in order. If one fails or this is cancelled, the others are aborted."""
+    """Return all complete answers, in order. If one fails or this is cancelled, the others are aborted."""
     tasks = [asyncio.ensure_future(request.answers()) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
@@ -382,9 +383,9 @@ def _join(deltas: Sequence[TextDelta]) -> TextDelta:
 
 
 def _with_receipt(text_delta: TextDelta, delta: Delta, draft: ReceiptDraft) -> TextDelta:
-    """Adds the tokens to the receipt, and the receipt to the last delta.
+    """Add the tokens to the receipt; return `text_delta`, with the receipt if it is the last delta.
 
-    `delta` may have more tokens than `text_delta`, after a stop string.
+    `delta` may have more tokens than `text_delta`: those after a stop string.
     """
     draft.add(text_delta.token_ids, delta.logits[: len(text_delta.token_ids)])
     reason = text_delta.finish_reason

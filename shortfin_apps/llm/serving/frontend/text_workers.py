@@ -13,7 +13,7 @@ from shortfin_apps.llm.components.grammar.fair_turns import FairTurns, Wait, end
 
 SHORT_THREADS = 2
 LONG_THREADS = 1
-LONG_CHARS = 65_536  # texts of this length have their own thread, so that short ones do not wait for them
+LONG_CHARS = 65_536  # texts of at least this length have a separate thread: shorter texts do not wait
 # One tenant gets at most half of the places, which is enough to keep all threads busy.
 SHORT_PLACES = 4 * SHORT_THREADS
 LONG_PLACES = 2 * LONG_THREADS
@@ -25,7 +25,7 @@ current_tenant: ContextVar[str] = ContextVar("current_tenant", default="")
 """The tenant that the current task processes texts for."""
 
 current_wait: ContextVar[Wait] = ContextVar("current_wait", default=endlessly)
-"""How the current task waits for a thread: it may give up, as when nobody waits for the answer any more."""
+"""How the current task waits for a thread; raises to give up, e.g. after the client has disconnected."""
 
 
 class TextWorkers:
@@ -39,14 +39,14 @@ class TextWorkers:
         self._long = _Threads(LONG_THREADS, LONG_PLACES, "long text")
 
     async def run(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs `work` on a text of about `num_chars` in a thread; returns its result or raises its error."""
+        """Run `work` on a text of about `num_chars` in a thread; return its result or raise its error."""
         threads = self._short if num_chars < LONG_CHARS else self._long
         async with threads.turns.place(current_tenant.get(), None, current_wait.get()):
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(threads.pool, partial(work, *args, **kwargs))
 
     def close(self) -> None:
-        """Ends the threads after their current work."""
+        """End the threads after their current work."""
         self._short.pool.shutdown()
         self._long.pool.shutdown()
 

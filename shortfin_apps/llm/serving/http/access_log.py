@@ -47,12 +47,12 @@ class AccessEntry:
     pending: Sequence[PendingAnswer] = ()
 
     def set_claimed_tenant(self, tenant: str) -> None:
-        """Set the tenant to the name that the client sent, unless an API key has set it."""
+        """Set the tenant to a hash of the name that the client sent, unless an API key has set the tenant."""
         if tenant and self.tenant is None:
             self.tenant = claimed_tenant(tenant)
 
     def rid(self, request_id: str) -> str | None:
-        """Return the request id given in the body; None if it gives none."""
+        """Return the request id given in the body; None if the body gives none."""
         first = self.requests[0].request_id if self.requests else request_id
         return None if first.startswith(request_id) else first
 
@@ -130,7 +130,7 @@ def _write(scope: Scope, entry: AccessEntry, total_s: float) -> None:
 
 
 def route_of(scope: Scope) -> str:
-    """The route's path with placeholders for its parameters; the requested path if no route matches."""
+    """Return the route's path, with placeholders for parameters; the requested path if no route matches."""
     path: str = getattr(scope.get("route"), "path", "")
     return path or scope["path"].removeprefix(scope.get("root_path", ""))[:MAX_PATH_CHARS]
 
@@ -140,12 +140,12 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _seconds(values: Iterable[float], choose: Callable[[list[float]], float]) -> float | None:
-    """`choose` applied to the sequences' times, rounded to 0.1 ms; None without times."""
+    """Return `choose` applied to the times, rounded to 0.1 ms; None without times."""
     listed = list(values)
     return round(choose(listed), 4) if listed else None
 
 
 def _reasons(timers: Iterable[RequestTimer]) -> str | None:
-    """The finish reasons of the sequences, each once."""
+    """Return the distinct finish reasons of the sequences, joined by commas; None if there are none."""
     reasons = dict.fromkeys(timer.finish_reason.value for timer in timers if timer.finish_reason)
     return ",".join(reasons) or None

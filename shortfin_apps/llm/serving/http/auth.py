@@ -38,8 +38,8 @@ WITHOUT_TENANT = frozenset({"GET", "HEAD", "OPTIONS"})  # methods of a gateway's
 class Caller:
     """The sender of a request.
 
-    `tenant` is charged for the service; "" if the server needs no key. `digest` identifies the tenant in
-    the log and the cache without its name; its length is fixed.
+    `tenant`: the tenant to which the request's tokens are counted; "" if the server needs no key. `digest`:
+    fixed-length hash that identifies the tenant in the log and the prefix cache instead of the name.
     """
 
     tenant: str
@@ -48,7 +48,7 @@ class Caller:
     is_gateway: bool = False
 
     def cache_salt(self, requested: str | None) -> str | None:
-        """Return the salt for the caller's prompts. Tenants never share pages, even with equal salts."""
+        """Return the cache salt of the caller's prompts. Tenants never share pages, whatever they request."""
         return f"{self.digest}:{requested or ''}" if self.digest else requested
 
 
@@ -80,7 +80,10 @@ class KeyRing:
         return bool(self._keys or self._gateway_keys)
 
     def caller(self, key: str) -> Caller | None:
-        """Return the caller with this key; None if it is unknown. Takes the same time for every key."""
+        """Return the caller with this key; None if it is unknown and the server needs a key.
+
+        Takes the same time for every key.
+        """
         digest = self._digest(key)
         is_admin = _is_among(digest, self._admin_keys)
         is_gateway = _is_among(digest, self._gateway_keys)
@@ -91,10 +94,10 @@ class KeyRing:
         return None if self.required else ANONYMOUS
 
     def tenant_of(self, gateway: Caller, headers: Headers, method: str) -> Caller:
-        """Return the tenant named by a gateway's request; the gateway itself for a GET that names none.
+        """Return the tenant that a gateway's request names; the gateway for a GET without a tenant.
 
         Gateways with different keys share tenant names. Raises InvalidRequestError unless exactly one header
-        names the tenant: with two, one may be a client's, passed on by a gateway that only adds its own.
+        names the tenant: of two headers, one may be a client's, if the gateway adds one without removing it.
         """
         named = headers.getlist(self._tenant_header)
         if not named and method in WITHOUT_TENANT:
@@ -115,8 +118,8 @@ class KeyRing:
 class AuthMiddleware:
     """Rejects requests without a valid key before any other work; sets the caller for the routes.
 
-    Paths in `open_paths` need no key. Work on texts is counted for the caller, and does not start after the
-    caller has disconnected.
+    Paths in `open_paths` need no key. Text workers count their work for the caller's tenant, and start none
+    after the caller has disconnected.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str] = OPEN_PATHS) -> None:

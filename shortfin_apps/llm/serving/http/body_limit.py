@@ -1,4 +1,4 @@
-"""Refuses bodies that are too large with 413, before reading them if Content-Length says so."""
+"""Refuses oversized bodies with 413, without reading a body whose Content-Length is too large."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shortfin_apps.llm.serving.http.errors import http_response
 
 
 class BodyLimitMiddleware:
-    """Passes at most `max_bytes` of a body to the application, with Content-Length or chunked.
+    """Passes at most `max_bytes` of a body to the application, whether with Content-Length or chunked.
 
     Starlette's own middleware for this answers in plain text, not in our error format.
     """

@@ -1,6 +1,6 @@
 """Converts errors to HTTP answers: in OpenAI's shape, or in one that a route gives to `register_shape`.
 
-OpenAI's is {"error": {"message", "type", "param", "code"}}.
+OpenAI's shape is {"error": {"message", "type", "param", "code"}}.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RETRY_AFTER_LOADING_S = 5.0
 
 
 class Problem(NamedTuple):
-    """The contents of an error body. `code` and `param` are None for errors of HTTP, such as 404."""
+    """The contents of an error body. `code` and `param` are None for HTTP errors such as 404."""
 
     status: int
     message: str
@@ -48,9 +48,9 @@ _SHAPES: dict[str, Shape] = {}
 
 
 def register_shape(path: str, shape: Shape) -> None:
-    """Let `shape` make the error bodies of the routes with this path; a proxy's prefix may precede it.
+    """Let `shape` make the error bodies of requests whose path ends with `path`.
 
-    Of several paths that a request's path ends with, the longest counts.
+    A proxy's prefix may precede `path`. If several registered paths match, the longest is used.
     """
     _SHAPES[path] = shape
 
@@ -73,7 +73,7 @@ class ForbiddenError(LlmError):
 
 
 class Answer(NamedTuple):
-    """HTTP status, OpenAI's `type`, and the `code` in both formats for a class of errors."""
+    """The HTTP status, OpenAI's `type`, and the `code` of a class of errors."""
 
     status: int
     openai_type: str
@@ -101,7 +101,7 @@ def answer_to(error: Exception) -> Answer:
 
 
 def problem_of(error: Exception) -> Problem:
-    """Return what to tell of an error. The message of an unexpected one is only logged, not sent."""
+    """Return the contents of the error body. An unexpected error's message is only logged, not sent."""
     answer, message = answer_to(error), message_of(error)
     if not isinstance(error, InvalidRequestError):
         return Problem(answer.status, message, answer.openai_type, answer.code)

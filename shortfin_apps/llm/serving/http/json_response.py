@@ -27,7 +27,7 @@ class JsonResponse(Response):
         return json_of(content)
 
 
-FEW = 1000  # log-probabilities that take a few milliseconds
+FEW = 1000  # this many log-probabilities take a few milliseconds
 CHARS_EACH = 10  # characters parsed in the time of one log-probability, at up to 3 us a character
 
 P = ParamSpec("P")
@@ -47,7 +47,7 @@ def work_of(answer: TextDelta) -> int:
 async def made(
     workers: TextWorkers, count: int, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call `make`, in a thread if its cost of `count` log-probabilities is high."""
+    """Return the result of `make`, run in a thread if its cost, `count` log-probabilities, is high."""
     if count > FEW:
         return await workers.run(count, make, *args, **kwargs)
     await asyncio.sleep(0)  # lets other requests run while many answers are formatted

@@ -1,6 +1,6 @@
 """The id of the request that the current task serves; logs add it to every line.
 
-A separate module, as logging is set up before the HTTP libraries are imported.
+This is a separate module because logging is set up before the HTTP libraries are imported.
 """
 
 from __future__ import annotations

@@ -52,21 +52,21 @@ def named_event(data: Mapping[str, object]) -> bytes:
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`; if the client disconnects, cancel it and raise RequestAbortedError.
 
-    The request's body must have been read. Starlette itself cancels only streaming responses.
+    Callers must have read the request's body. Starlette itself cancels only streaming responses.
     """
     return await race(request.receive, work)
 
 
 class Events(Protocol):
-    """Encoder of a stream's server-sent events.
+    """Encodes a stream's server-sent events.
 
-    `done` marks the end of a stream, including one that ended with an error.
+    `done`: bytes that mark the end of a stream, also after an error.
     """
 
     done: bytes
 
     def first(self) -> bytes:
-        """Return what depends on no token; sent with the first event."""
+        """Return the bytes that depend on no token; they are sent with the first event."""
         ...
 
     def of(self, index: int, delta: TextDelta) -> bytes:
@@ -74,7 +74,7 @@ class Events(Protocol):
         ...
 
     def last(self) -> bytes:
-        """Return what follows all deltas."""
+        """Return the bytes that follow all deltas."""
         ...
 
     def failed(self, error: Exception) -> bytes:
@@ -85,10 +85,10 @@ class Events(Protocol):
 class EventStream(Response):
     """Sends `events` for the output of `streams` as it is generated; closes `streams` at the end.
 
-    The status is sent with the first event. An earlier error is raised, so it is answered with its own status
-    and a router may retry on another server; a later error becomes the last event. If nothing was sent for
-    `StreamTurns.keep_alive_s`, a comment is sent, after the status if necessary, so that no proxy closes
-    the connection.
+    The status is sent with the first event. An earlier error is raised, so that the answer has the error's
+    status, and a router may retry on another server; a later error becomes the last event. If nothing was
+    sent for `StreamTurns.keep_alive_s`, a comment is sent, after the status if necessary, so that no proxy
+    closes the connection.
 
     New output is sent in a turn of StreamTurns, shared by all streams. The request's own task only sends
     pieces held up by a full buffer, and the end.
@@ -145,7 +145,7 @@ class EventStream(Response):
         await self._body.end(self._last())
 
     def _tell(self, index: int) -> None:
-        """Join the next turn, as a stream has new output, unless the body is held up."""
+        """Note that a stream has new output; join the next turn unless the body is held up."""
         if not self._told and self._body.is_free:
             self._turns.add(self)
         self._told.append(index)
@@ -181,7 +181,7 @@ class EventStream(Response):
             self._wakes.set()
 
     def _last(self) -> bytes:
-        """Return the end of the stream. Raises its error if a status can still be sent."""
+        """Return the last bytes of the stream. Raises the stream's error if a status can still be sent."""
         error = self._error
         if error is None:
             return self._take_unsent() + self._events.last() + self._events.done
@@ -200,7 +200,7 @@ class EventStream(Response):
 
 
 async def race(receive: Receive, work: Awaitable[T]) -> T:
-    """See `unless_disconnected`; `receive` is of ASGI."""
+    """Do what `unless_disconnected` does, with ASGI's `receive` instead of a request."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -225,13 +225,13 @@ MAX_WORK = 10_000  # of a turn, tokens and what `work_of` counts: some 30 ms
 class StreamTurns:
     """Converts and then sends all streams with new deltas, in one callback per step of the engine.
 
-    Consecutive sends cost the kernel a fraction of the time of sends with other work in between, each of
-    which wakes a sleeping receiver. If the event loop is late, the deltas of several steps are merged.
+    Consecutive sends cost the kernel a fraction of the time of sends with other work in between: each of the
+    latter wakes a sleeping receiver. If the event loop is late, the deltas of several steps are merged.
 
     A client that reads again after a pause may have many pending deltas. The work beyond MAX_WORK waits for
     the next turn, and other tasks run in between.
 
-    A stream that has sent nothing for `keep_alive_s` sends a comment; None: it does not.
+    A stream that has sent nothing for `keep_alive_s` sends a comment; with None, no stream does.
     """
 
     def __init__(self, keep_alive_s: float | None = None) -> None:
@@ -262,9 +262,9 @@ KEEP_ALIVE = b": keep-alive\n\n"  # a comment in server-sent events; clients ski
 class StreamedBody:
     """Sends pieces with ASGI's `send`; `start`, the message with the status, precedes the first piece.
 
-    `write` runs `send` until it waits. It never waits while the client reads, so `send` may run outside a
-    task. Once it waits, the body is held up: `on_held_up` is called, and a task must await `held_up` before
-    the next `write`.
+    `write` runs `send` synchronously, until `send` waits. While the client reads, `send` never waits, so
+    `write` may be called outside a task. Once `send` waits, the body is held up: `on_held_up` is called, and
+    a task must await `held_up` before the next `write`.
     """
 
     def __init__(self, start: Message, send: Send, on_held_up: Callable[[], None]) -> None:
@@ -283,7 +283,7 @@ class StreamedBody:
         return self._held_up is None and not self._has_ended
 
     def write(self, data: bytes) -> None:
-        """Send a piece. The body must be free."""
+        """Send a piece. Callers must check `is_free` first."""
         assert self.is_free, "the piece before has not been sent"
         self.sent_s = self._clock()
         sending = self._send_piece(data, is_last=False)
@@ -319,7 +319,7 @@ class StreamedBody:
 
 
 class KeepAlive:
-    """Sends a comment if nothing was sent for `interval_s`, until it is stopped."""
+    """Sends a comment whenever nothing was sent for `interval_s`, until `stop` is called."""
 
     def __init__(self, body: StreamedBody, interval_s: float) -> None:
         self._body = body

@@ -1,7 +1,7 @@
 """Tracing: an OpenTelemetry span per HTTP request, with child spans of the work done for it.
 
 Imported only if traces are enabled, as OpenTelemetry is an extra. Spans are created in the event loop after
-the request has ended, from its timers. They never hold text of prompts or answers.
+the request has ended, from its timers. Spans never hold text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"}
 class TracingMiddleware:
     """Traces sampled requests, except probes; wraps AccessLogMiddleware.
 
-    The `traceparent` header names the parent span. `clock` (seconds) is that of the metrics and the timers.
+    The `traceparent` header names the parent span. `clock` (seconds) is the metrics' and timers' clock.
     """
 
     def __init__(self, app: ASGIApp, tracer: Tracer, model_name: str, clock: Callable[[], float]) -> None:
@@ -135,7 +135,7 @@ def _ns(seconds: float) -> int:
 
 
 class SequenceSpans:
-    """Records spans under `parent`. `epoch_s` is the timers' zero, in seconds since the epoch."""
+    """Records spans under `parent`. `epoch_s`: the zero of the timers' clock, in seconds since the epoch."""
 
     def __init__(self, tracer: Tracer, parent: Context, epoch_s: float) -> None:
         self._tracer = tracer
@@ -239,7 +239,7 @@ class SequenceSpans:
 def _split(
     computed: Sequence[ComputedTask], num_prompt: int
 ) -> tuple[Sequence[ComputedTask], Sequence[ComputedTask]]:
-    """Split the tasks after the one that produced the first token."""
+    """Return the tasks up to the one that produced the first token, and the later tasks."""
     for index, task in enumerate(computed, 1):
         if task.start_position + task.num_tokens >= num_prompt:
             return computed[:index], computed[index:]

@@ -24,9 +24,9 @@ if TYPE_CHECKING:  # an extra
 class ModelIdentity:
     """Hashes of a model's files, each base64url of 16 bytes.
 
-    `artifact` covers the VMFB, its parameters and config.json; `tokenizer` covers tokenizer.json and the two
-    files next to it that define what ends a sequence. File names are not included: a program has the same
-    hash in an artefact for several kinds of CPU.
+    `artifact` covers the VMFB, its parameters and config.json. `tokenizer` covers tokenizer.json, and the
+    tokenizer config and generation_config.json, which define the end-of-sequence tokens. File names are not
+    hashed: a program has the same hash in an artefact for several kinds of CPU.
     """
 
     artifact: str
@@ -34,10 +34,11 @@ class ModelIdentity:
 
 
 def identity_of(artifact: Artifact) -> ModelIdentity | None:
-    """Returns the model's identity, or None without a manifest for all of the files. Raises ArtifactError.
+    """Return the model's identity, or None if no manifest covers all files. Raises ArtifactError.
 
-    The hashes of the VMFB and of its parameters come from the manifest, and a server checks them while it
-    loads (`--verify hash`). The other files may be edited, so their present content is hashed.
+    The hashes of the VMFB and its parameters come from the manifest; a server checks the files against the
+    manifest while the model loads (`--verify hash`). The content of the other files, which users may edit, is
+    hashed here.
     """
     manifest, tokenizer_config = artifact.manifest, artifact.tokenizer_config
     if manifest is None or artifact.is_loose or tokenizer_config is None:
@@ -83,14 +84,14 @@ class ReceiptDraft:
         self._entries: set[str] = set()
 
     def add(self, token_ids: Sequence[int], logits: Sequence[ChosenLogit]) -> None:
-        """Adds the answer's next tokens, with a logit for each."""
+        """Add the answer's next tokens, with a logit for each."""
         for token_id, (logit, entry_family) in zip(token_ids, logits, strict=True):
             self._chain.add(token_id, logit)
             self._entries.add(entry_family)
         self._output_ids += token_ids
 
     def finish(self, finish: FinishReason) -> dict[str, Any]:
-        """Returns the receipt as JSON objects, signed if there is a key."""
+        """Return the receipt as JSON objects, signed if there is a key."""
         order = self._order
         receipt = Receipt(
             artifact=order.identity.artifact,

@@ -13,8 +13,8 @@ padding.
     h_0 = H(canonical JSON of what determines the answer)
     h_i = H(h_{i-1}, token id i as int32, its logit as float32), both little-endian
 
-H is blake2b with 16 bytes. Two chains with equal ends therefore have the same tokens with bit-identical
-logits. `marks`, the first byte of each link, show where two chains diverge.
+H is blake2b with a 16-byte digest. Two chains with equal ends therefore have the same tokens with
+bit-identical logits. `marks`, the first byte of each link, show where two chains diverge.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ class ReceiptError(LlmError):
 
 
 DIGEST_BYTES = 16
-LARGEST_EXACT = 2**53  # numbers up to this are exact in JSON readers of every language
+LARGEST_EXACT = 2**53  # integers up to this are exact in every JSON reader
 
 
 def canonical_json(value: object) -> bytes:
-    """Returns ASCII JSON with sorted keys and no white space, and 1.0 as 1; numbers must be finite."""
+    """Return ASCII JSON with sorted keys, no white space, and 1.0 as 1. Raises ValueError for NaN and inf."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def digest(*parts: bytes) -> bytes:
-    """Returns blake2b with 16 bytes."""
+    """Return the 16-byte blake2b digest of the joined `parts`."""
     return blake2b(b"".join(parts), digest_size=DIGEST_BYTES).digest()
 
 
 def to_text(data: bytes) -> str:
-    """Returns base64url (RFC 4648) without padding."""
+    """Return `data` as base64url (RFC 4648) without padding."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def from_text(text: str) -> bytes:
-    """Decodes the output of `to_text`. Raises ValueError for anything else."""
+    """Decode the output of `to_text`. Raises ValueError for anything else."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
@@ -70,7 +70,7 @@ def from_text(text: str) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Converts whole floats to integers: a JSON tool in between may write 1.0 as 1."""
+    """Convert whole floats to integers: a JSON tool in between may write 1.0 as 1."""
     if (
         isinstance(value, float)
         and math.isfinite(value)
@@ -89,20 +89,20 @@ _LINK = struct.Struct("<if")
 
 
 class Chain:
-    """A chain that begins with `start`, a JSON value. `end` is the last link."""
+    """The chain of an answer's logits. `start`: JSON value of the first link; `end`: the last link."""
 
     def __init__(self, start: object) -> None:
         self.end = digest(canonical_json(start))
         self._marks = bytearray()
 
     def add(self, token_id: int, logit: float) -> None:
-        """Adds the answer's next token; `logit` is an f32."""
+        """Add the answer's next token; `logit` is an f32."""
         self.end = digest(self.end, _LINK.pack(token_id, logit))
         self._marks.append(self.end[0])
 
     @property
     def marks(self) -> bytes:
-        """One byte per token."""
+        """The first byte of each token's link."""
         return bytes(self._marks)
 
 
@@ -130,8 +130,8 @@ Digest = Annotated[str, _of_bytes(DIGEST_BYTES)]
 class Receipt:
     """A receipt of an answer.
 
-    `entries` are the entry families of the rows that the tokens were chosen from. `logits` is the end of the
-    chain, and `marks` its marks. `prompt` is the text of the prompt's tokens, `key` the public key's id.
+    `entries`: entry families (e.g. prefill, decode) that computed the tokens' logits. `logits`: end of the
+    chain; `marks`: first byte of each link. `prompt`: the prompt's text; `key`: id of the public key.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -152,7 +152,7 @@ class Receipt:
 
     @classmethod
     def parse(cls, value: object) -> Receipt:
-        """Parses JSON objects. Raises ReceiptError for anything except a complete receipt."""
+        """Parse JSON objects. Raises ReceiptError for anything except a complete receipt."""
         version = value.get("version") if isinstance(value, Mapping) else None
         if isinstance(version, int) and version > VERSION:
             raise ReceiptError(
@@ -171,7 +171,7 @@ class Receipt:
         return receipt
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the receipt as JSON objects, without absent fields."""
+        """Return the receipt as JSON objects, without absent fields."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: _listed(value) for name, value in values.items() if value is not None}
 
@@ -181,7 +181,7 @@ class Receipt:
         return canonical_json(replace(self, signature=None).to_json())
 
     def new_chain(self) -> Chain:
-        """Returns the chain of an answer that this receipt determines, before its first token."""
+        """Return the chain of this receipt's answer as it is before the first token."""
         return chain_of(self.artifact, self.tokenizer, self.prompt_ids, self.sampling)
 
 
@@ -197,7 +197,7 @@ _RECEIPT = TypeAdapter(Receipt)
 def chain_of(
     artifact: str, tokenizer: str, prompt_ids: tuple[int, ...], sampling: Mapping[str, JsonValue]
 ) -> Chain:
-    """Returns the chain that begins with these fields of a receipt."""
+    """Return the chain that begins with these fields of a receipt."""
     return Chain(
         {
             "version": VERSION,

@@ -1,7 +1,7 @@
 """A receipt's `sampling`: the sampling parameters, in the form that `/generate` accepts.
 
-It has the values that differ from SamplingParams' defaults, and unchanged request fields that are not part of
-SamplingParams: stop strings, bad words, and the grammar.
+`sampling` has the values that differ from SamplingParams' defaults. Stop strings, bad words and the grammar,
+which SamplingParams does not have in this form, are copied from the request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shortfin_apps.llm.components.request.sampling_params import OF_MODEL, PLAIN
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.receipts.receipt import ReceiptError
 
-# Fields that only affect reporting, and fields recorded in the request's form.
+# Fields that only affect what is reported, and fields that are recorded as the request gave them.
 NOT_RECORDED = {"logprobs", "chosen_logits", "forced_token_ids", "bad_words", "output_grammar"}
 _NAMES = {GrammarKind.JSON_SCHEMA: "json", GrammarKind.REGEX: "regex"}
 
@@ -28,7 +28,7 @@ class _Strict(BaseModel):
 
 
 class StructuredOutputs(_Strict):
-    """One of the first three."""
+    """A grammar, as one of `json`, `regex` and `grammar`."""
 
     json_text: str | None = Field(None, alias="json")
     regex: str | None = None
@@ -57,7 +57,7 @@ else:
 
 
 class RecordedSampling(_Params):
-    """`sampling` of a receipt, parsed: SamplingParams' fields, and four that are as the request gave them."""
+    """A receipt's parsed `sampling`: SamplingParams' fields, and the last four as the request gave them."""
 
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class RecordedSampling(_Params):
 
     @classmethod
     def parse(cls, sampling: dict[str, JsonValue]) -> RecordedSampling:
-        """Parses a receipt's `sampling`. Raises ReceiptError."""
+        """Parse a receipt's `sampling`. Raises ReceiptError."""
         try:
             return cls.model_validate_json(_JSON.dump_json(sampling))
         except ValidationError as error:
@@ -81,7 +81,7 @@ class RecordedSampling(_Params):
     def params(
         self, word_ids: Callable[[Sequence[str]], tuple[tuple[int, ...], ...]], grammar: Grammar | None
     ) -> SamplingParams:
-        """Returns SamplingParams that report logits. `word_ids` tokenises bad words; `grammar` is compiled.
+        """Return SamplingParams that report logits. `word_ids` tokenises bad words; `grammar`: compiled.
 
         Raises ReceiptError for a value out of range.
         """
@@ -111,7 +111,7 @@ def recorded_sampling(
     bad_words: Sequence[str] = (),
     grammar: GrammarSource | None = None,
 ) -> dict[str, JsonValue]:
-    """Returns the `sampling` of a request's receipt."""
+    """Return the `sampling` of a request's receipt."""
     recorded = _changed(params)
     if stop:
         recorded["stop"] = list(stop)
@@ -125,8 +125,8 @@ def recorded_sampling(
 
 
 def request_sampling(sampling: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Returns `sampling_params` for a `/generate` request with the same answer as the receipt's."""
-    # A server may have defaults of its own for these, so a replay must give them.
+    """Return the `sampling_params` with which a `/generate` request gets the receipt's answer again."""
+    # A server's own defaults may differ for these fields, so a replay must send them.
     named: dict[str, JsonValue] = {name: each.default for name, each in OF_MODEL.items()}
     return named | sampling
 
@@ -146,6 +146,6 @@ def _listed(value: Any) -> JsonValue:
 
 
 def _structured(grammar: GrammarSource) -> dict[str, JsonValue]:
-    """Returns vLLM's field. Lark grammars, including converted choices and tools, are `grammar` there."""
+    """Return vLLM's `structured_outputs`. A Lark grammar, also one of choices or tools, is its `grammar`."""
     compact: dict[str, JsonValue] = {"disable_any_whitespace": True} if grammar.is_compact else {}
     return {_NAMES.get(grammar.kind, "grammar"): grammar.text, **compact}

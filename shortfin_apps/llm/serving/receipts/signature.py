@@ -3,7 +3,7 @@
 openssl genpkey -algorithm ed25519 -out key.pem
 openssl pkey -in key.pem -pubout -out public.pem
 
-An import raises ReceiptError if the extra is not installed.
+Importing this module raises ReceiptError if the extra `receipts` is not installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Signer:
 
     @classmethod
     def load(cls, path: Path) -> Signer:
-        """Loads a PEM file. Raises ReceiptError with a message that never contains key material."""
+        """Load a PEM file. Raises ReceiptError with a message that never contains key material."""
         try:
             key = load_pem_private_key(_read(path), password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -56,7 +56,7 @@ class Verifier:
 
     @classmethod
     def load(cls, path: Path) -> Verifier:
-        """Loads a PEM file. Raises ReceiptError."""
+        """Load a PEM file. Raises ReceiptError."""
         try:
             key = load_pem_public_key(_read(path))
         except (ValueError, UnsupportedAlgorithm):
@@ -66,7 +66,7 @@ class Verifier:
         return cls(key)
 
     def check(self, receipt: Receipt) -> None:
-        """Raises ReceiptError unless this key signed the receipt in its present form."""
+        """Raise ReceiptError unless this key signed the receipt in its present form."""
         if receipt.signature is None:
             raise ReceiptError("the receipt is not signed; serve with `--receipt-key`")
         if receipt.key != self.key:
@@ -78,7 +78,7 @@ class Verifier:
 
 
 def key_id(public_key: Ed25519PublicKey) -> str:
-    """Returns blake2b of the key's 32 bytes, with 8 bytes, as base64url."""
+    """Return the 8-byte blake2b digest of the key's 32 bytes, as base64url."""
     return to_text(blake2b(public_key.public_bytes_raw(), digest_size=KEY_ID_BYTES).digest())
 
 

@@ -1,4 +1,4 @@
-"""An API process: one of several that answer HTTP and share the engine of the process that starts them.
+"""An API process: one of several that answer HTTP and share the engine of their parent process.
 
     python -m shortfin_apps.llm.serving.server.api_process LISTENER LINK < OPTIONS
 
@@ -37,14 +37,15 @@ logger = logging.getLogger("shortfin_apps.llm.serving.server.api_process")  # th
 LAST_ANSWERS_S = 0.5  # to send the answers of requests that were lost with the engine
 
 LoadFrontEnd = Callable[[ServerConfig, Service, socket.socket, Callable[[], None]], Loaded]
-"""Receives the connection to the engine, and a callback for when it ends."""
+"""Loads the model, given the socket to the engine's process and a callback for the end of that process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiProcessOptions:
-    """Options that the engine's process passes to an API process; `name` is the model's.
+    """Options that the engine's process passes to an API process.
 
-    A process that `replaces` another listens only once it can serve.
+    `name`: the model's name. `replaces`: this process replaces one that has ended, and listens only once it
+    can serve.
     """
 
     config: ServerConfig
@@ -101,7 +102,10 @@ def run(load: LoadFrontEnd) -> int:
 def load_front_end(
     config: ServerConfig, service: Service, link: socket.socket, on_lost: Callable[[], None]
 ) -> Loaded:
-    """Wait for the engine at the other end of `link`. Raises ArtifactError and UnavailableError."""
+    """Load what an API process needs, and wait for the engine at the other end of `link`.
+
+    Raises ArtifactError and UnavailableError.
+    """
     artifact = open_artifact(config)
     tokenizer = load_tokenizer(artifact, config)
     grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
@@ -121,13 +125,13 @@ def load_front_end(
 
 
 def connected(service: Service, link: socket.socket, on_lost: Callable[[], None]) -> RemoteEngine:
-    """Return the engine once it is loaded. Raises UnavailableError."""
+    """Wait until the engine is loaded, and return it. Raises UnavailableError."""
     welcome = wait_for_engine(link)
     return RemoteEngine(link, welcome, execute=partial(carry_out, service=service), on_lost=on_lost)
 
 
 def _end_soon(server: Server) -> None:
-    """End this process, as its engine is gone; do not wait for clients that do not read."""
+    """End this process after the engine's process has ended; wait at most LAST_ANSWERS_S for clients."""
     logger.error("the process of the engine has ended, so this API process ends, too")
     server.should_exit = True
     asyncio.get_running_loop().call_later(LAST_ANSWERS_S, server.handle_exit, signal.SIGTERM, None)

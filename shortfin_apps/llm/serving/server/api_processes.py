@@ -26,9 +26,10 @@ HURRY_S = 2.0  # maximum time for a process to end after the second signal
 
 
 class ApiProcesses:
-    """Keeps `count` processes running that share `listener`, each with a link from `links`.
+    """Keeps `count` API processes running, which share the socket `listener`; `links` connects to each.
 
-    `command` starts one: two file descriptors are appended, and it reads `options` (`api_process.py`).
+    `command` starts a process: two file descriptors are appended as arguments, and the process reads
+    `options` from standard input (`api_process.py`).
     """
 
     def __init__(
@@ -48,15 +49,15 @@ class ApiProcesses:
         self._keepers: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self._hurried = asyncio.Event()
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # never has a result
 
     async def start(self) -> None:
-        """Start all processes; `failed` raises ServerConfigError if one ends before it is prepared.
+        """Start all processes; later, `failed` gets a ServerConfigError if one ends before it is prepared.
 
         Raises ServerConfigError if the system cannot start one.
         """
         started: list[tuple[Process, ApiLink]] = []
-        # Waits for all, so that `until_ended` knows every process.
+        # Waits for every start, even if one fails, so that `until_ended` knows every process.
         starting = [self._start_one() for _ in range(self._count)]
         for outcome in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(outcome, OSError):
@@ -80,9 +81,9 @@ class ApiProcesses:
             _ask_to_end(process)
 
     async def until_ended(self, patience_s: float) -> None:
-        """Wait for the signalled processes, and kill the remaining ones.
+        """Wait until the signalled processes have ended, and kill those that are late.
 
-        They have `patience_s`, and after a second signal HURRY_S.
+        Processes have `patience_s` to end, but only HURRY_S after a second signal.
         """
         for keeper in self._keepers:
             keeper.cancel()
@@ -157,7 +158,7 @@ class ApiProcesses:
         self._running.discard(process)
 
     async def _start_one(self) -> tuple[Process, ApiLink]:
-        """Start a process. Cleans up and raises an error such as OSError if that fails."""
+        """Start a process and open its link. If this fails, kill the process and raise, e.g. OSError."""
         ours, theirs = socket.socketpair()
         process: Process | None = None
         try:
@@ -189,7 +190,7 @@ class ApiProcesses:
 
     async def _tell_options(self, process: Process) -> None:
         assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it has ended, and its log has the reason
+        with contextlib.suppress(ConnectionError):  # the process has ended; its log has the reason
             process.stdin.write(self._current_options().to_json())
             await process.stdin.drain()
         process.stdin.close()

@@ -35,9 +35,9 @@ class BuildFailed(Exception):
 def built(config: ServerConfig) -> ServerConfig:
     """Replace sources in the settings by their model directories, building them unless they are cached.
 
-    The draft model is built first, as `device` is reduced to its driver once the model is built. Builds run
-    in a separate process, so that the server does not keep the compiler in memory. Raises BuildFailed,
-    BuildError for an unsupported model, and ArtifactError if there is no GPU to serve it.
+    The draft model is built first, because the model's build leaves only the driver in `device`, without the
+    chip. Builds run in a separate process, so that the server does not keep the compiler in memory. Raises
+    BuildFailed, BuildError for an unsupported model, and ArtifactError if the GPU to serve it is missing.
     """
     draft = config.engine.speculative_model
     if draft is not None and is_source(draft):
@@ -67,7 +67,7 @@ def _driver(config: ServerConfig) -> str:
 
 
 def is_source(path: Path) -> bool:
-    """Whether `path` must be built: a GGUF file, a Hugging Face directory, or `hf:` and the like."""
+    """Return whether `path` must be built: a GGUF file, Hugging Face directory, or name such as `hf:...`."""
     try:
         if path.is_dir():
             is_built = (path / MANIFEST).exists() or has_program(path)
@@ -95,7 +95,10 @@ def _build_device(device: str) -> str:
 
 
 def _run(command: list[str]) -> str:
-    """Return `command`'s output. SIGTERM is passed on; Ctrl-C reaches it anyway. Raises BuildFailed."""
+    """Run `command` and return its output. Raises BuildFailed.
+
+    SIGTERM is passed on to the command. Ctrl-C needs not be: the terminal signals both processes.
+    """
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, _ends_with_us(child):
         printed, _ = child.communicate()
     if child.returncode:
@@ -107,7 +110,7 @@ def _run(command: list[str]) -> str:
 def _ends_with_us(child: subprocess.Popen[str]) -> Iterator[None]:
     """Pass SIGTERM on to `child` during the context, if this is the main thread, which handles signals.
 
-    A second SIGTERM kills it.
+    A second SIGTERM kills `child`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
-"""The settings of a server: one dataclass per subject, which the code receives.
+"""The settings of a server: one dataclass per subject.
 
-`config_sources.py` reads them from flags, variables and files.
+`config_sources.py` reads the settings from flags, variables and files.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ def flag(name: str) -> str:
 
 
 def key_file(key: SecretStr) -> Path | None:
-    """Return the file that a key given as `@FILE` names."""
+    """Return the file that a key of the form `@FILE` names; None for any other key."""
     text = key.get_secret_value()
     return Path(text[1:]) if text.startswith("@") else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of a server by subject; `given` has the ones that are not left at their defaults.
+    """Settings of a server by subject.
 
-    `source` is the one that the served model was built from at the start, if it was.
+    `given`: values of the settings that flags, variables or files set, by name. `source`: the source that
+    `serve SOURCE` built the model from; None for a model directory.
     """
 
     model: ModelSettings
@@ -59,14 +60,14 @@ class ServerConfig:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Check settings by name. Raises ServerConfigError for the first invalid one."""
+        """Check and convert settings by name. Raises ServerConfigError for the first invalid one."""
         for name in values:
             if name not in cls.SETTINGS:
                 raise ServerConfigError(f"there is no setting `{name}`; `serve --help-all` lists them")
         given = {name: _checked(each, values[name]) for name, each in cls.SETTINGS.items() if name in values}
         try:
             return cls(given=given, **{name: make(kind, given) for name, kind in SUBJECTS.items()})
-        except ValueError as error:  # of settings that do not go together
+        except ValueError as error:  # settings that exclude or need each other
             raise ServerConfigError(str(error)) from None
 
     def changed(self, **values: Any) -> Self:
@@ -117,7 +118,7 @@ ServerConfig.SETTINGS = {each.name: each for subject in SUBJECTS.values() for ea
 
 
 def _checked(of: Setting, value: Any) -> Any:
-    """Return the value of a setting in its type. Raises ServerConfigError."""
+    """Check a setting's value and convert it to the setting's type. Raises ServerConfigError."""
     try:
         value = _read(of, value)
         type_of: Any = Annotated[of.type, Field(**of.checks)]
@@ -133,7 +134,7 @@ def _checked(of: Setting, value: Any) -> Any:
 
 
 def _read(of: Setting, value: Any) -> Any:
-    """Return the value as given, with texts of several values split at commas. Raises ValueError."""
+    """Return the value as given, but split a string of several values at commas. Raises ValueError."""
     is_several = get_origin(of.type) is tuple
     if (value is None and of.name in KEYS) or (value == "" and not _may_be_empty(of)):
         # An empty variable or template must not act as the default: an empty host would mean all addresses.
@@ -150,5 +151,5 @@ def _read(of: Setting, value: Any) -> Any:
 
 
 def _may_be_empty(of: Setting) -> bool:
-    """Whether an empty text is valid: no prefix, or no values."""
+    """Return whether an empty string is valid: it stands for no prefix, or for no values."""
     return of.name not in KEYS and (of.default in ("", (), {}))

@@ -1,8 +1,8 @@
 """Reads the settings of a server from flags, environment variables and files.
 
-Precedence: flags, then `SHORTFIN_LLM_*` variables, then `--config` (YAML; upstream's JSON
-`--server_config` is read the same way), then the defaults. Logging is set up from these
-settings, so warnings about them are passed to the caller's `note`.
+Precedence: flags, then `SHORTFIN_LLM_*` variables, then the file of `--config` (YAML) or of upstream's
+`--server_config` (JSON), then the defaults. Logging is set up from the settings, so warnings about the
+settings are passed to the caller's `note`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 Note = Callable[[str], None]  # receives one sentence about a setting that has no effect
 
-# Upstream's names and ours. Read as flags and in files.
+# Upstream's names of settings, accepted as flags and in files, and the names here.
 UPSTREAM_NAMES = {
     "prefix_sharing_algorithm": "prefix_cache",
     "server_config": "config",
@@ -78,7 +78,7 @@ def load(
 
 
 def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
-    """Return the settings in a file, under our names. Raises ServerConfigError."""
+    """Return the settings in a YAML file; upstream's names are translated. Raises ServerConfigError."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: an invalid date
@@ -101,7 +101,7 @@ def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
-    """Describe the problem and its position, without the text there, which may be a key."""
+    """Describe a YAML error and its position, without quoting the file, which may contain keys."""
     is_syntax = isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError)
     problem = error.problem if is_syntax else "an alias, a tag or a key that cannot be used"
     mark = error.problem_mark
@@ -123,7 +123,7 @@ def _note_exposed(path: Path, note: Note) -> None:
 
 
 def _environment(note: Note) -> dict[str, Any]:
-    """Return settings from variables; note variables with the prefix that are not settings."""
+    """Return settings from environment variables; note variables with ENV_PREFIX that name no setting."""
     variables = {name.lower(): value for name, value in os.environ.items()}
     prefixed = ((name, f"{ENV_PREFIX}{name}".lower()) for name in ServerConfig.SETTINGS)
     values: dict[str, Any] = {name: variables[var] for name, var in prefixed if var in variables}

@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 
 class EngineProcess:
-    """Has the same interface as Server, for an engine returned by `load`.
+    """Runs the engine that `load` returns, and API processes; has the same interface as Server.
 
-    API processes run `module` as `python -m`. Signals are passed on to them: each drains like Server, and the
-    engine is closed after all have ended.
+    Each API process is started as `python -m MODULE`. Signals are passed on to the API processes: each drains
+    as Server does, and the engine is closed after all of them have ended.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class EngineProcess:
 
     @property
     def leaves_thread(self) -> bool:
-        """The loader's or the engine's thread is still running, inside a device library."""
+        """Whether the loader's or the engine's thread is still running, inside a device library."""
         return self._is_loading or not self._engine_closed
 
     def run(self, sockets: Sequence[socket.socket]) -> None:
-        """Serve on the only socket until a signal, and close it."""
+        """Serve on the only socket of `sockets` until a signal, and close the socket."""
         [listener] = sockets
         loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()  # the same as Server's
         with listener, asyncio.Runner(loop_factory=loop_factory) as runner:

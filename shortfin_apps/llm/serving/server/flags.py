@@ -39,13 +39,13 @@ class _HelpAll(argparse.Action):
 
 
 def show_every_setting(parser: argparse.ArgumentParser) -> None:
-    """Gives the settings that are not common, which the help leaves out, their help back."""
+    """Restore the help of settings that are not common, which `--help` leaves out."""
     for action in parser._actions:
         action.help = getattr(action, "full_help", action.help)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each field, in both spellings, and upstream's."""
+    """Add a flag for each setting, in both spellings, and upstream's flags."""
     parser.usage = "%(prog)s [MODEL] [options]"
     parser.add_argument("artifact", nargs="?", metavar="MODEL", help=_help("artifact"))
     parser.add_argument("--artifact", dest="artifact_flag", help=argparse.SUPPRESS)
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse._ActionsContainer, names: Iterable[str]) -> None:
-    """Add a flag for each field, in both spellings; an omitted flag sets no attribute."""
+    """Add a flag for each named setting, in both spellings; an omitted flag sets no attribute."""
     for name in names:
         _add_flag(parser, name, name, help=_help(name), **_arity(ServerConfig.SETTINGS[name]))
 
@@ -102,7 +102,10 @@ def _add_flag(parser: argparse._ActionsContainer, name: str, dest: str, **option
 
 
 def _arity(of: Setting) -> dict[str, Any]:
-    """Return a flag's arity. Several values are given by repeating the flag or, as upstream, at once."""
+    """Return argparse's options for a flag's number of values.
+
+    A setting with several values takes one value per flag if it is in REPEATED, else all after one flag.
+    """
     if of.type is bool:
         return {"action": argparse.BooleanOptionalAction}
     options: dict[str, Any] = {"metavar": _metavar(of.type)}
@@ -118,7 +121,7 @@ def _help(name: str) -> str:
 
 
 def _metavar(annotation: object) -> str:
-    """Placeholder for the value in `--help`."""
+    """Return the placeholder for the value in `--help`."""
     options = [a for a in get_args(annotation) if a is not types.NoneType]
     if get_origin(annotation) is Literal:
         return "{" + ",".join(map(str, options)) + "}"

@@ -1,4 +1,4 @@
-"""The server's flight recorder: the metadata of its dumps, and the signal that requests one."""
+"""The server's flight recorder: the metadata of its dumps, and the signal that requests a dump."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _tasks: set[asyncio.Task[None]] = set()  # the event loop keeps only weak refere
 
 
 def dump_header(artifact: Artifact, config: ServerConfig) -> Header:
-    """Return what dumps tell about the server."""
+    """Return the header of the server's dumps: model, files, versions and settings."""
     files = {}
     if (manifest := artifact.manifest) is not None:
         paths = (artifact.vmfb, *artifact.parameters)
@@ -45,7 +45,10 @@ def dump_header(artifact: Artifact, config: ServerConfig) -> Header:
 
 
 def dump_at_signal(engine: Callable[[], EngineClient | None]) -> None:
-    """Write a dump of the engine, once there is one, at SIGUSR1. Call it in the event loop."""
+    """Let SIGUSR1 write a dump of `engine()`, which is None while the model loads.
+
+    Callers must run in the event loop.
+    """
 
     def on_signal() -> None:
         task = asyncio.ensure_future(_dump(engine()))

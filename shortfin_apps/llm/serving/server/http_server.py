@@ -25,7 +25,7 @@ from shortfin_apps.llm.serving.server.start_up import announce, in_daemon_thread
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-KEEP_ALIVE_S = 75  # of an idle connection, nginx's value: no client pool keeps one for longer
+KEEP_ALIVE_S = 75  # of an idle connection, as in nginx: no client pool keeps a connection longer
 SEND_TIMEOUT_S = 30.0  # after which a client that does not read its answer is disconnected
 MAX_CONNECTIONS = 4096  # of one process: 8 times the requests that a server with default limits admits
 GRACE_S = 5  # added to the drain, so that the answers of aborted requests reach their clients
@@ -38,8 +38,8 @@ STOPPING_AT_ONCE = "stopping at once: a second signal came before all requests h
 class Server(uvicorn.Server):
     """uvicorn's server for a model that `load` returns; `load` runs in its own thread.
 
-    If `announces` is False, another process announces start and stop. If `loads_first` is True, it listens
-    only after the model is loaded: other processes accept the port's connections until then.
+    If `announces` is False, another process announces start and stop. If `loads_first` is True, the server
+    listens only after the model is loaded: other processes accept the port's connections until then.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
 
     @property
     def leaves_thread(self) -> bool:
-        """The loader's or the engine's thread is still running, inside a device library."""
+        """Whether the loader's or the engine's thread is still running, inside a device library."""
         return (self.failure is None and self._engine is None) or not self._engine_closed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -75,7 +75,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, with a limit on the time of a TLS handshake, which uvicorn's own `startup` lacks."""
+        """Start to load and listen, with a time limit of TLS handshakes, which uvicorn's `startup` lacks."""
         assert sockets, "the port is bound before anything is loaded"
         self._loading = asyncio.create_task(self._load_in_background(sockets))
         if self._loads_first:
@@ -139,7 +139,7 @@ class Server(uvicorn.Server):
             logger.warning("the engine did not end its requests in time; stopping without them")
 
     async def _abort_connections(self) -> None:
-        """End connections that remain after the engine is closed: clients that do not read their answers."""
+        """End connections that remain after the engine is closed: their clients do not read answers."""
         tasks, connections = self.server_state.tasks, self.server_state.connections
         if tasks:
             await asyncio.wait(tasks, timeout=POLL_S)
@@ -172,7 +172,7 @@ class Server(uvicorn.Server):
 
 
 async def close_engine(engine: RunningEngine, is_forced: Callable[[], bool]) -> bool:
-    """Wait for the current step; once the stop is forced, for at most LAST_STEP_S.
+    """Close the engine after its current step; once the stop is forced, wait LAST_STEP_S at most.
 
     Returns False if the engine's thread is still running the step.
     """
@@ -231,7 +231,10 @@ def warn_if_open(config: ServerConfig) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Called first, so that a port in use is reported before anything is loaded."""
+    """Open a listening socket, before loading, so that a port in use is reported early.
+
+    Raises ServerConfigError.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)

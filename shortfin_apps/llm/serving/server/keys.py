@@ -15,7 +15,10 @@ KEY = re.compile(r"(?!,+$)(?!@)[\x21-\x7e]+")  # a key of only commas is an empt
 
 
 def key_ring(config: ServerConfig) -> KeyRing:
-    """Return the server's keys. Raises ServerConfigError like `read_keys`, and for a key with two roles."""
+    """Return the server's keys.
+
+    Raises ServerConfigError as `read_keys` does, and for a gateway key that is also an API or admin key.
+    """
     keys, admin_keys, gateway_keys = (read_keys(getattr(config.http, name)) for name in KEYS)
     if not set(gateway_keys).isdisjoint((*keys, *admin_keys)):
         raise ServerConfigError(
@@ -26,11 +29,11 @@ def key_ring(config: ServerConfig) -> KeyRing:
 
 
 def read_keys(given: Sequence[SecretStr]) -> list[str]:
-    """Return the keys, with those of a file for `@FILE`: one per line without empty lines and # comments.
+    """Return the keys; `@FILE` is replaced by the keys in a file, one per line.
 
-    Only line feeds end a line, and only spaces, tabs and carriage returns around a key are stripped. Any
-    other control character is an error and must not split a key in two. Raises ServerConfigError; its message
-    never contains a key.
+    In a file, empty lines and # comments are skipped. Only line feeds end a line, and only spaces, tabs and
+    carriage returns around a key are stripped: any other control character is an error, and does not split a
+    key in two. Raises ServerConfigError with a message that never contains a key.
     """
     keys: list[str] = []
     for each in given:

@@ -38,7 +38,7 @@ def set_up(level: str, form: LogFormat, stream: TextIO | None = None) -> None:
 
 
 def quieten_uvicorn(level: str) -> None:
-    """Suppress uvicorn's start and stop messages, as the log has our own."""
+    """Suppress uvicorn's start and stop messages, because this server logs its own."""
     if level == "info":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
@@ -63,8 +63,8 @@ def formatter(form: LogFormat) -> logging.Formatter:
 class BackgroundHandler(logging.Handler):
     """Writes lines in its own thread, so that a blocked reader of the log blocks nothing else.
 
-    At most MAX_LINES are queued; further ones are dropped, and their number is logged once the reader
-    continues. Only the thread writes to the stream.
+    At most MAX_LINES are queued; further lines are dropped, and their number is logged once the reader
+    continues. Only this thread writes to the stream.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -132,7 +132,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a JSON object with extra fields; a traceback is `exc_info`, UTC is `time`."""
+    """Formats a record as a JSON object: message, extra fields, `exc_info` (traceback), `time` (UTC)."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {"level": record.levelname, "logger": record.name, "message": record.getMessage()}

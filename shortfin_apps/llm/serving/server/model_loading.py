@@ -31,7 +31,7 @@ from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, read_json_object
 
 logger = logging.getLogger(__name__)
 
-CONVERSATION_TOKENS = 1 << 22  # of finished chats, remembered so that a chat goes on with them: 16 MiB
+CONVERSATION_TOKENS = 1 << 22  # remembered of finished chats (`Conversations`): 16 MiB
 
 
 class RunningEngine(EngineClient, Protocol):
@@ -52,7 +52,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine for other processes, not started yet, and the compiler of their grammars."""
+    """An engine for API processes, not started yet, and the compiler of these processes' grammars."""
 
     engine: AsyncEngine
     grammars: GrammarCompiler
@@ -76,7 +76,7 @@ def open_artifact(config: ServerConfig) -> Artifact:
 
 
 def open_draft(config: ServerConfig) -> Artifact | None:
-    """Open the draft model, if there is one. Raises ArtifactError."""
+    """Open the draft model; return None if there is none. Raises ArtifactError."""
     if config.engine.speculative_model is None:
         return None
     try:
@@ -96,7 +96,10 @@ def check_address_space(artifacts: Sequence[Artifact], config: ServerConfig) -> 
 def load_model(
     artifact: Artifact, config: ServerConfig, metrics: ServerMetrics, draft: Artifact | None = None
 ) -> Loaded:
-    """Load a model, the slow part of starting a server. Raises ArtifactError and ServerConfigError."""
+    """Load a model and its engine. Takes most of a server's start.
+
+    Raises ArtifactError and ServerConfigError.
+    """
     with _verified(artifact, draft, config) as confirm:
         tokenizer = load_tokenizer(artifact, config)
         grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
@@ -106,7 +109,10 @@ def load_model(
 
 
 def load_engine(artifact: Artifact, config: ServerConfig, draft: Artifact | None = None) -> LoadedEngine:
-    """Load only the engine, without what answers requests. Raises ArtifactError and ServerConfigError."""
+    """Load the engine for API processes, which answer the requests.
+
+    Raises ArtifactError and ServerConfigError.
+    """
     with _verified(artifact, draft, config) as confirm:
         tokenizer = load_tokenizer(artifact, config)
         grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
@@ -133,7 +139,10 @@ def served_model(
     id_prefix: str = "",
     everywhere: Everywhere | None = None,
 ) -> ServedModel:
-    """Assemble what answers requests over `engine`; see TextGenerator and ServedModel for the last two."""
+    """Assemble the model that the routes use; requests go to `engine`.
+
+    TextGenerator documents `id_prefix`; ServedModel, `everywhere`.
+    """
     generation = _applied(_generation_config(artifact), engine.returns_logits)
     tokenizer.prepare_templates()
     generator = TextGenerator(
@@ -161,7 +170,10 @@ def served_model(
 
 
 def _identity(artifact: Artifact, config: ServerConfig) -> ModelIdentity | None:
-    """Return the model's identity. Raises ServerConfigError if `--receipts` needs one and it is missing."""
+    """Return the model's identity, or None if it is unknown.
+
+    Raises ServerConfigError if it is unknown and `--receipts` needs it.
+    """
     identity = identity_of(artifact)
     if identity is None and config.requests.receipts:
         raise ServerConfigError(
@@ -206,13 +218,16 @@ def _generation_config(artifact: Artifact) -> dict[str, Any]:
 
 
 def _applied(generation: dict[str, Any], returns_logits: bool) -> dict[str, Any]:
-    """Remove penalties that a model without logits cannot apply: each request would be refused."""
+    """Return the sampling defaults, without penalties if the model returns no logits.
+
+    A model without logits refuses requests with penalties, so such a default would refuse every request.
+    """
     lost = () if returns_logits else penalties(generation)
     return {name: value for name, value in generation.items() if name not in lost}
 
 
 def tell_defaults(generation: dict[str, Any], config: ServerConfig, *, returns_logits: bool = True) -> None:
-    """Log the model's sampling defaults, and unsupported ones. Raises ArtifactError."""
+    """Log the model's sampling defaults; warn of unsupported defaults. Raises ArtifactError."""
     applied = _applied(generation, returns_logits)
     if found := _defaults(applied, 1.0, config).differences():
         listed = ", ".join(f"{name} {value}" for name, value in found.items())
@@ -239,7 +254,7 @@ def _check_same_tokens(tokenizer: Tokenizer, draft: Artifact) -> None:
 
 
 def _given_pages(artifact: Artifact) -> int | None:
-    """Return the number of pages in config.json, unless `build` chose it."""
+    """Return the number of pages in config.json, or None if `build` chose it."""
     manifest = artifact.manifest
     if manifest is not None and manifest.options.device_block_count is None:
         return None
@@ -258,7 +273,7 @@ def _load_engine(
         _check_same_tokens(tokenizer, draft)
     _tell_dialect(tokenizer, config)
     generation = _generation_config(artifact)
-    _defaults(generation, 1.0, config)  # refuses invalid ones before the model is loaded
+    _defaults(generation, 1.0, config)  # raises for invalid defaults before the model is loaded
     for each in (artifact, draft):
         if each is not None and each.choice is not None:
             logger.info("%s: %s", each.name, each.choice)
@@ -297,7 +312,7 @@ def _load_engine(
 
 
 def kv_events_topic(config: ServerConfig, model_name: str) -> str:
-    """Return the default topic of KV events; warn if others can read them."""
+    """Return the default topic of KV events; warn if other machines can read the events."""
     events = config.engine.kv_events
     if events.kv_events_endpoint is not None and not events.is_local:
         logger.warning("anyone who can reach %s can read the token ids of prompts", events.kv_events_endpoint)
@@ -305,7 +320,10 @@ def kv_events_topic(config: ServerConfig, model_name: str) -> str:
 
 
 def _self_test(artifact: Artifact, config: ServerConfig) -> SelfTestFile | None:
-    """Return the artefact's self-test, if it is to run. Raises ArtifactError for an unreadable file."""
+    """Return the artefact's self-test; None if there is none or it is off.
+
+    Raises ArtifactError for an unreadable file.
+    """
     if config.engine.self_test == "off":
         return None
     if artifact.self_test is None:

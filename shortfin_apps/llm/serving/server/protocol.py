@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol with more limits.
 
-They bound the time and size of an arriving request, and the time for which an answer is left unread.
+The limits bound the time and size of an arriving request, and the time for which a client leaves an answer
+unread.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ INVALID = "Invalid HTTP request received."
 VERSIONS = ("1.0", "1.1")
 MAX_HEADER_BYTES = 64 * 1024
 MAX_PIPELINED_BYTES = 64 * 1024  # of requests sent before an earlier one is answered
-# A one-byte chunk takes six bytes on the wire.
+# Maximum bytes on the wire per byte of a body: a one-byte chunk takes six.
 CHUNKING_FACTOR = 8
 LATE_S = 1.0  # a timer that fires later than this was delayed by a suspension (SIGSTOP, sleep)
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections that are idle or slow (slow loris), or with too long a header or trailer.
+    """Closes connections that are idle or slow (slow loris), or have an oversized header or trailer.
 
     A client that does not read its answer is disconnected after `send_timeout_s`, which aborts its request.
-    uvicorn itself only limits the time between two requests. `bounded` sets the limits.
+    uvicorn itself only limits the time between two requests. `bounded` makes a subclass with given limits.
 
-    Pipelined requests are answered in order. uvicorn stops reading at the first of them and then does not
-    notice a disconnect; this class continues reading. After more than MAX_PIPELINED_BYTES, or invalid HTTP,
-    further input is dropped and the connection is closed after the current answer.
+    Pipelined requests are answered in order. uvicorn stops reading at the first pipelined request and then
+    does not notice a disconnect; this class continues reading. After more than MAX_PIPELINED_BYTES, or
+    invalid HTTP, further input is dropped and the connection is closed after the current answer.
 
-    After a suspension of the process, every time limit restarts: data that clients sent or read meanwhile is
-    only processed later.
+    After a suspension of the process, every time limit restarts, because the process has not yet noticed what
+    clients sent or read in the meantime.
     """
 
     read_timeout_s: ClassVar[float]
@@ -49,19 +50,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_header = True
         self._num_bytes = 0  # of the arriving request
         self._num_pipelined_bytes = 0  # of requests after the one being answered
-        self._answering: RequestResponseCycle | None = None  # uvicorn's `cycle` is the last one received
+        self._answering: RequestResponseCycle | None = None  # uvicorn's `cycle`: the last request received
         self._keeps_alive = True  # whether the arriving request allows keep-alive
         self._drops_input = False
-        self._asks_upgrade = False  # whether the header that has just arrived does
+        self._asks_upgrade = False  # whether the header that has just arrived has `Upgrade`
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no request is being answered; one may be arriving."""
+        """Whether no request is being answered; a request may be arriving."""
         return self._answering is None or self._answering.response_complete
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a completely received request is being answered: any input is pipelined."""
+        """Whether a completely received request is being answered, so that further input is pipelined."""
         return not self._is_idle and self._answering is not None and not self._answering.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -109,7 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._check_size()
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser. uvicorn's own loop loses the body of a request with an `Upgrade`."""
+        """Feed the parser. Unlike uvicorn's own loop, keep the body of a request with an `Upgrade`."""
         while True:
             try:
                 self.parser.feed_data(data)
@@ -231,7 +232,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def _is_late(self, timer: asyncio.TimerHandle | None) -> bool:
-        """Whether a timer that fires now should have fired long ago."""
+        """Return whether a timer that fires now should have fired more than LATE_S ago."""
         return timer is not None and self.loop.time() - timer.when() > LATE_S
 
     def _start_send_timer(self) -> None:

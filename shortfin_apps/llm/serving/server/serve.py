@@ -1,4 +1,4 @@
-"""Serves one model, in the order that a user should see.
+"""Serves one model: opens the port, loads, serves, and drains.
 
 The port opens at once, and `/ready` answers 503 while the model loads in its own thread. Ctrl-C or SIGTERM
 refuses new requests, lets running ones finish, then closes the port; a second signal stops at once.

@@ -14,7 +14,7 @@ from shortfin_apps.llm.serving.server.tracing import trace_provider
 # Seconds without output after which a stream sends a comment, so that no proxy closes it as idle: the HTML
 # standard's advice for event streams, and half the shortest common timeout (30 s).
 STREAM_KEEP_ALIVE_S = 15.0
-RESPONSE_TTL_S = 3600.0  # for which a response is stored; memory bounds the store before that
+RESPONSE_TTL_S = 3600.0  # a response is stored this long, unless the store's memory limit drops it earlier
 
 
 def make_service(
@@ -50,6 +50,9 @@ def receipt_settings(config: ServerConfig) -> ReceiptSettings:
 
 
 def _responses(config: ServerConfig) -> ResponseStore:
-    """Store none with several API processes: they share no memory, and the next request may reach another."""
+    """Create the store of responses, which stores none with several API processes.
+
+    API processes share no memory, and a client's next request may reach another process.
+    """
     max_responses = config.requests.stored_responses if config.http.api_processes == 1 else 0
     return ResponseStore(max_responses, RESPONSE_TTL_S, time.monotonic)

@@ -18,7 +18,7 @@ from shortfin_apps.llm.setting import setting
 
 
 def _checked_endpoint(value: str) -> str:
-    """Refuse a URL that may contain keys, as `/server_info` shows it."""
+    """Return the URL. Raises ValueError if it may contain keys, as `/server_info` shows it."""
     if not re.fullmatch(r"https?://[^\s@?#]+", value):
         raise ValueError(
             "it must be http:// or https:// and a host, without user, query or spaces; "
@@ -146,7 +146,7 @@ class HttpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSettings:
-    """How requests are read, and defaults of their answers."""
+    """Limits, parsing and defaults of requests, and receipts of their answers."""
 
     max_body_bytes: int = setting(
         Limits().body_bytes, "largest body of a request in bytes; larger ones are answered 413", ge=1

@@ -58,10 +58,11 @@ class BoundedProvider(TracerProvider):
 
 
 def bounded_session(environment: Mapping[str, str]) -> requests.Session | None:
-    """Return a session for the exporter, from the credential provider that OpenTelemetry's variables name.
+    """Return an HTTP session for the exporter, with bounded answers.
 
-    Without such a variable, it is a plain session. Returns None if the provider is missing or returns
-    something else; the exporter then reports it.
+    The session comes from the credential provider that OpenTelemetry's variables name; without such a
+    variable, it is a plain session. Returns None if the provider is missing or returns no session; the
+    exporter then reports the problem.
     """
     session = _session(environment)
     if not isinstance(session, requests.Session):
@@ -73,7 +74,7 @@ def bounded_session(environment: Mapping[str, str]) -> requests.Session | None:
 def read_bounded(
     response: requests.Response, *_: object, clock: Callable[[], float] = time.monotonic, **__: object
 ) -> None:
-    """Response hook: read the body before `requests` does, up to a size and time limit; drop the rest."""
+    """Read the body before `requests` does, up to a size and time limit; drop the rest. A response hook."""
     raw, body, give_up_s = response.raw, bytearray(), clock() + MAX_ANSWER_S
     is_whole = False
     while not is_whole and len(body) < MAX_ANSWER_BYTES and clock() < give_up_s:

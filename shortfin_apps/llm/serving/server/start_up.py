@@ -27,9 +27,12 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:
-    """Run `function` in a daemon thread. An executor's thread would have to end before the process can."""
+    """Run `function` in a daemon thread and return its result.
+
+    With an executor's thread, the process could not exit before the thread has ended.
+    """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
-    future.set_running_or_notify_cancel()  # it cannot be cancelled while the thread runs
+    future.set_running_or_notify_cancel()  # the thread cannot be cancelled
 
     def work() -> None:
         try:
@@ -65,9 +68,9 @@ def allow_open_files(num_connections: int) -> None:
 
 @contextmanager
 def warm_up_progress(console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function to call with the number of warmed-up entries and of all entries.
+    """Show a progress bar; yield a function to call with the numbers of warmed-up and of all entries.
 
-    The bar disappears when the context ends; it is not shown without a terminal.
+    The bar disappears when the context ends. Without a terminal, there is no bar.
     """
     console = console or PlainConsole(stderr=True)
     columns = (TextColumn("warming up"), BarColumn(), MofNCompleteColumn())
@@ -77,7 +80,7 @@ def warm_up_progress(console: Console | None = None) -> Iterator[Callable[[int, 
 
 
 def announce(name: str, url: str, *, has_chat: bool, logs_json: bool) -> None:
-    """Print the message, or log it if the log is JSON, as stdout may be collected with the log."""
+    """Print that the server is ready; with a JSON log, log this: stdout may be collected with the log."""
     if logs_json:
         logger.info("serving %s at %s", name, url)
     else:
@@ -86,7 +89,7 @@ def announce(name: str, url: str, *, has_chat: bool, logs_json: bool) -> None:
 
 
 def _banner(name: str, url: str, has_chat: bool) -> str:
-    """Return the message with a chat if the model has a chat template, else with a completion."""
+    """Return the message with an example: a chat if the model has a chat template, else a completion."""
     route, body = "completions", '{"prompt": "The capital of France is", "temperature": 0}'
     if has_chat:
         question = '{"role": "user", "content": "What is the capital of France?"}'

@@ -1,4 +1,4 @@
-"""Creates the trace provider from the settings and OpenTelemetry's variables; needs an extra."""
+"""Creates the trace provider from the settings and OpenTelemetry's variables; needs the extra `tracing`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ PATH = "/v1/traces"
 def trace_provider(
     config: ServerConfig, environment: Mapping[str, str] = os.environ
 ) -> TracerProvider | None:
-    """Return the provider that creates and exports spans; None, importing nothing, if traces are off.
+    """Return the provider that creates and exports spans; None if traces are off or not possible.
 
-    Raises ServerConfigError if `--otlp-endpoint` needs a missing package or an unsupported protocol.
+    If traces are off, no package is imported. Raises ServerConfigError if traces are not possible (a missing
+    package, an unsupported protocol, invalid variables) although `--otlp-endpoint` asks for them.
     """
     if not _is_wanted(config, environment):
         return None
@@ -79,7 +80,7 @@ def _is_wanted(config: ServerConfig, environment: Mapping[str, str]) -> bool:
 
 
 def _refuse(config: ServerConfig, reason: str) -> None:
-    """Raise ServerConfigError if the flag is set; warn for variables, which may be set machine-wide."""
+    """Raise ServerConfigError if `--otlp-endpoint` is set. Else warn: variables may be set machine-wide."""
     if config.http.otlp_endpoint is not None:
         raise ServerConfigError(f"--otlp-endpoint: {reason}")
     logger.warning("%s; none are exported", reason)

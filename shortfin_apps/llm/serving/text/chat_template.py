@@ -1,7 +1,7 @@
 """Chat templates: jinja2 programs that come with a model and render messages in the format of its training.
 
 They run in jinja2's sandbox, which denies access to the interpreter, but limits neither time nor memory.
-Therefore a server renders them in a process that can be killed (`rendering.py`).
+Therefore a server renders templates in a process that can be killed (`rendering.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_REASON_CHARS = 1_000  # of an error; a template may put full messages in it
 
 
 class ChatTemplate:
-    """A compiled template. Immutable and thread-safe. Compiling folds constants, which may take any time.
+    """A compiled template. Immutable and thread-safe. Compiling may take any time, as it folds constants.
 
     Raises ArtifactError for a source that does not compile.
     """
@@ -49,7 +49,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        """Returns the rendered text. May take any time. Raises InvalidRequestError if the template fails."""
+        """Return the rendered text. May take any time. Raises InvalidRequestError if the template fails."""
         context = {**variables, "messages": list(messages), "add_generation_prompt": add_generation_prompt}
         try:
             return self._join(context)
@@ -71,7 +71,10 @@ class ChatTemplate:
 
 
 def pick_template(template: object, name: str = "default") -> str | None:
-    """Picks a template from `tokenizer_config.json`; in a list, the one called `name`, `default`, or any."""
+    """Return the `chat_template` of a `tokenizer_config.json`, or None.
+
+    Of a list of templates, returns the one called `name`, else `default`, else the first.
+    """
     if not isinstance(template, list):
         return template if isinstance(template, str) else None
     named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
@@ -80,7 +83,7 @@ def pick_template(template: object, name: str = "default") -> str | None:
 
 
 def check_syntax(source: str) -> None:
-    """Raises ArtifactError for a source that cannot be parsed, without compiling it."""
+    """Raise ArtifactError for a source that cannot be parsed, without compiling it."""
     try:
         _environment().parse(source)
     except Exception as error:  # deep nesting, for example, raises Python's own errors
@@ -102,7 +105,7 @@ def _reason(error: Exception) -> str:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """Supports `{% generation %}`, which marks assistant text for training, by rendering its body."""
+    """Renders the body of `{% generation %}`, a tag that marks assistant text for training."""
 
     tags: set[str] = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 
@@ -118,7 +121,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The arguments have the order of transformers' filter, not jinja2's."""
+    """Serialise `value`, with parameters in the order of transformers' `tojson` filter, not jinja2's."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

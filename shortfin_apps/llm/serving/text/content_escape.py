@@ -1,9 +1,10 @@
-"""Escapes the names of special tokens in the contents of messages, so that they are tokenised as plain text.
+"""Escapes special tokens that are written in message contents, so that they are tokenised as plain text.
 
 A chat template renders special tokens and contents into one text, in which a tokenizer cannot distinguish
-them. Therefore, before the template runs, the first character of such a name in a content is replaced by a
-placeholder. A modified tokenizer encodes the result: it finds special tokens first, then restores the
-characters, and tokenises the remainder as usual.
+special tokens of the template from those written in contents. Therefore, before the template runs, the first
+character of each token string in a content is replaced by a placeholder. A modified tokenizer encodes the
+rendered text: it finds special tokens first, then restores the replaced characters, and tokenises the
+remainder as usual. A name is the token string of a special token.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 
 logger = logging.getLogger(__name__)
 
-REPLACEMENT = "\ufffd"  # replaces placeholders in the content itself
+REPLACEMENT = "\ufffd"  # replaces placeholder characters that a content already has
 PLACEHOLDERS = [chr(point) for point in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters, for internal use
 
-MAX_NAME_CHARS = 256  # of a special token; the work grows with its square
+MAX_NAME_CHARS = 256  # of a special token; the work grows with the square of the length
 
 
 class ContentEscape:
@@ -53,10 +54,10 @@ class ContentEscape:
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
 
     def escape(self, value: Any) -> Any:
-        """Escapes a text, or all texts in a JSON value. Placeholders in the input become U+FFFD.
+        """Escape a string, or all strings in a JSON value. Placeholders in the input become U+FFFD.
 
-        Field names are escaped too, because they may come from the client, e.g. in a tool's arguments. If one
-        ends with the beginning of a special token's name, the text after it does not complete the name.
+        Field names are escaped too, because they may come from the client, e.g. in a tool's arguments. The
+        beginning of a special token at the end of a field name is not: what follows never completes it.
         """
         if isinstance(value, str):
             return self._escape_text(value)
@@ -67,10 +68,10 @@ class ContentEscape:
         return value
 
     def unescaping_backend(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Returns a copy of `backend` that restores the characters from their placeholders.
+        """Return a copy of `backend` that replaces placeholders by the original characters.
 
-        Logs a warning with the special tokens that cannot be escaped because their name is also an ordinary
-        entry of the vocabulary.
+        Logs a warning with the special tokens that cannot be escaped, because their token string is also an
+        ordinary entry of the vocabulary.
         """
         state = json.loads(backend.to_str())
         for token in state["added_tokens"]:
@@ -103,7 +104,7 @@ class ContentEscape:
         return self._name.sub(lambda match: self._placeholders[match[0]], text)
 
     def _escape_end(self, text: str) -> str:
-        """Escapes the beginning of a name at the end, which text after the content could complete."""
+        """Escape an incomplete special token at the end, which text after the content could complete."""
         end = len(text.rstrip())
         for start in range(max(end - self._longest, 0), end):
             if text[start:end] in self._beginnings:
@@ -112,7 +113,7 @@ class ContentEscape:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """Returns a pattern that matches any of the names, as a prefix tree."""
+    """Return a regular expression that matches any of the names, built as a prefix tree."""
     rests: dict[str, list[str]] = {}
     for name in names:
         if not name:

@@ -1,8 +1,8 @@
-"""Token ids of finished answers, by the text of their conversation.
+"""Remembers the token ids of conversations by the text of the conversation.
 
-A model often generates a text with other tokens than the tokenizer would. When a client sends its
-conversation back as text with one more message, the tokenised text would then differ from the KV cache from
-the middle of the last answer on.
+A model often generates other tokens than the tokenizer would use for the same text. When a client sends a
+conversation back as text with one more message, the tokenised text would therefore differ from the KV cache
+from the middle of the last answer on.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ NOTHING = Recalled(0, ())
 
 
 class Conversations:
-    """Remembers up to `max_tokens` token ids, of the most recently used conversations.
+    """Remembers the most recently used conversations, with at most `max_tokens` token ids in total.
 
-    A prefix is recalled only before one of `names`: token names at which a tokenizer splits a text first, so
-    that the remainder can be tokenised separately. Entries are visible only to callers with the same salt.
-    Thread-safe.
+    `names`: strings of tokens at which the tokenizer first splits every text. A prefix is recalled only if
+    one of these follows, so that the remainder can be tokenised separately. A conversation is recalled only
+    for the salt it was stored with. Thread-safe.
     """
 
     def __init__(self, names: Collection[str], max_tokens: int) -> None:
@@ -44,10 +44,10 @@ class Conversations:
         self._max_tokens = max_tokens
         self._known: OrderedDict[Key, array[int]] = OrderedDict()
         self._num_tokens = 0
-        self._lock = threading.Lock()  # for the two above
+        self._lock = threading.Lock()  # guards `_known` and `_num_tokens`
 
     def remember(self, text: str, token_ids: Sequence[int], salt: str | None) -> None:
-        """Stores the `token_ids` of `text`, a conversation up to the end of an answer."""
+        """Store the `token_ids` of `text`, a conversation up to the end of an answer."""
         key = (salt, _hash(text).digest())
         with self._lock:
             self._num_tokens += len(token_ids) - len(self._known.pop(key, ()))
@@ -57,7 +57,7 @@ class Conversations:
                 self._num_tokens -= len(oldest)
 
     def recall(self, text: str, salt: str | None) -> Recalled:
-        """Returns the longest remembered prefix of `text`; slow for a text with many names."""
+        """Return the longest remembered prefix of `text`, or NOTHING. Slow for a text with many `names`."""
         if not self._known:
             return NOTHING
         hashed, done, beginnings = _hash(""), 0, []

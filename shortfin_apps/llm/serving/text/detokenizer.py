@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from shortfin_apps.llm.serving.text.tokenizer import REPLACEMENT, Tokenizer
 
 MAX_WINDOW = 16  # maximum number of tokens decoded at once; only reached in a run of invalid UTF-8
-MAX_PROMPT_WINDOW = MAX_WINDOW // 2  # maximum number of them from the prompt
+MAX_PROMPT_WINDOW = MAX_WINDOW // 2  # maximum number of prompt tokens in the window
 UTF8_TOKENS = 4  # enough for an incomplete character (up to three bytes) and one token before it
 
 
 class Detokenizer:
-    """Decodes the tokens after a prompt, each with only a few tokens before it.
+    """Decodes the tokens after a prompt one by one, each together with only a few tokens before it.
 
     A decoder needs context (SentencePiece drops a leading space at the start of a text; a character may span
-    tokens). Therefore the last settled tokens, initially from the prompt, are decoded again together with the
-    new ones:
+    tokens). Therefore the last settled tokens (their text was returned, or they are from the prompt) are
+    decoded again together with the new tokens:
 
         window:  | settled, decoded for context | new, not settled |
         text:    | ............ sent .......... |  next piece ...  | U+FFFD: maybe a partial character |
@@ -33,7 +33,7 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         shown_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`shown_ids` are special tokens to decode even with `skip_special_tokens`."""
+        """Start after the prompt. `shown_ids`: special tokens to decode even with `skip_special_tokens`."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset[int]()
         settled, unfinished = self._end_of(prompt_token_ids)
@@ -45,7 +45,7 @@ class Detokenizer:
         )  # U+FFFD of an incomplete character in the prompt
 
     def push(self, token_id: int) -> str:
-        """Returns the text completed by this token; often one word, sometimes empty."""
+        """Return the text completed by this token; often one word, sometimes empty."""
         if not self._has_text(token_id):
             return ""
         self._window.append(token_id)
@@ -65,14 +65,14 @@ class Detokenizer:
         return self._without_prompt_replacements(piece)
 
     def finish(self) -> str:
-        """Returns the held-back text; an incomplete character becomes U+FFFD."""
+        """Return the held-back text; an incomplete character becomes U+FFFD."""
         piece = self._without_prompt_replacements(self._decode(self._window)[self._sent :])
         self._window.clear()
         self._context_len = self._sent = self._prompt_replacements = 0
         return piece
 
     def _end_of(self, prompt_token_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Returns the last few tokens that end with a complete character, and the tokens after them."""
+        """Return the last few tokens that end with a complete character, and the tokens after these."""
         with_text = filter(self._has_text, reversed(prompt_token_ids))
         last = list(itertools.islice(with_text, MAX_PROMPT_WINDOW + UTF8_TOKENS - 1))[::-1]
         for end in range(len(last), max(len(last) - UTF8_TOKENS, -1), -1):
@@ -107,8 +107,8 @@ class Detokenizer:
 class StopMatcher:
     """Finds stop strings in a text; holds text back while it may be the beginning of one.
 
-    The match that ends first wins, and of matches that end together, the longest. Therefore the result does
-    not depend on how the text is split into pieces.
+    Of several matches, the one that ends first counts; of those with the same end, the longest. Therefore the
+    result does not depend on how the text is split into pieces.
     """
 
     def __init__(self, stops: Sequence[str], *, include_match: bool = False) -> None:
@@ -121,7 +121,10 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, piece: str) -> str:
-        """Returns the text that is certainly before a stop string, or up to its match; "" after a match."""
+        """Return the new text that is before any stop string: up to a match, and "" after a match.
+
+        With `include_match`, the matched stop string is returned, too.
+        """
         if not self._stops:
             return piece
         if self.matched is not None:
@@ -136,19 +139,22 @@ class StopMatcher:
         return text[:split]
 
     def finish(self) -> str:
-        """Returns the held-back text, which was not a stop string."""
+        """Return the held-back text, which was not a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _find(self, text: str) -> tuple[int, int] | None:
-        """A match ends after the text that was held back, which has been searched before."""
+        """Return start and end of the first match, or None.
+
+        A match must end after the held-back text, which has been searched before.
+        """
         first_end = len(self._held) + 1
         starts = ((text.find(stop, max(0, first_end - len(stop))), len(stop)) for stop in self._stops)
         matches = [(start + length, start) for start, length in starts if start >= 0]
         return min(matches)[::-1] if matches else None
 
     def _undecided(self, text: str) -> int:
-        """Returns the length of the longest suffix of `text` that is a prefix of a stop string."""
+        """Return the length of the longest suffix of `text` that is a prefix of a stop string."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stops):

@@ -1,20 +1,21 @@
 """Adapts message roles to a chat template, which may drop roles that it does not know, or raise.
 
-Clients send `developer` messages, several system messages, and system messages late in a conversation. How a
-template handles them is determined by rendering short trial messages, once per question:
+Clients send `developer` messages, several system messages, and system messages late in a conversation. Short
+trial messages, rendered once and cached, show how the template handles each case:
 
-- `developer` becomes `system`, unless the template renders it specially.
-- Several or late system messages are kept if the template renders them all in place.
-- Otherwise the leading ones are joined, and a late one is joined with the user message next to it: the text
-  before it stays the same, and so do the cached pages. If the template raises, all are joined into one.
-- Without a system role, a system message is joined with the user message next to it, too.
-- So is a system message in a conversation without user messages, or one that ends with the result of a call,
-  unless the template renders it there.
-- A message of another role that the template drops is refused; dropped calls and results of tools are logged.
-- Several calls in a message are split into several messages, unless the template shows all of them.
+- `developer` becomes `system`, unless the template renders it differently from an unknown role.
+- Several or late system messages are kept if the template renders all of them in place.
+- Otherwise the leading system messages are joined into one, and each late one is joined with the user message
+  next to it: the text before it stays the same, so the cached pages are still used. If the template raises
+  nevertheless, all system messages are joined into one.
+- If the template has no system role, each system message is joined with the user message next to it.
+- In a conversation without user messages, or one that ends with a tool result, system messages are kept only
+  if the template renders them there.
+- A message of another role that the template drops is refused. Dropped tool calls and results are logged.
+- A message with several tool calls is split into one message per call, unless the template renders all calls.
 - If the template raises, messages are converted to the form that strict templates accept (`strict_turns.py`).
 
-Each of these adaptations is logged once.
+Each kind of adaptation is logged once.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _FILL = "hi"
 
 
 class MessageRoles:
-    """Role handling of one template. `render` returns its text, and raises InvalidRequestError."""
+    """Adapts messages to one template. `render` renders messages or raises InvalidRequestError."""
 
     def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
         self._render = render
@@ -60,9 +61,9 @@ class MessageRoles:
         self._shows_before_result = cache(self._try_before_result)
 
     def adapted(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-        """Yields the messages adapted to the template, then alternatives to render if it raises for these.
+        """Yield the adapted messages, then alternatives to render if the template raises.
 
-        Raises InvalidRequestError for messages that it drops.
+        Raises InvalidRequestError for a role whose messages the template drops, and for too many roles.
         """
         roles = {str(message.get("role")) for message in messages}
         self._check(roles)
@@ -86,7 +87,7 @@ class MessageRoles:
                 yield within if self._fit(within) else self._in_place(within)
 
     def _in_turns(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-        """Yields the messages, then alternatives for strict templates."""
+        """Yield the messages, then alternatives for strict templates."""
         yield messages
         for turns in turns_joined(messages):
             if turns != list(messages):
@@ -116,7 +117,7 @@ class MessageRoles:
                 self._log(f"drops {dropped}: the model does not see them")
 
     def _fit(self, messages: Sequence[Message]) -> bool:
-        """Returns True if trials show that the template renders each system message in place."""
+        """Return True if trials show that the template renders each system message in place."""
         found = [(place, message["role"]) for place, message in enumerate(messages) if _is_system(message)]
         if not found or not self._shows(USER):
             return True
@@ -126,7 +127,7 @@ class MessageRoles:
         return all(self._shows_system(role, messages) for role in roles)
 
     def _in_place(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Joins leading system messages into one, and the others with user messages."""
+        """Join the leading system messages into one, and each late one with the user messages next to it."""
         first = list(takewhile(_is_system, messages))
         others = _as_users(messages[len(first) :])
         if not first or not self._shows_system(first[0]["role"], others):
@@ -136,21 +137,21 @@ class MessageRoles:
         return [joined(first), *others]
 
     def _gathered(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Joins all system messages into one at the beginning."""
+        """Join all system messages into one at the beginning."""
         self._log("refused messages with late system messages: these become one at the beginning")
         system = joined([message for message in messages if _is_system(message)])
         gathered = [system, *(message for message in messages if not _is_system(message))]
         return gathered if self._shows_system(system["role"], gathered) else _as_users(gathered)
 
     def _shows_system(self, role: str, messages: Sequence[Message]) -> bool:
-        """Returns True if the template renders a first message of this role, maybe inside a user message."""
+        """Return True if the template renders a message of `role` at the start of `messages`."""
         if not any(message.get("role") == USER for message in messages):
             return self._shows_alone(role)
         return self._shows(role) and (messages[-1].get("role") != TOOL or self._shows_before_result(role))
 
     @cached_property
     def _knows_developer(self) -> bool:
-        """True if the template treats this role differently from an unknown one."""
+        """True if the template renders `developer` messages differently from those of an unknown role."""
         text, other = (self._tried(_first(role)) for role in (DEVELOPER, UNKNOWN))
         if text is None or _MARKS[0] not in text:
             return False
@@ -158,7 +159,7 @@ class MessageRoles:
 
     @cached_property
     def _dropped_of_calls(self) -> list[str]:
-        """The parts of calls and results that the template drops; empty if it raises for them."""
+        """Which of tool calls and tool results the template drops, in words; empty if the template raises."""
         name, result = _MARKS[:2]
         if (text := self._tried([_message(USER), *_called((name, result))])) is None:
             return []
@@ -167,7 +168,7 @@ class MessageRoles:
 
     @cached_property
     def _shows_several_calls(self) -> bool:
-        """True if the template shows several calls of a message, or supports no calls at all."""
+        """True if the template renders all tool calls of a message, or supports no tool calls at all."""
         one, other, *_ = _MARKS
         text = self._tried([_message(USER), *_called((one, _FILL), (other, _FILL))])
         if text is None:
@@ -175,7 +176,7 @@ class MessageRoles:
         return one not in text or other in text
 
     def _drops(self, role: str) -> bool:
-        """Returns True if the template neither renders such messages nor raises."""
+        """Return True if the template drops messages of `role`: it neither renders them nor raises."""
         if self._shows(UNKNOWN):
             return False
         return all(self._is_lost(m) for m in (_first(role), [_message(USER), _message(role, _MARKS[0])]))
@@ -185,7 +186,7 @@ class MessageRoles:
         return text is not None and _MARKS[0] not in text
 
     def _try_first(self, role: str) -> bool:
-        """Returns True if the template renders a first message of this role."""
+        """Return True if the template renders a first message of this role."""
         text = self._tried([_message(USER, _MARKS[0])] if role == USER else _first(role))
         return text is not None and _MARKS[0] in text
 
@@ -194,7 +195,7 @@ class MessageRoles:
         return text is not None and _MARKS[0] in text
 
     def _try_before_result(self, role: str) -> bool:
-        """Returns True also if the template raises for calls."""
+        """Return True if the template renders a first message of `role` before tool calls, or raises."""
         text = self._tried([*_first(role), *_called((_FILL, _FILL))])
         return text is None or _MARKS[0] in text
 
@@ -224,7 +225,7 @@ def _is_system(message: Message) -> bool:
 
 
 def _as_users(messages: Iterable[Message]) -> list[Message]:
-    """Joins system messages with the user messages next to them."""
+    """Join each system message and the user messages next to it into one user message."""
     result: list[Message] = []
     for _, group in groupby(messages, lambda message: _is_system(message) or message.get("role") == USER):
         run = list(group)
@@ -241,7 +242,7 @@ def _first(role: str) -> list[Message]:
 
 
 def _called(*named: tuple[str, str]) -> list[Message]:
-    """Returns calls of functions with these names, and their results."""
+    """Return a message with tool calls, and their results, for pairs of function name and result."""
     calls = [
         {"id": f"abcdefgh{place}", "type": "function", "function": {"name": name, "arguments": {}}}
         for place, (name, _) in enumerate(named)

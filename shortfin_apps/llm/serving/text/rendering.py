@@ -1,4 +1,4 @@
-"""Renders chat templates in another process, where they can be killed; see template_process.py."""
+"""Renders chat templates in another process, where a rendering can be killed; see template_process.py."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _lock = threading.Lock()  # for `_processes`
 
 
 class TemplateLimitError(InvalidRequestError):
-    """A rendering reached a limit; the template may be able to render these messages."""
+    """A rendering reached a limit of time or memory; another attempt may succeed."""
 
 
 class BoundedTemplate:
-    """A template with renderings that are killed at `limits`. Thread-safe: each thread has its own worker.
+    """A template whose renderings are killed at `limits`. Thread-safe: each thread has its own worker.
 
-    The process starts when it is first needed, serves all templates with the same limits, and ends with the
-    last of them. Raises ArtifactError for a source that cannot be parsed.
+    The rendering process starts when it is first needed, serves all templates with the same limits, and ends
+    with the last of these templates. Raises ArtifactError for a source that cannot be parsed.
     """
 
     def __init__(self, source: str, limits: Limits = TEMPLATE_LIMITS, clock: Clock = time.monotonic) -> None:
@@ -41,7 +41,7 @@ class BoundedTemplate:
         self.close = self._workers.close
 
     def prepare(self) -> None:
-        """Starts a worker, so that the first rendering does not wait for it. Raises ArtifactError."""
+        """Start a worker, so that the first rendering does not wait for one. Raises ArtifactError."""
         try:
             self._text(self._workers.ask(NOTHING, self._begin))
         except InvalidRequestError as error:
@@ -54,7 +54,7 @@ class BoundedTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        """Returns the rendered text. Raises InvalidRequestError if the template fails or reaches a limit.
+        """Return the rendered text. Raises InvalidRequestError if the template fails or reaches a limit.
 
         Raises OverloadedError if the process cannot be reached.
         """
@@ -62,7 +62,7 @@ class BoundedTemplate:
         return self._text(self._workers.ask(work, self._begin))
 
     def _begin(self) -> socket.socket:
-        """Connects to a worker that has compiled the template. Raises OSError and the errors of `render`."""
+        """Connect to a new worker and let it compile the template. Raises OSError and `render`'s errors."""
         self._process = _process(self._limits)
         worker = self._process.new_worker()
         try:
@@ -85,7 +85,7 @@ class BoundedTemplate:
 
 
 def _process(limits: Limits) -> LimitedProcess:
-    """Returns the process with these limits, restarted if it has ended. Raises OSError."""
+    """Return the rendering process with these limits, started again if it has ended. Raises OSError."""
     with _lock:
         process = _processes.get(limits)
         if process is None or process.is_over:

@@ -1,9 +1,9 @@
-"""Converts messages for strict chat templates: users and assistants alternate, one call per message.
+"""Converts messages for strict chat templates: users and assistants alternate, one tool call per message.
 
-Clients send consecutive messages of the user or of the assistant, or a user message right after the result
-of a call, and send back answers with several calls, or with a thought, text and a call. Templates of Mistral
-and Gemma raise for the first two; Llama 3 and gpt-oss templates raise for several calls, or show only the
-first; gpt-oss's raises for text together with a thought and a call.
+Clients send consecutive messages of one role, or a user message right after a tool result: templates of
+Mistral and Gemma raise for these. Clients also send back answers with several tool calls: templates of
+Llama 3 and gpt-oss raise, or render only the first call. gpt-oss's template also raises for an answer with
+reasoning, text and a tool call.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Message = Mapping[str, Any]
 USER, ASSISTANT, TOOL = "user", "assistant", "tool"
 CALLS = "tool_calls"
 SEPARATOR = "\n\n"
-THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # used by chat templates; the last by gpt-oss
+THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # fields of reasoning in templates
 
 
 def joined(messages: Sequence[Message], **changed: object) -> Message:
-    """Returns one message with the contents of all, and the other fields of the first."""
+    """Return the first message with the contents of all messages, and with the fields in `changed`."""
     return {**messages[0], **changed, "content": _texts(messages, "content")}
 
 
 def with_one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Splits messages with several calls into several messages, each with its result if there is one."""
+    """Split messages with several tool calls into one message per call, each before its result, if any."""
     groups: list[list[Message]] = []
     for message in messages:
         if groups and message.get("role") == TOOL:
@@ -44,10 +44,10 @@ def has_several_calls(message: Message) -> bool:
 
 
 def turns_joined(messages: Sequence[Message]) -> list[list[Message]]:
-    """Joins consecutive messages of the user, and of the assistant.
+    """Join consecutive messages of the user, and of the assistant; return one or two versions.
 
-    Returns the messages with the assistant's text left separate from a message with calls, and, if that
-    differs, joined with it: Mistral's templates drop the text of a message with calls.
+    In the first version, a message with tool calls is not joined with the assistant's text before it, because
+    Mistral's templates drop the text of such a message. In the second, returned if it differs, it is.
     """
     before, with_calls = (_joined(_turns(messages, up_to_calls)) for up_to_calls in (False, True))
     return [before] if before == with_calls else [before, with_calls]
@@ -74,13 +74,13 @@ def _go_on(before: Message, after: Message) -> bool:
 
 
 def _as_one(turn: Sequence[Message]) -> Message:
-    """Joins contents and thoughts; only the last message may have calls."""
+    """Join the contents and the reasoning of messages, of which only the last may have tool calls."""
     thoughts = {name: text for name in THOUGHT_NAMES if (text := _texts(turn, name))}
     return joined(turn, **({CALLS: turn[-1][CALLS]} if turn[-1].get(CALLS) else {}), **thoughts)
 
 
 def with_text_in_thoughts(messages: Sequence[Message]) -> list[Message]:
-    """Moves the text of messages that also have a thought and calls into the thought."""
+    """Move the text of each message with reasoning and tool calls to the end of the reasoning."""
     return [_all_thought(message) for message in messages]
 
 
@@ -95,7 +95,7 @@ def _all_thought(message: Message) -> Message:
 
 
 def in_results(messages: Sequence[Message]) -> list[Message]:
-    """Joins a user message right after the result of a call with that result."""
+    """Join each user message right after a tool result with the tool result."""
     result: list[Message] = []
     for message in messages:
         follows = bool(result) and result[-1].get("role") == TOOL and message.get("role") == USER
@@ -104,11 +104,12 @@ def in_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def _apart(message: Message, results: Sequence[Message]) -> Iterator[Message]:
-    """Yields a message per call, before its results; text stays in the first, other results come last.
+    """Yield one message per tool call of `message`, each followed by the results of the call.
 
-    Calls without ids, or with equal ids, get one result each, in order; the last one gets the remaining ones.
+    The first message keeps the text; results of no call come last. Of several calls with the same id, or
+    without an id, each gets one result, in order, and the last call also the remaining results.
     """
-    by_id: dict[str, deque[Message]] = {}  # as text, because a client may send any type of id
+    by_id: dict[str, deque[Message]] = {}  # by `str(id)`, because a client may send any type
     for each in results:
         by_id.setdefault(str(each.get("tool_call_id")), deque()).append(each)
     rest: Message = {"role": ASSISTANT, "content": ""}
@@ -126,5 +127,5 @@ def _apart(message: Message, results: Sequence[Message]) -> Iterator[Message]:
 
 
 def _texts(messages: Sequence[Message], name: str) -> str:
-    """Joins a field of the messages, each value as text, because a client may send any type."""
+    """Join the values of a field as strings, because a client may send any type."""
     return SEPARATOR.join(str(message[name]) for message in messages if message.get(name))

@@ -3,9 +3,9 @@
     python -m shortfin_apps.llm.serving.text.template_process FD LIMITS
 
 A model's template is untrusted, and jinja2 cannot be interrupted. Therefore this process imports jinja2 once
-and forks workers; see `limited_process.py`. A worker's first work item is a template's source, which it
-compiles. The others are renderings: messages, whether to begin the answer, and variables; or null. The result
-is a pair of the text (empty for a source and for null) and the error; one of the two is null.
+and forks workers; see `limited_process.py`. A worker's first work item is the source of a template, which the
+worker compiles. Each further item is either null or a rendering: `[messages, add_generation_prompt,
+variables]`. The result is `[text, error]`, of which one is null; the text is empty for a source and for null.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError
 from shortfin_apps.llm.limited_process import Limits, serve
 from shortfin_apps.llm.serving.text.chat_template import ChatTemplate
 
-NOTHING = b"null\n"  # renders nothing
-TEMPLATE_LIMITS = Limits(cpu_s=1.0, wall_s=10.0)  # typically 1 ms
+NOTHING = b"null\n"  # a work item without a rendering
+TEMPLATE_LIMITS = Limits(cpu_s=1.0, wall_s=10.0)  # a rendering typically takes 1 ms
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """A lower bound of a text's number of tokens, from its length: texts that cannot fit are not tokenised.
 
-It holds if each character ends up in some token, and no token covers more characters than its name in the
-vocabulary has, as with SentencePiece and byte-level vocabularies (with names of one character per byte).
-There is no bound if a normaliser, a pre-tokeniser or the model may drop or merge any number of characters.
+The bound holds if each character ends up in some token, and no token covers more characters than its token
+string has. This is so with SentencePiece and byte-level vocabularies (token strings have one character per
+byte). There is no bound if a normaliser, a pre-tokeniser or the model may drop or merge any number of
+characters.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Step = Mapping[str, Any]  # a normaliser or pre-tokeniser in the format of token
 
 
 class TokenLength:
-    """`max_chars` is the maximum number of characters that one token can cover; None if unknown."""
+    """Bounds numbers of tokens. `max_chars`: maximum characters that one token covers; None if unknown."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -45,7 +46,7 @@ class TokenLength:
             self.max_chars = math.prod(filter(None, shrinking)) * max(map(len, vocabulary))
 
     def fewest_tokens(self, text: str) -> int:
-        """Returns a lower bound of the number of tokens of `text`."""
+        """Return a lower bound of the number of tokens of `text`."""
         if self.max_chars is None:
             return 0
         num_chars = len(text) - sum(map(text.count, self._uncounted))
@@ -53,7 +54,7 @@ class TokenLength:
 
 
 def _steps(outer: Any, inner_name: str) -> Iterable[Step]:
-    """Yields the steps of a normaliser or pre-tokeniser: a sequence, a single step or None."""
+    """Yield the steps of a normaliser or pre-tokeniser, which may be a sequence, a single step or None."""
     if outer is None:
         return
     pending: list[Step] = [json.loads(outer.__getstate__())]
@@ -66,13 +67,13 @@ def _steps(outer: Any, inner_name: str) -> Iterable[Step]:
 
 
 def _strippable(backend: tokenizers.Tokenizer) -> frozenset[str]:
-    """Returns the characters that an added token may strip in any number next to it."""
+    """Return the characters that added tokens strip from the text next to them, in any number."""
     added = backend.get_added_tokens_decoder().values()
     return frozenset(WHITESPACE) if any(token.lstrip or token.rstrip for token in added) else frozenset()
 
 
 def _shrinking(step: Step, uncounted: frozenset[str]) -> int | None:
-    """Returns how many characters a normaliser merges into one at most; None if unlimited or unknown."""
+    """Return how many characters a normaliser merges into one at most; None if unlimited or unknown."""
     if step["type"] in NEVER_SHORTER:
         return 1
     if step["type"] in COMPOSING:
@@ -88,7 +89,7 @@ def _keeps_all(step: Step) -> bool:
 
 
 def _knows_all(model: Any, vocabulary: Mapping[str, int], byte_level: bool) -> bool:
-    """Returns True if the model knows all characters beyond ASCII; it may drop or merge unknown ones.
+    """Return True if the vocabulary has all characters beyond ASCII: a model may drop or merge others.
 
     Byte-level vocabularies often lack control characters and lead bytes of unassigned characters, but each
     character beyond ASCII has a continuation byte.
@@ -101,7 +102,7 @@ def _knows_all(model: Any, vocabulary: Mapping[str, int], byte_level: bool) -> b
 
 
 def _alphabet() -> list[str]:
-    """Returns the character for each byte in byte-level vocabularies, as in GPT-2."""
+    """Return the character that represents each byte in byte-level vocabularies, as in GPT-2."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = iter(range(0x100, 0x200))
     return [chr(byte if byte in plain else next(shifted)) for byte in range(256)]

@@ -20,11 +20,11 @@ from shortfin_apps.llm.serving.text.message_roles import MessageRoles
 from shortfin_apps.llm.serving.text.rendering import BoundedTemplate, TemplateLimitError
 from shortfin_apps.llm.serving.text.token_length import TokenLength
 
-LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
+LONG_TEXT = 2048  # characters to encode or tokens to decode; such a text takes 1 to 2 ms
 REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
-NOT_GIVEN = {"tools": None, "documents": None}  # transformers' defaults for templates
+NOT_GIVEN = {"tools": None, "documents": None}  # variables that default to None, as in transformers
 
-# Used for trials of the template for tools.
+# Tools for trial renderings of the tool template.
 TRIAL_TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
@@ -36,9 +36,9 @@ NOTHING_SAID: Mapping[str, Any] = {"description": "", "parameters": {"type": "ob
 class Tokenizer:
     """A `tokenizers` backend with its special tokens and chat template.
 
-    `settings` is the content of a Hugging Face `tokenizer_config.json`, `generation` that of a
-    `generation_config.json` (only its `eos_token_id` is used). Without `special_in_content`, names of special
-    tokens in messages are plain text. Immutable and thread-safe.
+    `settings`: content of a Hugging Face `tokenizer_config.json`; `generation`: content of a
+    `generation_config.json`, of which only `eos_token_id` is used. Without `special_in_content`, special
+    tokens written in message contents are tokenised as plain text. Immutable and thread-safe.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Tokenizer:
         *,
         special_in_content: bool = True,
     ) -> Tokenizer:
-        """Reads the files of a Hugging Face tokenizer.
+        """Read the files of a Hugging Face tokenizer. Raises ArtifactError.
 
-        `tokenizer_config_json` defaults to `<stem>_config.json` next to the tokenizer, if it exists. Also
-        reads `generation_config.json`, `chat_template.jinja`, `additional_chat_templates/`, and missing
-        tokens from `special_tokens_map.json`, all next to it. Raises ArtifactError.
+        `tokenizer_config_json` defaults to `<stem>_config.json` next to `tokenizer_json`, if that file
+        exists. Its directory may also have `generation_config.json`, `chat_template.jinja`,
+        `additional_chat_templates/`, and `special_tokens_map.json` for tokens missing from the config.
         """
         path = tokenizer_config_json or tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
         if tokenizer_config_json is not None and not path.exists():
@@ -116,7 +116,7 @@ class Tokenizer:
         return frozenset(self._backend.get_vocab(with_added_tokens=True).values())
 
     def has_the_tokens_of(self, other: Tokenizer) -> bool:
-        """Returns True if every token id has the same meaning in both."""
+        """Return True if both vocabularies map the same token strings to the same ids."""
         vocabularies = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
         return next(vocabularies) == next(vocabularies)
 
@@ -128,18 +128,18 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:
-        """Ids of special tokens by name."""
+        """Ids of special tokens by token string."""
         added = self._backend.get_added_tokens_decoder()
         return {token.content: token_id for token_id, token in added.items() if token.special}
 
     @cached_property
     def split_names(self) -> frozenset[str]:
-        """Names of the tokens at which every text is split before it is tokenised."""
+        """Strings of the added tokens, at which every text is split before it is tokenised."""
         return frozenset(token.content for token in self._backend.get_added_tokens_decoder().values())
 
     @cached_property
     def template_words(self) -> frozenset[str]:
-        """The words of the chat template for tools, including the names of the fields that it reads."""
+        """Words in the source of the tool template, among them the field names that the template reads."""
         return frozenset(re.findall(r"\w+", self.tool_template_source or ""))
 
     @property
@@ -147,11 +147,11 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True, rendered: bool = False) -> list[int]:
-        """Returns the token ids of `text`. Set `rendered` for a text from `apply_chat_template`.
+        """Return the token ids of `text`. Callers must set `rendered` for output of `apply_chat_template`.
 
-        Lone surrogates become U+FFFD. `add_special_tokens` does not repeat the first special token if the
-        text already begins with it. The library releases the GIL only for batches, so a long text is encoded
-        as a batch of one; short texts are not, because a batch goes through the library's thread pool. Raises
+        Lone surrogates become U+FFFD. If `text` already begins with BOS, `add_special_tokens` adds no second
+        BOS. A long text is encoded as a batch of one, because the library releases the GIL only for batches;
+        a short text is not, because a batch goes through the library's thread pool. Raises
         InvalidRequestError when the library fails, e.g. on a regular expression that takes too long.
         """
         text = encodable(text)
@@ -167,15 +167,15 @@ class Tokenizer:
 
     @cached_property
     def _added_first(self) -> int | None:
-        """The token that is added at the start of every text, usually BOS, or None."""
+        """Id of the token that `add_special_tokens` puts first, usually BOS; None if there is none."""
         plain = _encode(self._backend, "a", add_special_tokens=False)
         framed = _encode(self._backend, "a", add_special_tokens=True)
         return framed[0] if framed[:1] != plain[:1] else None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of `token_ids`, ignoring unknown ones. Long lists are a batch, as in `encode`.
+        """Return the text of `token_ids`, skipping unknown ids. Raises ArtifactError when the library fails.
 
-        Raises ArtifactError when the library fails.
+        A long list is decoded as a batch of one, for the same reason as in `encode`.
         """
         try:
             return _decode(self._backend, token_ids, skip_special_tokens)
@@ -185,18 +185,19 @@ class Tokenizer:
             raise
 
     def to_json(self) -> str:
-        """Returns the tokenizer as the text of a `tokenizer.json`."""
+        """Return the content of a `tokenizer.json` for this tokenizer."""
         text: str = self._backend.to_str()
         return text
 
     def fewest_tokens(self, text: str) -> int:
-        """Returns a lower bound of the number of tokens of `text`, without tokenising it."""
+        """Return a lower bound of the number of tokens of `text`, without tokenising it."""
         return self._token_length.fewest_tokens(text)
 
     def token_text(self, token_id: int) -> str:
-        """Returns the text of one token, even a special one, inside a text (with SentencePiece's space).
+        """Return the text of a token (also a special one) as it is in the middle of a text.
 
-        U+FFFD for a part of a character. Cached, because log-probabilities need many.
+        SentencePiece's leading space is kept. A token with part of a character gives U+FFFD. Cached, because
+        log-probabilities need the texts of many tokens.
         """
         text = self._token_texts.get(token_id)
         if text is None:
@@ -204,7 +205,7 @@ class Tokenizer:
         return text
 
     def lone_text(self, token_id: int) -> str:
-        """Returns the text of one token as a complete text. Cached, because detokenizers use it often."""
+        """Return the text of one token decoded alone. Cached, because detokenizers need it often."""
         text = self._lone_texts.get(token_id)
         if text is None:
             text = self._lone_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
@@ -219,19 +220,19 @@ class Tokenizer:
 
     @cached_property
     def _anchor(self) -> list[int]:
-        """A token to decode before another: decoders treat the first token of a text differently."""
+        """A token to decode before another token: decoders treat the first token of a text differently."""
         return self.encode("a", add_special_tokens=False)[-1:]
 
     def names(self, token_ids: Sequence[int]) -> list[str | None]:
-        """Returns the tokens' names in the vocabulary; see `id_to_token`."""
+        """Return the token string of each id, or None for an unknown id."""
         return [self.id_to_token(token_id) for token_id in token_ids]
 
     def id_to_token(self, token_id: int) -> str | None:
-        """Returns the token's name in the vocabulary, or None for an unknown id."""
+        """Return the token string of an id, or None for an unknown id."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
     def prepare_templates(self) -> None:
-        """Starts the workers for chat templates. Raises ArtifactError for one that does not compile."""
+        """Start workers that render the chat templates. Raises ArtifactError if one does not compile."""
         for template in dict.fromkeys((self._template, self._tool_template)):
             if template is not None:
                 template.prepare()
@@ -244,12 +245,13 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Renders messages (`role`, `content`, ...) with the model's chat template, or the one for `tools`.
+        """Render messages (`role`, `content`, ...) with the chat template; with `tools`, the tool template.
 
-        Roles that the template does not know are adapted to it (`serving/text/message_roles.py`). Encode
-        the result as `rendered`, with `add_special_tokens=False`: the template adds them itself. Waits for
-        another process, a second with a bad template. Raises InvalidRequestError if the model has no template
-        or its template fails, and OverloadedError if the process cannot be reached.
+        Messages are adapted to the roles that the template knows (`serving/text/message_roles.py`). Callers
+        must encode the result with `rendered=True` and `add_special_tokens=False`, because the template adds
+        special tokens itself. Blocks while another process renders, for a second or more with a bad template.
+        Raises InvalidRequestError if the model has no template or the template fails, and OverloadedError if
+        the process cannot be reached.
         """
         template, roles = (self._tool_template, self._tool_roles) if tools else (self._template, self._roles)
         if template is None:
@@ -269,7 +271,7 @@ class Tokenizer:
         raise refusal
 
     def _told(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Adds empty values for missing fields of functions, if the template raises for missing ones."""
+        """Return `tools`, with empty values for missing function fields if the template needs the fields."""
         functions = [tool.get("function") or {} for tool in tools]
         if all(function.keys() >= NOTHING_SAID.keys() for function in functions) or self._takes_bare_tools:
             return list(tools)
@@ -304,7 +306,7 @@ class Tokenizer:
     def _trial(
         self, template: BoundedTemplate | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> Callable[[Sequence[Mapping[str, Any]]], str]:
-        """Returns a function that renders trial messages. As in transformers, no tools are None."""
+        """Return a function that renders trial messages. `tools` must be None, not empty, without tools."""
 
         def render(messages: Sequence[Mapping[str, Any]]) -> str:
             assert template is not None, "`apply_chat_template` checks it"
@@ -315,7 +317,7 @@ class Tokenizer:
 
     def _find_eos(self, generation_eos: object) -> frozenset[int]:
         token_ids = generation_eos if isinstance(generation_eos, list) else [generation_eos]
-        # Some configs have -1 for none, with which the grammar library refuses every grammar.
+        # Some configs say -1 for "no EOS token"; with this id, the grammar library refuses every grammar.
         found = {i for i in token_ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
         if self.eos_token is not None:
             token_id = self._backend.token_to_id(self.eos_token)
@@ -326,7 +328,7 @@ class Tokenizer:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in `path`, empty if the file does not exist. Raises ArtifactError."""
+    """Return the JSON object in `path`, empty if the file does not exist. Raises ArtifactError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -339,7 +341,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _with_templates_of(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Adds the named templates in `additional_chat_templates/` to `settings`. Raises ArtifactError."""
+    """Return `settings` with the templates in `additional_chat_templates/`. Raises ArtifactError."""
     files = sorted((directory / "additional_chat_templates").glob("*.jinja"))
     if not files:
         return settings
@@ -365,7 +367,7 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _read_template(path: Path) -> str | None:
-    """Returns the text of a `chat_template.jinja`, or None if there is none. Raises ArtifactError."""
+    """Return the text of a `chat_template.jinja`, or None if there is none. Raises ArtifactError."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -390,13 +392,13 @@ def _decode(backend: tokenizers.Tokenizer, token_ids: Sequence[int], skip_specia
 
 
 def _token_text(token: object) -> str | None:
-    """Returns a special token's text in `tokenizer_config.json`: a string, or an object with `content`."""
+    """Return the token string of a value in `tokenizer_config.json`, or None: the value or its `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 
 
 def first_out_of_range(token_ids: Sequence[int], vocab_size: int) -> int | None:
-    """Returns the first of `token_ids` that is not in [0, vocab_size), or None."""
+    """Return the first of `token_ids` that is not in [0, vocab_size), or None."""
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):  # much faster than searching
         return None
     return next((i for i in token_ids if not 0 <= i < vocab_size), None)
@@ -404,10 +406,11 @@ def first_out_of_range(token_ids: Sequence[int], vocab_size: int) -> int | None:
 
 @lru_cache(maxsize=64)
 def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Returns each word's sequences: at the start of a text, and after a space.
+    """Return the token sequences of all words: each at the start of a text, and after a space.
 
-    As in vLLM, the second is omitted if the space is a separate token, because banning the word's last token
-    after it would ban the same token elsewhere. Cached, because all prompts of a batch may share words.
+    As in vLLM, the sequence after a space is omitted if the space is a separate token, because banning the
+    word's last token after the space would ban the same token elsewhere. Cached, because all prompts of a
+    batch may share words.
     """
     return tuple(dict.fromkeys(ids for word in words for ids in _sequences(tokenizer, word) if ids))
 
