@@ -23,18 +23,18 @@ BATCH_MODES: Final[dict[BatchModeName, type[BatchMode]]] = {
 def make_mode(
     settings: BatchSettings, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False
 ) -> BatchMode:
-    """Create the mode that the settings name. Raises ArtifactError if they or the model do not allow it."""
+    """Create the mode that `settings` selects. Raises ArtifactError if settings or model do not allow it."""
     return batch_mode(settings.batch_mode, entries, on_gpu=on_gpu).make(
         settings, config, entries, on_gpu=on_gpu
     )
 
 
 def batch_mode(name: BatchModeName, entries: CompiledEntries, *, on_gpu: bool) -> type[BatchMode]:
-    """Return the mode of that name; `auto` is extend-attention on GPUs, if the entries allow it.
+    """Return the class of a mode; `auto` is extend-attention on GPUs with an `extend` entry, else default.
 
-    A GPU reads the weights in each invocation, whatever it computes. Prompts that share an invocation with
-    decodes therefore cost little, and packed rows need no padding. On CPUs both modes are equally fast, and
-    the default mode's steps are shorter.
+    Each invocation on a GPU has to read all weights. Prompts that share an invocation with decodes therefore
+    cost little, and packed token rows need no padding. On CPUs, both modes have the same throughput, and the
+    default mode has shorter steps.
     """
     if name == "auto":
         return ExtendAttentionMode if on_gpu and entries.has_extend else DefaultMode

@@ -1,4 +1,4 @@
-"""One invocation's work: tasks of several requests, fixed when the step is planned."""
+"""The tasks of one invocation, fixed when the step is planned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shortfin_apps.llm.contract.abi import EntryFamily
 
 
 class Paged(Protocol):
-    """A task or a running request, with the block table that its lease owns."""
+    """A task or running request, with its block tables; the request's lease owns these lists."""
 
     @property
     def page_ids(self) -> Sequence[int]: ...
@@ -22,12 +22,12 @@ class Paged(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlmTaskInput:
-    """The part of one request that one invocation computes.
+    """The tokens of one request that one invocation computes.
 
-    `token_ids` are at absolute positions `start_position .. seq_len - 1`; `seq_len` is cumulative. `page_ids`
-    is the request's full block table, the lease's own list: its content is read only during the step;
-    afterwards only its identity is compared. The same holds for `window_page_ids`, the block table of
-    sliding-window layers.
+    `token_ids` are at positions `start_position` to `seq_len - 1` of the sequence; `seq_len` includes all
+    earlier tokens. `page_ids` is the request's full block table, `window_page_ids` the one of sliding-window
+    layers. Both are the lease's own lists: callers must read their contents only during the step, and may
+    only compare their identity afterwards.
     """
 
     request: Request
@@ -39,7 +39,7 @@ class LlmTaskInput:
 
     @classmethod
     def next_of(cls, request: Request, max_tokens: int) -> LlmTaskInput:
-        """The request's next `max_tokens` tokens, or all uncomputed tokens if there are fewer."""
+        """Create a task of the request's next `max_tokens` uncomputed tokens, or all if there are fewer."""
         start = request.num_computed
         tokens = request.token_ids[start : start + max_tokens]
         table, window_table = request.page_ids, request.window_page_ids
@@ -47,25 +47,25 @@ class LlmTaskInput:
 
     @classmethod
     def proposed(cls, last: LlmTaskInput, offset: int, token_id: int) -> LlmTaskInput:
-        """A proposed token, `offset` positions after the token of `last`, a decode."""
+        """Create a task for a proposed token, `offset` positions after the token of the decode `last`."""
         start = last.start_position + offset
         return cls(last.request, (token_id,), start, start + 1, last.page_ids, last.window_page_ids)
 
     @property
     def num_ahead(self) -> int:
-        """Number of tokens up to this task's last that are only proposed, not part of the request yet."""
+        """Number of tokens, up to the end of this task, that are only proposed and not yet in the request."""
         return max(0, self.seq_len - len(self.request.token_ids))
 
     @property
     def completes(self) -> bool:
-        """Whether its last row yields a token: it computes the last known token or a proposed one."""
+        """Whether the last row yields a token: the task ends at the request's last or at a proposed token."""
         return self.seq_len >= len(self.request.token_ids)
 
     @property
     def is_stale(self) -> bool:
-        """Whether another token was chosen in place of the proposed one, or the request has already ended.
+        """Whether the task's result must be dropped: its proposed token was rejected, or the request ended.
 
-        The number of computed tokens of an ended request is 0.
+        An ended request has `num_computed` 0.
         """
         request, start = self.request, self.start_position
         return request.num_computed != start or request.token_ids[start] != self.token_ids[0]
@@ -73,10 +73,10 @@ class LlmTaskInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Tasks of one invocation, and the family of entries they run on.
+    """The tasks of one invocation, and the family of the entry that runs them.
 
-    Each task is of a different request, except for proposed tokens. These come last, in order within each
-    request.
+    Each request has one task, and one more for each proposed token. Tasks of proposed tokens come last, and
+    those of one request are in order of position.
     """
 
     family: EntryFamily

@@ -1,12 +1,12 @@
 """Weighted fair sharing among tenants, by tokens of service.
 
-Each tenant has a counter of the service it received: tokens divided by its weight. The waiting tenant with
+Each tenant has a counter of service received: tokens divided by the tenant's weight. The waiting tenant with
 the lowest counter is next. This is the virtual token counter of Sheng et al., "Fairness in Serving Large
-Language Models" (OSDI 2024), with the virtual time of fair queueing instead of their minimum counter: when a
-tenant starts to wait, its counter is raised to the virtual time. A tenant therefore neither saves up service
-while it is absent nor pays for service that no other tenant wanted. Virtual time advances by the service
-given, divided by the weight of the waiting tenants, and stays between their lowest and highest counters, so a
-sequence of new tenants starves no other tenant.
+Language Models" (OSDI 2024), with one change: when a tenant starts to wait, its counter is raised to the
+virtual time of fair queueing, not to the minimum counter. A tenant therefore neither saves up service while
+it is absent nor pays for service that no other tenant wanted. Virtual time advances by the tokens served
+divided by the total weight of the waiting tenants. It is kept between the lowest and highest counter of these
+tenants, so a sequence of new tenants starves no other tenant.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MAX_REMEMBERED = 1024  # tenants with counters kept while they do not wait but others do
+MAX_REMEMBERED = 1024  # maximum number of tenants without waiting requests whose counters are kept
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Account:
 
 
 class FairShare:
-    """Service counters of the tenants; `weights` are positive, and default to 1."""
+    """Service counters of the tenants; `weights` must be positive (default: 1)."""
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
@@ -46,7 +46,7 @@ class FairShare:
         self._num_entered += 1
 
     def leave(self, tenant: str) -> None:
-        """Record that a tenant's last waiting request left. When no tenant waits, all counters are reset."""
+        """Record that a tenant has no waiting request any more. If no tenant waits, reset all counters."""
         account = self._waiting.pop(tenant)
         self._waiting_weight -= self.weight(tenant)
         if not self._waiting:
@@ -56,7 +56,7 @@ class FairShare:
         self._remember(tenant, account.service)
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Add to the tenant's service; counted only while any tenant waits."""
+        """Add `tokens` to the tenant's service; no effect while no tenant waits."""
         service = tokens / self.weight(tenant)
         account = self._waiting.get(tenant)
         if account is not None:
@@ -66,7 +66,7 @@ class FairShare:
             self._remember(tenant, self._others.get(tenant, self._time) + service)
 
     def rank(self, tenant: str) -> tuple[float, int]:
-        """Sort key of a waiting tenant; the lowest is next."""
+        """Return the sort key of a waiting tenant; the tenant with the lowest key is next."""
         account = self._waiting[tenant]
         return account.service, account.entered
 

@@ -17,7 +17,7 @@ from shortfin_apps.llm.setting import setting
 DEFAULT_CHUNK_TOKENS = 128
 # Budget while nothing decodes: longer chunks were not measurably faster on CPUs (docs/measurements.md).
 DEFAULT_IDLE_BUDGET = 512
-# A GPU takes about as long for 64 tokens as for 320, and needs many more to be busy.
+# A GPU computes 320 tokens in about the time of 64, and needs many more to be busy.
 GPU_BUDGET = 512
 GPU_IDLE_BUDGET = 2048
 
@@ -26,7 +26,10 @@ BatchModeName = Literal["auto", "default", "extend-attention"]
 
 
 def weights_of(value: object) -> dict[str, float]:
-    """Read weights from NAME=WEIGHT, several, or a mapping. Raises ValueError."""
+    """Parse tenant weights. Raises ValueError.
+
+    `value` is a mapping, a list of `NAME=WEIGHT` strings, or such strings joined by commas.
+    """
     if isinstance(value, Mapping):
         value = [f"{name}={weight}" for name, weight in value.items()]
     if isinstance(value, str):
@@ -35,7 +38,7 @@ def weights_of(value: object) -> dict[str, float]:
     for entry in value if isinstance(value, list | tuple) else [value]:
         name, _, weight = str(entry).rpartition("=")
         is_number = re.fullmatch(r"\d+(\.\d+)?", weight) is not None
-        # Outside this range, one tenant's service is lost in the rounding error of another's.
+        # Beyond these limits, adding service to one tenant's counter is lost in rounding beside another's.
         if not name or not is_number or not 0.001 <= float(weight) <= 1000:
             raise ValueError(f"{entry!r} must be a tenant's name, `=` and a number from 0.001 to 1000")
         weights[name] = float(weight)
@@ -47,7 +50,7 @@ class CompiledEntries(Protocol):
 
     @property
     def has_extend(self) -> bool:
-        """Whether a batch of any size can run on an `extend` entry."""
+        """Whether the VMFB has an `extend` entry that takes batches of any size."""
 
     @property
     def takes_any_chunk(self) -> bool:
@@ -56,11 +59,12 @@ class CompiledEntries(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
-    """How invocations are filled; None leaves the choice to the mode.
+    """Settings that determine which tokens an invocation computes; None: the mode chooses the value.
 
     Token counts are rounded up to full pages. `chunk_tokens` is the length of a prefill chunk, `token_budget`
-    the maximum tokens in one invocation (in the default mode, in a prefill). Without a `token_budget`, the
-    budgets are larger on GPUs and while no request decodes, and `Engine.tune` may measure them.
+    the maximum tokens of one invocation (in the default mode: of one prefill). Without a `token_budget`, the
+    mode's budgets are larger on GPUs and while no request decodes, and `Engine.tune` may replace these
+    budgets by measured ones.
     """
 
     batch_mode: BatchModeName = setting(
@@ -68,7 +72,7 @@ class BatchSettings:
         "default (prefill and decode alternate), extend-attention (both in one invocation) or auto: "
         "extend-attention on GPUs, else default",
         common=True,
-        read=lambda value: value.replace("_", "-") if isinstance(value, str) else value,  # as upstream's
+        read=lambda value: value.replace("_", "-") if isinstance(value, str) else value,  # upstream uses `_`
     )
     chunk_tokens: int | None = setting(
         None,
@@ -90,11 +94,14 @@ class BatchSettings:
     )
 
     def chunk(self, config: ModelConfig) -> int:
-        """Tokens of a chunk, in full pages."""
+        """Return the length of a prefill chunk in tokens, rounded up to full pages."""
         return whole_pages(self.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
 
     def budget(self, config: ModelConfig, while_decoding: int, *, on_gpu: bool) -> TokenBudget:
-        """The token budget; on CPUs, `while_decoding` is the default while requests decode."""
+        """Create the token budget.
+
+        `while_decoding` is the default budget while requests decode; on GPUs, GPU_BUDGET if that is larger.
+        """
         while_decoding = max(GPU_BUDGET, while_decoding) if on_gpu else while_decoding
         idle = max(GPU_IDLE_BUDGET if on_gpu else DEFAULT_IDLE_BUDGET, while_decoding)
         return TokenBudget(
@@ -105,12 +112,13 @@ class BatchSettings:
 
 
 class BatchMode(ABC):
-    """A policy that decides which parts of which requests the next invocation computes.
+    """A policy that selects which tokens of which requests the next invocation computes.
 
-    It owns no request and no page.
+    A mode owns neither requests nor pages.
     """
 
-    # Whether prompts and decodes share an invocation. In other modes, larger budgets were not faster on GPUs.
+    # Whether prompts and decodes share an invocation. Only then does `Engine.tune` raise budgets on GPUs: in
+    # other modes, larger budgets were not faster.
     mixes: ClassVar[bool] = False
     budget: TokenBudget | None  # None if chunks have a fixed size
 
@@ -124,46 +132,46 @@ class BatchMode(ABC):
     @staticmethod
     @abstractmethod
     def default_max_running(config: ModelConfig) -> int:
-        """Default number of requests in progress at once."""
+        """Return the default maximum number of running requests."""
 
     @property
     @abstractmethod
     def max_task_tokens(self) -> int | None:
-        """Maximum tokens of one request in an invocation; None if that may be a full prompt."""
+        """Maximum tokens of one task; None if a task may be a full prompt."""
 
     def tokens_ahead(self, stride: int) -> int | None:
-        """Number of tokens, from a request's first uncomputed one, that window pages are reserved for.
+        """Return the number of tokens, from a request's first uncomputed one, to reserve window pages for.
 
-        Covers the tokens that an invocation may compute, and for decodes the steps queued ahead; None for
-        all.
+        This covers the tokens of one invocation and, for decodes, steps queued ahead. None: all tokens.
         """
         most = self.max_task_tokens
         return None if most is None else max(most, 2 * stride)
 
     @abstractmethod
     def spare_tokens(self, batch: Batch) -> int:
-        """Tokens of the budget left after a batch with decodes; may be negative."""
+        """Return how many tokens of the budget `batch`, which has decodes, leaves unused; may be negative."""
 
     @abstractmethod
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         """Return the next invocation, or None when there is nothing to compute.
 
-        `running` is ordered by admission; every request in it has at least one token to compute and pages for
-        all its tokens. A task must not depend on another task of the same batch.
+        Callers must order `running` by admission, oldest first; each request must have at least one token to
+        compute, and pages for all its tokens. Modes must not return a task that depends on another task of
+        the same batch.
         """
 
 
 def whole_pages(tokens: int, config: ModelConfig) -> int:
-    """`tokens` rounded up to a multiple of the page size."""
+    """Round `tokens` up to a multiple of the page size."""
     return -(-tokens // config.stride) * config.stride
 
 
 def _context_span(config: ModelConfig) -> int:
-    """The context length at which a token's attention takes about as long as the rest of the model.
+    """Estimate the context length at which attention takes as long per token as the rest of the model.
 
-    With a hidden size of h, a layer's matmuls take about 24 h^2 FLOPs per token and its attention 4 h per
-    key, so the two are equal at 6 h keys. The config does not contain h; it contains the width of K, which is
-    h or, with grouped queries, a fraction of it. That leaves a margin, as attention runs further from peak
-    FLOPs.
+    With hidden size h, a layer's matmuls take about 24 h^2 FLOPs per token, and attention takes 4 h FLOPs per
+    key. These are equal at 6 h keys. The config has the width of K in place of h: h itself or, with
+    grouped-query attention, a fraction of h. Underestimating the length leaves a margin, because attention
+    runs further from peak FLOPs than matmuls.
     """
     return 6 * config.paged_kv_cache.attention_head_count_kv * config.attn_head_dim

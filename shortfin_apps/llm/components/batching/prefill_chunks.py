@@ -1,7 +1,7 @@
-"""Prefill chunks: selects the parts of prompts for one prefill invocation.
+"""Selects the prefill chunks of one invocation.
 
-Two chunks are equal if they fill the same number of pages: with pages of 16 tokens, a last chunk of 122
-tokens runs together with one of 128, as both fill 8 pages; a chunk of 44 does not.
+Two chunks are called equal if they occupy the same number of pages. With pages of 16 tokens, a prompt's last
+chunk of 122 tokens can run together with one of 128, because both occupy 8 pages, but not with one of 44.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from shortfin_apps.llm.components.request.request import Request
 
 
 class PrefillChunks:
-    """Cuts prompts into chunks of `chunk_tokens` (None: not at all), and selects the ones that run together.
+    """Splits prompts into chunks of `chunk_tokens` (None: whole prompts); selects those that run together.
 
-    Without a budget, the oldest prompt's chunk runs with the equal chunks of other prompts, up to the largest
-    of `row_buckets`.
+    Without a budget, the oldest prompt's chunk runs with the equal chunks of other prompts. `row_buckets` are
+    the compiled batch sizes; the largest limits the number of chunks.
 
     With a budget, which includes padding rows:
 
-    - Equal chunks run together, as many as the budget holds, if at most a quarter of the rows is padding.
-    - A prompt with more tokens left than these chunks have in total runs alone in one chunk as long as the
-      budget allows: fewer, longer chunks are the same work and read the weights less often. So does a prompt
-      that such a chunk finishes, if it overtook another or if requests decode: cutting it to share
-      invocations would make more invocations for the decodes to wait for.
-    - A prompt that one invocation finishes may overtake older ones, but not twice in a row: a short prompt
-      does not wait for a long one, which still gets every other invocation.
+    - Equal chunks run together, as many as the budget allows, if at most a quarter of the rows are padding.
+    - The first prompt (the oldest, or one that overtakes it) instead runs alone, in one chunk as long as the
+      budget allows, if that chunk has more tokens than the equal chunks have in total: fewer, longer chunks
+      read the weights less often.
+    - The first prompt also runs alone if that chunk completes the prompt, and the prompt has overtaken
+      another or requests decode: splitting the prompt would make the decodes wait for more invocations.
+    - A prompt that one invocation completes may overtake older prompts, but not in two invocations in a row.
+      A short prompt then does not wait for a long one, and the long one gets every other invocation.
     """
 
     def __init__(
@@ -47,23 +48,23 @@ class PrefillChunks:
 
     @property
     def max_task_tokens(self) -> int | None:
-        """Maximum tokens of a task; None if that may be a full prompt."""
+        """Maximum tokens of a task; None if a task may be a full prompt."""
         return self._chunk_tokens if self.budget is None else max(self._stride, self.budget.most)
 
     @property
     def max_tokens_beside_decodes(self) -> int:
-        """Maximum tokens of an invocation while requests decode; without a budget, of a chunk or a page."""
+        """Maximum tokens of an invocation while requests decode; without a budget, one chunk or one page."""
         return self.budget.while_decoding if self.budget else self._chunk_tokens or self._stride
 
     def next_tasks(self, prefills: Sequence[Request], has_decodes: bool) -> list[LlmTaskInput]:
-        """Select the tasks of the next invocation; `prefills` has at least one prompt, oldest first."""
+        """Select the tasks of the next invocation; `prefills` must be non-empty, oldest first."""
         if self.budget is None:
             return self._equal_chunks(prefills[0], prefills)
         budget, backlog_tokens = self.budget, sum(request.num_uncomputed for request in prefills)
         tokens = budget.tokens(int(has_decodes), backlog_tokens)
 
         def max_pages(request: Request, num_rows: int = 1) -> int:
-            """Maximum pages per row for `num_rows` rows including `request`; at least one."""
+            """Return the maximum pages per row if `request` is one of `num_rows` rows; at least one."""
             cost = budget.page_cost(request.num_computed, has_decodes=has_decodes)
             return max(1, int(tokens / self._stride / (self._padded_rows(num_rows) * cost)))
 
@@ -81,21 +82,21 @@ class PrefillChunks:
         return [single] if is_cut and (has_decodes or self._overtook) else several
 
     def _first(self, prefills: Sequence[Request], max_pages: Callable[[Request], int]) -> Request:
-        """The oldest prompt, or one that may overtake it, which an invocation of its own finishes."""
+        """Return the oldest prompt, or one that overtakes it because a single invocation completes it."""
         oldest = prefills[0]
         short = next((r for r in prefills if r.num_uncomputed <= max_pages(r) * self._stride), oldest)
         self._overtook = short is not oldest and not self._overtook
         return short if self._overtook else oldest
 
     def _equal_chunks(self, first: Request, prefills: Sequence[Request]) -> list[LlmTaskInput]:
-        """The chunk of `first` and the equal chunks of other prompts, up to the largest number of rows."""
+        """Return the chunk of `first` and the equal chunks of other prompts, up to the largest batch size."""
         requests = (first, *(r for r in prefills if r is not first))
         tasks = [LlmTaskInput.next_of(r, self._chunk_tokens or len(r.token_ids)) for r in requests]
         pages = self._num_pages(tasks[0])
         return [task for task in tasks if self._num_pages(task) == pages][: self._row_buckets[-1]]
 
     def _has_little_padding(self, num_rows: int) -> bool:
-        """Whether at most a quarter of the rows is padding, or the smallest entry is used."""
+        """Return whether at most a quarter of the rows are padding, or the smallest batch size is used."""
         rows = self._padded_rows(num_rows)
         return rows == self._row_buckets[0] or 4 * num_rows >= 3 * rows
 

@@ -1,16 +1,16 @@
 """Scheduler: starts waiting requests when there are pages for them, and preempts when pages run out.
 
-Pages are reserved as needed: the prompt's pages when a request starts, one more each time it grows into a new
-page, and while there are enough, one page ahead for every running request. When no page is left, the youngest
-running request is preempted and moves to the head of the queue. A request is never preempted for a younger
-one, and a request larger than the cache is refused before it gets here, so there is always progress. Pages of
-sliding-window layers are reserved only for the tokens that the next invocation may compute, not for a full
-prompt; the cache has enough of them for any request that runs alone.
+Pages are reserved as needed: pages for the prompt when a request starts, then one page each time the request
+grows into a new page. While enough pages are available, every running request also has one page reserved
+ahead. When no page is left, the youngest running request is preempted and moves to the head of the queue. A
+request is never preempted for a younger one, and requests larger than the cache are refused before they are
+added, so there is always progress. Window pages are reserved only for the tokens that the next invocation may
+compute, not for a full prompt; the cache has enough window pages for any request that runs alone.
 
-The order of waiting requests is in waiting_queue.py. Requests that fit overtake one that does not, but at
-most MAX_OVERTAKES times; then all later requests wait until it has started. A long prompt is skipped while
-the maximum number of long prompts is being prefilled, and a prompt is skipped while a running request
-computes a prefix that both share.
+waiting_queue.py defines the order of waiting requests. If a request does not fit, later requests that fit
+overtake it at most MAX_OVERTAKES times; then all later requests wait until it has started. A long prompt is
+skipped while the maximum number of long prompts is being prefilled. A prompt is also skipped while a running
+request computes a prefix that both share.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
 
 MAX_OVERTAKES = 32
-# Bounds on a step's work, however long the queue is: requests examined, and failed attempts to start one.
+# Bounds on the work of one step: waiting requests examined, and failed attempts to start a request.
 LOOKAHEAD, MAX_MISFITS = 64, 16
 
 
-# At most so many running requests have more than so many tokens left to prefill, so that short prompts find a
-# place: one more long prompt makes none faster, as long prompts share the budget of each invocation.
+# At most MAX_LONG_PREFILLS running requests have more than LONG_PREFILL_TOKENS tokens left to prefill. The
+# other places are for short prompts: long prompts share the budget of each invocation, so running more long
+# prompts at once makes none of them faster.
 MAX_LONG_PREFILLS, LONG_PREFILL_TOKENS = 2, 1024
 
 
 class Scheduler:
     """Holds the waiting queue and up to `max_running` running requests, and plans invocations.
 
-    `tenant_weights` are positive; the default weight is 1.
+    `tenant_weights` must be positive; the default weight is 1.
     """
 
     def __init__(
@@ -74,26 +75,26 @@ class Scheduler:
     def plan(self) -> Batch | None:
         """Plan the next invocation; afterwards every running request has pages for all its tokens.
 
-        Raises IllegalTransitionError for a request in a wrong state; call `discard` with it.
+        Raises IllegalTransitionError if a request is in a wrong state; callers must then `discard` it.
         """
         self._grow_running()
         self._admit()
         return self.mode.next_batch(self.running)
 
     def reserve_next(self, num_decodes: int) -> bool:
-        """Reserve pages for the step after the current one, in which `num_decodes` requests decode.
+        """Reserve pages for another decode step of the current step's `num_decodes` requests.
 
-        Returns False if the next plan may have a different batch: when other requests run or might start, or
-        when there are too few pages, so that the plan would preempt.
+        Returns False if the next plan may have a different batch: if other requests run or might start, or if
+        there are too few pages, so that a request would be preempted.
         """
         if num_decodes != len(self.running) or self.may_admit():
             return False
         return self._reserve_running(1) is None
 
     def reserve_proposed(self, request: Request, count: int) -> int:
-        """Reserve pages for proposed tokens of a running request; returns how many of `count` have one.
+        """Reserve pages for `count` proposed tokens of a running request; returns how many fit in its pages.
 
-        Never takes pages that other running requests may need for their next tokens.
+        Pages that other running requests may need for their next tokens are not taken.
         """
         lease, stride = request.lease, self._cache.stride
         assert lease is not None
@@ -104,7 +105,11 @@ class Scheduler:
         return min(count, request.num_pages * stride - len(request.token_ids))
 
     def may_admit(self) -> bool:
-        """Whether `plan` might start a request: False only if every candidate has already failed to fit."""
+        """Return whether `plan` might start a request.
+
+        False if no request waits, `max_running` requests run, or each candidate has failed to fit and no page
+        has become available since.
+        """
         if not self.waiting or len(self.running) >= self.max_running:
             return False
         available = self._cache.available()
@@ -126,7 +131,7 @@ class Scheduler:
         request.finish(reason, self._cache)
         try:
             requests.remove(request)
-        except ValueError:  # it was finished before
+        except ValueError:  # the request is not in the list for its state
             raise IllegalTransitionError(request, State.FINISHED) from None
 
     def discard(self, request: Request) -> None:
@@ -151,9 +156,9 @@ class Scheduler:
             self._preempt_youngest()
 
     def _reserve_running(self, num_tokens: int = 0) -> Request | None:
-        """Reserve pages for the tokens of each running request, plus `num_tokens`.
+        """Reserve pages for each running request's tokens and `num_tokens` more.
 
-        Returns the first request with too few pages, or None; the requests before it have their pages.
+        Returns the first request that cannot get its pages, or None; requests before it keep their new pages.
         """
         has_grown = False
         for request in self.running:
@@ -167,9 +172,9 @@ class Scheduler:
         return None
 
     def _grow_ahead(self) -> None:
-        """Reserve one more page for each running request, if as many remain available after that.
+        """Reserve a page ahead for each running request, if at least as many pages remain available.
 
-        All block tables then change at the same step, once per page of tokens, instead of each at a different
+        All block tables then change in the same step, once per page of tokens, instead of each in a different
         step.
         """
         if self._cache.available().fewest < 2 * len(self.running):
@@ -181,7 +186,7 @@ class Scheduler:
             self._reserve(request.lease, num_tokens, request.num_computed)
 
     def _reserve(self, lease: Lease, num_tokens: int, num_computed: int) -> bool:
-        """Reserve pages for all tokens, and window pages for tokens that the next invocation may compute."""
+        """Reserve pages for `num_tokens`, but window pages only as far as the next invocation may compute."""
         ahead = self.mode.tokens_ahead(self._cache.stride)
         end = num_tokens if ahead is None else min(num_tokens, num_computed + ahead)
         return self._cache.reserve(lease, num_tokens, end)
@@ -191,7 +196,7 @@ class Scheduler:
         self.preempt(self.running[-1])
 
     def _admit(self) -> None:
-        """Start requests that fit, in order; one that does not is overtaken at most MAX_OVERTAKES times."""
+        """Start requests that fit, in order; others are overtaken at most MAX_OVERTAKES times each."""
         if not self.waiting or len(self.running) >= self.max_running:
             return
         prefills = [r for r in self.running if r.num_uncomputed > 1]
@@ -214,9 +219,10 @@ class Scheduler:
                 return
 
     def _awaits_prefix(self, request: Request, prefills: list[Request]) -> bool:
-        """Whether a running request is about to fill the next page that this one could share.
+        """Return whether a running request will compute the next page that `request` could share.
 
-        If it started now, that page would be computed twice; once published, the page is found in the cache.
+        If `request` started now, both would compute that page. Once the page is published, `request` finds it
+        in the cache.
         """
         if not self._cache.shares_prefixes:
             return False
@@ -231,7 +237,7 @@ class Scheduler:
         )
 
     def _exceeds_long_prefills(self, request: Request, prefills: list[Request]) -> bool:
-        """Whether this would exceed the limit on concurrent long prefills."""
+        """Return whether starting `request` would exceed the limit on concurrent long prefills."""
         limit = self._long_prefill_tokens
         if len(request.token_ids) <= limit:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A prefill gets more than the `least` budget if more prompt tokens than this wait while requests decode.
+# While requests decode, the prefill budget exceeds `least` if more prompt tokens than this are uncomputed.
 LIGHT_BACKLOG_TOKENS = 1024
 
 
@@ -12,16 +12,16 @@ LIGHT_BACKLOG_TOKENS = 1024
 class TokenBudget:
     """Maximum tokens in one invocation: `while_decoding` if any running request decodes, else `idle`.
 
-    With a `least` budget, invocations are smaller while requests decode and few prompt tokens wait. A light
-    load then has even gaps between tokens, and a backlog is processed in few steps. Up to
-    LIGHT_BACKLOG_TOKENS waiting prompt tokens, the prefill budget is `least`; beyond that it grows with the
-    backlog, up to `while_decoding`.
+    `least`, if given, is the prefill budget while requests decode and at most LIGHT_BACKLOG_TOKENS prompt
+    tokens are uncomputed. With more uncomputed tokens, the prefill budget grows in proportion, up to
+    `while_decoding`. Under light load, the gaps between tokens are then even; a backlog takes few steps.
 
-    Attention costs more the longer the context is. To bound the time that decodes wait, a page of prefill
-    then costs 1 + context / `context_span` pages of the budget; `context_span` is the context, in tokens, at
-    which attention takes as long as the rest of the model. When idle, each page costs one page.
+    Attention takes longer with a longer context. To bound the time that decodes wait, a page of prefill costs
+    1 + context / `context_span` pages of the budget while requests decode, and one page otherwise.
+    `context_span` is the context length, in tokens, at which attention takes as long as the rest of the
+    model.
 
-    `Engine.tune` may replace `while_decoding` and `least` by measured values, before the first step.
+    `Engine.tune` may replace `while_decoding` and `least` by measured values before the first step.
     """
 
     while_decoding: int
@@ -35,10 +35,10 @@ class TokenBudget:
         return max(self.while_decoding, self.idle)
 
     def tokens(self, num_decodes: int, backlog_tokens: int) -> int:
-        """Maximum tokens of an invocation, given the number of decodes and of uncomputed prompt tokens.
+        """Return the maximum tokens of an invocation; `backlog_tokens` counts uncomputed prompt tokens.
 
-        Decodes that run in the same invocation are added to it, so that they do not reduce the prompts'
-        share.
+        `num_decodes` is added to a budget based on `least`, so that decodes in the same invocation do not
+        reduce the prompts' share.
         """
         tokens = self.while_decoding if num_decodes else self.idle
         if num_decodes and self.least is not None:
@@ -47,5 +47,5 @@ class TokenBudget:
         return tokens
 
     def page_cost(self, context: int, *, has_decodes: bool) -> float:
-        """Pages of the budget that a page of prefill costs when `context` tokens precede it."""
+        """Return how many pages of the budget one page of prefill costs at position `context`."""
         return 1 + context / self.context_span if has_decodes else 1.0

@@ -1,10 +1,10 @@
 """The order in which waiting requests start.
 
-1. Preempted requests, and later steps of calls that were admitted before (beam search).
+1. Preempted requests, and requests that continue an admitted one (the steps of a beam search).
 2. Among tenants, the one that has received the least service (fair_share.py).
-3. Within one tenant, first come first served with priorities that age: a request is ordered as if it had
-   arrived `priority * PRIORITY_STEP_S` seconds later (earlier if negative). Therefore a request with a
-   `priority` value higher by n is overtaken only by requests that arrive at most n steps after it.
+3. Within one tenant, first come, first served, with an offset for priority: a request is ordered as if it
+   had arrived `priority * PRIORITY_STEP_S` seconds later (earlier if negative). A request can therefore be
+   overtaken by one with a `priority` value lower by n only within n * PRIORITY_STEP_S seconds of arrival.
 
 The queue is never re-sorted: a request's position within its tenant is fixed when it arrives.
 """
@@ -28,7 +28,7 @@ class WaitingQueue:
     def __init__(self, share: FairShare) -> None:
         self._share = share
         self._first: deque[Request] = deque()
-        self._of_tenant: dict[str, list[Request]] = {}  # in order; no tenant without requests
+        self._of_tenant: dict[str, list[Request]] = {}  # in order; only tenants with requests here
         self._num_of_tenants = 0
 
     def __len__(self) -> int:
@@ -36,14 +36,14 @@ class WaitingQueue:
 
     @property
     def num_tenants(self) -> int:
-        """Number of tenants with waiting requests, without preempted and resumed ones at the head."""
+        """Number of tenants with waiting requests, not counting preempted and resumed requests."""
         return len(self._of_tenant)
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate over requests in order. During iteration only the request yielded last may be removed.
+        """Iterate over requests in order. Callers must not remove any request but the one just yielded.
 
-        A request that stays counts as service for its tenant in the rest of the iteration, so that the other
-        tenants' requests follow.
+        If a yielded request stays, its tokens count as service of its tenant for the rest of the iteration,
+        so that requests of other tenants follow.
         """
         yield from tuple(self._first)
         turns = [(*self._share.rank(tenant), tenant, 0, 0.0) for tenant in self._of_tenant]

@@ -1,4 +1,4 @@
-"""An engine's requests, from `add` until their last delta: one way in and one way out."""
+"""An engine's requests, from `add` until the last delta of each request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 class ActiveRequests:
     """Waiting and running requests, with their deadlines. Methods that end a request return its last delta.
 
-    An illegal lifecycle transition raises if `strict`; otherwise only that request is ended.
+    If a request makes an illegal lifecycle transition, this raises if `strict`, else only that request ends.
     """
 
     def __init__(self, scheduler: Scheduler, *, strict: bool) -> None:
@@ -37,11 +37,11 @@ class ActiveRequests:
         return self._requests.get(request_id)
 
     def late(self, now_s: float) -> list[Request]:
-        """Requests past their deadline."""
+        """Return the requests that are past their deadline."""
         return [self._requests[name] for name, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
 
     def finish(self, request: Request, last: Delta) -> Delta:
-        """Free the pages of a completed request, and remove it."""
+        """Free the pages of a completed request and remove the request; return its last delta."""
         assert last.finish_reason is not None
         try:
             self._scheduler.finish(request, last.finish_reason)
@@ -51,7 +51,7 @@ class ActiveRequests:
         return last
 
     def end(self, request: Request, reason: FinishReason, error: LlmError | None) -> Delta:
-        """End a request before it is complete."""
+        """End a request before its output is complete; return its last delta."""
         last = Delta(
             request_id=request.request_id,
             num_cached_tokens=request.num_cached,
@@ -63,7 +63,7 @@ class ActiveRequests:
         return self.finish(request, last)
 
     def contain(self, bug: IllegalTransitionError) -> Delta | None:
-        """End the request that made an illegal transition; None if its last delta was returned before."""
+        """End the request that made an illegal transition; None if its last delta was already returned."""
         request, error = bug.request, self._discard(bug)
         if self._requests.get(request.request_id) is not request:
             return None
@@ -71,7 +71,7 @@ class ActiveRequests:
         return _failed(request, error)
 
     def discard_all(self, error: LlmError) -> list[Delta]:
-        """End every request, whatever its state, and mark its pages for clearing."""
+        """End every request in any state, and mark its pages for zeroing."""
         requests = list(self._requests.values())
         self._requests.clear()
         self._deadlines_s.clear()
@@ -85,7 +85,7 @@ class ActiveRequests:
         self._deadlines_s.pop(request.request_id, None)
 
     def _discard(self, bug: IllegalTransitionError) -> LlmError:
-        """Remove a request that made an illegal transition from the scheduler. Raises `bug` if `strict`."""
+        """Discard the request of an illegal transition and return its error. Raises `bug` if `strict`."""
         if self._strict:
             raise bug
         logger.error("a request left its lifecycle and is ended; please report this bug", exc_info=bug)

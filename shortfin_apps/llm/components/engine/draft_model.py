@@ -1,19 +1,19 @@
 """Draft model: a smaller model on the same device proposes tokens, which the main model verifies.
 
-    step n      the model yields t for a request
-    step n + 1  the draft model computes t, which yields x, and then x, which yields y: a round each, with all
-                requests that it drafts for in one invocation
-                the model computes t, x and y, a row each (speculation.py)
+    step n      the main model samples t for a request
+    step n + 1  the draft model runs two rounds: it computes t and samples x, then computes x and samples y.
+                A round is one invocation for all requests that get drafts.
+                The main model computes t, x and y, one row each (speculation.py).
 
 The draft model has its own page table, with a lease for each request that it drafts for, and shares prefixes
-as the main model does. In its first round for a request it catches up on tokens it has not computed,
-initially the prompt. The catch-up is limited to a number of tokens per step: a long prompt takes several
-steps, during which the request gets no drafts. Drafted tokens that are rejected are forgotten, and their
-slots are overwritten.
+as the main model does. In the first round of a step, it catches up on each request's tokens that it has not
+computed; initially, these are the prompt. The catch-up is limited to a number of tokens per step: a long
+prompt takes several steps, and the request gets no drafts until then. Rejected tokens are dropped, and their
+cache slots are overwritten.
 
 The draft model never ends a request. If it cannot draft for a request (too few pages, context exhausted or
-non-finite logits), the request is decoded without drafts. If its invocations fail, no request gets drafts;
-after a few consecutive failures it stays off.
+non-finite logits), the request is decoded without drafts. If an invocation of the draft model fails, no
+request gets drafts in this step; after MAX_FAILURES consecutive failures, the draft model stays off.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ logger = logging.getLogger(__name__)
 
 CATCH_UP_TOKENS = 256  # over all requests in one step
 MAX_FAILURES = 3  # consecutive
-_PRIOR = 0.8
+_PRIOR = 0.8  # acceptance rate before any observation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOptions:
     """Options of a draft model.
 
-    It drafts at most `max_tokens` per request and step, from a vocabulary of `vocab_size` (None: any token
-    ID), for requests of up to `max_seq_len` tokens. `round_cost` is the cost of a round relative to reading
-    the main model's weights once (acceptance.py). A step catches up on at most `catch_up_tokens`.
+    `max_tokens`: maximum drafted tokens per request and step. `max_seq_len`: the draft model's context
+    length. `vocab_size`: the main model's vocabulary; other token IDs are not proposed (None: no limit).
+    `round_cost`: cost of a round, relative to reading the main model's weights once (acceptance.py).
+    `catch_up_tokens`: maximum tokens to catch up on in a step, over all requests.
     """
 
     max_tokens: int
@@ -61,8 +62,8 @@ class DraftOptions:
 class _Sequence:
     """The draft model's state for one request.
 
-    The KV cache holds its first `num_computed` tokens, followed by `ahead`, drafted tokens. `rate`
-    is the request's acceptance rate.
+    The draft model's KV cache holds the request's first `num_computed` tokens, followed by the drafted tokens
+    `ahead`. `rate` is the request's acceptance rate.
     """
 
     lease: Lease
@@ -72,7 +73,7 @@ class _Sequence:
 
 
 class DraftModel:
-    """Drafts tokens for an engine's requests, on its thread. Owns the leases on pages of `cache`."""
+    """Drafts tokens for an engine's requests, on the engine's thread. Owns the leases of `cache`."""
 
     def __init__(self, runner: BatchRunner, cache: KVCache, options: DraftOptions) -> None:
         self._runner = runner
@@ -88,16 +89,16 @@ class DraftModel:
 
     @property
     def device_s(self) -> float:
-        """Seconds spent in its invocations."""
+        """Total seconds spent in the draft model's invocations."""
         return self._runner.device_s
 
     @property
     def has_given_up(self) -> bool:
-        """Whether it is disabled after too many failures."""
+        """Whether the draft model stays off after too many consecutive failures."""
         return self._failures >= MAX_FAILURES
 
     def num_worth(self, request: Request, least: float, most: int) -> int:
-        """Number of tokens to draft, up to `most`: each must have an acceptance chance above `least`."""
+        """Return how many tokens to draft: at most `most`, each accepted with a probability above `least`."""
         left = self._options.max_seq_len - len(request.token_ids)
         most = 0 if self.has_given_up else min(most, left, self._options.max_tokens)
         if most <= 0:
@@ -110,7 +111,7 @@ class DraftModel:
         return count
 
     def draft(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        """Draft up to the wanted number of tokens for each request; requests without drafts are omitted."""
+        """Draft up to the `wanted` number of tokens for each request; requests without drafts are omitted."""
         self.forget_ended()
         try:
             self._runner.clear_suspects(self._cache)
@@ -122,7 +123,7 @@ class DraftModel:
         return drafted
 
     def observe(self, request: Request, num_proposed: int, num_accepted: int) -> None:
-        """Record how many of the first `num_proposed` tokens of the last draft were accepted."""
+        """Record how many of the first `num_proposed` tokens of the request's last draft were accepted."""
         self._rate.observe(num_proposed, num_accepted)
         if (sequence := self._sequences.get(request)) is not None:
             sequence.rate.observe(num_proposed, num_accepted)
@@ -152,7 +153,7 @@ class DraftModel:
         return {request: tokens for request, tokens in drafted.items() if tokens}
 
     def _first_round(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        """Catch up the KV cache, then draft the first token for requests that are caught up."""
+        """Catch up on uncomputed tokens, then draft one token for each request that is caught up."""
         tasks, left = [], self._options.catch_up_tokens
         for request, count in wanted.items():
             if left and (sequence := self._ready(request, count)) is not None:
@@ -166,13 +167,13 @@ class DraftModel:
         return drafted
 
     def _tasks(self, request: Request, start: int, end: int) -> list[LlmTaskInput]:
-        """Tasks for tokens `start` to `end`: single-token rows up to the next page boundary, then a chunk."""
+        """Create tasks for tokens `start` to `end`: single tokens up to a page boundary, then a chunk."""
         begin = min(end, -(-start // self._cache.stride) * self._cache.stride)
         cuts = [*range(start, begin), begin] + ([end] if begin < end else [])
         return [self._task(request, request.token_ids[a:b], a) for a, b in pairwise(cuts)]
 
     def _ready(self, request: Request, count: int) -> _Sequence | None:
-        """The request's sequence, with pages for `count` drafted tokens; None if there are too few pages."""
+        """Return the request's sequence with pages for `count` drafted tokens; None if pages are too few."""
         if (sequence := self._sequences.get(request)) is None:
             lease = self._cache.acquire(request.token_ids, request.call.cache_salt)
             sequence = _Sequence(lease, lease.num_cached_tokens, Rate(_PRIOR, self._rate.value))
@@ -188,14 +189,14 @@ class DraftModel:
         return None
 
     def _advance(self, task: LlmTaskInput) -> bool:
-        """Mark the task's tokens as computed, publish pages, and return whether the request is caught up."""
+        """Mark the task's tokens as computed and publish pages; return whether the request is caught up."""
         sequence = self._sequences[task.request]
         sequence.num_computed = task.seq_len
         self._cache.publish(sequence.lease, task.request.token_ids, task.seq_len)
         return task.seq_len == len(task.request.token_ids)
 
     def _is_finite(self, request: Request, row: Candidates) -> bool:
-        """Whether this row and the request's earlier rows are finite; if not, forget the request."""
+        """Return whether this and earlier rows of the request are finite; if not, forget the request."""
         if row.is_finite or request not in self._sequences:
             return request in self._sequences
         self._cache.retract(self._sequences[request].lease)
@@ -203,7 +204,10 @@ class DraftModel:
         return False
 
     def _next(self, request: Request, row: Candidates, num_ahead: int) -> list[int]:
-        """The token after a row and `num_ahead` drafted tokens; empty if the main model does not have it."""
+        """Return a list of the token that `row` yields; empty if the main model's vocabulary lacks the token.
+
+        `num_ahead` is the number of tokens drafted before.
+        """
         token_id, vocab_size = drafted_token(row, request, num_ahead), self._options.vocab_size
         return [token_id] if vocab_size is None or token_id < vocab_size else []
 
@@ -227,7 +231,7 @@ class DraftModel:
         self._cache.release(lease)
 
     def _fail(self, error: Exception) -> None:
-        """Forget every request, since their pages may hold anything."""
+        """Forget every request, because the failed invocation may have written anything to their pages."""
         self._failures = MAX_FAILURES if isinstance(error, DeviceLostError) else self._failures + 1
         for request in list(self._sequences):
             self._forget(request, is_suspect=True)
@@ -236,7 +240,7 @@ class DraftModel:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens are the same."""
+    """Return the number of leading tokens that are the same."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a != b:

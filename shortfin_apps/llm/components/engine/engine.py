@@ -1,8 +1,8 @@
 """The engine: plan, run, commit.
 
-One thread calls `step` repeatedly. Between two steps at most one decode step is in flight, queued ahead
-(decode_ahead.py). Requests added or aborted, and pages released, between steps take effect immediately or
-after that step.
+One thread calls `step` repeatedly. Between two steps, at most one decode step is in flight, queued ahead
+(decode_ahead.py). If requests are added or aborted or pages released between steps, this takes effect
+immediately, or after the step in flight.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Executes requests on one model, one batch of tasks per step.
 
-    An illegal lifecycle transition raises if `strict`; otherwise only that request is ended. `decode_ahead`
-    enables the VMFB's decode loops, and `speculation` enables proposed tokens.
+    If a request makes an illegal lifecycle transition, `strict` engines raise; others end only that request.
+    `decode_ahead` enables the VMFB's decode loops (entries that decode and sample on the device), and
+    `speculation` enables proposed tokens.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Engine:
         self._steady: SteadyDecode | None = None
         self._deltas: list[Delta] = []  # of the current step
         self._device_before_s = 0.0  # device seconds before the current step
-        self._commit_s: float | None = None  # when the current step's commit began, set if a trace needs it
+        self._commit_s: float | None = None  # time when the current commit began, if a trace needs it
 
     @property
     def max_running(self) -> int:
@@ -117,14 +118,15 @@ class Engine:
 
     @property
     def returns_logits(self) -> bool:
-        """Whether the VMFB returns full logits rows, which penalties need."""
+        """Whether the VMFB returns full rows of logits, which penalties need."""
         return self._runner.returns_logits
 
     def tune(self, *, on_gpu: bool) -> None:
         """Measure how many prompt tokens to compute per step while requests decode.
 
-        Call before the first step. On CPUs this tunes the budget under light load; on GPUs it tunes the
-        budget under any load, for modes that mix prompts and decodes in one invocation.
+        Callers must call this before the first step. On CPUs, sets the token budget under light load. On
+        GPUs, sets the token budget under any load, but only for modes that mix prompts and decodes in one
+        invocation.
         """
         mode = self._scheduler.mode
         if (budget := mode.budget) is None or (on_gpu and not mode.mixes):
@@ -160,7 +162,7 @@ class Engine:
         self._requests.add(request)
 
     def abort(self, request_id: str, error: LlmError | None = None) -> Delta | None:
-        """End a request now and return its last delta, or None if the request is unknown or already finished.
+        """End a request now and return its last delta; None if the request is unknown or already finished.
 
         `error` is the reason reported to the client.
         """
@@ -193,7 +195,7 @@ class Engine:
     def fail_all(self, error: LlmError) -> list[Delta]:
         """End every request after a bug in `step`.
 
-        Returns the deltas of that step, followed by the last delta of each request.
+        Returns the deltas of the interrupted step, followed by the last delta of each request.
         """
         self._ahead.abandon()
         self._fault("the engine failed outside an invocation")
@@ -202,7 +204,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has work to do, including when only a step in flight remains."""
+        """Whether `step` must be called: requests remain, or a step is in flight."""
         return len(self._requests) > 0 or self._ahead.in_flight
 
     def step(self) -> list[Delta]:
@@ -255,12 +257,12 @@ class Engine:
         )
 
     def _fault(self, reason: str) -> None:
-        """Dump the flight recorder's ring to a file, if a recorder is configured."""
+        """Report a failure to the flight recorder, if there is one; it dumps its records to a file."""
         if self._recorder is not None:
             self._recorder.on_fault(reason)
 
     def snapshot(self, at_s: float) -> Snapshot:
-        """Snapshot of requests and pages, taken between steps; `at_s` is on the caller's clock."""
+        """Take a snapshot of requests and pages, between steps; `at_s` is the time on the caller's clock."""
         return take_snapshot(self._scheduler, self._cache, self.stats(), at_s=at_s, now_s=self._clock())
 
     def _plan_and_run(self, began_s: float) -> None:
@@ -277,13 +279,13 @@ class Engine:
         return self._speculation is not None and self._speculation.would_propose(requests)
 
     def _steady_decode(self) -> SteadyDecode:
-        """Steady decode of the requests in flight, which all ran in the previous step and still run."""
+        """Create a steady decode of the requests in flight; all must still run after the previous step."""
         return SteadyDecode(
             self._ahead.requests, self._scheduler, self._cache, self._counters, self._eos_token_ids
         )
 
     def _go_on(self, steady: SteadyDecode, began_s: float) -> None:
-        """Run one step of a steady decode; fall back to the general path if it fails or may end a request."""
+        """Run one step of a steady decode; commit by the general path if a request may end."""
         try:
             token_ids = self._ahead.go_on()
         except Exception as error:
@@ -307,13 +309,13 @@ class Engine:
             self._deltas.append(self._requests.end(request, FinishReason.ABORT, error))
 
     def _end_costly(self) -> None:
-        """End requests with grammars that would slow down the others."""
+        """End the requests whose grammars take so long in each step that other requests slow down."""
         for request_id, error in self._mask_costs.settle():
             if (request := self._requests.get(request_id)) is not None:
                 self._deltas.append(self._requests.end(request, FinishReason.ERROR, error))
 
     def _plan(self) -> Batch | None:
-        """Return the step in flight or the next invocation; None if there is none, or a bug cost the step."""
+        """Return the batch in flight or the next one; None if no batch is due, or after a bug in planning."""
         if (queued := self._ahead.batch()) is not None:
             return queued
         try:
@@ -327,7 +329,7 @@ class Engine:
     def _run(self, batch: Batch) -> Rows | None:
         """Run one invocation and return its rows; on failure, end the requests of the batch and return None.
 
-        All rows are fetched here. The commit does not access the device, so it cannot fail halfway.
+        All rows are fetched here. The commit makes no access to the device and so cannot fail halfway.
         """
         try:
             rows = self._compute(batch)
@@ -363,9 +365,9 @@ class Engine:
             self._deltas.append(self._requests.end(request, FinishReason.ERROR, shown))
 
     def _commit(self, batch: Batch, rows: Rows, began_s: float) -> None:
-        """Advance each task, publish its pages and sample its token; a NaN row ends its request instead.
+        """Advance each task, publish full pages and sample tokens; a row with NaN ends its request instead.
 
-        Rows of rejected proposed tokens are dropped.
+        Rows of rejected proposed tokens and of ended requests are dropped.
         """
         for task, row in zip(batch.tasks, rows, strict=True):
             if task.is_stale:
@@ -386,7 +388,7 @@ class Engine:
                 task.request.suspect_pages()
                 self._cache.give_up(lease, task.seq_len)
                 continue
-            lease.is_suspect = False  # the row is finite, and has attended to all of the pages
+            lease.is_suspect = False  # the row is finite, and attended to all pages of the lease
             self._publish(task, lease)
             if task.completes:
                 self._deltas.append(self._sample(task.request, row, batch.family))
@@ -401,7 +403,7 @@ class Engine:
         request.num_computed = task.seq_len
 
     def _computed(self, task: LlmTaskInput, batch: Batch, began_s: float) -> ComputedTask:
-        """Timing of a task in the current step, for a trace; all tasks of a step end at the same time."""
+        """Return a task's timing in the current step, for a trace; all tasks of a step have the same end."""
         if self._commit_s is None:
             self._commit_s = self._clock()
         return ComputedTask(
@@ -416,13 +418,13 @@ class Engine:
         )
 
     def _publish(self, task: LlmTaskInput, lease: Lease) -> None:
-        """Publish full pages of this task, and of earlier tasks if they are not published yet."""
+        """Publish full pages of this task, and those of earlier tasks that are not published yet."""
         stride = self._cache.stride
         if len(task.token_ids) > 1 or task.seq_len // stride > task.start_position // stride:
             self._cache.publish(lease, task.request.token_ids, task.seq_len)
 
     def _sample(self, request: Request, row: Candidates | Drawn, family: EntryFamily) -> Delta:
-        """Append the next token to the request, and finish the request if that was the last one.
+        """Append the next token to the request, and finish the request if this token is its last.
 
         `family` is the family of the entry that computed the row.
         """
@@ -467,7 +469,7 @@ class Engine:
         )
 
     def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
-        """The reason for ending the request after this token; None if it continues."""
+        """Return the reason for ending the request after this token; None if the request continues."""
         if self._is_eos(request, token_id) or token_id in request.call.params.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if request.num_generated >= request.call.params.max_tokens else None

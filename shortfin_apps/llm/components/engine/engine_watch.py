@@ -1,4 +1,4 @@
-"""Snapshots of an engine, and the invocations between them; nothing is kept while no viewer is connected."""
+"""Snapshots of an engine, and the invocations between them. Nothing is kept without a connected viewer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NONE = EntryCounts()
 class EngineWatch:
     """Takes snapshots and records invocation mixes, on the engine's thread between steps.
 
-    A step's work is derived from the counters before and after it, so recording adds no cost to the step.
+    A step's work is derived from the counters before and after the step, so the step itself costs no more.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class EngineWatch:
         self._invocations: deque[InvocationMix] = deque(maxlen=MAX_INVOCATIONS)
         self._num_steps = 0  # recorded steps
         self._looked_s = 0.0
-        self.is_on = False  # a snapshot was taken within LOOK_S: call `note` after each turn
+        self.is_on = False  # a snapshot was taken within LOOK_S; `note` must then be called after each turn
 
     def look(self, after: int) -> Snapshot:
-        """Snapshot of the engine, with the recorded steps numbered above `after` that are still kept."""
+        """Take a snapshot of the engine, with the kept invocations of the steps numbered above `after`."""
         at_s, began_s = self._clock(), self._cpu_clock()
         self._looked_s = at_s
         self.is_on = True
@@ -49,7 +49,7 @@ class EngineWatch:
         return replace(snapshot, invocations=invocations, taken_s=self._cpu_clock() - began_s)
 
     def note(self, before: EngineStats, after: EngineStats) -> None:
-        """Record a turn's invocations from the counters before and after it."""
+        """Record the invocations of a turn, given the counters before and after that turn."""
         now_s = self._clock()
         if now_s - self._looked_s > LOOK_S:
             self.is_on = False
@@ -69,7 +69,7 @@ class EngineWatch:
 def _mix(
     serial: int, at_s: float, duration_s: float, name: str, before: EntryCounts, after: EntryCounts
 ) -> InvocationMix | None:
-    """Tokens that an entry computed between two counts; None for entries that only sample."""
+    """Return the tokens that an entry computed between two counts; None for entries that only sample."""
     entry = Entry.parse(name)
     if entry is None or entry.family in (EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE):
         return None

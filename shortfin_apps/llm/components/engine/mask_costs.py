@@ -1,19 +1,21 @@
-"""Limits on the time that grammar masks take of a step.
+"""Limits on the time of a step that is spent on grammar masks (bitmasks of allowed tokens).
 
 The grammar library bounds the work for one mask, not the sum over a batch: 30 rows with a costly grammar
-would delay every other request. Requests of one tenant with the same grammar share an account. When masks
-have taken too long for several steps, the requests of the costliest accounts end with an error until the
-others fit.
+would delay every other request. Requests of one tenant with the same grammar share an account. If masks have
+taken too long for several steps, requests end with an error, costliest accounts first, until the time of the
+remaining accounts is within the limit.
 
-    all masks of a step         MAX_STEP_S; consecutive steps may exceed it by MAX_EXCESS_S in total
-    one account in a step       MAX_EXCESS_S; then all its requests in the step end
+    all masks of a step         MAX_STEP_S; consecutive steps may exceed this by MAX_EXCESS_S in total
+    one account in a step       MAX_EXCESS_S; beyond, all requests of the account in the step end
     always allowed              MIN_ROW_S per row, so that large batches of ordinary grammars never fail
-    one tenant in a step        MAX_STEP_S above that; consecutive steps may exceed it by MAX_DEBT_S in total
+    one tenant in a step        MAX_STEP_S in addition to MIN_ROW_S per row; consecutive steps may exceed this
+                                by MAX_DEBT_S in total
 
-An account's cost is its mean over NUM_STEPS steps without the NUM_SPIKES costliest: the first masks of a new
-grammar are slow, and its requests must not fail because of them. A tenant's debt includes these spikes and
-outlasts requests. Otherwise a series of short requests, each too new to be known as costly, could take much
-of every step. A debt over its limit doubles, and takes at least 2 * MAX_DEBT_S / MAX_STEP_S steps to pay off.
+An account's cost is the mean over NUM_STEPS steps without the NUM_SPIKES costliest ones: the first masks of a
+new grammar are slow, and this must not fail its requests. A tenant's debt is the time beyond the tenant's
+limit, including these spikes, and is kept after requests end. Otherwise a series of short requests, each too
+new to be known as costly, could take much of every step. A debt that exceeds MAX_DEBT_S is set to twice
+MAX_DEBT_S, and takes at least 2 * MAX_DEBT_S / MAX_STEP_S steps to pay off.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ NUM_SPIKES = 3
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Tenant:
-    """A tenant's debt. Lives as long as one of its accounts, or the debt."""
+    """A tenant's debt. The object lives as long as an account of the tenant, or while the debt is not 0."""
 
-    debt_s: float = 0.0  # mask time beyond the allowance
+    debt_s: float = 0.0  # mask time beyond the limits
 
     @property
     def is_over_limit(self) -> bool:
         return self.debt_s > MAX_DEBT_S
 
     def settle(self, over_s: float) -> None:
-        """Add the current step to the debt."""
+        """Update the debt with a step that took `over_s` beyond MIN_ROW_S per row."""
         self.debt_s = max(0.0, self.debt_s + over_s - MAX_STEP_S)
         if self.is_over_limit and over_s > MAX_STEP_S:
             self.debt_s = 2 * MAX_DEBT_S
@@ -55,24 +57,24 @@ class _Tenant:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Account:
-    """Mask costs of one tenant's requests with one grammar. Lives as long as one of these requests."""
+    """Mask costs of one tenant's requests with one grammar; lives as long as one of these requests."""
 
     tenant: _Tenant
-    params: dict[str, str] = field(default_factory=dict)  # by request ID, in the current step
+    params: dict[str, str] = field(default_factory=dict)  # Grammar.param by request ID, in the current step
     spent_s: float = 0.0  # in the current step
-    cost_s: float = 0.0  # per step
-    per_row_s: float = 0.0
+    cost_s: float = 0.0  # mean per step, without spikes
+    per_row_s: float = 0.0  # mean per row, without spikes
     _steps_s: deque[float] = field(default_factory=lambda: deque([0.0] * NUM_STEPS, NUM_STEPS))
     _rows_s: deque[float] = field(default_factory=lambda: deque([0.0] * NUM_STEPS, NUM_STEPS))
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether it may use no more time in this step."""
+        """Whether the account may use no more time in this step."""
         return self.spent_s > MAX_EXCESS_S or (self.tenant.is_over_limit and self.over_s > MAX_STEP_S)
 
     @property
     def over_s(self) -> float:
-        """Time used in the current step beyond the allowance of its rows."""
+        """Time used in the current step beyond MIN_ROW_S per row."""
         return max(0.0, self.spent_s - MIN_ROW_S * len(self.params))
 
     def settle(self) -> None:
@@ -86,7 +88,7 @@ class _Account:
 
 
 class MaskCosts:
-    """Measures one engine's grammars. `clock` is the CPU time of the thread that runs its steps."""
+    """Measures the grammars of one engine. `clock` is the CPU time of the thread that runs the steps."""
 
     def __init__(self, clock: Callable[[], float] = work_time) -> None:
         self._clock = clock
@@ -126,7 +128,7 @@ class MaskCosts:
         return ended
 
     def _in_debt(self, accounts: Iterable[_Account]) -> list[_Account]:
-        """The costliest accounts of this step among tenants over their limit."""
+        """Update the tenants' debts; return the costliest accounts of tenants over their limit."""
         over_s: dict[_Tenant, dict[_Account, float]] = {tenant: {} for tenant in self._indebted}
         for account in accounts:
             over_s.setdefault(account.tenant, {})[account] = account.over_s
@@ -139,7 +141,7 @@ class MaskCosts:
         return chosen
 
     def begin(self, account: _Account, request_id: str, param: str) -> float:
-        """Register the account in this step before it spends time. Returns the current clock."""
+        """Register a request of the account in this step, before it spends time; returns the current time."""
         self._of_step.add(account)
         account.params[request_id] = param
         return self._clock()
@@ -177,7 +179,7 @@ class _WatchedMatcher:
 
 
 def _usual(costs_s: Iterable[float]) -> float:
-    """The mean cost without spikes."""
+    """Return the mean cost without the NUM_SPIKES highest costs."""
     usual_s = sorted(costs_s)[: NUM_STEPS - NUM_SPIKES]
     return sum(usual_s) / len(usual_s)
 
@@ -191,7 +193,7 @@ def _error(param: str) -> ConstraintError:
 
 
 def _costliest(costs_s: Mapping[_Account, float]) -> list[_Account]:
-    """The costliest accounts, as few as needed for the others to take no more than MAX_STEP_S."""
+    """Return the fewest costliest accounts without which the others take at most MAX_STEP_S in total."""
     left_s, chosen = sum(costs_s.values()), []
     for account in sorted(costs_s, key=costs_s.__getitem__, reverse=True):
         if left_s <= MAX_STEP_S:

@@ -1,4 +1,4 @@
-"""Reads result rows of a batch: the token if the device draws it, otherwise candidates or logits."""
+"""Reads the result rows of a batch: tokens that the device draws, else candidates or logits."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 
-Rows = Sequence[Candidates | Drawn | None]  # by task of a batch; None where nothing was fetched
+Rows = Sequence[Candidates | Drawn | None]  # one per task of a batch; None if nothing was fetched for it
 
 
 class RowReader:
-    """Fetches the minimum of a batch's result that is needed to choose the next tokens."""
+    """Fetches only as much of a batch's result as is needed to choose the next tokens."""
 
     def __init__(self, runner: BatchRunner, sampler: Sampler) -> None:
         self._runner = runner
         self._sampler = sampler
-        self._edits: dict[int, RowEdits] = {}  # of the running batch, by row; only for rows that are prepared
+        self._edits: dict[int, RowEdits] = {}  # of the running batch, by row; prepared rows only
 
     def prepare(self, batch: Batch) -> None:
-        """Precompute the inputs of `rows` that do not depend on results, while the device runs the batch.
+        """While the device runs the batch, precompute what `rows` needs and does not depend on results.
 
-        Skips requests with several rows, because a grammar keeps its allowed tokens for one position only.
+        Skips requests with several tasks, because a grammar caches allowed tokens for one position only.
         """
         num_rows = Counter(task.request for task in batch.tasks)
         self._edits = {
@@ -40,7 +40,7 @@ class RowReader:
         }
 
     def rows(self, batch: Batch, result: BatchResult) -> Rows:
-        """Read the rows of the last batch. Raises InvocationError."""
+        """Read the rows of the batch, which must be the last one. Raises InvocationError."""
         chosen = self._drawn(batch, result)
         unsure = [
             index
@@ -56,7 +56,7 @@ class RowReader:
         ]
 
     def _drawn(self, batch: Batch, result: BatchResult) -> dict[int, Drawn]:
-        """Rows for which the device draws the token from all logits, without adjustments."""
+        """Return the rows for which the device draws the token from all logits, without adjustments."""
         if not self._runner.buckets.draws_rows:
             return {}
         draws = [
@@ -67,7 +67,7 @@ class RowReader:
         return self._draw(result, draws)
 
     def _decided(self, batch: Batch, result: BatchResult, unsure: Sequence[int]) -> dict[int, Drawn]:
-        """The `unsure` rows for which the candidates decide the token."""
+        """Return those `unsure` rows (which may need logits) whose candidates suffice to choose the token."""
         if not self._runner.num_candidates:
             return {}
         decided, ahead = {}, _proposed_before(batch)
@@ -79,9 +79,9 @@ class RowReader:
         return decided
 
     def _drawn_adjusted(self, batch: Batch, result: BatchResult, unsure: Sequence[int]) -> dict[int, Drawn]:
-        """The `unsure` rows for which the device draws the token from adjusted logits.
+        """Return those `unsure` rows for which the device draws the token from adjusted logits.
 
-        Omits a row with finite logits for which no token is allowed: `sample` reports the reason.
+        Omits a row with finite logits but no allowed token: `Sampler.sample` will report the reason.
         """
         draws = []
         for index in unsure:
@@ -102,9 +102,9 @@ class RowReader:
         return {draw.row: Drawn(token_id) for draw, token_id in zip(draws, token_ids, strict=True)}
 
     def _told(self, batch: Batch, result: BatchResult, index: int, drawn: Drawn) -> Drawn:
-        """Add the token's logit if the request asks for it.
+        """Return the drawn token, with its logit if the request asks for logits.
 
-        Fetches all logits only if the token is not a candidate.
+        All logits are fetched only if the token is not a candidate.
         """
         if not batch.tasks[index].request.call.params.chosen_logits or not drawn.is_finite:
             return drawn
@@ -116,14 +116,17 @@ class RowReader:
     def _row(
         self, task: LlmTaskInput, result: BatchResult, index: int, *, with_logits: bool
     ) -> Candidates | None:
-        """A task's row; a row that completes no prompt is only checked for NaN, using its candidates."""
+        """Return a task's row; if it yields no token, only its candidates, to check them for NaN.
+
+        Returns None for a row that yields no token and has no candidates.
+        """
         if not task.completes and not self._runner.num_candidates:
             return None
         return result.row(index, with_logits)
 
 
 def _proposed_before(batch: Batch) -> list[Sequence[int]]:
-    """For each task, its request's proposed tokens up to and including the task's own."""
+    """Return for each task the proposed tokens of its request, up to and including the task's own."""
     proposed: dict[Request, list[int]] = {}
     before: list[Sequence[int]] = []
     for task in batch.tasks:

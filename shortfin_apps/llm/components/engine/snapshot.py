@@ -1,6 +1,6 @@
-"""Snapshots of an engine between steps: its requests, and the page ownership.
+"""Snapshots of an engine between steps: its requests, and which request owns each page.
 
-They contain no text and no tokens.
+Snapshots contain no text and no tokens.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.contract.abi import EntryFamily
 
-MAX_REQUESTS = 256  # each of running and waiting requests
+MAX_REQUESTS = 256  # listed running requests; as many waiting ones are listed
 MAX_TENANTS = 64
 MAX_CELLS = 8192  # per page map
 
-# Values of a page map's cells. OWNED + index is a page of the request at `index` in the list of requests.
+# Values of a page map's cells. OWNED + i is a page of the request at index i of `Snapshot.requests`; UNLISTED
+# is a page of a request that is not listed there.
 FREE, CACHED, SHARED, UNLISTED, OWNED = range(5)
 
 
@@ -52,7 +53,9 @@ class TenantSnapshot(NamedTuple):
 
 
 class PageMap(NamedTuple):
-    """Run-length encoded map of a pool's pages by ID, without the scratch page; one cell per `step` pages.
+    """Run-length encoded states of a pool's pages by ID, without the scratch page.
+
+    Only every `step`-th page has a cell.
 
     `runs` alternates cell values and run lengths: `[FREE, 12, SHARED, 3]` is a pool with 12 free pages
     followed by 3 pages that several requests share.
@@ -63,7 +66,7 @@ class PageMap(NamedTuple):
 
 
 class InvocationMix(NamedTuple):
-    """Tokens that an entry computed in one step; `duration_s` is the full step's, `at_s` the step's end."""
+    """Tokens that an entry computed in one step; `at_s` and `duration_s` are end and length of the step."""
 
     serial: int  # number of the step among recorded steps, from 1
     at_s: float
@@ -77,11 +80,11 @@ class InvocationMix(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """State of an engine between two steps, taken at `at_s` on the clock of `invocations`.
+    """State of an engine between two steps, taken at `at_s`, on the same clock as `invocations`.
 
-    `requests` lists the oldest MAX_REQUESTS running requests and the first MAX_REQUESTS waiting ones,
-    `tenants` the tenants with the most requests; `stats` counts all. `window_map` is None for a model without
-    windows.
+    `requests` lists the oldest MAX_REQUESTS running requests and the first MAX_REQUESTS waiting ones.
+    `tenants` lists the MAX_TENANTS tenants with the most requests. `stats` counts all requests. `window_map`
+    is None for a model without windows.
     """
 
     at_s: float
@@ -91,13 +94,13 @@ class Snapshot:
     page_map: PageMap
     window_map: PageMap | None
     invocations: tuple[InvocationMix, ...] = ()
-    taken_s: float = 0.0  # CPU time of the engine's thread to take it
+    taken_s: float = 0.0  # CPU time that the engine's thread took for this snapshot
 
 
 def take_snapshot(
     scheduler: Scheduler, cache: KVCache, stats: EngineStats, *, at_s: float, now_s: float
 ) -> Snapshot:
-    """Snapshot of the current state; `now_s` is on the clock of the requests' arrival."""
+    """Take a snapshot of the current state; `now_s` is on the same clock as `Request.arrival_s`."""
     running = scheduler.running
     listed = chain(running[:MAX_REQUESTS], islice(scheduler.waiting, MAX_REQUESTS))
     window_usage = cache.window_usage()
@@ -118,7 +121,7 @@ def take_snapshot(
 
 
 def page_map(num_pages: int, cached_page_ids: Sequence[int], tables: Sequence[Sequence[int]]) -> PageMap:
-    """Map of the pages `1 .. num_pages`; each of `tables` lists a request's pages, without duplicates."""
+    """Create the map of pages 1 to `num_pages`; each of `tables` lists a request's pages, each once."""
     cells: npt.NDArray[Any] = np.full(num_pages + 1, FREE, np.int32)
     cells[np.asarray(cached_page_ids, np.int64)] = CACHED
     num_tables = np.zeros(num_pages + 1, np.int32)
@@ -139,7 +142,7 @@ def _runs(cells: npt.NDArray[Any]) -> tuple[int, ...]:
 
 
 def _window_page_ids(request: Request) -> Sequence[int]:
-    """Window pages that the request holds; earlier IDs in its table are meaningless."""
+    """Return the window pages that the request holds, without those that were given up."""
     lease = request.lease
     assert lease is not None, "a running request has pages"
     return () if lease.window_page_ids is None else lease.window_page_ids[lease.num_given_up :]

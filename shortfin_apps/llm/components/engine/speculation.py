@@ -1,22 +1,22 @@
 """Speculation in a mixed batch: proposed tokens run together with prompts and decodes.
 
-A proposed token is a separate task: one more row of its request, with the same block table, one position
-further. Every layer of a packed `extend` stores the keys and values of all rows before any row attends, so a
-row sees the tokens proposed before its own. The rows are the ones that decodes would have computed one after
-another, by the same kernels and therefore with the same bits.
+Each proposed token is a separate task: one more row of its request, with the same block table, at the next
+position. Every layer of a packed `extend` stores the keys and values of all rows before any row attends, so a
+row attends to the tokens proposed before its own. These rows are the rows that decodes would compute one
+after another, and the same kernels compute them, with the same bits.
 
     batch        request a: its last token at p,  proposed x at p + 1,  y at p + 2
-    commit       a's row at p yields x, as proposed, so that the row at p + 1 counts: it yields z
-                 the row at p + 2 is stale: it is dropped, and z will be computed into its slot
+    commit       the row at p yields x, as proposed, so the row at p + 1 is valid: it yields z, not y
+                 the row at p + 2 is stale: it is dropped, and z will be computed into its cache slot
 
-Proposals come from the grammar where it forces tokens, else from prompt lookup if that is on, else from a
-draft model if there is one (draft_model.py).
+Proposals come from the grammar if it forces tokens, else from prompt lookup if that is on, else from a draft
+model if there is one (draft_model.py).
 
 A commit processes rows in order, each like a decode row, so adjustments, grammars, seeds and finish
 conditions need no special case. Pages are published up to the last accepted row. NaN in a stale row is
-harmless: only our own builder packs rows, and its kernels mask with a select.
+harmless: only VMFBs of our own builder pack rows, and its kernels mask values with a select, which drops NaN.
 
-Proposals use the token budget that the batch leaves, and pages that no other request will need soon.
+Proposals use the token budget that the batch leaves unused, and pages that no other request will need soon.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from shortfin_apps.llm.contract.abi import EntryFamily
 class SpeculationCounts:
     """Counts since start.
 
-    `drafts` are proposals (one per request and step), `draft_model_s` the time of a draft model's
-    invocations.
+    `drafts`: proposals, at most one per request and step. `proposed`, `accepted`: tokens of these proposals.
+    `draft_model_s`: time of the draft model's invocations.
     """
 
     drafts: int = 0
@@ -54,17 +54,17 @@ class SpeculationCounts:
 class _Proposal:
     request: Request
     observe: Callable[[int, int], None]  # called with the numbers of proposed and accepted tokens
-    num_tokens: int  # the request's length when they were proposed
+    num_tokens: int  # the request's length before the tokens were proposed
     tasks: Sequence[LlmTaskInput]
 
     @property
     def num_accepted(self) -> int:
-        """Tokens appended since, without the last one, which needed no proposal."""
+        """Number of accepted tokens: all appended since the proposal but the last, which was not proposed."""
         return min(len(self.tasks), max(0, len(self.request.token_ids) - self.num_tokens - 1))
 
 
 class Speculation:
-    """Adds proposed tokens to batches, and learns from their acceptance."""
+    """Adds proposed tokens to batches, and learns acceptance rates from the results."""
 
     def __init__(
         self, scheduler: Scheduler, options: SpeculationOptions, model: DraftModel | None = None
@@ -77,10 +77,10 @@ class Speculation:
         self.counts = SpeculationCounts()
 
     def added_to(self, batch: Batch) -> Batch:
-        """The batch as an `extend` with proposed tokens after its tasks; unchanged if nothing is proposed."""
+        """Return an `extend` batch with proposed tokens added; `batch` itself if no tokens are proposed."""
         if batch.family is EntryFamily.PREFILL:
             return batch
-        self._open.clear()  # left over after a bug in the commit
+        self._open.clear()  # not empty only after a bug in the commit
         self._forget_others()
         decodes = [task for task in batch.tasks if task.completes and len(task.token_ids) == 1]
         drafted = [task for task in decodes if self._drafts_for(task.request)]
@@ -102,9 +102,9 @@ class Speculation:
         return Batch(EntryFamily.EXTEND, (*batch.tasks, *added)) if added else batch
 
     def would_propose(self, requests: Sequence[Request]) -> bool:
-        """Whether a batch of decodes of these requests, which have no grammars, would get proposals."""
+        """Return whether decodes of these requests, which must have no grammars, would get proposals."""
         num_rows = len(requests)
-        if self._options.max_tokens:  # in constant time, as a loop asks before each step
+        if self._options.max_tokens:  # in constant time, because this is called before each step
             least = self._least_chance(num_rows, num_rows)
             if any(self._draft(r).would_propose(r.token_ids, least, _most(r)) for r in requests):
                 return True
@@ -114,7 +114,7 @@ class Speculation:
         return any(self._model.num_worth(r, least, _most(r)) for r in requests)
 
     def settle(self) -> None:
-        """Update acceptance rates from the last batch, after it is committed or has failed."""
+        """Update acceptance rates from the last batch, after that batch was committed or has failed."""
         for proposal in self._open:
             num_proposed, num_accepted = len(proposal.tasks), proposal.num_accepted
             proposal.observe(num_proposed, num_accepted)
@@ -127,17 +127,21 @@ class Speculation:
             self.counts.draft_model_s = self._model.device_s
 
     def flush_cache(self) -> None:
-        """Free all pages of a draft model that are cached for prefix sharing but not leased."""
+        """Free the draft model's pages, if any, that are cached for prefix sharing but not leased."""
         if self._model is not None:
             self._model.flush_cache()
 
     def _least_chance(self, num_decodes: int, num_rows: int, num_drafted: int = 0) -> float:
-        """Lowest acceptance probability that pays; with `num_drafted`, includes the draft model's cost."""
+        """Return the lowest acceptance probability at which a proposed token pays off.
+
+        `num_drafted`: number of requests that a draft model drafts for; if not 0, each token also carries its
+        share of the cost of the draft model's round.
+        """
         drafting_cost = self._model.round_cost / num_drafted if self._model and num_drafted else 0.0
         return least_chance(self._options.row_cost, num_decodes, num_rows, drafting_cost)
 
     def _drafts_for(self, request: Request) -> bool:
-        """Whether tokens can ever be proposed for the request."""
+        """Return whether tokens can ever be proposed for the request."""
         is_forced = request.matcher is not None and self._options.max_forced_tokens > 0
         return is_forced or self._options.max_tokens > 0 or self._model is not None
 
@@ -147,7 +151,7 @@ class Speculation:
         return draft
 
     def _proposers(self, request: Request) -> list[Proposer]:
-        """The request's proposers. Tokens that its grammar forces come first, as they are the surest."""
+        """Create the request's proposers; the grammar comes first, because forced tokens are most certain."""
         proposers: list[Proposer] = []
         if request.matcher is not None and (most := self._options.max_forced_tokens):
             proposers.append(JumpAhead(request.matcher, len(request.call.prompt_token_ids), most))
@@ -156,7 +160,7 @@ class Speculation:
         return proposers
 
     def _proposed(self, last: LlmTaskInput, least: float, left: int) -> _Proposal | None:
-        """Tokens proposed after a decode, at most `left`; None if there are none."""
+        """Return the proposal of at most `left` tokens after the decode `last`; None if there are none."""
         request, draft = last.request, self._draft(last.request)
         token_ids = draft.propose(request.token_ids, least, min(left, _most(request)))
         return self._as_tasks(last, token_ids, draft.observe)
@@ -164,7 +168,7 @@ class Speculation:
     def _proposed_by(
         self, model: DraftModel, decodes: Sequence[LlmTaskInput], least: float, left: int
     ) -> list[_Proposal]:
-        """The draft model's proposals after these decodes, at most `left` tokens in total."""
+        """Return the draft model's proposals after these decodes, at most `left` tokens in total."""
         wanted = {}
         for task in decodes:
             if count := model.num_worth(task.request, least, min(left, _most(task.request))):
@@ -183,7 +187,7 @@ class Speculation:
     def _as_tasks(
         self, last: LlmTaskInput, token_ids: list[int], observe: Callable[[int, int], None]
     ) -> _Proposal | None:
-        """Tasks for the tokens that pages can be reserved for; None if there are none."""
+        """Create a proposal of as many leading tokens as get pages; None if there are none."""
         request = last.request
         if token_ids:
             del token_ids[self._scheduler.reserve_proposed(request, len(token_ids)) :]
@@ -191,12 +195,12 @@ class Speculation:
         return _Proposal(request, observe, len(request.token_ids), tasks) if tasks else None
 
     def _forget_others(self) -> None:
-        """Drop the drafts of requests that do not run."""
+        """Drop the proposers of requests that do not run."""
         running = self._scheduler.running
         if len(self._drafts) > len(running):
             self._drafts = {request: self._drafts[request] for request in running if request in self._drafts}
 
 
 def _most(request: Request) -> int:
-    """Maximum proposed tokens: one less than may still be generated, as the row before them yields one."""
+    """Return the maximum proposed tokens: one less than remain, because the decode itself yields one."""
     return request.call.params.max_tokens - request.num_generated - 1

@@ -18,18 +18,18 @@ class EngineCounters:
     steps: int = 0
     tasks: int = 0
     prompt_tokens: int = 0  # computed, without tokens found in the cache
-    cached_tokens: int = 0  # found in the cache, counted once at admission
+    cached_tokens: int = 0  # found in the cache, counted once per request
     generation_tokens: int = 0
     step_s: float = 0.0  # total wall time inside steps
     failed_invocations: int = 0
     consecutive_failures: int = 0  # failed invocations since the last success
-    lost_device: str | None = None  # the error with which the device failed for good
+    lost_device: str | None = None  # the error of a permanent device failure
     self_tests: int = 0
     self_test_failures: int = 0
-    failed_self_test: str | None = None  # the last self-test's failure
+    failed_self_test: str | None = None  # the failure of the last self-test, if it failed
 
     def count_task(self, task: LlmTaskInput) -> None:
-        """Count a computed task. Call before its request's `num_computed` and `last_turn` change."""
+        """Count a computed task. Callers must call this before they update the request for the task."""
         self.tasks += 1
         if task.request.num_generated == 0:
             self.prompt_tokens += len(task.token_ids)
@@ -37,7 +37,7 @@ class EngineCounters:
             self.cached_tokens += task.request.num_cached
 
     def count_decodes(self, count: int) -> None:
-        """Count computed and sampled decodes of requests that already had output tokens."""
+        """Count `count` decodes, each with a sampled token, of requests that already had output tokens."""
         self.tasks += count
         self.generation_tokens += count
 
@@ -54,7 +54,7 @@ class EngineStats(EngineCounters):
     shares_prefixes: bool  # whether the cache shares prefixes
     num_waiting: int
     num_running: int
-    queue_tokens: int = 0  # in admitted prompts without a first token yet
+    queue_tokens: int = 0  # tokens of admitted prompts whose first output token is not sampled yet
     num_waiting_tenants: int = 0
     pages: CacheUsage
     window_pages: CacheUsage | None = None  # of sliding-window layers
@@ -63,11 +63,11 @@ class EngineStats(EngineCounters):
     entries: Mapping[str, EntryCounts]  # by name; only entries that ran
     uploads: int  # arrays copied to the device
     steps_ahead: int  # decode steps queued before the previous step's tokens arrived
-    discarded_tokens: int  # computed in such steps for requests that had ended
-    speculation: SpeculationCounts | None = None  # None if it is off
-    device_s: float  # part of `step_s` between submit and the results' arrival
+    discarded_tokens: int  # tokens computed in such steps for ended requests
+    speculation: SpeculationCounts | None = None  # None without speculation
+    device_s: float  # part of `step_s` from submission to the arrival of results
 
     @property
     def padded_tokens(self) -> int:
-        """Number of computed padding rows."""
+        """Number of computed padding tokens."""
         return sum(counts.padded_tokens for counts in self.entries.values())

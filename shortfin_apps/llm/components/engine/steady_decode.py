@@ -1,13 +1,13 @@
 """Steady decode: steps of a decode loop that only append a token to each of the same requests.
 
-While a loop continues and no request arrives, ends or needs a page, each step would plan the same batch again
-with the same results. Here the plan is made once, together with the number of steps for which it holds, and
+While a decode loop continues and no request arrives, ends or needs a page, each step would plan the same
+batch again. Here, the batch is planned once, together with the number of steps for which the plan holds, and
 each step is committed in one pass:
 
     engine's step     queue n + 1,  wait for n,  append a token to each request
 
-The engine's general path handles every other step (more slowly, with the same result): when the requests
-change, a request may end, or a request has no page for its next token.
+The engine's general path is slower and has the same result. It handles all other steps: if the set of
+requests changes, a request may end, or a request has no page for its next token.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from shortfin_apps.llm.contract.abi import NOT_FINITE
 
 
 class SteadyDecode:
-    """The running requests of a decode loop with one step in flight; created after a step's commit.
+    """The running requests of a decode loop with one step in flight.
 
-    Each request has at least one output token.
+    Callers must create this right after a step's commit; each request must have at least one output token.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class SteadyDecode:
 
     @property
     def holds(self) -> bool:
-        """Whether the step after the one in flight will decode the same requests in their current pages."""
+        """Whether the step after the one in flight will decode the same requests without new pages."""
         return (
             self._num_steps < self._steps_left
             and self._membership == self._scheduler.membership
             and not self._scheduler.may_admit()
-            and not self._cache.has_suspects  # suspect pages are cleared while nothing is in flight
+            and not self._cache.has_suspects  # suspect pages can be zeroed only while no step is in flight
         )
 
     def may_end(self, token_ids: Sequence[int]) -> bool:
-        """Whether a request may end with one of these tokens."""
+        """Return whether one of these tokens may end a request."""
         return not self._ends.isdisjoint(token_ids)
 
     def commit(self, token_ids: Sequence[int]) -> list[Delta]:
-        """Append a token to each request; none of them may end with it."""
+        """Append a token to each request. Callers must check `may_end` first: no token may end a request."""
         for request in self._filling[self._num_steps % self._cache.stride]:
             assert request.lease is not None
             self._cache.publish(request.lease, request.token_ids, request.num_computed + 1)
@@ -84,7 +84,7 @@ class SteadyDecode:
 
 
 def _steps_before_change(request: Request, stride: int) -> int:
-    """Steps until the request's last token is computed, or the following step needs another page."""
+    """Return the steps until the request's last token, or until a step needs another page, if earlier."""
     num_tokens = len(request.token_ids)
     return min(
         request.call.params.max_tokens - 1 - request.num_generated,
@@ -93,7 +93,7 @@ def _steps_before_change(request: Request, stride: int) -> int:
 
 
 def _by_step_that_fills_a_page(requests: Sequence[Request], stride: int) -> list[list[Request]]:
-    """For each step `index`, the requests that fill a page in it and in every `stride`-th step after it."""
+    """Return for each of the next `stride` steps the requests that fill a page; later steps repeat."""
     filling: list[list[Request]] = [[] for _ in range(stride)]
     for request in requests:
         filling[(-request.num_computed - 1) % stride].append(request)

@@ -1,7 +1,7 @@
-"""CPU time of a thread without Python's garbage collections.
+"""A clock: CPU time of a thread without Python's garbage collections.
 
-A collection runs on whichever thread happens to allocate, and takes 0.2 s and more in a large process. The
-code that it interrupts must not be charged for it.
+A collection runs on whichever thread happens to allocate, and can take over 0.2 s in a large process. The
+interrupted code must not be charged for this time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 
 
 class _Collections(threading.local):
-    """The collections that ran on one thread, in seconds of its CPU time."""
+    """CPU time of the collections on one thread, in seconds."""
 
     began_s = 0.0
     total_s = 0.0
 
 
 class WorkTime:
-    """A clock: the CPU time of the calling thread, without the collections that `note` was called for."""
+    """CPU time of the calling thread in seconds, without the collections that `note` has recorded."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class WorkTime:
         return self._clock() - self._collections.total_s
 
     def note(self, phase: str, _: Mapping[str, int]) -> None:
-        """Notes the start or the end of a collection on this thread; a callback of `gc`."""
+        """Record the start or the end of a collection on this thread; a callback of `gc`."""
         if phase == "start":
             self._collections.began_s = self._clock()
         else:

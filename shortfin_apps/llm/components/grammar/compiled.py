@@ -16,28 +16,27 @@ from shortfin_apps.llm.components.request.grammar import GrammarMatcher
 from shortfin_apps.llm.contract.errors import ConstraintError
 
 PROBED_TOKENS = 4  # a grammar that is too expensive fails within its first tokens
-STACK_BYTES = (
-    256 << 20
-)  # stack of a compiling thread; reserved, not used: the library recurses along references
+# Stack of a compiling thread, because the library recurses along references. Only address space is reserved.
+STACK_BYTES = 256 << 20
 # Limits consecutive white space, because a weak model may otherwise generate it until its tokens are used up.
 WHITE_SPACE = r"[ \n\t]{1,32}"
 
-# Distinguishes Lark from GBNF like the library, but in linear time: the library's expression is quadratic in
-# blank lines, and it holds the GIL.
+# Tells Lark from GBNF by the library's rule, but in linear time: the library's own expression takes time
+# quadratic in the number of blank lines, and holds the GIL.
 _IS_LARK = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
 _SHORT_REASONS = {"NoExtensionBias": "nothing matches it", "": "no reason is given"}
 
 
 class UnusableGrammar(Exception):
-    """A source that cannot be compiled; the text is the reason."""
+    """A source that cannot be compiled; the message is the reason."""
 
 
 class CompiledGrammar:
     """Implements Grammar for the grammar compiled from `source`.
 
-    `start` is the state at the beginning of an output and does not advance: matchers are copies. Copies share
-    the automata that `start` builds lazily, under a lock. The automata have a maximum size, at which every
-    output fails: then `is_worn_out` is set, and new requests need a newly compiled grammar.
+    `start` is the state at the beginning of an output and never advances: each matcher gets a copy. Copies
+    share lazily built automata, under a lock. Once these automata have reached their maximum size, every
+    output fails. `is_worn_out` is then set, and new requests need a newly compiled grammar.
     """
 
     def __init__(self, source: GrammarSource, start: LLMatcher, param: str = "grammar") -> None:
@@ -57,7 +56,7 @@ class CompiledGrammar:
         return self._worn_out[0]
 
     def named(self, param: str) -> CompiledGrammar:
-        """Returns an equal grammar for a request that has it in its field `param`."""
+        """Return an equal grammar whose error messages name the request field `param`."""
         named = CompiledGrammar(self.source, self._start, param)
         named._worn_out = self._worn_out
         return named
@@ -69,7 +68,7 @@ class CompiledGrammar:
         return self._start.deep_copy()
 
     def failure(self, reason: str) -> ConstraintError:
-        """Returns the error for a request with an output that cannot continue."""
+        """Return the error for an output that cannot continue; update `is_worn_out`."""
         self._worn_out[0] = bool(self.problem())
         message = (
             f"`{self.param}`: the {self.source.kind} failed {reason}; make it simpler or the output shorter"
@@ -77,7 +76,10 @@ class CompiledGrammar:
         return ConstraintError(message, self.param)
 
     def problem(self) -> str:
-        """Returns why no output can start with this grammar, else ""; builds the first automata."""
+        """Return why no output can start with this grammar, else ""; builds the first automata.
+
+        Tries an output of up to PROBED_TOKENS tokens, each the lowest token ID that the grammar allows.
+        """
         probe = self._start.deep_copy()
         for _ in range(PROBED_TOKENS):
             if probe.is_stopped():
@@ -96,8 +98,8 @@ class CompiledMatcher:
         self._grammar = grammar
         self._matcher = grammar.new_state()
         self._num_consumed = 0  # tokens of the output
-        self._ahead: list[int] = []  # proposed tokens, consumed after the output's
-        self._bitmask: bytes | None = None  # allowed after all consumed tokens, once requested
+        self._ahead: list[int] = []  # proposed tokens, consumed after the output
+        self._bitmask: bytes | None = None  # tokens allowed after all consumed tokens; None until requested
 
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
         self._catch_up(generated, ahead)
@@ -114,7 +116,10 @@ class CompiledMatcher:
         return self._matcher.compute_ff_tokens()
 
     def _catch_up(self, generated: Sequence[int], ahead: Sequence[int]) -> None:
-        """Consumes new tokens and rolls back proposed tokens that were not kept. Raises ConstraintError."""
+        """Consume new and proposed tokens, after a rollback of earlier proposed tokens that were not kept.
+
+        Raises ConstraintError if the grammar does not allow `ahead`.
+        """
         if self._ahead and self._matcher.is_error():  # the library cannot roll back an error
             self._matcher = self._grammar.new_state()
             self._num_consumed, self._ahead, self._bitmask = 0, [], None
@@ -132,7 +137,10 @@ class CompiledMatcher:
             self._go_ahead(ahead)
 
     def _go_ahead(self, ahead: list[int]) -> None:
-        """Consumes the remaining proposed tokens; tokens that do not fit raise but leave the state usable."""
+        """Consume the remaining proposed tokens.
+
+        Raises ConstraintError if the grammar does not allow all of them; the matcher can still be used.
+        """
         self._bitmask = None
         begin = len(self._ahead)
         num_fitting = self._matcher.try_consume_tokens(ahead[begin:])
@@ -142,10 +150,10 @@ class CompiledMatcher:
 
 
 def compiled(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:
-    """Compiles a grammar; call on a stack of STACK_BYTES. Raises UnusableGrammar.
+    """Compile a grammar. Callers must run on a stack of STACK_BYTES. Raises UnusableGrammar.
 
-    May take any time within the library's limits. If the library refuses the grammar, its non-strict schemas
-    are relaxed.
+    Only the library's limits bound the time. If the library refuses the grammar, the non-strict schemas in
+    the grammar are relaxed, and the result is compiled instead.
     """
 
     def check_of(lenient: bool) -> Check:
@@ -177,7 +185,7 @@ def _compiled(source: GrammarSource, kept: GrammarSource, tokenizer: LLTokenizer
 
 
 def _schema_problem(schema: Schema, lenient: bool, tokenizer: LLTokenizer) -> str:
-    """Returns why the library cannot compile a schema, else ""."""
+    """Return why the library cannot compile a schema, else "". `lenient` ignores unknown keywords."""
     source = schema_source(schema, is_compact=True)
     try:
         matcher = LLMatcher(tokenizer, _json_grammar(source, lenient), log_level=0, limits=_limits())
@@ -187,7 +195,7 @@ def _schema_problem(schema: Schema, lenient: bool, tokenizer: LLTokenizer) -> st
 
 
 def error_of(matcher: LLMatcher) -> str:
-    """Returns a matcher's error in one line, without the state that the library may add, else ""."""
+    """Return a matcher's error in one line, without the parser state that the library may append; else ""."""
     if not matcher.is_error():
         return ""
     text = matcher.get_error().partition("<state>")[0].partition("<non-verbose/>")[0]
@@ -196,7 +204,7 @@ def error_of(matcher: LLMatcher) -> str:
 
 
 def _grammar_of(source: GrammarSource) -> str:
-    """Converts a grammar to the library's form. Raises ValueError."""
+    """Convert a grammar to the library's input format. Raises ValueError."""
     match source.kind:
         case GrammarKind.JSON_SCHEMA:
             return _json_grammar(source)
@@ -209,7 +217,7 @@ def _grammar_of(source: GrammarSource) -> str:
 
 
 def _lark_of(text: str) -> str:
-    """Returns a grammar that may be GBNF as Lark. Raises ValueError."""
+    """Convert a grammar from GBNF to Lark; return Lark unchanged. Raises ValueError."""
     if _IS_LARK.search(text):
         return text
     try:
@@ -219,7 +227,7 @@ def _lark_of(text: str) -> str:
 
 
 def _json_grammar(source: GrammarSource, lenient: bool = False) -> str:
-    """Converts a schema to the library's form; the overrides defeat an `x-guidance` in the schema."""
+    """Convert a schema to the library's input format. The options override `x-guidance` in the schema."""
     white_space = None if source.is_compact else WHITE_SPACE
     return LLMatcher.grammar_from_json_schema(
         source.text,
@@ -233,7 +241,7 @@ def _json_grammar(source: GrammarSource, lenient: bool = False) -> str:
 
 
 def _limits() -> LLParserLimits:
-    """Returns limits with which masks take tens of milliseconds at most; usual schemas take microseconds."""
+    """Return limits that bound a mask's time by tens of milliseconds; usual schemas take microseconds."""
     return LLParserLimits(
         max_grammar_size=100_000,
         initial_lexer_fuel=200_000,
@@ -245,5 +253,5 @@ def _limits() -> LLParserLimits:
 
 
 def _num_alike(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """Returns the length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False)))

@@ -1,8 +1,9 @@
 """Compiles grammars for one tokenizer, within limits of size, time and memory.
 
-An expensive grammar is refused by the limit on its source's length, the library's limits on a grammar's size
-and on the work per step, or the limits of a process. A compiled grammar cannot be sent between processes;
-therefore each is compiled twice: first in a process that can be killed, then here.
+An expensive grammar is refused by the limit on its source's length, by the library's limits on a grammar's
+size and on the work per step, or by the trial process's limits on time and memory. A compiled grammar cannot
+be sent between processes. Therefore each grammar is compiled twice: first in a process that can be killed (a
+trial), then in this process.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from shortfin_apps.llm.components.grammar.trials import MAX_AT_ONCE, Refusals, T
 from shortfin_apps.llm.contract.errors import InvalidRequestError, OverloadedError, is_library_error
 
 MAX_REASON_CHARS = 300
-TIMEOUT_S = 5.0  # for waiting for other grammars
+TIMEOUT_S = 5.0  # maximum wait for other requests' grammars to compile
 MAX_KEPT = 32
-# The library's advice on options that no request can set, and what to do instead.
+# Advice in the library's errors on options that no request can set, and the text that replaces it.
 ADVICE = {
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "`anyOf` allows what fits one or several"
 }
@@ -45,9 +46,9 @@ T = TypeVar("T")
 
 
 class GrammarCompiler:
-    """Compiles grammars for one event loop, and caches the last MAX_KEPT of them and refusals of others.
+    """Compiles grammars for one event loop; caches the last MAX_KEPT grammars and the reasons of refusals.
 
-    Tenants take turns. `tokenizer_json` returns the text of a `tokenizer.json`; `eos_token_ids` are its
+    Tenants take turns. `tokenizer_json` returns the contents of a `tokenizer.json`; `eos_token_ids` are the
     tokens that end an output.
     """
 
@@ -73,18 +74,22 @@ class GrammarCompiler:
 
     @contextmanager
     def preparing(self, *, trials: bool = True) -> Iterator[None]:
-        """Reads the tokenizer while the caller's block runs, and waits for it at the end. Call it first.
+        """Read the tokenizer while the caller's block runs; wait at the end of the block until it is read.
 
-        Reading holds the GIL for a second or two. A tokenizer that the library cannot read is reported when a
-        request needs it. Use `trials=False` for `compile_tried` only.
+        Callers must do this before they compile. Reading holds the GIL for a second or two. A tokenizer that
+        the library cannot read is reported when a request needs a grammar. `trials=False` does not start the
+        trial process: for callers that only use `compile_tried`.
         """
         read = self._pool.submit(self._read_tokenizer)
         yield
         if read.exception() is None and trials:
-            self._pool.submit(self._start_trials)  # this also reads the tokenizer, but blocks no request
+            self._pool.submit(self._start_trials)  # reads the tokenizer again, but no request waits for that
 
     def close(self) -> None:
-        """Ends the process, and the thread after its current work. Nothing compiles afterwards."""
+        """End the trial process, and the compiling thread after its current work.
+
+        Nothing is compiled afterwards.
+        """
         self._pool.shutdown()
         if self._trials is not None:
             self._trials.close()
@@ -92,16 +97,16 @@ class GrammarCompiler:
     async def compile_first(
         self, sources: Sequence[Callable[[], GrammarSource]], param: str, tenant: str = ""
     ) -> CompiledGrammar:
-        """Compile the first of `sources` that is not refused. Raises the last one's error if all are."""
+        """Compile the first of `sources` that is not refused. If all are, raises the last source's error."""
         *others, last = sources
         for make in others:
             with suppress(InvalidRequestError):
                 return await self.compile(make(), param, tenant)
-            await asyncio.sleep(0)  # lets other requests run: making a source may take long
+            await asyncio.sleep(0)  # let other requests run: making a source may take long
         return await self.compile(last(), param, tenant)
 
     async def compile(self, source: GrammarSource, param: str, tenant: str = "") -> CompiledGrammar:
-        """Compiles a grammar. Raises InvalidRequestError, naming the field `param`, or OverloadedError."""
+        """Compile a grammar. Raises InvalidRequestError, naming the field `param`, or OverloadedError."""
         check_size(source, param)
         try:
             grammar = self._kept_grammar(source) or await self._tried(source, tenant)
@@ -112,7 +117,10 @@ class GrammarCompiler:
         return grammar.named(param)
 
     async def compile_tried(self, source: GrammarSource, param: str, tenant: str = "") -> CompiledGrammar:
-        """Like `compile`, without a trial: another process of this server has compiled the grammar."""
+        """Compile a grammar without a trial. Raises the errors of `compile`.
+
+        Another process of this server must have compiled the grammar before.
+        """
         try:
             grammar = self._kept_grammar(source) or await self._compile_here(source, tenant)
         except UnusableGrammar as unusable:
@@ -122,7 +130,7 @@ class GrammarCompiler:
         return grammar.named(param)
 
     def _kept_grammar(self, source: GrammarSource) -> CompiledGrammar | None:
-        """Returns a cached grammar or None. Raises UnusableGrammar if the grammar was refused before."""
+        """Return a cached grammar or None. Raises UnusableGrammar if the grammar was refused before."""
         if (kept := self._kept.get(source)) is not None and not kept.is_worn_out:
             self._kept.move_to_end(source)
             return kept
@@ -130,7 +138,7 @@ class GrammarCompiler:
         return None
 
     async def _tried(self, source: GrammarSource, tenant: str) -> CompiledGrammar:
-        """Compiles a grammar after a trial. Raises UnusableGrammar, or TimeoutError if it waits too long."""
+        """Compile a grammar after a trial. Raises UnusableGrammar, or TimeoutError if it waits too long."""
         async with self._trial_turns.place(tenant, TIMEOUT_S):
             if (kept := self._kept_grammar(source)) is not None:  # compiled for an earlier request
                 return kept
@@ -140,7 +148,7 @@ class GrammarCompiler:
             except UnusableGrammar as unusable:
                 self._refusals.add(source, unusable)
                 raise
-            # Keeps its place meanwhile, so that requests waiting for it find the grammar and need no trial.
+            # Keeps its place until compiled, so that waiting requests find the grammar and need no trial.
             return await self._compile_here(source, tenant)
 
     async def _compile_here(self, source: GrammarSource, tenant: str) -> CompiledGrammar:
@@ -165,7 +173,7 @@ class GrammarCompiler:
         return self._trials
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Runs `work` in the thread. A cancelled call waits for its end, and keeps its turn until then."""
+        """Run `work` in the compiling thread. A cancelled call keeps its turn until `work` has ended."""
         running = asyncio.get_running_loop().run_in_executor(self._pool, work)
         try:
             return await asyncio.shield(running)
@@ -174,7 +182,10 @@ class GrammarCompiler:
             raise
 
     def _read_tokenizer(self) -> LLTokenizer:
-        """Reads the tokenizer once. Raises InvalidRequestError for a model that cannot use grammars."""
+        """Return the tokenizer, read at the first call.
+
+        Raises InvalidRequestError for a model that cannot use grammars.
+        """
         if self._tokenizer is not None:
             return self._tokenizer
         if not self._eos_token_ids:
@@ -182,13 +193,13 @@ class GrammarCompiler:
         try:
             self._tokenizer = LLTokenizer(self._tokenizer_json(), eos_token=self._eos_token_ids)
         except BaseException as error:
-            if isinstance(error, Exception) or is_library_error(error):  # raises whatever its parser raises
+            if isinstance(error, Exception) or is_library_error(error):  # the library may raise anything
                 raise InvalidRequestError(f"this model's tokenizer has no grammars: {error}") from error
             raise
         return self._tokenizer
 
     def _start_trials(self) -> Trials:
-        """Starts the trial process once, and again if it has ended."""
+        """Return the trial process, started at the first call and again if it has ended."""
         if self._trials is not None and self._trials.are_over:
             logger.warning("the process that compiles grammars has ended; starting it again")
             self._trials = None
@@ -204,7 +215,10 @@ def _refused(reason: str, kind: GrammarKind, param: str) -> InvalidRequestError:
 
 
 def _deep_pool() -> ThreadPoolExecutor:
-    """Returns a pool of one thread with a stack of STACK_BYTES, a process setting read at thread start."""
+    """Return a pool of one thread with a stack of STACK_BYTES.
+
+    The stack size is a setting of the process that is read when a thread starts.
+    """
     pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
     before = threading.stack_size(STACK_BYTES)
     try:

@@ -1,8 +1,8 @@
-"""Shares a few places fairly among tenants.
+"""Shares a few places, each of which allows one job to run, fairly among tenants.
 
-Waiting tenants take turns, in order of arrival, and so do the jobs of one tenant. A tenant with jobs in
-progress gets another place only if more places are free than it holds. One tenant therefore fills at most
-half of them, and other tenants do not wait for its jobs to finish.
+Waiting tenants take turns (round robin); the jobs of one tenant run in order of arrival. A tenant with jobs
+in progress gets another place only if more places are free than the tenant holds. One tenant therefore fills
+at most half of the places (rounded up), and other tenants do not wait for that tenant's jobs to finish.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ async def endlessly(turn: asyncio.Future[None]) -> None:
 
 
 class FairTurns:
-    """Allows `num_places` jobs at once. For one event loop."""
+    """Allows `num_places` jobs at once. Callers must use one event loop."""
 
     def __init__(self, num_places: int) -> None:
         self._free = num_places
@@ -31,9 +31,10 @@ class FairTurns:
     async def place(
         self, tenant: str, timeout_s: float | None, wait: Wait = endlessly
     ) -> AsyncIterator[None]:
-        """Holds a place during a block. Raises TimeoutError if none is free within `timeout_s`, if given.
+        """Hold a place during a block. Raises TimeoutError if the tenant gets no place within `timeout_s`.
 
-        `wait` awaits a turn that does not come at once; it may cancel the turn, and raise.
+        `timeout_s` None means no limit. If no place can be had at once, `wait` is called to await the turn;
+        `wait` may also cancel the turn and raise.
         """
         async with asyncio.timeout(timeout_s):
             await self._take(tenant, wait)
@@ -52,7 +53,7 @@ class FairTurns:
         except BaseException:
             if turn.cancelled():
                 self._leave(tenant, turn)
-            else:  # cancelled after it had got the place
+            else:  # the wait was cancelled after the turn had got a place
                 self._give_back(tenant)
             raise
 
@@ -70,13 +71,13 @@ class FairTurns:
                 del self._waiting[tenant]
 
     def _hand_out(self) -> None:
-        """Gives free places to the next tenants in turn."""
+        """Give free places to the next tenants in turn."""
         while self._free and (tenant := self._next()) is not None:
             turns = self._waiting.pop(tenant)
             turn = turns.popleft()
             if turns:
                 self._waiting[tenant] = turns  # its next turn comes after the other tenants'
-            if not turn.done():  # it may just have been cancelled
+            if not turn.done():  # a done turn has just been cancelled
                 self._free -= 1
                 self._held[tenant] += 1
                 turn.set_result(None)

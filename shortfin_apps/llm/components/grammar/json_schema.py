@@ -1,7 +1,7 @@
 """Rewrites a JSON schema to an equivalent one that the llguidance library can enforce.
 
-The library refuses some keywords that have no effect, and accepts some combinations of `properties` and
-`patternProperties` with which an answer cannot be finished.
+The library refuses some keywords that have no effect. It also accepts some combinations of `properties` and
+`patternProperties` under which an output can get stuck: it is incomplete, but no token may follow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCHEMAS = frozenset(
     | {"if", "then", "else", "unevaluatedItems", "unevaluatedProperties"}
 )
 COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
-NO_BOUND = 1 << 31  # no answer has as many characters, items or properties
+NO_BOUND = 1 << 31  # no output has as many characters, items or properties
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
@@ -39,18 +39,18 @@ _MAX_COMBINATIONS = 16
 
 
 class SchemaError(ValueError):
-    """A schema that cannot be enforced; the text is the reason, with the keyword's path."""
+    """A schema that cannot be enforced; the message is the reason, with the keyword's path."""
 
 
 def mapped(schema: object, change: Callable[[Schema, str], object], path: str = "") -> Any:
-    """Returns the schema with every object in it replaced by `change(object, path)`, innermost first."""
+    """Return the schema with every schema object replaced by `change(object, path)`, innermost first."""
     if not isinstance(schema, dict):
         return schema
     return change({key: _mapped_value(key, value, change, path) for key, value in schema.items()}, path)
 
 
 def without_annotations(schema: object) -> Any:
-    """Returns the schema without texts that do not constrain values, which may be most of it."""
+    """Return the schema without descriptions, examples and other keywords that do not constrain values."""
     return mapped(schema, lambda node, path: {k: v for k, v in node.items() if k not in _TEXTS})
 
 
@@ -63,7 +63,11 @@ def _mapped_value(key: str, value: object, change: Callable[[Schema, str], objec
 
 
 def equivalent(schema: Schema, check: Check) -> Schema:
-    """Returns the schema in the library's form. Raises SchemaError if the library could not enforce it."""
+    """Return an equivalent schema that the library can enforce.
+
+    Raises SchemaError if an output could get stuck and no equivalent schema is known. Keywords that the
+    library refuses for other reasons are kept.
+    """
     plain: Schema = mapped(schema, lambda node, path: _plain(node))
     if not any(True for _ in _nodes_with(plain, "patternProperties")):
         return plain
@@ -73,7 +77,7 @@ def equivalent(schema: Schema, check: Check) -> Schema:
 
 
 def _remembered(check: Check) -> Check:
-    """Caches a check, so that the library is asked once per schema."""
+    """Wrap a check with a cache, so that the library is called once per schema."""
     reasons: dict[str, str] = {}
 
     def remembered(schema: Schema) -> str:
@@ -86,7 +90,7 @@ def _remembered(check: Check) -> Check:
 
 
 def _plain(node: Schema) -> Schema:
-    """Removes the keywords that have no effect."""
+    """Remove the keywords that have no effect, and convert counts like 3.0 to integers."""
     return {key: _number(key, value) for key, value in node.items() if not _has_no_effect(node, key)}
 
 
@@ -126,7 +130,7 @@ def _has_no_effect(node: Schema, key: str) -> bool:
 
 
 def is_any(schema: object) -> bool:
-    """Returns True if every value fits, as far as the keywords show."""
+    """Return whether a schema accepts every value: it is True, or has only annotations."""
     return schema is True or (isinstance(schema, dict) and schema.keys() <= ANNOTATIONS)
 
 
@@ -153,10 +157,11 @@ def _nodes_with(schema: Schema, keyword: str) -> Iterator[Schema]:
 
 
 def _finishable(node: Schema, root: Schema, path: str, check: Check) -> Schema:
-    """Returns the object in a form with which answers can be finished.
+    """Return an equivalent of schema object `node` with which outputs cannot get stuck.
 
-    The library lets another property begin even if no name is left for it, because all names that its
-    patterns allow are already listed. Such an object is closed instead.
+    Where every name that the patterns allow is already listed in `properties`, no name is left for a further
+    property. The library still lets a further property begin, and the output is stuck. Such an object is
+    closed: see `_closed`. Raises SchemaError if such an object is combined with other schemas.
     """
     combinations = list(islice(_combinations([node], root, frozenset()), _MAX_COMBINATIONS))
     stuck = [parts for parts in combinations if _has_patterns(parts) and _has_no_further_name(parts, check)]
@@ -171,7 +176,7 @@ def _finishable(node: Schema, root: Schema, path: str, check: Check) -> Schema:
 
 
 def _combinations(nodes: list[Any], root: Schema, seen: frozenset[str]) -> Iterator[list[Schema]]:
-    """Yields the objects that apply together to a value, for each choice of `anyOf` and `oneOf`."""
+    """Yield the schema objects that jointly apply to a value: a list per choice of `anyOf` and `oneOf`."""
     pending, parts, choices = list(nodes), list[Schema](), list[list[Any]]()
     while pending:
         if not isinstance(node := pending.pop(), dict):
@@ -193,7 +198,7 @@ def _combinations(nodes: list[Any], root: Schema, seen: frozenset[str]) -> Itera
 
 
 def pointed(root: Schema, reference: str) -> object:
-    """Returns the target of a reference inside the schema, or None if it is external or missing."""
+    """Return the target of a reference inside the schema, or None if it is external or missing."""
     if not reference.startswith("#"):
         return None
     value: object = root
@@ -211,7 +216,10 @@ def _has_patterns(parts: list[Schema]) -> bool:
 
 
 def _has_no_further_name(parts: list[Schema], check: Check) -> bool:
-    """Returns True if no property can follow the listed ones; False for parts that the library refuses."""
+    """Return whether `parts` together allow no property name but the listed ones.
+
+    Returns False if the library refuses `parts`.
+    """
     names = {name: False for part in parts for name in _names(part)}
     open_parts = [{**_names_alone(part), "properties": names} for part in parts]
     if check({"allOf": open_parts}):
@@ -226,7 +234,7 @@ def _names(part: Schema) -> list[str]:
 
 
 def _names_alone(part: Schema) -> Schema:
-    """Returns the object with any value for each name that it allows."""
+    """Return a schema object that allows the same unlisted property names, with any value."""
     patterns = part.get("patternProperties")
     return {
         "type": "object",
@@ -238,7 +246,10 @@ def _names_alone(part: Schema) -> Schema:
 
 
 def _closed(node: Schema, check: Check) -> Schema:
-    """Returns the object without patterns: their constraints are moved to the listed names."""
+    """Return the object without `patternProperties` and further names.
+
+    The schema of each pattern is moved to the listed names that match the pattern.
+    """
     rest = {key: value for key, value in node.items() if key != "patternProperties"}
     properties = {name: _property(node, name, check) for name in _names(node)}
     return {**rest, "properties": properties, "additionalProperties": False}

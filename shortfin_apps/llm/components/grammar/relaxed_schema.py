@@ -1,4 +1,4 @@
-"""Finds the parts of a JSON schema that the llguidance library cannot enforce, and relaxes the schema."""
+"""Finds the keywords of a JSON schema that the llguidance library cannot enforce, and relaxes the schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shortfin_apps.llm.components.grammar.json_schema import (
 )
 
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-# Type names of programming languages, which clients send instead of JSON's.
+# Type names of programming languages, which some clients send, and the JSON types that they mean.
 TYPE_NAMES = {
     "bool": "boolean",
     "int": "integer",
@@ -33,16 +33,16 @@ TYPE_NAMES = {
     "map": "object",
     "none": "null",
 }
-MAX_CHECKS = 500  # of a schema's parts; one takes about 0.3 ms
+MAX_CHECKS = 500  # calls of the library per schema; one takes about 0.3 ms
 _LIMITS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _DEFINITIONS = ("$defs", "definitions")
 
 
 def first_fault(schema: Schema, check: Check) -> str:
-    """Returns the keyword that cannot be enforced, or contradictory keywords, with the path and the reason.
+    """Return the path of a keyword that cannot be enforced, or of contradictory keywords, with the reason.
 
-    Returns "" if none is found within MAX_CHECKS. The library does not read unused definitions, so these are
-    checked last.
+    Returns "" if none is found within MAX_CHECKS checks. The library does not read unused definitions, so
+    these are checked last.
     """
     check, used = _limited(check, ""), _without_unused(schema)
     found = _keyword_faults(used, schema, check) or _contradictions(used, check)
@@ -51,7 +51,7 @@ def first_fault(schema: Schema, check: Check) -> str:
 
 
 def _limited(check: Check, otherwise: str) -> Check:
-    """Returns the check, which answers `otherwise` after MAX_CHECKS."""
+    """Wrap a check: after MAX_CHECKS calls it returns `otherwise` without asking the library."""
     left = iter(range(MAX_CHECKS))
     return lambda schema: otherwise if next(left, None) is None else check(schema)
 
@@ -70,9 +70,9 @@ def _keyword_faults(schema: Schema, root: Schema, check: Check) -> list[str]:
 
 
 def _contradictions(schema: Schema, check: Check) -> list[str]:
-    """Finds contradictions in the innermost refused object.
+    """Return the contradiction in the first refused schema object, innermost first; empty if there is none.
 
-    Skips objects with references, which are incomplete on their own.
+    Objects with references are skipped, because they cannot be checked without the rest of the schema.
     """
     found: list[str] = []
 
@@ -91,10 +91,10 @@ def _contradiction(node: Schema, path: str, check: Check) -> str:
 
 
 def relaxed(schema: Schema, check: Check) -> Schema:
-    """Returns a schema that the library can enforce and that every value of `schema` fits.
+    """Return a schema that the library can enforce and that accepts every value that `schema` accepts.
 
-    At worst it accepts any value. A root of type object keeps that type. After MAX_CHECKS, every keyword is
-    treated as unenforceable.
+    At worst the result accepts any value, or any object if the root has type object. After MAX_CHECKS checks,
+    every keyword is treated as unenforceable.
     """
     limited = _limited(check, "the schema has too many keywords")
     looser: Schema = mapped(schema, lambda node, path: _loosened(node, schema, limited))
@@ -139,7 +139,10 @@ def _without_unused(schema: Schema) -> Schema:
 
 
 def _loosened(node: Schema, root: Schema, check: Check) -> Schema:
-    """Removes unenforceable keywords; if the others contradict each other, keeps the type alone, if any."""
+    """Remove a node's unenforceable keywords.
+
+    If the library still refuses the node, only its type and its definitions are kept.
+    """
     kept = _without_faults(node, root, check)
     if _references(kept) or not check(kept):
         return kept
@@ -156,7 +159,7 @@ def _without_faults(node: Schema, root: Schema, check: Check) -> Schema:
         match keyword:
             case "type" if isinstance(value, str) and value.lower() in TYPE_NAMES:
                 kept["type"] = TYPE_NAMES[value.lower()]
-            case "patternProperties":  # otherwise they would forbid the names that a pattern allowed
+            case "patternProperties":  # or `additionalProperties` would forbid names that a pattern allowed
                 kept.pop("additionalProperties", None)
             case "properties" if isinstance(value, dict):
                 kept[keyword] = {name: each if _is_schema(each) else True for name, each in value.items()}
@@ -171,7 +174,7 @@ def _names(node: Schema) -> list[Any]:
 
 
 def _fault(node: Schema, keyword: str, value: object, root: Schema, check: Check) -> str:
-    """Returns why the library cannot enforce a keyword, or "" if nothing is wrong with it alone."""
+    """Return why the library cannot enforce a keyword, or "" if it can, considered without other keywords."""
     if reason := _wrong_form(keyword, value):
         return reason
     match keyword:
@@ -201,7 +204,7 @@ def _names_of(value: object) -> list[Any]:
 
 
 def _of_pattern(reason: str) -> str:
-    """Returns the end of the library's error for a regular expression, which repeats the expression first."""
+    """Shorten the library's error for a regular expression, which begins with the expression itself."""
     return reason.rpartition("error: ")[2]
 
 

@@ -23,7 +23,7 @@ from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 
 class GrammarKind(StrEnum):
-    """Languages of a grammar source. REGEX has the syntax of Rust's `regex`; EBNF is GBNF or Lark."""
+    """Languages of a grammar source. REGEX is in the syntax of Rust's `regex` crate; EBNF is GBNF or Lark."""
 
     JSON_SCHEMA = "JSON schema"
     REGEX = "regular expression"
@@ -31,7 +31,7 @@ class GrammarKind(StrEnum):
     LARK = "Lark grammar"
 
 
-MAX_CHARS = {  # rules may form a reference chain as long as the text, which must fit in STACK_BYTES
+MAX_CHARS = {  # bounds the recursion along references between rules, which must fit in STACK_BYTES
     GrammarKind.JSON_SCHEMA: 65_536,
     GrammarKind.REGEX: 16_384,
     GrammarKind.EBNF: 32_768,
@@ -42,7 +42,7 @@ MAX_RULES = 300  # the time to report an error in a chain of rules grows with th
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A grammar before compilation. `is_compact` means JSON without white space between its parts."""
+    """A grammar before compilation. `is_compact`: the JSON output has no white space between its tokens."""
 
     kind: GrammarKind
     text: str
@@ -58,26 +58,27 @@ class GrammarSource:
 
 
 def schema_source(schema: dict[str, Any] | str, *, is_compact: bool = False) -> GrammarSource:
-    """Returns a source for the JSON values that fit a schema, which may be a text."""
+    """Return a source for the JSON values that match `schema`, a dictionary or a JSON string."""
     text = schema if isinstance(schema, str) else json.dumps(schema)
     return GrammarSource(GrammarKind.JSON_SCHEMA, text, is_compact)
 
 
 def choice_source(choices: Sequence[str]) -> GrammarSource:
-    """Returns a source for one of the texts; Lark's literals use JSON's escapes."""
+    """Return a source that matches any one of `choices`, as a Lark grammar."""
     alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return GrammarSource(GrammarKind.LARK, f"start: {alternatives}")
 
 
 ANY_OBJECT = schema_source({"type": "object"})
 
-Named = tuple[str, GrammarSource]  # a grammar with the field that holds it
+Named = tuple[str, GrammarSource]  # the name of a request field, and the grammar in that field
 
 
 class AskedGrammar(NamedTuple):
-    """A grammar to compile: the first of `sources` that is not refused. `param` is the field for errors.
+    """A request for a grammar: the first of `sources` that the compiler does not refuse.
 
-    A source is made from the prompt's text when it is tried, as writing one may take long.
+    Each item of `sources` makes a source from the prompt's text, and is called only when its turn comes,
+    because making one may take long. `param` is the request field for error messages.
     """
 
     param: str
@@ -85,7 +86,7 @@ class AskedGrammar(NamedTuple):
 
 
 def asked_grammar(fields: Mapping[str, Any], prefix: str = "") -> AskedGrammar | None:
-    """Return the grammar that the fields give; see `named_source`."""
+    """Return the grammar in a request's fields, or None if there is none. Raises like `named_source`."""
     if (named := named_source(fields, prefix)) is None:
         return None
     param, source = named
@@ -93,9 +94,10 @@ def asked_grammar(fields: Mapping[str, Any], prefix: str = "") -> AskedGrammar |
 
 
 def named_source(fields: Mapping[str, Any], prefix: str = "") -> Named | None:
-    """Return the grammar in FIELDS before compilation; `prefix` precedes their names in errors.
+    """Return the grammar source in a request's fields with the field's name, or None if there is none.
 
-    Raises InvalidRequestError for an invalid or too long grammar, and for more than one.
+    `prefix` precedes the fields' names in the result and in error messages. Raises InvalidRequestError for an
+    invalid or oversized grammar, and for several grammars.
     """
     found = list(_sources(fields, prefix))
     if len(found) > 1:
@@ -143,7 +145,10 @@ def _schema(schema: object, param: str) -> GrammarSource:
 
 
 def _schema_or_text(schema: dict[str, Any] | str, param: str, *, is_compact: bool = False) -> GrammarSource:
-    """Convert a schema. A long one is refused before the slow step of writing it as a source."""
+    """Convert a schema to a source. Raises InvalidRequestError for an oversized dictionary.
+
+    The size is checked on a fast serialisation; the source itself is written by the slower `json` module.
+    """
     if isinstance(schema, dict):
         check_size(schema_source(orjson.dumps(schema).decode()), param)
     return schema_source(schema, is_compact=is_compact)
@@ -205,7 +210,7 @@ FIELDS = frozenset({*_NESTED, *_PLAIN})
 
 
 def check_size(source: GrammarSource, param: str) -> None:
-    """Raises InvalidRequestError for a source that is too long to be compiled, or even parsed."""
+    """Raise InvalidRequestError for a source with too many characters or rules."""
     limit = MAX_CHARS[source.kind]
     if len(source.text) > limit:
         raise InvalidRequestError(f"`{param}`: a {source.kind} may have at most {limit:,} characters", param)

@@ -1,4 +1,7 @@
-"""Rewrites the JSON schemas in a grammar's source: a full schema, or schemas in a Lark grammar's rules."""
+"""Rewrites the JSON schemas in a grammar source: a whole JSON schema, or schemas in a Lark grammar's rules.
+
+A rule's schema is strict unless its library option `lenient` is set; a whole JSON schema is always strict.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,17 @@ from shortfin_apps.llm.components.grammar.json_schema import Check, Schema, Sche
 from shortfin_apps.llm.components.grammar.relaxed_schema import first_fault, relaxed
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 
-CheckOf = Callable[[bool], Check]  # takes True to ignore keywords that the library does not know
+CheckOf = Callable[[bool], Check]  # argument: whether to ignore keywords that the library does not know
 _RULE = re.compile(r"^(rule_\d+: %json )(\{.*\})$", re.MULTILINE)
-# Keys that `Lark.json` adds to a rule's schema: the library's options, and the schema's owner.
+# Keys that `Lark.json` adds to a rule's schema: the library's options, and the owner for error messages.
 _GUIDANCE, _OWNER = "x-guidance", "x-owner"
 
 
 def with_equivalent_schemas(source: GrammarSource, check_of: CheckOf) -> GrammarSource:
-    """Returns the source in the library's form. Raises ValueError for a schema that cannot be enforced."""
+    """Rewrite each schema to an equivalent one that the library can enforce.
+
+    If there is none, a strict schema raises ValueError, and a non-strict schema loses its patterns.
+    """
 
     def change(schema: Schema, is_strict: bool) -> Schema:
         try:
@@ -33,9 +39,9 @@ def with_equivalent_schemas(source: GrammarSource, check_of: CheckOf) -> Grammar
 
 
 def with_usable_schemas(source: GrammarSource, check_of: CheckOf) -> GrammarSource:
-    """Relaxes the schemas in the source that the library refuses.
+    """Relax the non-strict schemas that the library refuses.
 
-    Raises ValueError, with the keyword, for a refused strict schema.
+    Raises ValueError, naming the keyword, if the library refuses a strict schema.
     """
 
     def change(schema: Schema, is_strict: bool) -> Schema:
@@ -49,7 +55,10 @@ def with_usable_schemas(source: GrammarSource, check_of: CheckOf) -> GrammarSour
 
 
 def _without_patterns(schema: Schema) -> Schema:
-    """Removes patterns, and `additionalProperties`, which would forbid the names that a pattern allowed."""
+    """Remove `patternProperties` and `additionalProperties`.
+
+    Without the patterns, `additionalProperties` would forbid the property names that a pattern allowed.
+    """
     dropped = ("patternProperties", "additionalProperties")
     looser: Schema = mapped(
         schema, lambda node, path: {key: each for key, each in node.items() if key not in dropped}
@@ -71,7 +80,10 @@ def _rewritten(source: GrammarSource, change: Callable[[Schema, bool], Schema]) 
 
 
 def _schema_text(text: str, change: Callable[[Schema], Schema]) -> str:
-    """Changes a JSON object's text; other text is left as it is, for the library to report."""
+    """Apply `change` to a JSON object, given as a string.
+
+    Returns any other string unchanged; the library will report the error.
+    """
     try:
         schema: Any = json.loads(text, parse_constant=str)  # Infinity and NaN are not JSON
     except (ValueError, RecursionError):

@@ -4,7 +4,7 @@
 
 Any client can send a grammar, and the library cannot be interrupted. Therefore this process reads the
 tokenizer once and forks workers; see `limited_process.py`. A work item is a grammar; its result is the reason
-why it is not usable, or empty if it is.
+why the grammar is unusable, or "" if the grammar compiled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NICENESS = 5  # running requests take precedence over compiling grammars
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits(Limits):
-    """Limits per grammar, on top of the tokenizer's memory."""
+    """Limits per grammar; the memory limit does not include the tokenizer's memory."""
 
     cpu_s: float = 2.0
     wall_s: float = 4.0
@@ -45,7 +45,7 @@ def _problem(tokenizer: LLTokenizer, line: bytes) -> str:
         compiled(GrammarSource.from_json(line), tokenizer)
     except UnusableGrammar as unusable:
         return str(unusable)[:MAX_REASON_CHARS]
-    except Exception as bug:  # in the library; must not be mistaken for an exceeded limit
+    except Exception as bug:  # a bug in the library; must not be mistaken for an exceeded limit
         return f"the library failed on it ({type(bug).__name__})"
     return ""
 

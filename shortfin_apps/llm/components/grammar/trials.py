@@ -1,4 +1,4 @@
-"""Tests in another process whether a grammar compiles within its limits; remembers refused ones."""
+"""Tests in another process whether a grammar compiles within limits; remembers refused grammars."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OverLimitsError(UnusableGrammar):
 
 
 class Trials:
-    """Owns the trial process and the connections to its workers, which end with it. For one event loop."""
+    """Owns the trial process and the connections to its workers. Callers must use one event loop."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Trials:
         limits: TrialLimits,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Starts the process without waiting until it has read the tokenizer."""
+        """Start the process without waiting until it has read the tokenizer."""
         self._limits = limits
         self._owned = LimitedProcess(TRIAL_PROCESS, arguments_of(limits), eos_token_ids, text=tokenizer_json)
         self._workers = Workers("grammars", limits, clock)
@@ -43,15 +43,15 @@ class Trials:
         return self._owned.is_over
 
     def close(self) -> None:
-        """Ends the process; a running trial ends at its limits, or when it is cancelled."""
+        """End the process; a running trial ends at its limits, or when its `run` is cancelled."""
         self._workers.close()
         self._owned.close()
 
     async def run(self, source: GrammarSource) -> None:
-        """Returns if `source` compiles within the limits; the trial's time predicts the compilation's.
+        """Compile `source` in a worker. Raises UnusableGrammar if it does not compile within the limits.
 
-        Raises UnusableGrammar, and OverloadedError if the process cannot be reached. Cancelling ends the
-        trial. The caller runs at most MAX_AT_ONCE trials.
+        Compiling the grammar again then takes about as long. Raises OverloadedError if the process cannot be
+        reached. Cancelling this call ends the trial. Callers must run at most MAX_AT_ONCE trials at once.
         """
         match await self._workers.ask_in_loop(source.to_json() + b"\n", self._owned.new_worker):
             case []:
@@ -70,11 +70,11 @@ def _bounds(limits: TrialLimits) -> str:
 
 
 MAX_REFUSALS = 1024
-OVER_LIMITS_S = 60.0  # limits may have been exceeded because the machine was busy
+OVER_LIMITS_S = 60.0  # how long OverLimitsError is remembered: perhaps the machine was just busy
 
 
 class Refusals:
-    """The last MAX_REFUSALS refused grammars of one tokenizer, as digests, because a source may be long."""
+    """The last MAX_REFUSALS refused grammars of one tokenizer, by digest, because a source may be long."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -84,7 +84,7 @@ class Refusals:
         return len(self._refused)
 
     def check(self, source: GrammarSource) -> None:
-        """Raises UnusableGrammar if the grammar was refused before."""
+        """Raise UnusableGrammar if the grammar was refused before."""
         digest = _digest(source)
         if (known := self._refused.get(digest)) is None:
             return

@@ -1,4 +1,4 @@
-"""Runs batches on a program: converts tasks to an entry's arguments (`abi.py`), and its results to rows."""
+"""Runs batches on a program: converts tasks to an entry's arguments (abi.py), and its results to rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Array = npt.NDArray[Any]
 
 
 class BatchResult:
-    """Results of one batch, by row; logits are fetched on first use.
+    """Results of one batch, one row per task; logits are copied to the host on first use.
 
     `on_device` has all results by name, valid until the next batch runs.
     """
@@ -74,9 +74,9 @@ class BatchResult:
         self._holds_nan = values is not None and bool(np.isnan(values.min(initial=0)))
 
     def row(self, index: int, with_logits: bool) -> Candidates:
-        """Row `index`'s candidates; `with_logits` adds its logits `[V]`, which the entry must return.
+        """Return row `index`'s candidates; `with_logits` adds the logits `[V]`, which the entry must return.
 
-        If any value is NaN, all values are set to NaN: a program of another compiler may not sort it first.
+        If any value is NaN, all values are set to NaN: programs of other compilers may not sort NaN first.
         """
         logits = self._row_of(self._all_logits(), index) if with_logits else None
         if self._values is None or self._indices is None:
@@ -96,7 +96,7 @@ class BatchResult:
         return self._logits
 
     def note(self, record: Run) -> Fetched | None:
-        """Fetched data for a flight recorder's record; the record also receives logits fetched later."""
+        """Return the fetched values and indices; `record` also gets checksums of logits fetched later."""
         self._record = record
         if self._values is None or self._indices is None:
             return None
@@ -104,7 +104,7 @@ class BatchResult:
         return Fetched(values, indices, len(self._tasks), self._holds_nan)
 
     def _last_rows(self, array: Array) -> Array:
-        """Each task's last row as `[N or more, 1, K]`, the rows that `_row_of` returns."""
+        """Return the last token row of each task as `[N or more, 1, K]`, the rows that `_row_of` returns."""
         if array.shape[1] == 1:
             return array
         last = [len(task.token_ids) - 1 for task in self._tasks]
@@ -120,7 +120,7 @@ class BatchResult:
 class BatchRunner:
     """Runs batches on one program, in three steps: plan the arguments, invoke the entry, fetch the results.
 
-    Owns the page table: the slabs of the config. Not thread-safe: only the engine's thread calls it.
+    Owns the page table: the slabs of the config. Not thread-safe: only the engine's thread may call.
     """
 
     def __init__(
@@ -166,15 +166,15 @@ class BatchRunner:
         return self._block_tables.counts
 
     def counts(self) -> dict[str, EntryCounts]:
-        """Counts of all invocations so far, by entry; a copy for other threads to read."""
+        """Return a copy of the counts of all invocations by entry; other threads may read the copy."""
         self._copied_counts |= {entry: self._counts[entry].copy() for entry in self._ran}
         self._ran.clear()
         return self._copied_counts.copy()
 
     def run(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> BatchResult:
-        """Invoke the nearest entry and wait for it. Raises InvocationError.
+        """Invoke the nearest entry and wait for the results. Raises InvocationError.
 
-        Calls `meanwhile` once the entry is queued.
+        Calls `meanwhile` after the entry is queued and before waiting.
         """
         shape = self.buckets.nearest(batch)
         if self._recorder is None:
@@ -202,18 +202,19 @@ class BatchRunner:
         return result
 
     def run_as(self, shape: Shape, batch: Batch) -> BatchResult:
-        """Invoke the entry of `shape`, which must hold the batch, uncounted. Raises InvocationError."""
+        """Invoke `shape`, which must hold the batch, without counting. Raises InvocationError."""
         arguments = self._plan(shape, batch.tasks, self._tables(batch.tasks, shape))
         return self._fetch(batch, self._invoke(shape.entry, arguments))
 
     def download_pages(self) -> list[Array]:
-        """A copy of each slab [pages, elements]; meant for page tables of a few pages."""
+        """Return a copy of each slab [pages, elements]; meant for page tables of a few pages."""
         return [self._device.download(slab) for slab in self._page_table]
 
     def draw(self, result: BatchResult, draws: Sequence[RowDraw]) -> list[int]:
-        """Draw token IDs on the device from full rows of the last batch's result, if `buckets` supports it.
+        """Draw token IDs on the device from full rows of `result`, which must be the last batch's.
 
-        Either all draws have edits or none. Returns -1 for a row with a best logit that is not finite. Raises
+        Callers must check that `buckets` has `sample` entries, or `adjusted_sample` if the draws have edits;
+        all draws must have edits, or none. The token ID is -1 if the row's best logit is not finite. Raises
         InvocationError.
         """
         token_ids: list[int] = []
@@ -222,7 +223,7 @@ class BatchRunner:
         return token_ids
 
     def _draw_some(self, result: BatchResult, draws: Sequence[RowDraw]) -> list[int]:
-        """Process as many leading draws as one entry takes."""
+        """Draw for as many leading draws as one entry takes."""
         is_adjusted = draws[0].edits is not None
         shape = (self.buckets.adjusted_sample if is_adjusted else self.buckets.sample)(len(draws))
         taken = draws[: shape.rows]
@@ -240,7 +241,7 @@ class BatchRunner:
     def draw_by(
         self, result: BatchResult, shape: Shape, arrays: Mapping[str, Array], num_draws: int
     ) -> list[int]:
-        """Run a `sample` entry on `arrays` and return the token IDs of its first `num_draws` draws."""
+        """Run the sampling entry of `shape` on `arrays`; return the first `num_draws` token IDs."""
         begin = self._clock()
         arguments = {**result.on_device, **{name: self._upload(array) for name, array in arrays.items()}}
         [token_ids] = self._invoke(
@@ -252,7 +253,7 @@ class BatchRunner:
         return drawn
 
     def start_loop(self, batch: Batch, sampling: Sequence[Sequence[int]]) -> DecodeLoop | None:
-        """Create a loop that decodes the batch repeatedly, sampling each task by its fields in `sampling`.
+        """Create a decode loop for the batch; `sampling` has each task's values by SamplingField.
 
         Returns None if the VMFB has no decode loop with enough rows, or if the nearest `extend` would compute
         less than three quarters of the loop's rows.
@@ -275,7 +276,7 @@ class BatchRunner:
         requests: Sequence[Request],
         state: Mapping[str, DeviceBuffer],
     ) -> Callable[[], Array]:
-        """Queue one step of a loop; the returned function waits for its token IDs `[rows]`."""
+        """Queue one step of a decode loop; the returned function waits for the step's token IDs `[rows]`."""
         if self._recorder is None or loop is None:
             return partial(self._token_ids, self._queue(requests, state))
         shape = self.buckets.decode_loop(requests)
@@ -300,7 +301,7 @@ class BatchRunner:
         return pending
 
     def _tables(self, tasks: Sequence[Paged], shape: Shape) -> dict[str, DeviceBuffer]:
-        """The tasks' block tables on the device, by argument name."""
+        """Return the tasks' block tables on the device, by argument name."""
         size = shape.rows, shape.blocks
         page_lists = [task.page_ids for task in tasks]
         window_lists = [task.window_page_ids or () for task in tasks]
@@ -330,7 +331,7 @@ class BatchRunner:
 
     @contextmanager
     def _noting(self, record: Invocation) -> Iterator[None]:
-        """Complete a record when its invocation ends or fails."""
+        """Complete `record` when the `with` block, which runs the invocation, ends or fails."""
         assert self._recorder is not None, "it made the record"
         try:
             yield
@@ -344,7 +345,7 @@ class BatchRunner:
         return self._device.upload(array)
 
     def clear_pages(self, page_ids: Collection[int], window_page_ids: Collection[int] = ()) -> None:
-        """Zero pages that may hold NaN, and the scratch pages, which padding rows wrote."""
+        """Zero pages that may hold NaN, and each slab's scratch page, which padding rows wrote."""
         if self._recorder is None:
             self._clear(page_ids, window_page_ids)
             return
@@ -352,7 +353,7 @@ class BatchRunner:
             self._clear(page_ids, window_page_ids)
 
     def clear_suspects(self, cache: KVCache) -> None:
-        """Zero freed pages that may hold NaN, before any invocation writes or reads them."""
+        """Zero released pages that may hold NaN; call before an invocation can write or read these pages."""
         if cache.has_suspects:
             self.clear_pages(cache.suspects, cache.window_suspects)
             cache.suspects.clear()
@@ -365,16 +366,16 @@ class BatchRunner:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the page table, and of results and workspace of entries that do not allocate."""
+        """Bytes of the page table, and of the results and workspace of entries that do not allocate these."""
         table = sum(prod(slab.shape) * slab.dtype.itemsize for slab in self._page_table)
         return table + self._invoker.num_bytes
 
     def warm_up(
         self, on_progress: Callable[[int, int], None] = lambda done, total: None
     ) -> list[EntrySignature]:
-        """Run every entry once on padding rows, so that no request pays for first touches.
+        """Run every entry once on padding rows, so that first touches of memory delay no request.
 
-        Returns signatures with the types of the actual results, as upstream's VMFBs do not declare them.
+        Returns a signature per entry with the types of the actual results; upstream's VMFBs declare no types.
         Calls `on_progress` with the number of entries done and the total. Raises ArtifactError if an entry
         does not accept the arguments that config.json describes.
         """
@@ -387,12 +388,12 @@ class BatchRunner:
         return found
 
     def decode_s(self, num_runs: int) -> float:
-        """Duration of the smallest `decode`, in seconds."""
+        """Return the duration of the smallest `decode`, in seconds."""
         shape = next(each for each in self.buckets.smallest_shapes() if each.layout is Layout.DECODE)
         return self.shape_s(shape, num_runs)
 
     def shape_s(self, shape: Shape, num_runs: int) -> float:
-        """Shortest duration of `num_runs` warm invocations on padding rows, in seconds."""
+        """Return the shortest duration of `num_runs` warm invocations on padding rows, in seconds."""
         arguments, taken = self._first_arguments(shape), []
         for _ in range(num_runs):
             begin = self._clock()
@@ -414,7 +415,7 @@ class BatchRunner:
         return EntrySignature(shape.entry, None, tuple(TensorType(r.shape, r.dtype) for r in results))
 
     def _first_arguments(self, shape: Shape) -> list[DeviceBuffer]:
-        """Arguments with padding rows only."""
+        """Return arguments of `shape` that have only padding rows."""
         if shape.layout in (Layout.SAMPLE, Layout.ADJUSTED_SAMPLE):
             types = self._entries[shape.entry].arguments or ()
             return [self._device.upload(np.zeros([size or 1 for size in t.shape], t.dtype)) for t in types]
@@ -424,7 +425,7 @@ class BatchRunner:
     def _plan(
         self, shape: Shape, tasks: Sequence[LlmTaskInput], tables: Mapping[str, DeviceBuffer]
     ) -> list[DeviceBuffer]:
-        """All arguments of the entry, on the device."""
+        """Return all arguments of the entry, on the device."""
         arrays = _padded_arrays(shape, tasks)
         arguments = [
             tables[name] if name in tables else self._upload(arrays[name])
@@ -436,7 +437,7 @@ class BatchRunner:
         return self._invoker.submit(entry, arguments).wait()
 
     def _fetch(self, batch: Batch, results: Sequence[DeviceBuffer]) -> BatchResult:
-        """Copy values and indices to the host; logits stay on the device until a row needs them."""
+        """Copy values and indices to the host; logits stay on the device until a row's logits are needed."""
         download, found = self._device.download, named_results(results, self._top_k)
         values, indices = (download(found[name]) if name in found else None for name in ("values", "indices"))
         fetch_logits = (lambda: download(found["logits"])) if "logits" in found else None
@@ -444,7 +445,7 @@ class BatchRunner:
 
 
 def _returns_logits(program: Program, config: ModelConfig) -> bool:
-    """Whether every entry returns logits; entries that do not declare their results return only top-k."""
+    """Return whether every entry returns logits; with top-k, entries must declare them in their results."""
     if config.top_k is None:
         return True
     parsed = ((Entry.parse(name), signature) for name, signature in program.entries.items())
@@ -456,7 +457,7 @@ def _returns_logits(program: Program, config: ModelConfig) -> bool:
 
 
 def _padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Array]:
-    """The tasks' tokens and positions by argument name, padded to the shape."""
+    """Return the tasks' tokens and positions by argument name, padded to the shape."""
     starts = np.zeros(shape.rows, np.int64)
     seq_lens = np.ones(shape.rows, np.int64)
     for row, task in enumerate(tasks):
@@ -480,7 +481,7 @@ def _padded_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> Array:
 
 
 def _packed_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> tuple[Array, Array]:
-    """The arguments `tokens[T]` and `offsets[R]`."""
+    """Return the arguments `tokens[T]` and `offsets[R]` of a packed `extend`."""
     tokens = np.zeros(shape.tokens, np.int64)
     offsets = np.zeros(shape.rows, np.int64)
     offset = 0

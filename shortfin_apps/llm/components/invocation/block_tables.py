@@ -1,16 +1,16 @@
-"""Block tables of batches, kept and updated, as a batch's requests change little from step to step.
+"""Block tables of batches. Tables are kept and updated, because batches change little from step to step.
 
-A table is `[rows, B]` page IDs: a row for each task in the batch's order, then padding rows. Columns past a
-task's pages hold the scratch page. A row is filled from the page list of the task's lease. Until the lease is
-released, that list is only appended to, so its identity and the number of pages copied from it determine the
-row's content. Updates are counted as:
+A table has the shape `[rows, B]` and holds page IDs: a row for each task in the batch's order, then padding
+rows. Columns past a task's pages hold the scratch page. A row is filled from the page list of the task's
+lease. Until the lease is released, pages are only appended to that list. The identity of the list and the
+number of pages copied from it therefore determine the row's content. Updates are counted as:
 
-    plan      every row of a batch of several tasks is filled, as no kept table has any of them
-    joined    one row is filled: the others are kept, or the batch is a single task
+    plan      every row of a batch of several tasks is filled, because no kept table has any of these rows
+    joined    one row is filled: other rows of the batch are in a kept table, or the batch has a single task
     grew      a task's new pages are appended to its row
 
-Kept rows are copied from the old table in one operation, in any order. The full table is uploaded again when
-a row or its shape has changed.
+Rows of a kept table are copied to the new one in one operation, in any order. The full table is uploaded
+again when a row or the padded shape has changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPARE_BLOCKS = 8  # columns of a new table reserved for future pages
 
 
 class BlockTables:
-    """Tables of the last few batches. Not thread-safe."""
+    """The tables of the last MAX_TABLES batches. Not thread-safe."""
 
     def __init__(self, upload: Callable[[Array], DeviceBuffer]) -> None:
         self._upload = upload
@@ -49,7 +49,10 @@ class BlockTables:
         )
 
     def on_device(self, page_lists: Sequence[PageList], rows: int, blocks: int) -> DeviceBuffer:
-        """A batch's table on the device, padded to `[rows, blocks]`; `page_lists` has one list per task."""
+        """Return a batch's table on the device, padded to `[rows, blocks]`.
+
+        `page_lists` has the page list of each task.
+        """
         table = self._updated(page_lists) or self._new(page_lists)
         if table.buffer is None or table.buffer.shape != (rows, blocks):
             table.buffer = self._upload(table.padded(rows, blocks))
@@ -57,7 +60,7 @@ class BlockTables:
         return table.buffer
 
     def _updated(self, page_lists: Sequence[PageList]) -> _BlockTable | None:
-        """The kept table of exactly these lists, brought up to date; None if there is none."""
+        """Return the kept table of exactly these lists, with their new pages added; None if there is none."""
         for index in reversed(range(len(self._tables))):
             if (grown := self._tables[index].grown_rows(page_lists)) is not None:
                 table = self._tables.pop(index)
@@ -68,7 +71,7 @@ class BlockTables:
         return None
 
     def _new(self, page_lists: Sequence[PageList]) -> _BlockTable:
-        """Create a table, copying rows from the most similar kept one, which is dropped if fully copied."""
+        """Create a table with rows copied from the most similar kept one; drop that one if fully copied."""
         table = _BlockTable(page_lists)
         nearest = self._nearest(table)
         carried = [] if nearest is None else table.carry_over(nearest)
@@ -87,7 +90,7 @@ class BlockTables:
         return table
 
     def _nearest(self, table: _BlockTable) -> _BlockTable | None:
-        """The kept table with the most rows in common; stops at the first with more than half of them."""
+        """Return the kept table with the most rows of `table`, or the first with more than half of these."""
         most, nearest = 0, None
         for kept in reversed(self._tables):
             if (common := table.num_common(kept)) > most:
@@ -98,10 +101,10 @@ class BlockTables:
 
 
 class _BlockTable:
-    """The table of one batch; `buffer` is its copy on the device, None if that is out of date.
+    """The table of one batch; `buffer` is its copy on the device, or None if the copy is out of date.
 
-    The page lists belong to leases. References to them are kept so that no new list can have the ID of an old
-    one; a released lease has emptied its list.
+    The page lists belong to leases. A table keeps references to its lists, so that no new list can get the
+    `id()` of an old one. The list of a released lease is empty.
     """
 
     def __init__(self, page_lists: Sequence[PageList]) -> None:
@@ -116,7 +119,7 @@ class _BlockTable:
         return len(self._page_ids)
 
     def grown_rows(self, page_lists: Sequence[PageList]) -> list[int] | None:
-        """Rows for which the lists have new pages; None if this is another batch's table."""
+        """Return the rows whose lists have new pages; None if this is another batch's table."""
         if len(page_lists) != len(self._page_ids):
             return None
         grown = []
@@ -128,7 +131,7 @@ class _BlockTable:
         return grown
 
     def fill(self, rows: Sequence[int]) -> None:
-        """Copy missing pages into these rows."""
+        """Copy the new pages of the rows' lists into these rows."""
         for row in rows:
             page_ids, begin = self._page_ids[row], self._lengths[row]
             if len(page_ids) > self._table.shape[1]:
@@ -141,7 +144,7 @@ class _BlockTable:
         return len(self._rows.keys() & other._rows.keys())
 
     def carry_over(self, other: _BlockTable) -> list[int]:
-        """Copy the rows of the same leases from another table; returns their indices in this one."""
+        """Copy the rows of common leases from `other`; returns the indices of these rows in this table."""
         pairs = [(row, other._rows[key]) for key, row in self._rows.items() if key in other._rows]
         own, others = [row for row, _ in pairs], [row for _, row in pairs]
         width = min(self._table.shape[1], other._table.shape[1])
@@ -151,7 +154,7 @@ class _BlockTable:
         return own
 
     def padded(self, rows: int, blocks: int) -> Array:
-        """The table as `[rows, blocks]`: padding rows added, columns cut or filled with the scratch page."""
+        """Return the table padded with the scratch page to `[rows, blocks]`, or truncated to `blocks`."""
         table = np.zeros((rows, blocks), np.int64)
         width = min(blocks, self._table.shape[1])
         table[: self.num_tasks, :width] = self._table[:, :width]

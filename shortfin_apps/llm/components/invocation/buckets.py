@@ -1,4 +1,4 @@
-"""The compiled shapes of a VMFB, and the nearest one for a batch."""
+"""The compiled shapes of a VMFB, and the choice of the nearest shape for a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Shape of one invocation: `rows` N or R, `tokens` in total (N x S or T), `blocks` B."""
+    """The padded shape of one invocation, with the entry that it runs on.
+
+    In the terms of abi.py: `rows` is N or R, `tokens` the total (N x S, or T), and `blocks` is B.
+    """
 
     entry: str
     layout: Layout
@@ -25,7 +28,7 @@ class Shape:
 class Buckets:
     """The entries of one VMFB by the shapes they take. Pages hold `stride` tokens.
 
-    Without `has_prefill_position`, a prefill's S and B are one dynamic dimension: S is B times the stride.
+    Without `has_prefill_position`, S and B of a prefill are not independent: S is B times the stride.
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class Buckets:
         self._stride = stride
         self._has_prefill_position = has_prefill_position
         self._decode: dict[int, str] = {}
-        self._prefill: dict[int, str] = {}  # any S
+        self._prefill: dict[int, str] = {}  # entries of dynamic S
         self._static_prefill: dict[tuple[int, int], str] = {}
         self._extend: dict[int, str] = {}
         self._most_rows: dict[int, int] = {}  # maximum rows of the entries in `_extend`
@@ -51,16 +54,16 @@ class Buckets:
 
     @property
     def has_extend(self) -> bool:
-        """Whether a batch of any size can run on an `extend` entry."""
+        """Whether the VMFB has an `extend` entry that takes batches of any size."""
         return self._dynamic_extend is not None
 
     @property
     def has_packed_extend(self) -> bool:
-        """Whether that entry takes single-token rows at any position, even several of one request."""
+        """Whether that entry takes tasks of one token at any position, even several of one request."""
         return self.has_extend and self._extend_layout is Layout.PACKED
 
     def holds_decodes(self, num_rows: int) -> bool:
-        """Whether a `decode` entry holds this many rows."""
+        """Return whether some `decode` entry has at least this many rows."""
         return num_rows <= max(self._decode)
 
     @property
@@ -80,14 +83,14 @@ class Buckets:
 
     @property
     def takes_any_chunk(self) -> bool:
-        """Whether a prefill of any length runs without padding, for every number of rows."""
+        """Whether prefill entries of every batch size take any sequence length, so chunks need no padding."""
         return all(rows in self._prefill for rows, _ in self._static_prefill)
 
     def nearest(self, batch: Batch) -> Shape:
-        """The nearest compiled shape that holds the batch.
+        """Return the nearest compiled shape that holds the batch.
 
-        Decodes that would be rows of a packed `extend` use a `decode` instead if it computes no more rows: it
-        has fewer dispatches and gives the same bits.
+        If all tasks of an `extend` batch are decodes, a `decode` runs them instead of a packed `extend`,
+        unless the `decode` computes more rows: it has fewer dispatches and gives the same bits.
         """
         if batch.family is EntryFamily.DECODE:
             return self._decode_shape(batch.tasks)
@@ -98,7 +101,7 @@ class Buckets:
         return extend if decode is None else decode
 
     def extend(self, tasks: Sequence[LlmTaskInput]) -> Shape:
-        """The nearest `extend` that holds the tasks."""
+        """Return the nearest `extend` shape that holds the tasks."""
         assert self._dynamic_extend is not None, "the mode was checked against the VMFB"
         if self._extend_layout is Layout.PREFILL:
             length = self._padded_length(tasks)
@@ -111,29 +114,29 @@ class Buckets:
         return Shape(entry, Layout.PACKED, len(tasks), bucket or total, _widest(tasks))
 
     def decode_loop(self, requests: Sequence[Paged]) -> Shape | None:
-        """The nearest decode loop that holds one token of each request; None if none has enough rows."""
+        """Return the nearest decode loop for one token of each request; None if none has enough rows."""
         rows = min((n for n in self._loops if n >= len(requests)), default=None)
         return None if rows is None else Shape(self._loops[rows], Layout.LOOP, rows, rows, _widest(requests))
 
     def sample(self, num_rows: int) -> Shape:
-        """The nearest `sample` that draws from `num_rows` rows, else the largest."""
+        """Return the nearest `sample` with at least `num_rows` rows, else the largest."""
         return _sample_shape(self._samples, Layout.SAMPLE, num_rows)
 
     def adjusted_sample(self, num_rows: int) -> Shape:
-        """The nearest `adjusted_sample` that draws from `num_rows` rows, else the largest."""
+        """Return the nearest `adjusted_sample` with at least `num_rows` rows, else the largest."""
         return _sample_shape(self._adjusted_samples, Layout.ADJUSTED_SAMPLE, num_rows)
 
     def most_rows(self, entry: str) -> int | None:
-        """Maximum rows of an `extend_tT`; None for other entries."""
+        """Return the maximum rows of an `extend_tT` entry; None for other entries."""
         return next((self._most_rows[length] for length, name in self._extend.items() if name == entry), None)
 
     def decode_of(self, num_rows: int) -> Shape:
-        """The nearest `decode` for `num_rows` rows, else the largest, with the narrowest block table."""
+        """Return the nearest `decode` for `num_rows` rows, else the largest, with the fewest blocks."""
         rows = min((n for n in self._decode if n >= num_rows), default=max(self._decode))
         return Shape(self._decode[rows], Layout.DECODE, rows, rows, MIN_BLOCKS)
 
     def prefill_of(self, pages: int) -> Shape | None:
-        """A `prefill` of one row of `pages` pages; None if no entry takes any length."""
+        """Return a `prefill` of one row of `pages` pages; None if no such entry has a dynamic length."""
         if 1 not in self._prefill:
             return None
         blocks = max(MIN_BLOCKS, pages)
@@ -141,7 +144,7 @@ class Buckets:
         return Shape(self._prefill[1], Layout.PREFILL, 1, tokens, blocks)
 
     def smallest_shapes(self) -> list[Shape]:
-        """The smallest shape of every entry."""
+        """Return the smallest shape of every entry."""
         stride = self._stride
         shapes = [Shape(name, Layout.DECODE, n, n, MIN_BLOCKS) for n, name in self._decode.items()]
         shapes += [Shape(name, Layout.LOOP, n, n, MIN_BLOCKS) for n, name in self._loops.items()]
@@ -191,7 +194,7 @@ class Buckets:
         return Shape(entry, Layout.PREFILL, rows, rows * length, self._prefill_blocks(tasks, length))
 
     def _decode_for(self, extend: Shape, tasks: Sequence[LlmTaskInput]) -> Shape | None:
-        """The `decode` to use instead of a packed `extend`, if there is one."""
+        """Return the `decode` shape to use instead of the shape `extend`; None if there is none."""
         is_packed = extend.layout is Layout.PACKED
         if not (is_packed and _are_decodes(tasks) and self.holds_decodes(len(tasks))):
             return None
@@ -203,7 +206,7 @@ class Buckets:
         return (pages if self._has_prefill_position else max(pages, MIN_BLOCKS)) * self._stride
 
     def _prefill_blocks(self, tasks: Sequence[LlmTaskInput], length: int) -> int:
-        """Blocks up to the latest start position, plus the blocks of S tokens after it."""
+        """Return the blocks before the latest start position, plus the blocks of `length` tokens after it."""
         first = max(task.start_position for task in tasks) // self._stride
         return max(MIN_BLOCKS, first + length // self._stride)
 
@@ -220,18 +223,18 @@ class Buckets:
 
 
 def _are_decodes(tasks: Sequence[LlmTaskInput]) -> bool:
-    """Whether each task is one token of a different request; a `decode` computes its rows concurrently."""
+    """Return whether each task is one token of a different request, as a `decode` needs independent rows."""
     requests = {id(task.request) for task in tasks}
     return len(requests) == len(tasks) and all(len(task.token_ids) == 1 for task in tasks)
 
 
 def _declared_rows(signature: EntrySignature) -> int | None:
-    """Number of rows in the declared results, if their size is fixed."""
+    """Return the number of rows of the declared results; None if undeclared or dynamic."""
     return signature.results[0].shape[0] if signature.results else None
 
 
 def _sample_shape(entries: Mapping[int, str], layout: Layout, num_rows: int) -> Shape:
-    """The nearest of `entries` by rows, else the largest; they compute no tokens and read no pages."""
+    """Return the nearest of `entries` by rows, else the largest; no tokens are computed, no pages read."""
     rows = min((n for n in entries if n >= num_rows), default=max(entries))
     return Shape(entries[rows], layout, rows, tokens=0, blocks=0)
 

@@ -1,6 +1,6 @@
-"""Decode batches that keep and advance their tokens and positions on the device.
+"""Decode loops: decode batches whose tokens and positions are kept and advanced on the device.
 
-Several steps may be queued before the first one's tokens reach the host: nothing is uploaded for a step,
+Several steps may be queued before the tokens of the first step reach the host. Nothing is uploaded for a step
 unless a request has grown into a new page.
 """
 
@@ -26,9 +26,9 @@ Step = Callable[[Sequence[Request], Mapping[str, DeviceBuffer]], Callable[[], Ar
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """A step in flight: the pages that it writes, by request, and a function that waits for its token IDs.
+    """A step in flight: the page it writes for each request, and a function that waits for its token IDs.
 
-    `window_page_ids` is empty if no layer has a window.
+    `window_page_ids` is empty if no layer has a sliding window.
     """
 
     page_ids: tuple[int, ...]
@@ -37,9 +37,9 @@ class _Queued:
 
 
 class DecodeLoop:
-    """Decodes the same requests repeatedly; they keep their order and their leases.
+    """Decodes the same requests repeatedly; the requests must keep their order and their leases.
 
-    `state` holds the entry's arguments except for the block table, and `step` queues one step on them.
+    `state` holds the entry's arguments except the block tables; `step` queues one step on these arguments.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class DecodeLoop:
         return len(self._queued)
 
     def is_at(self, requests: Sequence[Request]) -> bool:
-        """Whether the next step to queue would decode the next token of exactly these requests."""
+        """Return whether the next queued step would decode the next token of exactly these requests."""
         return tuple(requests) == self.requests and self._next_position == [r.num_computed for r in requests]
 
     def queue(self) -> None:
-        """Queue a step after those in flight; every request must have a page for it."""
+        """Queue a step after those in flight; every request must have a page for the step's token."""
         pages = self._written([request.page_ids for request in self.requests])
         windows: tuple[int, ...] = ()
         if self._has_windows:
@@ -72,23 +72,23 @@ class DecodeLoop:
         self._next_position = [position + 1 for position in self._next_position]
 
     def _written(self, tables: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The page that the next step writes in each request's table."""
+        """Return the page of each table that the next step writes."""
         return tuple(
             page_ids[position // self._stride]
             for page_ids, position in zip(tables, self._next_position, strict=True)
         )
 
     def wait(self) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
-        """Wait for the oldest step; return its token IDs, and the pages and window pages it wrote by request.
+        """Wait for the oldest step; return its token IDs, and the page and window page written by request.
 
-        A token ID is -1 if the logits were not finite. Raises InvocationError; the step is then over, and the
-        loop's state is undefined.
+        A token ID is -1 if the logits were not finite. Raises InvocationError if the step failed; the step is
+        then no longer queued, and the state on the device is undefined.
         """
         step = self._queued.popleft()
         return step.wait()[: len(self.requests)].tolist(), step.page_ids, step.window_page_ids
 
     def abandon(self) -> tuple[set[int], set[int]]:
-        """Wait for all steps in flight, ignoring failures; return the pages and window pages written."""
+        """Wait for all steps in flight, ignoring failures; return the pages and window pages they wrote."""
         page_ids: set[int] = set()
         window_page_ids: set[int] = set()
         while self._queued:
@@ -103,7 +103,7 @@ class DecodeLoop:
 def padded_state(
     rows: int, tasks: Sequence[LlmTaskInput], sampling: Sequence[Sequence[int]]
 ) -> dict[str, Array]:
-    """A loop's arguments except the block table, padded to `rows`; a padding row is at position -1."""
+    """Return a decode loop's arguments except the block tables, padded to `rows` with position -1."""
     tokens = np.zeros(rows, np.int64)
     positions = np.full(rows, -1, np.int64)
     fields = np.zeros((len(SamplingField), rows), np.int64)

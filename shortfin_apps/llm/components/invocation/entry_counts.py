@@ -1,4 +1,4 @@
-"""Counters of invocations by entry, and of block table updates; written by the engine's thread."""
+"""Counters of invocations by entry, and of block table updates. Only the engine's thread writes them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EntryCounts:
     padded_tokens: int = 0
 
     def add(self, lengths: Sequence[int], rows: int) -> None:
-        """Count one invocation of `rows` tokens with padding; a task with a single token is a decode."""
+        """Count an invocation of `rows` tokens with padding; a task with a length of 1 is a decode."""
         decodes = lengths.count(1)
         total = sum(lengths)
         self.tasks.add(len(lengths))

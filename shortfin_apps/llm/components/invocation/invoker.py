@@ -1,7 +1,7 @@
-"""Calls entries, and owns the output buffers of entries that do not allocate their own.
+"""Calls entries, and owns the output buffers of entries that take these as arguments.
 
-A call that allocates is queued only when the device reaches it, so its caller waits for the device. A call
-that receives all its output buffers returns at once.
+A call of an entry that allocates is queued only when the device reaches that call, so the caller waits for
+the device. A call of an entry that gets its output buffers from the caller returns at once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MOST_HOST_BYTES = 1 << 20
 _BYTE = np.dtype(np.int8)
 
 Results = Sequence[DeviceBuffer]
-_Key = str | tuple[TensorType, ...]  # identifies buffers: an entry's name, or types that entries share
+_Key = str | tuple[TensorType, ...]  # of result buffers: an entry's name, or the types if entries share them
 
 
 def owned_bytes(program: Program) -> int:
-    """Bytes of all buffers that an Invoker creates for the program."""
+    """Return the bytes of all buffers that an Invoker creates for the program."""
     owned = [signature for signature in program.entries.values() if signature.workspace_bytes is not None]
     sizes = {key: count * sum(map(_bytes_of, kinds)) for key, kinds, count in map(_sets_of, owned)}
     return sum(sizes.values()) + _workspace_bytes(program)
@@ -40,12 +40,13 @@ def owned_bytes(program: Program) -> int:
 class Invoker:
     """Calls the entries of one program.
 
-    Logits and candidates are valid until another entry returns some. Token IDs are valid until the same entry
-    is called again; a decode loop's for one call longer, as they are read while the next step is in flight.
+    Logits and candidates are valid until the next call of an entry that returns any. Token IDs are valid
+    until the same entry is called again. Those of a decode loop are valid for one call longer, because they
+    are read while the next step is in flight.
 
-    All entries share one workspace, as invocations run one after the other. Entries with the same number of
-    rows share logits and candidates. Buffers are created on an entry's first call and kept; `num_bytes`
-    counts them.
+    All entries share one workspace, because invocations run one after the other. Entries with results of the
+    same types share the buffers of logits and candidates. Buffers are created on an entry's first call and
+    kept; `num_bytes` is their total size.
     """
 
     def __init__(self, device: Device, program: Program) -> None:
@@ -53,11 +54,11 @@ class Invoker:
         self._program = program
         self._workspace: DeviceBuffer | None = None
         self._results: dict[str, cycle[Results]] = {}  # by entry
-        self._sets: dict[_Key, cycle[Results]] = {}  # the same sets, shared by entries
+        self._sets: dict[_Key, cycle[Results]] = {}  # the sets of all entries, by key
         self.num_bytes = 0
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
-        """Start `entry` (see `Program.submit`); `wait` on the returned object gives the results."""
+        """Start `entry` (see `Program.submit`); `wait` of the returned object returns the results."""
         signature = self._program.entries[entry]
         if signature.workspace_bytes is None:
             return self._program.submit(entry, arguments)
@@ -66,7 +67,7 @@ class Invoker:
         return _OwnedPending(pending, results)
 
     def _results_of(self, signature: EntrySignature) -> Results:
-        """The buffers that the next call of this entry writes."""
+        """Return the buffers that the next call of this entry writes."""
         name = signature.name
         if name not in self._results:
             self._results[name] = self._sets_for(signature)
@@ -92,7 +93,7 @@ class Invoker:
 
 
 def _sets_of(signature: EntrySignature) -> tuple[_Key, tuple[TensorType, ...], int]:
-    """An entry's results: their key, their types, and the number of buffer sets used in turn."""
+    """Return the key and types of an entry's results, and the number of buffer sets used in turn."""
     assert signature.results is not None, "an entry whose results the caller owns declares them"
     entry = Entry.parse(signature.name)
     if entry is None or not entry.returns_token_ids:
@@ -115,7 +116,7 @@ def _bytes_of(kind: TensorType) -> int:
 
 
 class _OwnedPending:
-    """An invocation in flight that writes into the caller's buffers."""
+    """An invocation in flight that writes its results into buffers of the Invoker."""
 
     def __init__(self, pending: Pending, results: Results) -> None:
         self._pending = pending

@@ -1,11 +1,11 @@
 """Page counts of the KV cache: how many fit in a device's memory, and how many are window pages.
 
-If only some layers use a sliding window, these layers have separate pages, of which a request holds a bounded
-number. A request of L tokens holds pages for all of them, and window pages for min(L, window). Requests of
-one length therefore exhaust both kinds together, and shorter ones exhaust the window pages first.
+If only some layers use a sliding window, these layers have separate window pages. A request of L tokens holds
+pages for L tokens, and window pages for min(L, window) tokens. For given page counts, requests of one certain
+length exhaust both kinds of pages together, and shorter requests exhaust the window pages first.
 
-If all layers use a window, window pages take all memory; other pages are only names that identify prefixes,
-and take none.
+If all layers use a window, window pages take all the memory. Other pages are then virtual: their IDs only
+identify prefixes, and they have no memory.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ BALANCED_SHARE = 4
 
 
 def least_window_pages(config: ModelConfig, tokens_ahead: int) -> int:
-    """Minimum number of window pages, including the scratch page, with which any request can run alone.
+    """Return the minimum window pages, including the scratch page, with which any request can run alone.
 
-    A request holds the pages that its next `tokens_ahead` tokens see, and one more because pages are only
-    given up when full.
+    A request holds the pages that its next `tokens_ahead` tokens write or attend to. It holds one more page,
+    because a page is given up only when all of its tokens are outside the window.
     """
     assert config.window_tokens is not None
     return 1 + -(-(config.window_tokens + tokens_ahead) // config.stride) + 2
 
 
 def window_page_count(config: ModelConfig, num_pages: int, tokens_ahead: int | None) -> int:
-    """Window pages, including the scratch page, to go with `num_pages` pages; 0 for a model without windows.
+    """Return the number of window pages for `num_pages` pages, both including the scratch page.
 
-    `tokens_ahead` is the mode's (None: a full prompt may be reserved at once). Adds, to the minimum for one
-    request, the window pages of enough requests of 1 / BALANCED_SHARE of the context length to fill the other
-    pages.
+    `tokens_ahead` is `BatchMode.tokens_ahead` (None: pages for a full prompt may be reserved at once). The
+    result is the minimum for one request, plus the window pages of as many requests of 1 / BALANCED_SHARE of
+    the context length as `num_pages` pages hold. It is 0 for a model without windows.
     """
     if config.window_tokens is None:
         return 0
@@ -48,15 +48,16 @@ def window_page_count(config: ModelConfig, num_pages: int, tokens_ahead: int | N
 
 
 def _held(config: ModelConfig) -> int:
-    """Window pages of a decoding request."""
+    """Return the maximum number of window pages that a decoding request holds."""
     assert config.window_tokens is not None
     return -(-config.window_tokens // config.stride) + 2
 
 
 def named_page_count(config: ModelConfig, num_pages: int) -> int:
-    """Pages of the cache including the scratch page, given memory for `num_pages`.
+    """Return the number of pages of the cache, including the scratch page, given memory for `num_pages`.
 
-    If pages are only names, returns the number that full-context requests need to exhaust the window pages.
+    If all layers use a window, `num_pages` are window pages. Other pages are then virtual, and the result is
+    the number that full-context requests need to exhaust the window pages.
     """
     if config.window_tokens is None or config.has_window_table:
         return num_pages
@@ -67,7 +68,7 @@ def named_page_count(config: ModelConfig, num_pages: int) -> int:
 def page_table_bytes(
     config: ModelConfig, num_pages: int, num_window_pages: int, stage: int | None = None
 ) -> int:
-    """Bytes of the slabs of a pipeline stage (None: of all)."""
+    """Return the bytes of the slabs of a pipeline stage (None: of all stages)."""
     elements = sum(
         slab.elements * (num_pages if slab.pool == "whole" else num_window_pages)
         for slab in config.slabs
@@ -84,12 +85,12 @@ def pages_that_fit(
     tokens_ahead: int | None = None,
     taken_beside: Callable[[int], int] = lambda num_pages: 0,
 ) -> int | None:
-    """Number of pages that fit in memory next to the program's results and workspace, with the scratch page.
+    """Return how many pages, including the scratch page, fit in memory beside the program's own buffers.
 
-    At least the pages of one context, and at most of `max_running` contexts: more pages could only be kept
-    for their prefixes. Window pages are counted as by `window_page_count`. `taken_beside` returns other bytes
-    taken of the first stage's memory for a number of pages. Returns None if the device does not report its
-    memory.
+    The result is at least the pages of one context, even if these do not fit. It is at most the pages of
+    `max_running` contexts: more pages could only be cached for their prefixes. `window_page_count` gives the
+    number of window pages. `taken_beside` returns, for a number of pages, the other bytes taken of the first
+    stage's memory. Returns None if the device does not report its memory.
     """
     context_pages = -(-config.max_seq_len // config.stride)
     most = 1 + max_running * context_pages

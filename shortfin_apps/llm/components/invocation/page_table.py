@@ -1,4 +1,4 @@
-"""The page table of a model: device slabs with the runner that owns them, and the page cache."""
+"""Creates the page table of a model on a device: the runner that owns the slabs, and the KV cache."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def make_runner(
     num_window_pages: int | None = None,
     recorder: FlightRecorder | None = None,
 ) -> BatchRunner:
-    """Create a runner of `program` with its own page table: `num_pages` pages, including the scratch page.
+    """Create a runner of `program` with its own page table of `num_pages` pages, including the scratch page.
 
-    The slab of sliding-window layers has `num_window_pages` (None: as many). Raises ArtifactError if the
-    device has too little memory. A `recorder` is notified of all invocations except the warm-up.
+    Slabs of window pages or states have `num_window_pages` pages (None: `num_pages`). A `recorder` is
+    notified of all invocations except the warm-up. Raises ArtifactError if the device has too little memory.
     """
     dtype = config.paged_kv_cache.dtype
     num_window_pages = num_pages if num_window_pages is None else num_window_pages
@@ -45,7 +45,7 @@ def make_runner(
             )
             for slab in config.slabs
         ]
-    except Exception as error:  # the runtimes have no common exception for it
+    except Exception as error:  # the runtimes have no common exception for missing memory
         size = page_table_bytes(config, num_pages, num_window_pages)
         raise ArtifactError(
             f"no memory for a KV cache of {num_pages} pages ({size / 2**30:.1f} GiB); give fewer --pages"
@@ -60,7 +60,7 @@ def make_page_cache(
     num_window_pages: int,
     listener: PageListener | None = None,
 ) -> KVCache:
-    """Create the cache that leases a runner's pages; `listener` is notified of published pages."""
+    """Create the KV cache that leases a runner's pages; `listener` is notified of published pages."""
     window = None
     if config.window_tokens is not None:
         window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)

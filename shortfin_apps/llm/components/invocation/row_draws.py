@@ -1,4 +1,4 @@
-"""Token draws from full rows of logits on the device, with or without adjustments."""
+"""Arguments of the entries that draw tokens from full rows of logits on the device."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LEAST_EDITS = 256
 
 @dataclass(frozen=True, slots=True)
 class RowDraw:
-    """A draw from a batch's row `row` with its last token at `position`; `sampling` is by SamplingField.
+    """A draw of a token from row `row` of a batch's logits; with `edits`, the row is adjusted first.
 
-    With `edits`, the row is adjusted first.
+    `position` is the position of the row's last token; `sampling` is indexed by SamplingField.
     """
 
     row: int
@@ -32,7 +32,7 @@ class RowDraw:
 
 
 def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
-    """Arguments of a `sample` after values and logits, padded to `rows`."""
+    """Return the arguments of a `sample` entry after `values` and `logits`, padded to `rows` draws."""
     row_indices = np.zeros(rows, np.int64)
     positions = np.full(rows, -1, np.int64)
     fields = np.zeros((len(SamplingField), rows), np.int64)
@@ -44,7 +44,7 @@ def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
 
 
 def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[str, Array]:
-    """Arguments of an `adjusted_sample` after the `sample` arguments, from the edits of each draw."""
+    """Return the arguments that `adjusted_sample` takes after those of `padded_draws`."""
     penalties = np.zeros((len(PenaltyField), rows), np.float32)
     for column, of_row in enumerate(edits):
         penalties[:, column] = of_row.penalties
@@ -56,7 +56,7 @@ def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[
 
 
 def _joined_columns(columns: Sequence[Array]) -> Array:
-    """The `edits` [fields, E] of all draws, padded."""
+    """Concatenate the edits of all draws to the argument `edits` [fields, E], padded to a power of two."""
     total = sum(of_row.shape[1] for of_row in columns)
     joined = np.empty((len(EditField), max(LEAST_EDITS, 1 << (total - 1).bit_length())), np.int32)
     joined[EditField.ROW, total:] = -1
@@ -70,7 +70,7 @@ def _joined_columns(columns: Sequence[Array]) -> Array:
 
 
 def _joined_bitmasks(rows: int, bitmasks: Sequence[Array | None], vocab_size: int) -> dict[str, Array]:
-    """`allowed` [M, words], with at least one row, and `allowed_indices` [rows]."""
+    """Return the arguments `allowed` [M, words], with M at least 1, and `allowed_indices` [rows]."""
     of_rows = [(row, bitmask) for row, bitmask in enumerate(bitmasks) if bitmask is not None]
     indices = np.full(rows, -1, np.int64)
     indices[[row for row, _ in of_rows]] = range(len(of_rows))

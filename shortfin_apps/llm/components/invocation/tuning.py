@@ -1,7 +1,7 @@
 """Measures, at startup, how many prompt tokens to compute per step while requests decode.
 
-The prefill-to-decode cost ratio varies by 10x across CPUs, and the number of tokens that keep a GPU busy
-varies as much between GPUs and models. No single number suits every machine.
+The ratio of prefill to decode cost varies by 10x across CPUs, and the number of tokens that keep a GPU busy
+varies as much between GPUs and models. No constant suits every machine.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 logger = logging.getLogger(__name__)
 
 TYPICAL_ROWS = 8
-# Maximum decode delay under a light load, in decodes. They are measured on padding rows, which attend to
-# nothing and take half as long as others. With a few decodes instead, on a CPU with AVX-512, W2 and W3 lost 5
-# to 10 percent of their throughput and W2's first tokens came a quarter later, while the p99 of the gaps was
-# a fifth lower.
+# Maximum time that a prefill delays decodes under a light load, as a number of decode invocations. These are
+# measured on padding rows, which have no context to attend to and take half as long as real rows. With a few
+# decodes instead, on a CPU with AVX-512, the benchmark workloads W2 and W3 lost 5 to 10 percent of their
+# throughput and W2's TTFT rose by a quarter, while the p99 of ITL fell by a fifth.
 WORTH_DECODES = 16
-# Each invocation reads all weights, so much smaller ones cost throughput.
+# Each invocation reads all weights: far smaller invocations would cost throughput.
 LEAST_TOKENS = 96
 NUM_RUNS = 3
-# Slower prefills are not measured, to bound startup time.
+# Limit on the total time of these measurements, to bound startup time; slower prefills are not measured.
 TIME_LIMIT_S = 2.0
-# Maximum delay of running requests' next token by prompts on a GPU. MLPerf Inference allows a server of Llama
-# 3.1 8B 100 ms a token.
+# Maximum time that a prefill on a GPU delays the next token of running requests. MLPerf Inference allows
+# 100 ms per token for a server of Llama 3.1 8B.
 MAX_GAP_S = 0.1
-# If a decode takes longer than MAX_GAP_S over this, longer prefills are not tried: a GPU that takes 20 ms to
-# read the weights takes more than 100 ms to multiply a thousand tokens by them.
+# If a decode takes longer than MAX_GAP_S / DECODES_OF_A_PREFILL, longer prefills are not measured: a GPU that
+# takes 20 ms to read the weights takes more than 100 ms to prefill a thousand tokens.
 DECODES_OF_A_PREFILL = 5
 
 
 def tokens_beside_decodes(runner: BatchRunner, most_tokens: int, clock: Callable[[], float]) -> int | None:
-    """Number of prefill tokens, in full pages, that take as long as WORTH_DECODES decodes of TYPICAL_ROWS.
+    """Measure how many prefill tokens, in full pages, take as long as WORTH_DECODES decodes of TYPICAL_ROWS.
 
-    At least LEAST_TOKENS, even for a model with prefills too slow to measure, and at most `most_tokens`. None
-    if the VMFB has no prefill of any length.
+    The result is at least LEAST_TOKENS, even if prefills are too slow to measure, and at most `most_tokens`.
+    Returns None if the VMFB has no prefill entry of dynamic length for one row.
     """
     end = clock() + TIME_LIMIT_S
     decode_s = runner.shape_s(runner.buckets.decode_of(TYPICAL_ROWS), NUM_RUNS)
@@ -61,15 +61,16 @@ def tokens_beside_decodes(runner: BatchRunner, most_tokens: int, clock: Callable
 
 
 def tokens_within_gap(runner: BatchRunner, least_tokens: int, most_tokens: int) -> int | None:
-    """Number of prompt tokens, in full pages, that a GPU prefills within MAX_GAP_S.
+    """Measure how many prompt tokens, in full pages, a GPU prefills within MAX_GAP_S.
 
     Args:
-        runner: of a warm program.
-        least_tokens: the budget without a measurement. Doublings of it are measured.
-        most_tokens: the largest invocation that the engine is prepared for.
+        runner: Its program must be warmed up.
+        least_tokens: The default budget; twice this number is measured first, then four times, and so on.
+        most_tokens: The largest number to measure.
 
     Returns:
-        None if the first doubling takes longer, or if the VMFB has no prefill of any length.
+        The largest measured number within MAX_GAP_S. None if already the first one takes longer, or if the
+        VMFB has no prefill entry of dynamic length for one row.
     """
     decode_s = runner.shape_s(runner.buckets.decode_of(TYPICAL_ROWS), NUM_RUNS)
     if DECODES_OF_A_PREFILL * decode_s > MAX_GAP_S:
@@ -95,13 +96,13 @@ def tokens_within_gap(runner: BatchRunner, least_tokens: int, most_tokens: int) 
 
 
 def _doubles(least: int, most: int) -> Iterator[int]:
-    """Twice `least`, four times `least` and so on, up to `most`."""
+    """Yield twice `least`, four times `least` and so on, up to `most`."""
     while (least := 2 * least) <= most:
         yield least
 
 
 def _some_pages(least: int, most: int) -> list[int]:
-    """Page counts from `least` up to `most`, each a third larger than the last."""
+    """Return page counts from `least` up to `most`, each a third larger than the one before."""
     pages = [least]
     while pages[-1] + max(1, pages[-1] // 3) <= most:
         pages.append(pages[-1] + max(1, pages[-1] // 3))

@@ -1,8 +1,9 @@
-"""Hashes of published pages: vLLM's `sha256_cbor` of prefix caching.
+"""Hashes of published pages, equal to vLLM's `sha256_cbor` hashes for prefix caching.
 
-A page's hash is SHA-256 over the canonical CBOR of [previous page's hash, token IDs, extra keys]. For a
-prompt's first page, the previous hash is that of the seed, and the extra keys are [cache salt], if there is
-one; other pages have none (vllm/v1/core/kv_cache_utils.py and vllm/utils/hashing.py, v0.28).
+A page's hash is the SHA-256 of the canonical CBOR of [previous page's hash, token IDs, extra keys]. A
+prompt's first page uses the hash of the seed as the previous hash, and [cache salt] as the extra keys if
+there is a salt. Other pages have no extra keys (vllm/v1/core/kv_cache_utils.py and vllm/utils/hashing.py,
+v0.28).
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ _MASK = (1 << 64) - 1
 
 
 def hash_cbor(value: object) -> bytes:
-    """SHA-256 of a value's canonical CBOR, 32 bytes."""
+    """Return the SHA-256 of a value's canonical CBOR, 32 bytes."""
     return sha256(cbor2.dumps(value, canonical=True)).digest()
 
 
 def announced(page_hash: bytes) -> int:
-    """The hash as used in events: vLLM's integer form, the last 64 bits, unsigned."""
+    """Return the last 64 bits of a hash as an unsigned integer, vLLM's form of hashes in events."""
     return int.from_bytes(page_hash, "big") & _MASK
 
 
 class BlockHashes:
-    """Hashes of all published pages, by serial number."""
+    """Hashes of all published pages, by the page's serial number. With `seed` None, the seed is random."""
 
     def __init__(self, seed: str | None) -> None:
         self._root = os.urandom(32) if seed is None else hash_cbor(seed)
@@ -38,7 +39,7 @@ class BlockHashes:
         return len(self._of)
 
     def parent(self, event: PagesPublished) -> bytes | None:
-        """The hash of the published page before the event's first one; None if there is none."""
+        """Return the hash of the page before the event's first page; None at the start of a prompt."""
         return None if event.parent is None else self._of[event.parent]
 
     def add(self, event: PagesPublished) -> list[bytes]:

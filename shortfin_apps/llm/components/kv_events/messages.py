@@ -1,8 +1,8 @@
 """Encodes changes of the published pages as vLLM's KV events.
 
-A batch is the msgpack array [time, events, data-parallel rank]. An event is an array that starts with its
-name; its fields are in vLLM's order (vllm/distributed/kv_events.py). vLLM itself writes events as maps since
-v0.28; llm-d's router and smg read both forms, older subscribers only arrays.
+A batch is the msgpack array [time, events, data-parallel rank]. An event is an array of the event's name and
+its fields in vLLM's order (vllm/distributed/kv_events.py). vLLM itself has written events as maps since
+v0.28. llm-d's router and smg read both forms; older subscribers read only arrays.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ _LORA_ID = _LORA_NAME = None
 
 
 class EventEncoder:
-    """Keeps the hashes of the published pages, so it must receive every event, in order."""
+    """Encodes batches of events. Callers must pass every event, in order.
+
+    The encoder keeps the hashes of the published pages, which later events refer to.
+    """
 
     def __init__(self, page_tokens: int, hash_seed: str | None) -> None:
         self._page_tokens = page_tokens
         self._hashes = BlockHashes(hash_seed)
 
     def encode(self, time_s: float, events: Sequence[PageEvent]) -> bytes:
-        """Encode one batch; `time_s` is Unix time."""
+        """Encode a batch of events; `time_s` is Unix time."""
         written = [message for event in events for message in self._messages(event)]
         return msgspec.msgpack.encode([time_s, written, RANK])
 

@@ -18,9 +18,9 @@ class KVEventsError(LlmError):
 
 
 def checked_endpoint(text: str) -> str:
-    """Return an endpoint that ZeroMQ can bind as intended. Raises ValueError for another."""
+    """Return `text` if it is an endpoint that ZeroMQ binds as written. Raises ValueError otherwise."""
     found = ENDPOINT.fullmatch(text)
-    # ZeroMQ would take a larger port modulo 65536.
+    # ZeroMQ would bind a larger port modulo 65536.
     if found is None or not (found[1] in (None, "*") or int(found[1]) < 1 << 16):
         raise ValueError("it must be tcp://HOST:PORT, where * stands for every address, or ipc://PATH")
     return text
@@ -28,7 +28,7 @@ def checked_endpoint(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEventSettings:
-    """ZeroMQ endpoints to bind; with None, nothing is published or replayed."""
+    """Endpoints and topic of KV events; without the respective endpoint, nothing is published or replayed."""
 
     kv_events_endpoint: str | None = setting(
         None,
@@ -50,7 +50,7 @@ class KVEventSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can read the events, which contain the token IDs of prompts."""
+        """Whether only this machine can read the events, which contain token IDs of prompts."""
         endpoints = (self.kv_events_endpoint, self.kv_events_replay_endpoint)
         return all(_is_local(endpoint) for endpoint in endpoints if endpoint is not None)
 

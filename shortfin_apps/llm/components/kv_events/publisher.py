@@ -1,9 +1,9 @@
 """Publishes KV events over ZeroMQ, as vLLM does, from a separate thread.
 
-A PUB socket sends (topic, sequence number, batch); the number counts batches from 0, in 8 bytes, big-endian.
-A subscriber that reads too slowly misses batches, and sees a gap in the numbers. It may request all batches
-from a number on with a message (empty, number) to the ROUTER socket. It gets (empty, topic, number, batch)
-for each, and (empty, empty, -1, empty) at the end.
+A PUB socket sends (topic, sequence number, batch). Sequence numbers count batches from 0, in 8 bytes,
+big-endian. A subscriber that reads too slowly misses batches, and sees a gap in the sequence numbers. The
+subscriber may send a message (empty, number) to the ROUTER socket to request all batches from this number on.
+The reply is (empty, topic, number, batch) for each batch, and (empty, empty, -1, empty) at the end.
 
     engine thread                        this thread
     tell ── deque, one byte to wake ───> hash, encode, send, keep for replays
@@ -29,7 +29,10 @@ MAX_BYTES = 32 << 20
 
 
 class ReplayBuffer:
-    """Batches by consecutive sequence numbers; drops the oldest, but never the last, however large."""
+    """The latest batches with their sequence numbers, within limits of number and size.
+
+    Drops the oldest batches. Keeps the newest batch even if it alone exceeds `max_bytes`.
+    """
 
     def __init__(self, max_batches: int = MAX_BATCHES, max_bytes: int = MAX_BYTES) -> None:
         self._max_batches = max_batches
@@ -45,7 +48,7 @@ class ReplayBuffer:
             self._num_bytes -= len(dropped)
 
     def since(self, sequence: int) -> Iterator[tuple[int, bytes]]:
-        """The buffered batches from this sequence number on."""
+        """Iterate over the buffered batches from this sequence number on."""
         return ((number, batch) for number, batch in self._batches if number >= sequence)
 
     def _is_over(self) -> bool:
@@ -56,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000  # events not published yet
 MAX_EVENTS = 1_000  # per batch
-SEND_BATCHES = 1_000  # queued for a subscriber, which misses further ones
+SEND_BATCHES = 1_000  # batches queued for a subscriber; further batches are dropped for this subscriber
 MAX_REQUEST_BYTES = 1024  # limit for a replay request and a subscription
 NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
@@ -64,11 +67,12 @@ CLOSE_S = 1.0
 
 
 class KVEventPublisher:
-    """A PageListener; its thread runs until `close`. Raises KVEventsError if an endpoint cannot be bound.
+    """A PageListener that publishes events in its own thread until `close`.
 
-    The first batch reports that no page is published, as routers may remember pages of an earlier process.
-    `clock` is Unix time, called once per batch. `hash_seed` is vLLM's PYTHONHASHSEED; with None, no other
-    process has the same hashes.
+    The first batch reports that no page is published, because routers may remember pages of an earlier
+    process. `clock` returns Unix time, and is called once per batch. `hash_seed` is vLLM's PYTHONHASHSEED;
+    with None, hashes differ from those of all other processes. Raises KVEventsError if an endpoint cannot be
+    bound.
     """
 
     def __init__(
@@ -115,7 +119,7 @@ class KVEventPublisher:
             self._waker.send(b"\0")
 
     def close(self) -> None:
-        """Publish waiting events, then close the sockets. The cache must not send further events."""
+        """Publish waiting events, then close the sockets. Callers must not `tell` further events."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -172,7 +176,7 @@ class KVEventPublisher:
         self._pub.send_multipart((self.topic.encode(), number.to_bytes(NUMBER_BYTES, "big"), batch))
 
     def _answer_replay(self) -> None:
-        """Answer a replay request; a subscriber that does not read gets as much as its buffer holds."""
+        """Answer a replay request. If the subscriber does not read, batches beyond its buffer are dropped."""
         assert self._replies is not None
         frames = self._replies.recv_multipart()
         if len(frames) != 3 or frames[1] or len(frames[2]) != NUMBER_BYTES:
@@ -187,7 +191,7 @@ class KVEventPublisher:
 
 
 def _address(opened: zmq.Socket[bytes] | None) -> str | None:
-    """The endpoint that a socket is bound to, with its actual port."""
+    """Return the endpoint that a socket is bound to, with its actual port; None without a socket."""
     if opened is None:
         return None
     endpoint = opened.getsockopt(zmq.LAST_ENDPOINT)

@@ -1,4 +1,4 @@
-"""KV caches: page accounting without prefix sharing (`cache.py`) and with it (`trie_cache.py`)."""
+"""KV caches: page accounting without prefix sharing (cache.py) or with prefix sharing (trie_cache.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_cache(
     """Create a cache over `num_pages` pages, including the scratch page, of `stride` tokens each.
 
     With `window`, sliding-window layers have a separate page table. `listener` is notified of published
-    pages; there are none unless prefixes are shared.
+    pages; only `trie` publishes pages.
     """
     if name == "trie":
         return TrieCache(num_pages, stride, window, listener)

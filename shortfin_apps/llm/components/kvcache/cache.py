@@ -1,4 +1,4 @@
-"""The KV cache: page accounting, here without prefix sharing (`--prefix-cache none`)."""
+"""KV cache without prefix sharing (`--prefix-cache none`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from shortfin_apps.llm.components.kvcache.window_pages import WindowPages
 
 
 class KVCache:
-    """A cache in which every page belongs to one lease; TrieCache shares the pages of prefixes.
+    """A cache in which each page belongs to one lease; its subclass TrieCache shares pages of prefixes.
 
-    Page accounting in pure Python, without the device. Not thread-safe: only the engine uses it.
+    Only accounts for pages; BatchRunner owns their device memory. Not thread-safe: only the engine's thread
+    may call.
     """
 
     shares_prefixes: ClassVar[bool] = False
@@ -32,7 +33,7 @@ class KVCache:
         self._pool = PagePool(num_pages)
         self._windows = None if window is None else WindowPages(window, stride)
         self._leases: set[Lease] = set()
-        # Pages that suspect leases released. The engine clears them before the next invocation, because a
+        # Released pages that may hold NaN. The engine zeroes them before the next invocation, because a
         # program may mask values by multiplying them by 0, and 0 * NaN is NaN.
         self.suspects: set[int] = set()
         self.window_suspects: set[int] = set()
@@ -42,24 +43,24 @@ class KVCache:
         return bool(self.suspects or self.window_suspects)
 
     def acquire(self, token_ids: Sequence[int], cache_salt: str | None = None) -> Lease:
-        """Create a lease on the longest published prefix of `token_ids[:-1]`.
+        """Create a lease on the longest published prefix of `token_ids[:-1]`; empty if nothing is shared.
 
-        Takes a reference to each matched page, so that it is not evicted. Allocates no page and always
-        succeeds.
+        The lease holds a reference to each matched page, which prevents eviction. No page is allocated, so
+        this always succeeds.
         """
         lease = Lease(window_page_ids=None if self._windows is None else [])
         self._leases.add(lease)
         return lease
 
     def match_length(self, token_ids: Sequence[int], cache_salt: str | None = None) -> int:
-        """Number of tokens that `acquire` would find now. Changes nothing, not even the eviction order."""
+        """Return the number of tokens that `acquire` would find now; leaves the eviction order unchanged."""
         return 0
 
     def reserve(self, lease: Lease, num_tokens: int, window_tokens: int | None = None) -> bool:
         """Grow the block table to hold `num_tokens` tokens in total, evicting pages if necessary.
 
-        Window pages are needed only for the first `window_tokens` (None: for all). All or nothing: if there
-        are too few pages of either kind, returns False and leaves the lease unchanged.
+        The window table grows to hold `window_tokens` tokens (None: `num_tokens`). If there are too few pages
+        of either kind, returns False and leaves the lease unchanged.
         """
         missing = self._num_missing(lease.page_ids, num_tokens)
         missing_windows = self._num_missing(
@@ -81,27 +82,27 @@ class KVCache:
     def publish(self, lease: Lease, token_ids: Sequence[int], num_computed: int | None = None) -> None:
         """Offer the lease's full pages for sharing, then give up window pages as `give_up` does.
 
-        The K/V of the first `num_computed` of `token_ids` (None: of all) is in the lease's pages. Call it
-        only after the invocation that wrote them has finished; calling it every step is cheap. The block
-        table stays unchanged, even if another lease published the same tokens before.
+        `num_computed` is the number of leading `token_ids` whose K/V is in the lease's pages (None: all).
+        Callers must wait until the invocation that wrote the pages has finished. Calling this in every step
+        is cheap. The block table stays unchanged, even if another lease published the same tokens before.
         """
         self.give_up(lease, len(token_ids) if num_computed is None else num_computed)
 
     def give_up(self, lease: Lease, num_computed: int) -> None:
-        """Release window pages that no token from position `num_computed` on sees."""
+        """Release window pages that no token from position `num_computed` on attends to."""
         if self._windows is not None:
             freed = self._windows.give_up(lease, num_computed)
             self.window_suspects.update(freed if lease.is_suspect else ())
 
     def retract(self, lease: Lease) -> None:
-        """Withdraw the lease's published pages, which may hold NaN, so that `acquire` no longer finds them.
+        """Withdraw the lease's published pages, which may hold NaN, so that `acquire` finds no such page.
 
-        This covers its first page and every page published as a continuation of it. Other leases that hold
-        such pages keep them, and publish nothing after them.
+        Also withdraws the pages that any other lease published as continuations of this lease's first page.
+        These leases keep their pages, and publish no further pages.
         """
 
     def release(self, lease: Lease) -> None:
-        """Release every page. Releasing twice is a no-op."""
+        """Release every page of the lease. Releasing a lease twice is a no-op."""
         if lease.released:
             return
         self._leases.remove(lease)
@@ -120,15 +121,15 @@ class KVCache:
         return CacheUsage(total=total, free=free, cached=cached, leased=total - free - cached)
 
     def window_usage(self) -> CacheUsage | None:
-        """Usage of window pages; None for a model without windows."""
+        """Return the usage of window pages; None for a model without windows."""
         return None if self._windows is None else self._windows.usage()
 
     def cached_page_ids(self) -> list[int]:
-        """Pages that are published but not leased."""
+        """Return the IDs of pages that are published but not leased."""
         return []
 
     def cached_window_page_ids(self) -> list[int]:
-        """Window pages that are published but not leased."""
+        """Return the IDs of window pages that are published but not leased."""
         return [] if self._windows is None else self._windows.cached_page_ids()
 
     def available(self) -> AvailablePages:
@@ -137,7 +138,7 @@ class KVCache:
         return AvailablePages(available, None if window is None else window.free + window.cached)
 
     def flush(self) -> int:
-        """Evict every published page that is not leased; returns the number freed."""
+        """Evict every published page that is not leased; returns the number of pages freed."""
         return 0
 
     def check_integrity(self) -> None:
@@ -151,11 +152,11 @@ class KVCache:
             self._windows.check_integrity(self._leases, self._nodes())
 
     def _num_missing(self, page_ids: list[int] | None, num_tokens: int) -> int:
-        """Number of pages missing from the table for `num_tokens` tokens; 0 if there is no table."""
+        """Return how many pages a table lacks for `num_tokens` tokens; 0 if there is no table."""
         return 0 if page_ids is None else max(0, -(-num_tokens // self.stride) - len(page_ids))
 
     def _nodes(self) -> Iterable[CachedNode]:
-        """Nodes that may keep window pages in addition to the leases."""
+        """Return the trie nodes, which may keep window pages; none without prefix sharing."""
         return ()
 
     def _allocate(self, count: int) -> list[int] | None:
@@ -169,5 +170,5 @@ class KVCache:
         return 0
 
     def _count_references(self) -> Counter[int]:
-        """References to each page, recounted from the owners."""
+        """Recount the references to each page from the page's owners."""
         return Counter(page_id for lease in self._leases for page_id in lease.page_ids)

@@ -1,7 +1,7 @@
 """Changes to the set of published pages, for outside observers such as routers.
 
-A published page has a serial number that no other page of the same cache ever gets. Its page ID may change,
-as another page with the same K/V may replace it, and is meaningless to observers.
+Each published page has a serial number, which no other page of the same cache ever gets. Observers get no
+page IDs, because another page with the same K/V may replace a published page.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 class PagesPublished(NamedTuple):
     """Newly published pages, each the continuation of the one before it.
 
-    `parent` is the serial number of the page before the first one, or None if the pages begin a prompt, which
-    has the salt `cache_salt`. `token_ids` holds the tokens of each page.
+    `parent` is the serial number of the page before the first one, or None if the first one begins a prompt.
+    `token_ids` has the tokens of each page. `cache_salt` is the salt of a prompt that begins here, else None.
     """
 
     serials: tuple[int, ...]
@@ -23,7 +23,7 @@ class PagesPublished(NamedTuple):
 
 
 class PagesWithdrawn(NamedTuple):
-    """Unreachable pages, which requests no longer find."""
+    """Pages that are no longer published: new requests cannot find them."""
 
     serials: tuple[int, ...]
 
@@ -38,11 +38,11 @@ PageEvent = PagesPublished | PagesWithdrawn | AllPages
 
 
 class PageListener(Protocol):
-    """Follows a cache. Called on the engine's thread, so both members must return at once."""
+    """Receives the events of a cache. Runs on the engine's thread, so both members must return at once."""
 
     @property
     def has_room(self) -> bool:
-        """Whether it can accept an event now. AllPages later makes up for missed events."""
+        """Whether the listener accepts an event now; an AllPages event later replaces missed events."""
         ...
 
     def tell(self, event: PageEvent) -> None: ...

@@ -1,15 +1,16 @@
 """Leases of pages of a KV cache, with or without prefix sharing.
 
-A Lease holds one request's pages: its block table, in order. Pages are added as the request grows and
-released only by `release`. Page 0 is the scratch page: padding rows read and write it, and no lease holds it.
+A lease holds one request's pages in the order of its block table. Pages are added as the request grows, and
+released only by `KVCache.release`. Page 0 is the scratch page: padding rows read and write it, and no lease
+holds it.
 
     page_ids:  | shared: full, read-only | private: written by this request only |
                0 ............. num_shared_pages ................... len(page_ids)
 
-Sliding-window layers use separate pages, with their own table in the lease. These pages are added as they are
-computed, and given up as soon as no later token sees them:
+Sliding-window layers use separate pages, with a separate block table in the lease. Window pages are added
+shortly before their tokens are computed, and given up as soon as no later token attends to them:
 
-    window_page_ids:  | given up: the ids mean nothing | held: shared or private |
+    window_page_ids:  | given up: IDs are meaningless  | held: shared or private |
                       0 ................... num_given_up ....... len(window_page_ids)
 """
 
@@ -22,7 +23,7 @@ SCRATCH_PAGE = 0
 
 
 class CacheUsage(NamedTuple):
-    """Pages by state; `free + cached + leased == total`, all without the scratch page."""
+    """Page counts by state, without the scratch page: `free + cached + leased == total`."""
 
     total: int
     free: int
@@ -31,24 +32,24 @@ class CacheUsage(NamedTuple):
 
 
 class AvailablePages(NamedTuple):
-    """Pages of each table that are free or can be evicted."""
+    """Numbers of pages and window pages that are free or can be evicted."""
 
     pages: int
     window_pages: int | None = None
 
     @property
     def fewest(self) -> int:
-        """Number available of the scarcer kind."""
+        """Number of available pages of the scarcer kind."""
         return self.pages if self.window_pages is None else min(self.pages, self.window_pages)
 
     def exceeds(self, other: AvailablePages) -> bool:
-        """Whether more pages of any kind are available than in `other`."""
+        """Return whether more pages of either kind are available than in `other`."""
         return self.pages > other.pages or (self.window_pages or 0) > (other.window_pages or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowOptions:
-    """Sliding-window layers: window size in `tokens`, including the token itself, and number of pages."""
+    """Options of sliding-window layers; `tokens` is the window size, including the attending token."""
 
     tokens: int
     num_pages: int  # including the scratch page
@@ -58,27 +59,27 @@ class WindowOptions:
 class Lease:
     """One request's pages. Only the cache that created the lease may change it.
 
-    `page_ids` is the same list for the lease's lifetime: appended to, and finally emptied by `release`, so
-    that block tables built from it can be reused. The same holds for `window_page_ids`, which is None for a
-    model without windows.
+    `page_ids` stays the same list object for the lease's lifetime: pages are only appended until `release`
+    empties the list. Block tables built from the list can therefore be reused. The same holds for
+    `window_page_ids`, which is None for a model without windows.
     """
 
     page_ids: list[int] = field(default_factory=list)
     window_page_ids: list[int] | None = None
     num_given_up: int = 0  # leading `window_page_ids` that are no longer held
     num_cached_tokens: int = 0  # tokens with K/V found in shared pages at `acquire`
-    num_shared_pages: int = 0  # leading pages that are published; they are not written any more
+    num_shared_pages: int = 0  # leading pages that are published; never written again
     is_suspect: bool = False  # its pages may hold NaN or infinity
     released: bool = False
 
     @property
     def num_pages(self) -> int:
-        """Number of leading pages for which every table has room."""
+        """Number of pages in the block table; in the shorter table if there are two."""
         tables = (self.page_ids, self.window_page_ids)
         return min(len(page_ids) for page_ids in tables if page_ids is not None)
 
 
-PageKey = tuple[str | None, tuple[int, ...]]  # the salt (first page only), and the page's tokens
+PageKey = tuple[str | None, tuple[int, ...]]  # the salt (None after the first page), the tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +90,7 @@ class CachedNode:
     parent: CachedNode | None  # None only for the root, which has no page
     page_id: int
     serial: int  # never reused by another node
-    window_page_id: int = SCRATCH_PAGE  # none
+    window_page_id: int = SCRATCH_PAGE  # which means none
     children: dict[PageKey, CachedNode] = field(default_factory=dict)
     num_leases: int = 0  # leases with this node on their published path
-    copies: list[int] = field(default_factory=list)  # pages in which some of these leases hold the same K/V
+    copies: list[int] = field(default_factory=list)  # other pages with this K/V, held by some of these leases

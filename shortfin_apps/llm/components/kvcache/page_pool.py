@@ -1,4 +1,4 @@
-"""Free pages, and reference counts of the others."""
+"""Free pages of a cache, and reference counts of the pages in use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PagePool:
         return self._references[page_id]
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take `count` free pages with one reference each; None, without any change, if there are fewer."""
+        """Allocate `count` pages with one reference each; None, without any change, if fewer are free."""
         if count > len(self._free):
             return None
         page_ids = [self._free.pop() for _ in range(count)]
@@ -44,7 +44,7 @@ class PagePool:
         return page_ids
 
     def retain(self, page_id: int) -> None:
-        """Add a reference to a page that has one already."""
+        """Add a reference to a page, which must already have one."""
         assert self._references[page_id] > 0, f"page {page_id} is free and cannot be retained"
         self._references[page_id] += 1
 

@@ -4,11 +4,11 @@ Each node of the trie is one page. Its key is the page's tokens, so the path fro
 tokens that the page's K/V was computed from; keys are compared exactly, never only by hash. The first page's
 key also holds the request's `cache_salt`: requests with different salts share nothing.
 
-Ownership: every lease has one pool reference to each page of its block table, the trie has one to the page of
-each node. A lease's tip is a node: the nodes on the path from the root to it are the lease's published pages,
-in the order of its block table. If two requests compute the same tokens at the same time, the one that
-publishes later keeps its own copy of each page, so block tables never change. If a node is leased, at least
-one of its leases reads the node's own page:
+Ownership: every lease has one pool reference to each page of its block table, and the trie has one to each
+node's page. A lease's tip is the node of its last published page: the nodes on the path from the root to the
+tip are the lease's published pages, in the order of its block table. If two requests compute the same tokens
+at the same time, the one that publishes later keeps its own copy of each page, so block tables never change.
+If a node is leased, at least one of its leases reads the node's own page:
 
     lease A  page_ids [4, 5, 8]                 root
     lease B  page_ids [6, 7, 9]                  |
@@ -18,8 +18,9 @@ one of its leases reads the node's own page:
                                             /          \             and 7 takes its place
                                        page 8          page 9
 
-In models with sliding-window layers, a node also has a window page until that is evicted (window_pages.py). A
-prefix matches up to the last node after which tokens only see window pages that are still present.
+In models with sliding-window layers, a node also has a window page until that page is evicted
+(window_pages.py). A prefix matches up to the last node after which tokens attend only to window pages that
+are still cached.
 
 A listener is notified of added and removed nodes (events.py), but not of window pages.
 """
@@ -51,9 +52,9 @@ class _TrieLease(Lease):
 class TrieCache(KVCache):
     """A trie of published pages; pages without a lease are evicted when free pages run out.
 
-    The page released longest ago is evicted first. Leases hold full paths and leave them from the tip
-    upwards, so in `_unleased` every node comes after all of its descendants, and the first one is always a
-    leaf: eviction needs no search and only ever removes leaves.
+    The page released longest ago is evicted first. A lease holds a full path and releases the nodes from the
+    tip upwards. In `_unleased`, every node therefore comes after all of its descendants, and the first node
+    is always a leaf: eviction needs no search and removes only leaves.
     """
 
     shares_prefixes = True
@@ -144,14 +145,14 @@ class TrieCache(KVCache):
         self._check_eviction_order()
 
     def _keys(self, token_ids: Sequence[int], start: int, stop: int, salt: str | None) -> Iterator[PageKey]:
-        """Keys of the pages `start .. stop - 1` of a sequence."""
+        """Yield the keys of the pages `start .. stop - 1` of a sequence."""
         stride = self.stride
         for index in range(start, stop):
             page_token_ids = tuple(token_ids[index * stride : (index + 1) * stride])
             yield None if index else salt, page_token_ids
 
     def _match(self, token_ids: Sequence[int], salt: str | None) -> list[CachedNode]:
-        """Published nodes matching `token_ids` from the root; leaves at least the last token to compute."""
+        """Return the longest reusable path of nodes that matches `token_ids` without the last token."""
         nodes: list[CachedNode] = []
         node: CachedNode | None = self._root
         for key in self._keys(token_ids, 0, (len(token_ids) - 1) // self.stride, salt):
@@ -161,7 +162,7 @@ class TrieCache(KVCache):
         return nodes if self._windows is None else nodes[: self._windows.num_usable(nodes)]
 
     def _publish_pages(self, lease: Lease, token_ids: Sequence[int], num_full: int) -> None:
-        """Publish the lease's pages up to the first `num_full`."""
+        """Publish those of the lease's first `num_full` pages that are not published yet."""
         assert isinstance(lease, _TrieLease), "the lease is another cache's"
         assert num_full <= len(lease.page_ids), "no K/V can be computed outside the lease's pages"
         if lease.tip in self._retracted:
@@ -176,9 +177,10 @@ class TrieCache(KVCache):
             self._tell(_published(added))
 
     def _publish_page(self, lease: _TrieLease, key: PageKey, added: list[CachedNode]) -> CachedNode:
-        """The child of the lease's tip with this key; the lease's page becomes its page or a copy.
+        """Return the child of the lease's tip with this key, creating the node if it does not exist.
 
-        Appends the node to `added` if it is new.
+        The lease's next page becomes the node's page, or a copy if the node's page is leased. A new node is
+        appended to `added`.
         """
         page_id = lease.page_ids[lease.num_shared_pages]
         node = lease.tip.children.get(key)
@@ -199,15 +201,15 @@ class TrieCache(KVCache):
         node.page_id = page_id
 
     def _enter(self, lease: _TrieLease, node: CachedNode) -> None:
-        """Move the lease's tip one page down."""
+        """Move the lease's tip down to its child `node`."""
         if node.num_leases == 0:
-            self._unleased.pop(node, None)  # a new node is not in it
+            self._unleased.pop(node, None)  # a new node is not in `_unleased`
         node.num_leases += 1
         lease.tip = node
         lease.num_shared_pages += 1
 
     def _leave(self, node: CachedNode, page_id: int) -> None:
-        """Undo `_enter` for a lease that uses `page_id` for this node, and release the page."""
+        """Undo `_enter` for a lease that holds `page_id` for this node, and release that page."""
         self._pool.release(page_id)
         node.num_leases -= 1
         if page_id != node.page_id:
@@ -231,7 +233,7 @@ class TrieCache(KVCache):
     def _allocate(self, count: int) -> list[int] | None:
         shortage = count - self._pool.num_free
         if shortage > len(self._unleased):
-            return None  # without evicting anything
+            return None  # before anything is evicted
         if shortage > 0:
             self._tell_withdrawn(self._evict(shortage))
         return self._pool.allocate(count)
@@ -254,7 +256,7 @@ class TrieCache(KVCache):
             self._tell(PagesWithdrawn(tuple(node.serial for node in nodes)))
 
     def _tell(self, event: PageEvent) -> None:
-        """Send an event, or AllPages if the listener missed an earlier event."""
+        """Send an event, or AllPages if the listener missed an earlier one; nothing if it has no room."""
         if self._listener is None:
             return
         if not self._listener.has_room:
@@ -278,7 +280,7 @@ class TrieCache(KVCache):
             assert all(child < index for child in children), f"page {node.page_id} is before its children"
 
     def _nodes(self) -> Iterator[CachedNode]:
-        """Every node that still has a page: nodes in the trie, and retracted ones."""
+        """Yield every node that still has a page: nodes in the trie, and retracted ones."""
         yield from _subtree(self._root.children.values())
         yield from self._retracted
 
@@ -287,7 +289,7 @@ class TrieCache(KVCache):
 
 
 def _published(chain: Sequence[CachedNode]) -> PagesPublished:
-    """The event for new nodes; each must be the child of the one before."""
+    """Create the event for new nodes; each must be the child of the one before."""
     first = chain[0]
     assert first.parent is not None
     begins_prompt = first.parent.parent is None
@@ -300,7 +302,7 @@ def _published(chain: Sequence[CachedNode]) -> PagesPublished:
 
 
 def _subtree(nodes: Iterable[CachedNode]) -> Iterator[CachedNode]:
-    """The nodes and all their descendants."""
+    """Yield the nodes and all their descendants."""
     stack = list(nodes)
     while stack:
         node = stack.pop()
@@ -309,7 +311,7 @@ def _subtree(nodes: Iterable[CachedNode]) -> Iterator[CachedNode]:
 
 
 def _path_up(lease: Lease) -> Iterator[tuple[CachedNode, int]]:
-    """The nodes from the lease's tip up to the root, each with the lease's own page for it."""
+    """Yield the nodes from the lease's tip upwards, without the root, each with the lease's page for it."""
     assert isinstance(lease, _TrieLease), "the lease is another cache's"
     node = lease.tip
     for page_id in reversed(lease.page_ids[: lease.num_shared_pages]):

@@ -1,9 +1,9 @@
 """Pages of sliding-window layers, in a pool separate from other pages.
 
-Leases give up such a page as soon as no later token sees it. Trie nodes may keep their window page, so that a
-new lease that continues the node's prefix can reuse it. A kept page without a lease can be evicted
-separately, which leaves the node without one. A prefix matches only up to a node after which tokens see no
-missing window page.
+A lease gives up (releases) a window page as soon as no later token attends to it. A trie node may keep its
+window page, so that a new lease that continues the node's prefix can reuse the page. If no lease holds a kept
+page, the page can be evicted while the node stays in the trie. A prefix matches only up to a node after which
+tokens attend to no missing window page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shortfin_apps.llm.components.kvcache.page_pool import PagePool
 
 
 class WindowPages:
-    """The window page pool, with pages kept by nodes; unleased ones in order of release."""
+    """The pool of window pages, and the window pages that trie nodes keep."""
 
     def __init__(self, options: WindowOptions, stride: int) -> None:
         if options.tokens < 1:
@@ -30,12 +30,12 @@ class WindowPages:
         self._pool = PagePool(options.num_pages)
         self._tokens = options.tokens
         self._stride = stride
-        self._nodes: dict[int, CachedNode] = {}  # by window page ID; each has one reference to it
-        self._unleased: OrderedDict[int, None] = OrderedDict()
+        self._nodes: dict[int, CachedNode] = {}  # by window page ID; a node holds one reference to its page
+        self._unleased: OrderedDict[int, None] = OrderedDict()  # kept pages without a lease, oldest first
 
     @property
     def num_seen(self) -> int:
-        """Number of full pages before a page that the page's first token sees."""
+        """Number of earlier pages that the first token of a page attends to."""
         return -(-(self._tokens - 1) // self._stride)
 
     @property
@@ -48,13 +48,13 @@ class WindowPages:
         return CacheUsage(total=total, free=free, cached=cached, leased=total - free - cached)
 
     def cached_page_ids(self) -> list[int]:
-        """Pages that are kept but not leased."""
+        """Return the IDs of pages that nodes keep and no lease holds."""
         return list(self._unleased)
 
     def allocate(self, count: int) -> list[int]:
-        """Allocate pages with one reference each, evicting the least recently released.
+        """Allocate pages with one reference each, evicting the least recently released if necessary.
 
-        The caller ensures that enough are available.
+        Callers must ensure that `num_available` is at least `count`.
         """
         for _ in range(count - self._pool.num_free):
             self.drop(self._nodes[next(iter(self._unleased))])
@@ -68,7 +68,10 @@ class WindowPages:
             self.drop(self._nodes[next(iter(self._unleased))])
 
     def num_usable(self, nodes: Sequence[CachedNode]) -> int:
-        """Longest reusable prefix, in pages: a lease that starts after it sees only kept pages."""
+        """Return the length in pages of the longest reusable prefix of `nodes`, a path from the root.
+
+        After a reusable prefix, tokens attend only to window pages that nodes still keep.
+        """
         usable = kept = 0  # kept: consecutive kept pages up to the current one
         for count, node in enumerate(nodes, 1):
             kept = 0 if node.window_page_id == SCRATCH_PAGE else kept + 1
@@ -77,7 +80,7 @@ class WindowPages:
         return usable
 
     def share(self, lease: Lease, nodes: Sequence[CachedNode]) -> None:
-        """Start a new lease after the pages of `nodes`, sharing the pages that its tokens will see."""
+        """Fill the table of a new lease on `nodes`, sharing the pages that later tokens will attend to."""
         assert lease.window_page_ids is not None
         lease.num_given_up = max(0, len(nodes) - self.num_seen)
         for index, node in enumerate(nodes):
@@ -88,7 +91,7 @@ class WindowPages:
                 self._unleased.pop(node.window_page_id, None)
 
     def keep(self, node: CachedNode, lease: Lease, index: int) -> None:
-        """Let the node keep the lease's page at `index`, unless it has one or the lease gave it up."""
+        """Let `node` keep the lease's page at `index`, unless the node has a page or the lease gave it up."""
         assert lease.window_page_ids is not None
         if node.window_page_id != SCRATCH_PAGE or index < lease.num_given_up:
             return
@@ -97,7 +100,7 @@ class WindowPages:
         self._nodes[page_id] = node
 
     def drop(self, node: CachedNode) -> None:
-        """Take away the node's page, if it has one; leases that hold it are unaffected."""
+        """Remove the node's window page, if any; leases that hold the page are unaffected."""
         page_id, node.window_page_id = node.window_page_id, SCRATCH_PAGE
         if page_id != SCRATCH_PAGE:
             del self._nodes[page_id]
@@ -105,7 +108,7 @@ class WindowPages:
             self._pool.release(page_id)
 
     def give_up(self, lease: Lease, num_computed: int) -> list[int]:
-        """Release the lease's pages that no token from position `num_computed` on sees.
+        """Release the lease's pages that no token from position `num_computed` on attends to.
 
         Returns the IDs of the pages that are now free.
         """
@@ -121,7 +124,7 @@ class WindowPages:
         return freed
 
     def _release(self, lease: Lease, stop: int) -> list[int]:
-        """Release the pages that the lease holds among its first `stop`."""
+        """Release the lease's pages before index `stop`; returns the IDs of pages that are now free."""
         assert lease.window_page_ids is not None
         stop = min(stop, len(lease.window_page_ids))
         page_ids = lease.window_page_ids[lease.num_given_up : stop]
@@ -133,7 +136,7 @@ class WindowPages:
         return [page_id for page_id in page_ids if not self._pool.references(page_id)]
 
     def check_integrity(self, leases: Iterable[Lease], nodes: Iterable[CachedNode]) -> None:
-        """Raise AssertionError if a page is lost, or not owned by exactly these leases and nodes."""
+        """Raise AssertionError unless exactly these leases and nodes own the pages that are not free."""
         self._pool.check_integrity()
         kept = {node.window_page_id: node for node in nodes if node.window_page_id != SCRATCH_PAGE}
         assert kept == self._nodes, "a window's page is kept by another node"

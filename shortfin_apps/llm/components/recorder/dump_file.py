@@ -1,4 +1,4 @@
-"""Dumps: a flight recorder's content as JSON lines, compressed with gzip."""
+"""Dumps: files of a flight recorder's records as JSON lines, compressed with gzip."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shortfin_apps.llm.components.recorder.records import (
 )
 from shortfin_apps.llm.contract.errors import LlmError
 
-# Above any recorder's size: a larger file is not a dump, or is meant to exhaust memory.
+# Larger than any recorder's dump: a larger file is not a dump, or is meant to exhaust memory.
 MAX_LINE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 1 << 30
 
@@ -41,7 +41,7 @@ class DumpError(LlmError):
 
 
 class Dump(NamedTuple):
-    """A dump that was read. `is_whole` is False if the file was truncated and only partly read."""
+    """A dump read from a file. `is_whole` is False if the file is truncated, so that records are missing."""
 
     header: Header
     recording: Recording
@@ -49,9 +49,9 @@ class Dump(NamedTuple):
 
 
 def write_dump(path: Path, header: Header, recording: Recording) -> int:
-    """Write a new file that only its owner may read; returns its size in bytes. Raises OSError.
+    """Write a new file that only its owner may read; return its size in bytes. Raises OSError.
 
-    The file appears only once it is complete.
+    The dump is written under another name, and renamed to `path` once it is complete.
     """
     recording.settle()
     partial = path.with_name(f"{path.name}.partial")
@@ -80,7 +80,7 @@ def _lines(header: Header, recording: Recording) -> Iterator[bytes]:
 
 
 def read_dump(path: Path) -> Dump:
-    """Read a dump, up to the point where it was truncated, if so. Raises DumpError for other files."""
+    """Read a dump; from a truncated dump, all complete lines. Raises DumpError if the file is not a dump."""
     try:
         with gzip.open(path, "rb") as file:
             return _read(path, file)
@@ -115,7 +115,7 @@ def _read(path: Path, file: BinaryIO | gzip.GzipFile) -> Dump:
 
 
 def _decoded(path: Path, file: BinaryIO | gzip.GzipFile) -> Iterator[Line]:
-    """Lines up to the end of the file or its truncation."""
+    """Yield decoded lines up to the end of the file, or up to the last complete line of a truncated file."""
     total = number = 0
     while True:
         try:
@@ -156,7 +156,7 @@ def _check_version(path: Path, line: bytes) -> None:
 
 
 def check(path: Path, header: Header, recording: Recording) -> None:
-    """Raise DumpError for invalid records, or records that refer to requests or loops not in the dump."""
+    """Raise DumpError for invalid records, and for records of requests or loops that the dump lacks."""
     requests = {request.number for request in recording.requests}
     loops = {loop.number: loop for loop in recording.loops}
     for record in recording.records:
@@ -177,7 +177,7 @@ def check(path: Path, header: Header, recording: Recording) -> None:
 
 
 def _check_pages(path: Path, header: Header, recording: Recording) -> None:
-    """Raise DumpError for pages outside the page table."""
+    """Raise DumpError for page IDs outside the page tables."""
     for request in recording.requests:
         _check_ids(path, request.page_ids, header.num_pages)
         _check_ids(path, request.window_page_ids or (), header.num_window_pages)

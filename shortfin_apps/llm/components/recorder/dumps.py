@@ -48,9 +48,9 @@ class Dumps:
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """`header` describes the server; `start` runs a function in a separate thread.
+        """Register the dumps with the recorder. `directory` None means `default_directory`.
 
-        `directory` None is the default one.
+        `header` describes the server; `start` runs a function in a separate thread.
         """
         self._recorder = recorder
         self._directory = directory
@@ -68,7 +68,7 @@ class Dumps:
         return self._write(reason, self._recorder.recording())
 
     def write_soon(self, reason: str) -> None:
-        """Write the current recording in a separate thread, unless the last automatic dump was too recent.
+        """Write the current recording in a separate thread; does nothing within INTERVAL_S of the last one.
 
         Never raises; errors are logged.
         """
@@ -132,12 +132,15 @@ class Dumps:
 
 
 def default_directory() -> Path:
-    """A directory per user in the system's temporary directory, so that no user writes to another's."""
+    """Return this user's directory for dumps, in the system's temporary directory."""
     return Path(tempfile.gettempdir()) / f"shortfin-llm-dumps-{os.getuid()}"
 
 
 def _make_private(directory: Path, *, is_default: bool) -> None:
-    """Create the directory. Raises DumpError if the default, a known name, is not private to this user."""
+    """Create the directory if it does not exist.
+
+    Raises DumpError if the default directory, whose name other users know, is not private to this user.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_default:
         return

@@ -4,8 +4,9 @@
     any thread           recording  ──>  a copy
 
 A record is created before its invocation is queued, so a device that never answers leaves a record without an
-end. Block table changes are recorded when they occur: a table is either appended to or replaced. When a
-record leaves the ring, its changes are applied to the tables that a recording starts with.
+end time. A record also contains the block table changes since the previous record; a change appends pages to
+a request's table or replaces the table. The recorder keeps each request's tables as of the first record in
+the ring (its base tables). When a record leaves the ring, its changes are applied to the base tables.
 """
 
 from __future__ import annotations
@@ -43,18 +44,22 @@ MAX_BYTES = 32 << 20
 # Approximate memory sizes of objects, in bytes.
 _RECORD_BYTES, _TASK_BYTES, _REQUEST_BYTES, _ID_BYTES = 400, 150, 600, 8
 _EVICTIONS_PER_PURGE = 64
-_LOOKS_PER_EVICTION = (
-    64  # a purge visits all requests: with many, one for each record would stop the engine for long
-)
-# Larger candidates are checksummed immediately. This takes longer than all other recording, particularly
-# because a model step evicts the data from the CPU's caches. A minute's candidates of a few rows fit into the
-# recorder.
+# A purge visits all requests. With many requests, a purge after each evicted record would stop the engine for
+# long; therefore it comes only after at least one eviction per 64 requests.
+_LOOKS_PER_EVICTION = 64
+# Candidates larger than this are checksummed immediately, which takes longer than all other recording,
+# because a model step evicts the data from the CPU's caches. Smaller candidates are kept, and checksummed
+# only for a dump; those of a few rows fit into the recorder for a minute.
 _MOST_KEPT_BYTES = 16 << 10
 _MOST_ERROR_CHARS = 2_000
 
 
 class Recording(NamedTuple):
-    """A copy of the recorder's content. Invocations in flight may still be completed."""
+    """A copy of the recorder's content.
+
+    Records of invocations in flight are shared with the recorder, which completes them. `unsummed` are
+    candidates that are not checksummed yet, by record number.
+    """
 
     requests: Sequence[KnownRequest]
     loops: Sequence[Loop]
@@ -62,14 +67,14 @@ class Recording(NamedTuple):
     unsummed: Mapping[int, Fetched] = MappingProxyType({})
 
     def settle(self) -> None:
-        """Checksum the candidates that records only referenced so far; takes milliseconds."""
+        """Write the checksums of `unsummed` candidates into their records; takes milliseconds."""
         for record in self.records:
             if isinstance(record, Run) and (candidates := self.unsummed.get(record.number)) is not None:
                 candidates.note(record)
 
 
 class _Seen:
-    """A request in the ring: its tables as of its last record, and as of the first record in the ring."""
+    """A request in the ring: its block tables as of its last record, and as of the ring's first record."""
 
     __slots__ = (
         "arrival_s",
@@ -89,11 +94,12 @@ class _Seen:
 
     def __init__(self, number: int, request: Request) -> None:
         self.number = number
-        self.last = 0  # number of the last record
+        self.last = 0  # number of the request's last record
         self.request_id = request.request_id
         self.arrival_s = request.arrival_s
         self.num_prompt_tokens = len(request.call.prompt_token_ids)
-        self.token_ids = request.token_ids  # the request's own list; a request would keep its grammar alive
+        # The request's own list. A reference to the request itself would keep its grammar alive.
+        self.token_ids = request.token_ids
         self.page_ids: Sequence[int] | None = None  # the lease's own list
         self.window_page_ids: Sequence[int] | None = None
         self.num_pages = self.num_window_pages = 0
@@ -103,7 +109,10 @@ class _Seen:
         self.size = _REQUEST_BYTES + _ID_BYTES * tokens
 
     def is_behind(self, page_ids: Sequence[int]) -> bool:
-        """Whether its tables may have changed since; window tables are checked each time."""
+        """Return whether the request's tables may have changed since its last record.
+
+        Always True for a request with a window table.
+        """
         return (
             page_ids is not self.page_ids
             or len(page_ids) != self.num_pages
@@ -124,10 +133,10 @@ class _Seen:
 
 
 class FlightRecorder:
-    """Keeps the records of the last `seconds` in approximately at most `max_bytes`.
+    """Keeps the records of the last `seconds`, or fewer if these exceed about `max_bytes`.
 
-    The engine's thread adds records. `recording` is thread-safe, even while the engine's thread is stuck in a
-    device. The engine calls `on_fault` after a fault.
+    Only the engine's thread may add records. Any thread may call `recording`, even while the engine's thread
+    waits for a device that does not answer. The engine calls `on_fault` after a fault.
     """
 
     def __init__(
@@ -143,17 +152,17 @@ class FlightRecorder:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards all attributes below; never held during a device call
         self._ring: deque[Recorded] = deque()
-        self._seen: dict[int, _Seen] = {}  # by the ID of the list of tokens, which is kept alive
+        self._seen: dict[int, _Seen] = {}  # by `id` of the request's list of tokens, which _Seen keeps alive
         self._by_number: dict[int, _Seen] = {}
         self._loops: dict[int, Loop] = {}
         self._unsummed: dict[int, Fetched] = {}  # candidates by record number
         self._num_records = self._num_requests = self._num_loops = 0
         self._num_evicted = 0  # since the last purge
-        self._in_loop: tuple[Loop, list[_Seen]] | None = None  # the requests of the last loop
+        self._in_loop: tuple[Loop, list[_Seen]] | None = None  # the last decode loop and its requests
         self.num_bytes = 0
 
     def run(self, entry: str, blocks: int, batch: Batch) -> Run:
-        """Record a batch that is about to run; the caller completes the record, for example with `ended`."""
+        """Record a batch that is about to run. Callers must complete the record with `fetched` or `ended`."""
         with self._lock:
             record = Run(
                 number=self._next_number(),
@@ -171,7 +180,7 @@ class FlightRecorder:
         return record
 
     def loop(self, tasks: Sequence[LlmTaskInput], sampling: Sequence[Sequence[int]]) -> Loop:
-        """Record a decode loop that is about to start."""
+        """Record a decode loop (several decode steps on the device) that is about to start."""
         with self._lock:
             self._num_loops += 1
             noted = [
@@ -185,7 +194,7 @@ class FlightRecorder:
         return loop
 
     def step(self, entry: str, loop: Loop, index: int, requests: Sequence[Request]) -> Step:
-        """Record a loop step that is about to be queued."""
+        """Record a step of a decode loop that is about to be queued."""
         with self._lock:
             number = self._next_number()
             record = Step(number=number, began_s=self.clock(), entry=entry, loop=loop.number, index=index)
@@ -200,7 +209,7 @@ class FlightRecorder:
         return record
 
     def draw(self, entry: str, arguments: Mapping[str, npt.NDArray[Any]], num_draws: int) -> Draw:
-        """Record a draw that is about to run."""
+        """Record an entry that is about to draw tokens from existing rows on the device."""
         held = {
             name: Array(array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes())
             for name, array in arguments.items()
@@ -231,13 +240,13 @@ class FlightRecorder:
         return record
 
     def ended(self, record: Invocation, error: BaseException | None = None) -> None:
-        """Complete a record. Without an error, the caller has filled in its results."""
+        """Complete a record. If there is no error, callers must have filled in the results."""
         if error is not None:
             record.error = f"{type(error).__name__}: {error}"[:_MOST_ERROR_CHARS]
         record.ended_s = self.clock()
 
     def fetched(self, record: Run, candidates: Fetched | None) -> None:
-        """Complete a batch's record. Its candidates are checksummed later if they are small."""
+        """Complete a batch's record. Small candidates are kept, and checksummed only for a dump."""
         if candidates is not None:
             num_bytes = candidates.num_bytes
             if num_bytes > _MOST_KEPT_BYTES:
@@ -293,7 +302,7 @@ class FlightRecorder:
         return seen
 
     def _seen_in(self, loop: Loop, requests: Sequence[Request]) -> list[_Seen]:
-        """The entries of a loop's requests, which are the same in each of its steps."""
+        """Return the `_Seen` of each request; cached, because all steps of a loop have the same requests."""
         if self._in_loop is None or self._in_loop[0] is not loop:
             self._in_loop = loop, [self._seen_of(request) for request in requests]
         return self._in_loop[1]
@@ -308,7 +317,7 @@ class FlightRecorder:
     def _note(
         self, seen: _Seen, page_ids: Sequence[int], window_page_ids: Sequence[int] | None, pages: list[Pages]
     ) -> None:
-        """Append the changes of a request's tables to `pages`."""
+        """Append the changes of a request's block tables since its last record to `pages`."""
         if page_ids is not seen.page_ids or len(page_ids) != seen.num_pages:
             offset = seen.num_pages if page_ids is seen.page_ids else 0
             pages.append(Pages(seen.number, False, offset, tuple(page_ids[offset:])))
@@ -333,7 +342,7 @@ class FlightRecorder:
             self._purge()
 
     def _evict(self) -> None:
-        """Drop the oldest record; its table changes move into the tables that a recording starts with."""
+        """Drop the oldest record, and apply its block table changes to the base tables."""
         record = self._ring.popleft()
         self.num_bytes -= record.size
         if isinstance(record, Invocation):
@@ -352,7 +361,10 @@ class FlightRecorder:
             self._purge()
 
     def _drop_loops(self, before: int) -> None:
-        """Drop loops that have no steps left in the ring; loops run one after the other."""
+        """Drop the loops with a number below `before`: they have no steps left in the ring.
+
+        Loops run one after the other, so the ring has their steps in order.
+        """
         while (number := next(iter(self._loops), before)) < before:
             self.num_bytes -= _size_of_loop(self._loops.pop(number))
 

@@ -1,7 +1,7 @@
 """Records of a flight recorder, which are also the lines of a dump: what ran on the device, and when.
 
-A recorder keeps these objects, and completes them when an invocation ends. Times are seconds of the
-recorder's clock; token IDs and page IDs are the engine's. No record contains text.
+A recorder keeps these objects, and completes each when its invocation ends. Times are seconds of the
+recorder's clock; token IDs and page IDs are the engine's. No record contains a request's text.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from typing import Annotated
 import msgspec
 
 FORMAT_VERSION = 1
-NOT_FINITE_ROW = -1  # replaces the checksum of a row with NaN, as its bits are not meaningful
+NOT_FINITE_ROW = -1  # replaces the checksum of a row with NaN, because its bits are not meaningful
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Ids = Sequence[Count]
 
 
 class Header(msgspec.Struct, tag_field="kind", tag="header", kw_only=True):
-    """The first line: what a replay needs to know about the server.
+    """The first line: what a replay needs to know about the server, and why the dump was written.
 
-    `files` maps the files of the artefact's program to their SHA-256 sums.
-    `epoch_s` is added to a time of the clock to get seconds since the epoch. `reason` is why the dump was
-    written.
+    `files` maps the files of the artefact's program to their SHA-256 sums. A recorded time plus `epoch_s` is
+    Unix time.
     """
 
     format_version: int = FORMAT_VERSION
@@ -42,7 +41,7 @@ class Header(msgspec.Struct, tag_field="kind", tag="header", kw_only=True):
 
 
 class KnownRequest(msgspec.Struct, tag_field="kind", tag="request"):
-    """A recorded request, with all its tokens, and its pages as of the first record."""
+    """A recorded request: all its tokens, and its block tables as of the dump's first record."""
 
     number: Count
     request_id: str
@@ -62,7 +61,7 @@ class Task(msgspec.Struct, array_like=True, gc=False):
 
 
 class Pages(msgspec.Struct, array_like=True, gc=False):
-    """A block table update: from index `offset` on, the request's table has exactly these pages."""
+    """A block table update: truncate the request's table to `offset` pages, then append `page_ids`."""
 
     request: Count
     is_window: bool
@@ -71,7 +70,7 @@ class Pages(msgspec.Struct, array_like=True, gc=False):
 
 
 class Loop(msgspec.Struct, tag_field="kind", tag="loop"):
-    """A decode loop's state before its first step; `sampling` has the fields of each task."""
+    """A decode loop's state before its first step. `sampling` has a list of SamplingField values per task."""
 
     number: Count
     tasks: Sequence[Task]
@@ -79,7 +78,7 @@ class Loop(msgspec.Struct, tag_field="kind", tag="loop"):
 
 
 class Invocation(msgspec.Struct, kw_only=True):
-    """Common fields of invocations. `ended_s` is None until the end; `error` is set if it failed."""
+    """Common fields of invocations. `ended_s` is None until the invocation ends; `error` is why it failed."""
 
     number: Count
     began_s: float
@@ -90,9 +89,10 @@ class Invocation(msgspec.Struct, kw_only=True):
 
 
 class Run(Invocation, tag_field="kind", tag="run", kw_only=True):
-    """A batch. By task: CRC-32 sums of candidates, best candidates, and sums of some of the logits.
+    """A batch. The last three fields have an item per task, or are empty if they were not fetched.
 
-    Fields that were not fetched are empty.
+    `checksums`: CRC-32 of the candidates. `best`: the best candidate's token ID. `logits`: CRC-32 of a sample
+    of the logits.
     """
 
     entry: str
@@ -105,7 +105,7 @@ class Run(Invocation, tag_field="kind", tag="run", kw_only=True):
 
 
 class Step(Invocation, tag_field="kind", tag="step", kw_only=True):
-    """Step `index` of a decode loop; `token_ids` are the tokens it chose."""
+    """Step `index` of decode loop `loop`; `token_ids` are the tokens that the step chose, one per task."""
 
     entry: str
     loop: Count
@@ -114,7 +114,7 @@ class Step(Invocation, tag_field="kind", tag="step", kw_only=True):
 
 
 class Array(msgspec.Struct, array_like=True, gc=False):
-    """An argument as passed to the device."""
+    """An array argument as passed to the device."""
 
     dtype: str
     shape: Sequence[Count]
@@ -122,7 +122,7 @@ class Array(msgspec.Struct, array_like=True, gc=False):
 
 
 class Draw(Invocation, tag_field="kind", tag="draw", kw_only=True):
-    """Tokens drawn on the device from the rows of the last batch."""
+    """Tokens drawn on the device from the rows of logits of the previous batch."""
 
     entry: str
     arguments: dict[str, Array]

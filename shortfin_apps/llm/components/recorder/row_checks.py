@@ -1,4 +1,4 @@
-"""Checksums of results in records, to compare them with another run's."""
+"""Checksums of an invocation's results, by which records of two runs can be compared."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from shortfin_apps.llm.components.recorder.records import NOT_FINITE_ROW, Run
 
 Array = npt.NDArray[Any]
 
-# Only every LOGITS_STRIDE-th logit is summed, as all of them would take a millisecond for a few rows.
+# Only every LOGITS_STRIDE-th logit is checksummed, as all of them would take a millisecond for a few rows.
 LOGITS_STRIDE = 61
 
 
 def candidates_sums(values: Array, indices: Array, *, holds_nan: bool) -> list[int]:
-    """CRC-32 of each row's candidates `[N, K]`; NOT_FINITE_ROW for rows with NaN, checked if `holds_nan`."""
+    """Return the CRC-32 of each row of `values` and `indices` [N, K]; NOT_FINITE_ROW for rows with NaN.
+
+    Looks for NaN only if `holds_nan`.
+    """
     size, index_size = values.shape[-1] * values.itemsize, indices.shape[-1] * indices.itemsize
     octets, index_octets = memoryview(values.tobytes()), memoryview(indices.tobytes())
     crc32 = zlib.crc32
@@ -32,7 +35,10 @@ def candidates_sums(values: Array, indices: Array, *, holds_nan: bool) -> list[i
 
 
 class Fetched(NamedTuple):
-    """A batch's candidates as fetched, `[N or more, 1, K]`, and whether any is NaN."""
+    """A batch's candidates as fetched: `values` and `indices` [rows, 1, K], where rows >= `num_rows`.
+
+    Rows from `num_rows` on are padding. `holds_nan` is whether any value may be NaN.
+    """
 
     values: Array
     indices: Array
@@ -51,6 +57,6 @@ class Fetched(NamedTuple):
 
 
 def logits_sum(logits: Array) -> int:
-    """CRC-32 of a sample of a row's logits `[V]`; NOT_FINITE_ROW if one of them is NaN."""
+    """Return the CRC-32 of a sample of a row's `logits` [V]; NOT_FINITE_ROW if the sample has a NaN."""
     some = logits[::LOGITS_STRIDE]
     return NOT_FINITE_ROW if np.isnan(some).any() else zlib.crc32(some.tobytes())

@@ -1,4 +1,4 @@
-"""Interfaces of grammars for the engine: which tokens may come next in a request's output."""
+"""Interfaces through which the engine asks a grammar which tokens may come next in a request's output."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from typing import Protocol
 
 
 class GrammarMatcher(Protocol):
-    """State of one request's output in its grammar; used by one thread at a time."""
+    """A grammar's state after one request's output so far. Callers must use it from one thread at a time."""
 
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
-        """Bitmask of the tokens that may follow `generated`, the full output so far; lowest bit first.
+        """Return a bitmask of the tokens that may follow `generated` plus `ahead`; lowest bit first.
 
-        The output only grows between calls. `ahead` are proposed tokens that may follow the output; the next
-        call may be without them. End-of-sequence is allowed where the output is complete, and is the only
-        token allowed when nothing can be added. Raises ConstraintError if the grammar is too complex to
-        continue, or does not allow `ahead`.
+        `generated` is the full output so far, and must extend the previous call's. `ahead` are proposed
+        tokens after the output; the next call may drop them. End-of-sequence is allowed where the output is
+        complete, and is the only allowed token when nothing can be added. Raises ConstraintError if the
+        grammar is too complex to continue, or does not allow `ahead`.
         """
         ...
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
-        """Tokens that must follow `generated`, as far as known; empty if there is a choice.
+        """Return the tokens that must follow `generated`, as far as they are known.
 
-        Calls do not change what is allowed. A grammar that cannot continue forces nothing.
+        Empty if the grammar allows several tokens, or cannot continue. Calls do not change what `allowed`
+        returns.
         """
         ...
 
 
 class Grammar(Protocol):
-    """A compiled grammar, shared by requests. Equal grammars also share their work.
+    """A compiled grammar, shared by requests. Equal grammars share the automata that they build lazily.
 
-    `param` is the request field that holds the grammar, for errors.
+    `param` is the request field that holds the grammar, for error messages.
     """
 
     @property

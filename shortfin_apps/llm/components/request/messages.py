@@ -1,4 +1,4 @@
-"""Messages between the HTTP event loop and the engine's thread: calls one way, deltas the other."""
+"""Messages between the HTTP event loop, which sends calls, and the engine's thread, which sends deltas."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Terms of service of a request.
+    """Priority, tenant and timeout of a request.
 
-    Within a tenant, requests with lower `priority` come first (as in vLLM); tenants share the service by
-    tokens. `timeout_s` counts from admission; None is no limit.
+    Within a tenant, requests with lower `priority` start first (as in vLLM). Among tenants, the scheduler
+    balances the number of computed tokens. `timeout_s` counts from admission; None means no limit.
     """
 
     priority: int = 0
@@ -48,10 +48,11 @@ DEFAULT_TERMS = Terms()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
-    """One prompt to continue. `prompt_token_ids` have been checked against the vocabulary.
+    """One prompt to continue. Callers must have checked `prompt_token_ids` against the vocabulary.
 
-    `resumes` marks the next step of something admitted before (a beam search): it is not refused when the
-    queue is full or while draining, and runs before new requests, like a preempted one.
+    `resumes` marks a further step of a generation that was already admitted (a beam search). Such a call is
+    not refused when the queue is full or the server drains, and runs before new requests, like a preempted
+    request.
     """
 
     request_id: str
@@ -60,14 +61,14 @@ class GenerateCall:
     cache_salt: str | None = None
     resumes: bool = False
     terms: Terms = DEFAULT_TERMS
-    is_traced: bool = False  # whether its deltas report when its tasks were computed
+    is_traced: bool = False  # whether the request's deltas report when its tasks were computed
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of one generated token under the model's own distribution (temperature 1).
+    """Log-probabilities at one generated token, under the model's unadjusted distribution (temperature 1).
 
-    `rank` is its rank among all tokens by likelihood, from 1.
+    `logprob` and `rank` are those of the generated token; the most likely token has rank 1.
     """
 
     logprob: float
@@ -78,7 +79,7 @@ class TokenLogprobs:
 class ChosenLogit(NamedTuple):
     """The f32 logit of a generated token, before adjustments and temperature.
 
-    `entry_family` is the family of the entry that computed its row.
+    `entry_family` (prefill, decode, ...) is the kind of the entry that computed the logit.
     """
 
     logit: float
@@ -86,11 +87,11 @@ class ChosenLogit(NamedTuple):
 
 
 class ComputedTask(NamedTuple):
-    """Timing of a traced request's task: from planning its invocation to committing its rows.
+    """Timing of a traced request's task: from planning its invocation to committing its results.
 
-    Times are seconds of the engine's clock, `time.perf_counter`; on Linux all processes share this clock, and
-    it equals `time.monotonic`. `device_before_s` and `device_after_s` are the engine's total wait for the
-    device at the start and end.
+    Times are seconds of the engine's clock, `time.perf_counter`. On Linux all processes share this clock, and
+    it equals `time.monotonic`. `device_before_s` and `device_after_s` are the total time that the engine has
+    waited for the device, read at `began_s` and `ended_s`.
     """
 
     began_s: float
@@ -104,10 +105,10 @@ class ComputedTask(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """Output that one step added to one request; `finish_reason` is set on the last delta only.
+    """Output that one step added to one request; `finish_reason` is set only on the request's last delta.
 
-    `token_ids` include the token that ends a sequence (end-of-sequence or stop token). `logits` has one entry
-    per token if the request asked for them, else none. `error` is the reason for an ERROR, and for an ABORT
+    `token_ids` include the token that ends the output (end-of-sequence or stop token). `logits` has one item
+    per token if the request asked for logits, else none. `error` is the reason for an ERROR, and for an ABORT
     that the client did not request.
     """
 
@@ -115,9 +116,9 @@ class Delta(NamedTuple):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
-    queue_s: float = 0.0  # between admission and the first step that worked on it
-    computed: tuple[ComputedTask, ...] = ()  # since the last delta, if traced; not all decodes
+    queue_s: float = 0.0  # from admission to the first step that worked on the request
+    computed: tuple[ComputedTask, ...] = ()  # tasks since the previous delta, if traced; not all decodes
     finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None  # the stop token that ended it, None for end-of-sequence
+    stop_token_id: int | None = None  # the stop token that ended the output; None for end-of-sequence
     error: LlmError | None = None
     logits: tuple[ChosenLogit, ...] = ()

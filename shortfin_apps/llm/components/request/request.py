@@ -4,8 +4,9 @@
        ^           │
        └─ preempt ─┘        (any state but FINISHED may go to FINISHED)
 
-A request holds a lease on pages exactly while it is RUNNING: only `start` takes one, and only leaving RUNNING
-releases it. A transition that is not in the table raises; the engine then ends only that request.
+A request holds a lease on pages exactly while it is RUNNING: only `start` takes a lease, and only leaving
+RUNNING releases it. A transition that is not in the table raises an error; the engine then ends only that
+request.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 class IllegalTransitionError(AssertionError):
-    """A transition that is not in the lifecycle table: a bug, not caused by load. `request` is unchanged."""
+    """A transition that is not in the lifecycle table: always a bug. `request` keeps its state."""
 
     def __init__(self, request: Request, state: State) -> None:
         super().__init__(f"{request.request_id}: {request.state} -> {state}")
@@ -44,9 +45,9 @@ class IllegalTransitionError(AssertionError):
 class Request:
     """One prompt being continued.
 
-    `token_ids` is the prompt and the output so far; the cache holds the K/V of the first `num_computed`. With
-    one token to compute it is a decode, with more a prefill; nothing else distinguishes the two, so a
-    preempted request needs no special case.
+    `token_ids` is the prompt and the output so far; the cache holds the K/V of the first `num_computed`.
+    A request with one token left to compute decodes, with more it prefills. Nothing else distinguishes the
+    two, so a preempted request needs no special case.
     """
 
     __slots__ = (
@@ -72,17 +73,17 @@ class Request:
         self.call = call
         self.arrival_s = arrival_s
         self.queue_s = 0.0  # between arrival and its first task
-        self.computed: list[ComputedTask] | None = [] if call.is_traced else None  # since its last delta
+        self.computed: list[ComputedTask] | None = [] if call.is_traced else None  # since the last delta
         self.token_ids: list[int] = list(call.prompt_token_ids)
         self.token_counts = TokenCounts(len(call.prompt_token_ids))  # of `token_ids`, updated on use
         self.num_computed = 0
         self.num_cached = 0  # prompt tokens found in the cache at the first start
         self.num_overtakes = 0  # requests that arrived later and started earlier
-        self.blocked_at: AvailablePages | None = None  # pages available when it last did not fit
+        self.blocked_at: AvailablePages | None = None  # pages available when it last failed to start
         self.state = State.WAITING
         self.lease: Lease | None = None
         self.finish_reason: FinishReason | None = None
-        self.last_turn = -1  # number of its last task among all tasks, unique
+        self.last_turn = -1  # serial number of its last task, unique among all requests' tasks
         grammar = call.params.output_grammar
         self.matcher = None if grammar is None else grammar.matcher()
         self.seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
@@ -105,33 +106,33 @@ class Request:
 
     @property
     def page_ids(self) -> list[int]:
-        """The block table; owned by the lease."""
+        """The request's row of the block table; owned by the lease."""
         assert self.lease is not None, f"{self.request_id} is {self.state} and has no pages"
         return self.lease.page_ids
 
     @property
     def window_page_ids(self) -> list[int] | None:
-        """The block table of sliding-window layers, or None; owned by the lease."""
+        """The request's row of the window table (sliding-window layers), or None; owned by the lease."""
         assert self.lease is not None, f"{self.request_id} is {self.state} and has no pages"
         return self.lease.window_page_ids
 
     @property
     def num_pages(self) -> int:
-        """Number of leading pages for which every table has room."""
+        """Length of the request's row of the block table or window table, whichever is shorter."""
         assert self.lease is not None, f"{self.request_id} is {self.state} and has no pages"
         return self.lease.num_pages
 
     def suspect_pages(self) -> None:
-        """Have its own pages, if it has any, zeroed before another request gets them.
+        """Mark the request's own pages, if any, to be zeroed before another request gets them.
 
-        They may hold NaN: a program may mask values by multiplying them by 0, which keeps NaN. Pages are
-        suspect from the invocation that wrote them until a finite row has attended to them.
+        The pages may hold NaN, and a program may mask values by multiplying them by 0, which keeps NaN. Pages
+        are suspect from the invocation that wrote them until a row that attended to them has finite logits.
         """
         if self.lease is not None:
             self.lease.is_suspect = True
 
     def take_computed(self) -> tuple[ComputedTask, ...]:
-        """Timings of its tasks since the last delta, for the next one; empty unless it is traced."""
+        """Remove and return the timings of tasks since the last delta; empty unless the request is traced."""
         if not self.computed:
             return ()
         computed = tuple(self.computed)
@@ -147,7 +148,7 @@ class Request:
             self.num_cached = lease.num_cached_tokens
 
     def preempt(self, cache: KVCache) -> None:
-        """Move it back to WAITING; its tokens are kept, and their K/V will be recomputed."""
+        """Move the request back to WAITING. Its tokens are kept; their K/V will be recomputed."""
         self._leave(State.WAITING, cache)
 
     def finish(self, reason: FinishReason, cache: KVCache) -> None:
@@ -155,7 +156,7 @@ class Request:
         self.finish_reason = reason
 
     def discard(self, cache: KVCache) -> None:
-        """End it from any state, after a bug broke its lifecycle."""
+        """End the request from any state, after a bug broke its lifecycle."""
         self.state = State.FINISHED
         self.finish_reason = FinishReason.ERROR
         self._release(cache)
@@ -177,11 +178,11 @@ class Request:
 
 
 class TokenCounts:
-    """Counts of the tokens of a growing sequence; the first `num_prompt` are seen, but not counted.
+    """Counts of each generated token, updated incrementally as the sequence grows.
 
-    A step adds one token, so the time to catch up does not depend on the sequence's length. `token_ids` are
-    the distinct tokens, and `counts` how often each was generated, both as 64-bit integers in order of first
-    appearance; `places` maps a token ID to its index.
+    `token_ids` are the distinct tokens of prompt and output, in order of first appearance. `counts` is how
+    often each was generated (0 if only the prompt, the first `num_prompt` tokens, contains it). `places` maps
+    a token ID to its index in these two arrays of 64-bit integers.
     """
 
     def __init__(self, num_prompt: int) -> None:
@@ -191,7 +192,7 @@ class TokenCounts:
         self.places: dict[int, int] = {}
 
     def catch_up(self, token_ids: Sequence[int]) -> None:
-        """Read the new tokens of `token_ids`, which must extend the last call's."""
+        """Count the new tokens of `token_ids`, which must extend the previous call's `token_ids`."""
         for position in range(self._num_read, len(token_ids)):
             place = self.places.setdefault(token_ids[position], len(self.places))
             if place == len(self.token_ids):

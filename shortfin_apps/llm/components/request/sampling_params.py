@@ -1,7 +1,7 @@
-"""Sampling parameters: how a request's tokens are chosen, and when it ends.
+"""Sampling parameters: how a request's tokens are chosen, and when its output ends.
 
-A field made by `param` is a field of every generating route's body, of receipts and, if `of_model`, of
-`generation_config.json`; they take its type, default, range and description from here.
+Each field declared with `param` is also a field of every generating route's body, of receipts and, if
+`of_model`, of `generation_config.json`. Its type, default, range and description are declared only here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_LOGPROBS = 20  # maximum alternatives reported per token
 MAX_BIAS = 100.0
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 1024  # token sequences; each word has one or two
-# The smallest normal f32, the type in which logits are divided by the temperature: a smaller one becomes 0,
+# The smallest normal f32. Logits are divided by the temperature in f32, where a smaller temperature becomes 0
 # or has a reciprocal that overflows.
 SMALLEST_TEMPERATURE = 2.0**-126
 NOT_WITH_GRAMMAR = "cannot be combined with structured output, whose grammar says where it may end"
@@ -26,13 +26,14 @@ KINDS: dict[str, type] = {"int": int, "int | None": int, "float": float, "bool":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Param:
-    """One sampling parameter of a body.
+    """One sampling parameter of a request body.
 
-    `kind` is the type of its value; None if the API converts it (lists, and words to tokens). `default`
-    turns it off, and so does `also_off` in a body. `allows` checks a value; `rule` says what it allows.
-    `of_model`: a model's `generation_config.json` may give another default. `changes_logits`: beam searches
-    refuse it, and a model without logits has no default of it. `native` are its names in `sampling_params`
-    of `/generate`; the first is used in errors.
+    `kind`: type of the value; None if the API converts the value (lists, and words to tokens).
+    `default`: the value that turns the parameter off; in a body, `also_off` does so too.
+    `allows`: predicate of allowed values; `rule` describes these values in error messages.
+    `of_model`: the model's `generation_config.json` may give another default.
+    `changes_logits`: beam searches refuse the parameter, and a model without logits gives no default for it.
+    `native`: the parameter's names in `sampling_params` of `/generate`; error messages use the first.
     """
 
     name: str
@@ -50,17 +51,17 @@ class Param:
 def param(
     default: Any, text: str, rule: str = "", allows: Callable[[Any], bool] = lambda value: True, **more: Any
 ) -> Any:
-    """Declare a field of SamplingParams. The other arguments are those of Param."""
+    """Declare a field of SamplingParams. `more` are other fields of Param."""
     return field(default=default, metadata={"text": text, "rule": rule, "allows": allows, **more})
 
 
 def within(low: float, high: float) -> tuple[str, Callable[[float], bool]]:
-    """Return the rule of a closed range, and its check, which no NaN passes."""
+    """Return the rule (a text) and the check of the range [low, high]. NaN fails the check."""
     return f"must lie in [{low:g}, {high:g}]", lambda value: low <= value <= high
 
 
 def above(low: float, high: float) -> tuple[str, Callable[[float], bool]]:
-    """Return the rule and the check of a range without its lower end."""
+    """Return the rule (a text) and the check of the range (low, high]. NaN fails the check."""
     return f"must lie in ({low:g}, {high:g}]", lambda value: low < value <= high
 
 
@@ -71,12 +72,12 @@ class SamplingParams:
     Stop strings are not included; the front end matches them.
 
     `logprobs` is the number of alternatives to report for each generated token (0: only the chosen token);
-    None reports nothing. `chosen_logits` reports each token's logit (`ChosenLogit`), for receipts; neither
-    changes a token. `output_grammar` is the grammar that the output must match; it alone then decides when
-    the output may end.
+    None reports nothing. `chosen_logits` reports each token's logit (`ChosenLogit`), for receipts. Neither
+    option changes which tokens are chosen. `output_grammar` is the grammar that the output must match;
+    `min_tokens` and `ignore_eos` are refused with a grammar, because it says where the output may end.
 
-    `forced_token_ids` are the output's first tokens, whatever their logits: the front end uses them to score
-    prompts (`serving/frontend/prompt_scoring.py`). No route accepts it.
+    `forced_token_ids` are the output's first tokens, whatever their logits. The front end uses them to score
+    prompts (`serving/frontend/prompt_scoring.py`). No route accepts this field.
     """
 
     max_tokens: int

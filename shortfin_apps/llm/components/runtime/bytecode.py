@@ -1,4 +1,4 @@
-"""Reads from IREE's VM bytecode which runtime functions the functions of a VMFB call.
+"""Reads, from IREE's VM bytecode, which runtime functions are called by the functions of a VMFB.
 
 Source of the encoding: IREE 3.9, `compiler/src/iree/compiler/Dialect/VM/IR/VMOpcodesCore.td` (opcodes) and
 `runtime/src/iree/vm/bytecode/utils/isa.h` (fields).
@@ -20,15 +20,15 @@ from shortfin_apps.llm.components.runtime.vmfb import check_file, load_error
 _MAJOR_VERSION = 15
 _DUMP_MODULE = "iree._runtime.scripts.iree_dump_module"
 
-_IMPORT = 1 << 31  # this bit of a callee's number means that it is imported
+_IMPORT = 1 << 31  # this bit of a callee's number is set for imported functions
 
 _CALL, _CALL_VARIADIC, _RETURN = 0x58, 0x59, 0x5A
-_LOAD_REFERENCE = 0x08  # of a global
-_MOVED = 0x4000  # this bit of a register number means that its reference is read for the last time
+_LOAD_REFERENCE = 0x08  # global.load.ref
+_MOVED = 0x4000  # this bit of a register number is set where its reference is read for the last time
 
-# The opcodes of functions without branches, by the fields that follow them: `r` is a register that is read or
-# holds a reference; `w` and `W` are registers that an i32 or an i64 is written to; `4` and `8` are immediates
-# of that many bytes; `v` is a list of registers.
+# Opcodes that occur in functions without branches, by the fields that follow the opcode. `r`: a register that
+# is read or holds a reference. `w`, `W`: a register that an i32 or an i64 is written to. `4`, `8`: an
+# immediate of 4 or 8 bytes. `v`: a list of registers.
 _OPCODES: Mapping[str, Sequence[int]] = {
     "": (0x79,),  # block
     "4w": (0x00, 0x0D),  # global.load, const
@@ -65,7 +65,7 @@ _OPCODES: Mapping[str, Sequence[int]] = {
 _FIELDS = {opcode: fields for fields, opcodes in _OPCODES.items() for opcode in opcodes}
 _FORMATS = {"r": "<H", "w": "<H", "W": "<H", "4": "<I", "8": "<Q"}
 
-# Number of registers that a result takes, by an operation's field or an import's calling convention.
+# Number of registers that a result takes, by its letter in _OPCODES or in an import's calling convention.
 _WIDTHS = {"w": 1, "W": 2, "i": 1, "I": 2}
 
 
@@ -73,9 +73,9 @@ _WIDTHS = {"w": 1, "W": 2, "i": 1, "I": 2}
 class Call:
     """A call of a runtime function.
 
-    For each argument, `arguments` has its value if it is an i32 constant, and `global_numbers` the number of
-    the global that a reference was loaded from; None otherwise. A variadic argument's members are listed one
-    by one.
+    `arguments` has the value of each argument that is an i32 constant; `global_numbers` has the number of the
+    global that an argument's reference was loaded from. The entries of other arguments are None. Each member
+    of a variadic argument is an argument.
     """
 
     function: str
@@ -89,10 +89,11 @@ _Operation = tuple[int, list[_Field]]  # an opcode and its fields
 
 
 def read_calls(path: Path) -> Mapping[str, Calls | None]:
-    """Returns the calls of each exported function in order, by the function's name.
+    """Return the calls of each exported function, in order, by the function's name.
 
-    The value is None for a function that branches or calls another function of the module, where calls would
-    be incomplete, and for unknown bytecode versions. Raises ArtifactError if the VMFB is damaged.
+    The value is None where the calls would be incomplete: for a function that branches or calls another
+    function of the module, and for unknown opcodes or bytecode versions. Raises ArtifactError if the VMFB is
+    damaged.
     """
     check_file(path)
     command = [sys.executable, "-m", _DUMP_MODULE, "--output=flatbuffer-json", str(path)]
@@ -127,7 +128,7 @@ def _is_internal_call(operation: _Operation) -> bool:
 
 
 def _decode(code: bytes) -> list[_Operation] | None:
-    """Returns opcodes with their fields, or None if an opcode is unknown or they do not fill the function."""
+    """Return the operations; None if an opcode is unknown or `code` does not end with a return."""
     position, operations = 0, []
     while position < len(code):
         opcode = code[position]
@@ -144,7 +145,7 @@ def _decode(code: bytes) -> list[_Operation] | None:
 
 
 def _field(code: bytes, position: int, kind: str) -> tuple[_Field, int]:
-    """Returns a field and the position after it."""
+    """Return the field at `position` and the position after that field."""
     if kind != "v":
         layout = _FORMATS[kind]
         return struct.unpack_from(layout, code, position)[0], position + struct.calcsize(layout)
@@ -154,9 +155,9 @@ def _field(code: bytes, position: int, kind: str) -> tuple[_Field, int]:
 
 
 def _run(operations: list[_Operation], imports: Sequence[Mapping[str, Any]]) -> Iterator[Call]:
-    """Tracks constants through the registers of a function without branches, and yields its calls."""
+    """Yield the calls of a function without branches, tracking constants through its registers."""
     constants: dict[int, int] = {}
-    origins: dict[int, int] = {}  # of references
+    origins: dict[int, int] = {}  # number of the global, by register of the reference
     for opcode, fields in operations:
         match opcode, fields:
             case (_, [int(number), int(), int(register)]) if opcode == _LOAD_REFERENCE:
@@ -180,13 +181,13 @@ def _run(operations: list[_Operation], imports: Sequence[Mapping[str, Any]]) -> 
 
 
 def _result_types(imported: Mapping[str, Any], count: int) -> str:
-    """Returns one letter per result, as in the import's calling convention: `I` is i64, `r` a reference."""
+    """Return a letter per result from the import's calling convention; `I` for all if counts differ."""
     types = str(imported["signature"]["calling_convention"]).partition("_")[2]
     return types if len(types) == count else "I" * count
 
 
 def _forget(constants: dict[int, int], registers: Sequence[_Field], types: str) -> None:
-    """Forgets the constants in registers that are written to; an i64 takes two registers."""
+    """Remove the constants of the registers that are written to; an i64 takes two registers."""
     for register, kind in zip(registers, types, strict=True):
         if isinstance(register, int) and kind in _WIDTHS:
             for each in range(register, register + _WIDTHS[kind]):

@@ -1,6 +1,6 @@
-"""Checks, before serving, that a VMFB has the entries that its `config.json` describes (ABI: `abi.py`).
+"""Checks, before serving, that a VMFB has the entries that its config.json describes (ABI: abi.py).
 
-Entries without reflection data are accepted unchecked.
+The types of entries without reflection data are not checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _I64 = np.dtype(np.int64)
 
 
 def check_program(program: Program, config: ModelConfig, tokenizer_vocab_size: int | None = None) -> None:
-    """Raises ArtifactError, naming the entry, what was found, what was expected and what to do."""
+    """Raise ArtifactError if entries are missing from the program or differ from `config`.
+
+    The message names the entry, what was found, what was expected and what to do.
+    """
     for required in _required_entries(config):
         if required.name not in program.entries:
             _fail_missing(required, program)
@@ -32,7 +35,7 @@ def check_program(program: Program, config: ModelConfig, tokenizer_vocab_size: i
 
 
 def check_vocabulary(vocab_size: int | None, tokenizer_vocab_size: int | None) -> None:
-    """Raises ArtifactError if the tokenizer has ids outside the model's vocabulary; None fits any size."""
+    """Raise ArtifactError if the tokenizer has IDs outside the model's vocabulary; None means unknown."""
     if vocab_size is not None and tokenizer_vocab_size is not None and tokenizer_vocab_size > vocab_size:
         raise ArtifactError(
             f"the tokenizer has {tokenizer_vocab_size} tokens but the model only {vocab_size}; it belongs to "
@@ -41,7 +44,7 @@ def check_vocabulary(vocab_size: int | None, tokenizer_vocab_size: int | None) -
 
 
 def _check_stride(config: ModelConfig) -> None:
-    """Checks `block_seq_stride` against the elements per page, which the entries have confirmed."""
+    """Raise ArtifactError if `block_seq_stride` does not fit the elements per page (checked before)."""
     elements = sum(slab.elements for slab in config.slabs if slab.pool != "state")
     per_token = config.token_elements
     if elements != per_token * config.stride:
@@ -60,7 +63,7 @@ def _required_entries(config: ModelConfig) -> list[Entry]:
 def _expected_arguments(
     entry: Entry, signature: EntrySignature, config: ModelConfig
 ) -> dict[str, TensorType]:
-    """Returns every argument by name, in order; the cache slabs, if the entry takes them, come last."""
+    """Return the type of every argument by name, in order; cache slabs, if the entry takes any, come last."""
     shapes = entry.argument_shapes(
         signature.tokens_rank,
         has_prefill_position=config.has_prefill_position,
@@ -101,7 +104,7 @@ def _check_arguments(signature: EntrySignature, expected: dict[str, TensorType],
 def check_results(
     signature: EntrySignature, config: ModelConfig, tokenizer_vocab_size: int | None = None
 ) -> None:
-    """Raises ArtifactError if the declared results do not match `top_k` and the tokenizer."""
+    """Raise ArtifactError if declared results do not match `config.top_k` or the tokenizer's vocabulary."""
     found, entry = signature.results, Entry.parse(signature.name)
     if found is None:
         return
@@ -135,7 +138,7 @@ def _check_token_ids(name: str, found: Sequence[TensorType], entry: Entry) -> No
 
 
 def _fits(actual: TensorType, wanted: TensorType) -> bool:
-    """Returns True if the types agree; a dynamic dimension on either side fits any size."""
+    """Return whether the types agree; a dynamic dimension on either side fits any size."""
     return (
         actual.dtype == wanted.dtype
         and len(actual.shape) == len(wanted.shape)
@@ -144,7 +147,7 @@ def _fits(actual: TensorType, wanted: TensorType) -> bool:
 
 
 def _field(argument: str, actual: TensorType, wanted: TensorType) -> str:
-    """Returns the config fields to correct for a mismatch of `argument`."""
+    """Return the config fields to correct for a mismatch of `argument`."""
     if not argument.startswith("cache slab"):
         return "the batch sizes or `has_prefill_position`"
     if actual.dtype != wanted.dtype:

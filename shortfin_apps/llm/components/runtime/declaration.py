@@ -1,11 +1,11 @@
-"""Reads `iree.abi.declaration`, the reflection text of an exported function.
+"""Parses `iree.abi.declaration`, the reflection attribute that declares an exported function.
 
-IREE's importers write it in this form (compiler/Bindings/Native/Transforms/WrapEntryPoints.cpp):
+IREE's importers write the attribute in this form (compiler/Bindings/Native/Transforms/WrapEntryPoints.cpp):
 
     async func @decode_bs8(%tokens: tensor<8x1xi64>, ...) -> (%output0: tensor<8x64xf32>, ...)
 
 with `sync` instead of `async` for functions without fences, and optional `{attributes}` after a type. The
-name is the function's public one; it is not read, because the export already has it.
+function's name is ignored, because the export already has it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _CLOSING = ")>}]"
 
 
 def parse_declaration(text: str) -> tuple[Types, Types] | None:
-    """Returns argument and result types, or None for another form or types other than tensors.
+    """Return the types of arguments and results, or None if `text` has another form or other types.
 
-    Frontends may put any text there.
+    Only tensor types are parsed. Frontends may write any text into the attribute.
     """
     function = _FUNCTION.fullmatch(text)
     if function is None:
@@ -54,7 +54,7 @@ def parse_declaration(text: str) -> tuple[Types, Types] | None:
 
 
 def format_type(tensor: TensorType) -> str:
-    """Returns the type in MLIR's syntax, e.g. `tensor<8x?xi64>`."""
+    """Return the type in MLIR's syntax, e.g. `tensor<8x?xi64>`."""
     names = {dtype: name for name, dtype in MLIR_DTYPES.items()}
     dims = "".join("?x" if dim is None else f"{dim}x" for dim in tensor.shape)
     return f"tensor<{dims}{names[tensor.dtype]}>"
@@ -76,7 +76,7 @@ def _parse_value(text: str) -> TensorType | None:
 
 
 def _split(text: str) -> list[str]:
-    """Splits at commas outside of brackets; attributes may contain types."""
+    """Split at commas outside of brackets: types inside of attributes may contain commas."""
     parts, depth, start = [], 0, 0
     for position, char in enumerate(text):
         # The `>` of `->` inside an attribute is not a closing bracket.

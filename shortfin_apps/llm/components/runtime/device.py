@@ -1,11 +1,11 @@
 """The interface between the engine and the runtimes that execute a VMFB.
 
 Code above this interface handles only arrays and entry names. `iree_local.py`, `iree_gpu.py` and
-`shortfin_device.py` implement these four protocols.
+`shortfin_device.py` implement the protocols DeviceBuffer, Pending, Program and Device.
 
-Threads: any thread may call, but only one at a time; in the server only the engine's thread does. `submit`
-queues work and returns. (On iree.runtime, an entry that allocates transient buffers is started in host order,
-so a `submit` after an unfinished invocation may wait for it.) All waiting releases the GIL.
+Threads: any thread may call, but callers must make only one call at a time; in the server, only the engine's
+thread calls. `submit` queues work and returns. (On iree.runtime, an entry that allocates transient buffers is
+started only after earlier invocations, so its `submit` may wait for them.) All waiting releases the GIL.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GPU_NAMES: dict[str, GpuDriver] = {"hip": "hip", "amdgpu": "hip", "cuda": "cuda"
 
 
 class DeviceBuffer(Protocol):
-    """A device-resident array, freed with its last reference."""
+    """An array on a device; its memory is freed with the last reference to the buffer."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -38,7 +38,7 @@ class DeviceBuffer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """The type of one argument or result; None is a dynamic dimension."""
+    """The type of one argument or result; None in `shape` is a dynamic dimension."""
 
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any]
@@ -49,9 +49,9 @@ class EntrySignature:
     """The signature of an exported function, as far as its reflection data declares it.
 
     `name` has no module prefix and no `$async` suffix. `arguments` and `results` are None if the VMFB has no
-    reflection data for the function. `only_dispatches` means that only dispatches write its arguments: no
-    queue operation fills them or copies into them. With `workspace_bytes`, the caller owns the results and a
-    workspace of that size: it passes both after the arguments, and the entry returns nothing.
+    reflection data for the function. `only_dispatches`: only dispatches write the arguments; no queue
+    operation fills them or copies into them. `workspace_bytes`: if not None, callers must pass result buffers
+    and a workspace of this size after the arguments, and the entry returns nothing.
     """
 
     name: str
@@ -62,7 +62,7 @@ class EntrySignature:
 
     @property
     def tokens_rank(self) -> int | None:
-        """The rank of the first argument, the tokens, or None if unknown."""
+        """The rank of the argument `tokens`, which comes first; None if unknown."""
         return len(self.arguments[0].shape) if self.arguments else None
 
 
@@ -70,10 +70,10 @@ class Pending(Protocol):
     """An invocation in flight."""
 
     def wait(self) -> Sequence[DeviceBuffer]:
-        """Blocks until the results are ready. Raises InvocationError if the invocation failed.
+        """Block until the results are ready. Raises InvocationError if the invocation failed.
 
         Failures are reported here, never by `submit`. If an invocation fails on the device, invocations
-        already queued after it fail too; submissions after this call has raised run normally.
+        already queued after it fail too. Invocations submitted after this method has raised run normally.
         """
         ...
 
@@ -85,10 +85,10 @@ class Program(Protocol):
     def entries(self) -> Mapping[str, EntrySignature]: ...
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
-        """Starts `entry`. Arguments are kept alive until the work is done.
+        """Start `entry`. Arguments are kept alive until the invocation is over.
 
-        Submissions run in order: each sees the page table writes of the previous ones. Raises KeyError for a
-        name that is not in `entries`.
+        Invocations run in the order of submission: each reads what previous ones wrote to the page table.
+        Raises KeyError for a name that is not in `entries`.
         """
         ...
 
@@ -100,7 +100,7 @@ class Device(Protocol):
     def name(self) -> str: ...
 
     def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> Program:
-        """Loads a VMFB with memory-mapped parameters, in scope `model`. Raises ArtifactError."""
+        """Load a VMFB with its parameter files, in scope `model`. Raises ArtifactError."""
         ...
 
     def allocate(
@@ -112,35 +112,35 @@ class Device(Protocol):
         only_dispatches: bool = False,
         on_host: bool = False,
     ) -> DeviceBuffer:
-        """Allocates a zero-filled buffer, e.g. a page table slab `[pages, elements]`.
+        """Allocate a zero-filled buffer, e.g. a page table slab `[pages, elements]`.
 
-        `stage` is the buffer's pipeline stage, if each stage has a device. With `only_dispatches`, only
-        dispatches write the buffer: it may be placed where they read it faster, and fills and copies on it
-        may fail. `on_host` is for small buffers that the host reads often: an invocation with the buffer as
-        an argument also transfers its contents to the host, so `download`, after `wait`, needs no device
-        access.
+        `stage`: the buffer's pipeline stage, if each stage has a device. `only_dispatches`: callers promise
+        that only dispatches write the buffer; it may then be placed in memory that dispatches read faster,
+        where fills and copies may fail. `on_host`: for small buffers that the host reads often. An invocation
+        with such an argument also transfers the contents to the host, so a `download` after `wait` needs no
+        access to the device.
         """
         ...
 
     def spare_bytes(self, stage: int = 0) -> int | None:
-        """Returns how many bytes of the stage's memory may still be allocated: free memory minus a margin.
+        """Return how many bytes of the stage's memory may still be allocated: free memory minus a margin.
 
-        Returns None if unknown.
+        Returns None if the device does not report its memory.
         """
         ...
 
     def upload(self, array: Array) -> DeviceBuffer:
-        """Copies `array` to the device; the caller may change it afterwards."""
+        """Copy `array` to the device; the caller may change it afterwards."""
         ...
 
     def download(self, buffer: DeviceBuffer) -> Array:
-        """Copies a finished result, or a buffer that no work in flight writes, to the host."""
+        """Copy a buffer to the host; callers must ensure that no work in flight writes the buffer."""
         ...
 
     def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
-        """Zeroes rows of an allocated buffer's first dimension; no work in flight may use it."""
+        """Zero rows (first dimension) of an allocated buffer that no work in flight uses."""
         ...
 
     def close(self) -> None:
-        """Waits for invocations in flight. Objects created from the device become unusable."""
+        """Wait for invocations in flight. Objects created from the device become unusable."""
         ...

@@ -1,4 +1,4 @@
-"""Errors of devices: permanent failures, shortfin's errors, and VMFBs for another chip."""
+"""Classifies errors of devices: permanent failures, shortfin's errors, and VMFBs for another chip."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lost_error(cause: Exception) -> DeviceLostError:
 
 
 def copy_of(error: DeviceLostError) -> DeviceLostError:
-    """Returns a separate error for each invocation, because an error's traceback grows when it is raised."""
+    """Copy an error, as each invocation needs its own: raising an error again makes its traceback longer."""
     return DeviceLostError(str(error))
 
 
@@ -32,18 +32,18 @@ class TimelineError(Exception):
 
 
 def is_of_hip(error: Exception) -> bool:
-    """Returns True for a HIP driver failure; a program that refuses its arguments is not one."""
+    """Return whether `error` is a failure of the HIP driver, not of a program that refuses arguments."""
     text = str(error)
     return isinstance(error, TimelineError) or "HIP driver error" in text or _ABORTED in text
 
 
 def cause_of(fiber: Any, error: Exception) -> Exception:
-    """Returns the cause of an error that only reports an aborted timeline; otherwise the error itself."""
+    """Return the cause of an error that only reports an aborted timeline; `error` itself otherwise."""
     import shortfin.array as sfnp
 
     if _ABORTED in str(error):
         try:
-            # Fails with the cause, because the timeline that it would wait for has failed.
+            # This allocation fails with the cause, because it would wait for the timeline that has failed.
             sfnp.device_array.for_device(fiber.device(0), [1], sfnp.int8)
         except Exception as cause:
             return cause
@@ -57,7 +57,7 @@ def invocation_error(error: Exception) -> InvocationError:
 
 
 def wrong_chip_error(vmfb: Path) -> ArtifactError:
-    """Returns the error for a VMFB with machine code that HIP refused as another chip's."""
+    """Return the error for a VMFB whose machine code HIP refused because it is for another chip."""
     chips = ", ".join(sorted(set(_chips_of(vmfb)))) or "another chip"
     return ArtifactError(
         f"{vmfb}: compiled for {chips}, which the GPU is not (HIP calls it {', '.join(_gpu_names())}); "
@@ -74,7 +74,7 @@ def _chips_of(vmfb: Path) -> Iterator[str]:
 
 
 def _gpu_names() -> list[str]:
-    """Returns HIP's names of the GPUs; shortfin only reports their ids."""
+    """Return HIP's names of the GPUs, asking IREE because shortfin reports only IDs."""
     import iree.runtime as iree
 
     return sorted({device["name"] for device in iree.get_driver("hip").query_available_devices()})

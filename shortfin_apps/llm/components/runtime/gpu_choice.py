@@ -37,7 +37,7 @@ _KINDS: dict[GpuDriver, _Kind] = {
 
 
 def select(driver: GpuDriver, device_ids: Sequence[str], available: Sequence[str]) -> list[str]:
-    """Returns the driver's names of the selected GPUs, in order. Raises ArtifactError."""
+    """Return the driver's names of the selected GPUs, in order. Raises ArtifactError."""
     kind = _KINDS[driver]
     chosen = [_find(kind, device_id, available) for device_id in device_ids]
     name, uses = Counter(chosen).most_common(1)[0]
@@ -53,15 +53,15 @@ def select(driver: GpuDriver, device_ids: Sequence[str], available: Sequence[str
 
 
 def unavailable(driver: GpuDriver, error: Exception | None = None) -> ArtifactError:
-    """Returns the error for a driver that lists no GPUs, or fails to."""
+    """Return the error for a driver that lists no GPUs (`error` None), or fails to list any with `error`."""
     kind, text = _KINDS[driver], str(error or "")
     if "dynamic library search path" in text or "libamdhip64" in text:
         return ArtifactError(
             f"{kind.library} was not found; {kind.how_to_install}, or serve a model that was built with "
             "`--device cpu`"
         )
-    # Without a device, drivers report an error or a count of 0; allocating an empty list of names may then
-    # fail.
+    # If there is no GPU, a driver reports an error or a count of 0; IREE may then fail to allocate an empty
+    # list of names.
     if error is None or any(sign in text for sign in _NO_DEVICE):
         return ArtifactError(
             f"no {kind.maker} GPU was found; check `{kind.check}`, or serve a model that was built with "
@@ -74,7 +74,7 @@ def unavailable(driver: GpuDriver, error: Exception | None = None) -> ArtifactEr
 
 
 def unopenable(driver: GpuDriver, error: Exception) -> ArtifactError:
-    """Returns the error for a GPU that the driver lists but cannot open."""
+    """Return the error for a GPU that the driver lists but cannot open."""
     return ArtifactError(f"the {_KINDS[driver].maker} GPU cannot be opened ({_first_line(error)})")
 
 

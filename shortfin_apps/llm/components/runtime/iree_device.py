@@ -1,8 +1,9 @@
 """Common parts of iree.runtime devices: programs, and invocations ordered on one timeline.
 
-The host CPU is in iree_local.py. Freeing a HAL object requires its device, but the object does not keep the
-device alive, and the order of frees is undefined in a garbage cycle and at interpreter exit. Therefore a HAL
-device is created once per process and never released (`never_release`).
+The subclasses are in iree_local.py (the host CPU) and iree_gpu.py. Freeing a HAL object requires its HAL
+device, but the object does not keep the device alive, and the order of frees is undefined in a garbage cycle
+and at interpreter exit. Therefore a HAL device is created once per process and never released
+(`never_release`).
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from shortfin_apps.llm.contract.errors import InvocationError
 
 ELEMENTS = {dtype: map_dtype_to_element_type(dtype) for dtype in MLIR_DTYPES.values()}
 _DTYPES = {int(element): dtype for dtype, element in ELEMENTS.items()}
-# A compiled module's integers are signless; they are mapped to the signed types.
+# A compiled module's integer types are signless; these are mapped to signed types.
 _DTYPES |= {
     int(getattr(iree.HalElementType, f"INT_{bits}")): MLIR_DTYPES[f"i{bits}"] for bits in (8, 16, 32, 64)
 }
 
 
 def never_release(hal_device: Any) -> None:
-    """Keeps the device alive beyond interpreter exit."""
+    """Keep a HAL device alive beyond interpreter exit."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(hal_device))
-    disable_leak_checker()  # it would report the reference above at exit
+    disable_leak_checker()  # the leak checker would report the added reference at exit
 
 
 class IreeBuffer:
@@ -59,7 +60,7 @@ class IreeBuffer:
 
 
 class IreePending:
-    """An invocation in flight; keeps its arguments alive until the device no longer uses them."""
+    """An invocation in flight; keeps its arguments alive until the invocation has completed."""
 
     def __init__(
         self, device: IreeDevice, fence: Fence, arguments: Sequence[DeviceBuffer], results: Any
@@ -113,11 +114,12 @@ class IreeProgram:
 
 
 class IreeDevice(ABC):
-    """A device on one HAL device; subclasses implement what `Device` says of buffers."""
+    """A `Device` on one HAL device; subclasses implement the methods for buffers."""
 
     buffer_type: ClassVar[type[IreeBuffer]] = IreeBuffer
-    # The allocator reuses freed buffers only for requests of exactly the same size, and never releases them
-    # by itself. Entries of dynamic shape need different sizes for every batch, so it is trimmed regularly.
+    # The allocator reuses freed buffers only for requests of exactly the same size, and releases no memory by
+    # itself. Entries of dynamic shape need different sizes for every batch, so the allocator is trimmed
+    # regularly.
     submissions_per_trim: ClassVar[int]
 
     def __init__(self, name: str, hal_device: Any) -> None:
@@ -154,7 +156,7 @@ class IreeDevice(ABC):
             try:
                 pending.wait()
             except InvocationError:
-                continue  # already reported by that invocation's `wait`
+                continue  # `wait` of that invocation reports this error
         self._in_flight.clear()
         self._allocator.trim()
 
@@ -175,27 +177,30 @@ class IreeDevice(ABC):
             return pending
 
     def result(self, view: Any) -> IreeBuffer:
-        """Wraps a result in a buffer."""
+        """Wrap a result, a HAL buffer view, in a buffer."""
         return self.buffer_type(view, tuple(view.shape), _DTYPES[int(view.element_type)])
 
     def failed_in_flight(self, fence: Fence, error: Exception) -> InvocationError:
-        """Returns the error for an invocation that the device did not complete."""
+        """Return the error for an invocation that the device did not complete."""
         self._timeline.abandon(fence)
         return InvocationError(f"the device failed under this invocation ({error})")
 
     @abstractmethod
     def _read_parameters(self, paths: Sequence[Path]) -> Any:
-        """Returns an iree.runtime.ParameterIndex of the files. Raises ArtifactError."""
+        """Return an iree.runtime.ParameterIndex of the files. Raises ArtifactError."""
 
     def _prepare(self, arguments: Sequence[DeviceBuffer]) -> None:  # noqa: B027
         """Hook called under the lock before an invocation with these arguments is started."""
 
     def _bring(self, arguments: Sequence[DeviceBuffer]) -> Fence | None:
-        """Copies `on_host` arguments to the host after an invocation; returns the copies' fence, if any."""
+        """Copy `on_host` arguments to the host after an invocation.
+
+        Returns the fence that the copies signal; None if there are none.
+        """
         return None
 
     def _refused(self, error: Exception) -> InvocationError:
-        """Returns the error for an invocation that could not be started."""
+        """Return the error for an invocation that could not be started."""
         return InvocationError(f"the entry refused this invocation ({error})")
 
     def _start(
@@ -215,7 +220,7 @@ class IreeDevice(ABC):
         return self._timeline.submit(invoke)
 
     def _run_sync(self, context: Any, function: Any, values: Any, results: Any) -> Fence:
-        """Runs an entry without fences immediately, after waiting for all earlier submissions."""
+        """Wait for all earlier submissions, then run an entry without fences synchronously."""
         fence = self._timeline.last
         try:
             fence.wait()

@@ -1,14 +1,14 @@
 """A GPU on iree.runtime: AMD through the driver `hip`, NVIDIA through `cuda`.
 
-An uploaded array stays on the host until an invocation first needs it. All such arguments of an invocation
-are then transferred in one submission, through one piece of staging memory.
+An uploaded array stays on the host until an invocation first needs the array. All such arguments of an
+invocation are then transferred in one submission, through one piece of staging memory.
 
-For CUDA, an `on_host` buffer is host memory that dispatches write. On AMD, such writes are only guaranteed to
-be visible after a system-scope release, which HIP does not promise for memory that is not fine-grained; there
-the buffer is copied to the host after each invocation.
+On CUDA, an `on_host` buffer is host memory that dispatches write. On AMD GPUs, the host is guaranteed to see
+such writes only after a system-scope release, which HIP does not promise for memory that is not fine-grained.
+There, an `on_host` buffer is in device memory, and is copied to the host after each invocation.
 
-A driver failure is final: afterwards the driver fails all work, or ends the process when it frees what the
-failed work used (see shortfin_device.py). Therefore a failed device is not used again, and not released.
+A driver failure is final: after it, the driver fails all work, or ends the process when it frees what the
+failed work used (see shortfin_device.py). Therefore a failed device is neither used again nor released.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _USAGE = int(iree.BufferUsage.DEFAULT)
 _ZERO = np.zeros(1, np.uint8)
 _ALIGNMENT = 64  # bytes, of each array in staging memory
 
-# Signs of a driver failure in an error text; other errors are programs that refuse their arguments.
+# Parts of the message of a driver failure; other errors come from programs that refuse their arguments.
 _OF_THE_DRIVER = ("HIP driver error", "CUDA driver error", "ABORTED", "was aborted", "RESOURCE_EXHAUSTED")
 
 _devices_lock = threading.Lock()
@@ -49,7 +49,7 @@ _hal_devices: dict[tuple[GpuDriver, str], tuple[Any, CudaContext | None]] = {}
 
 
 def open_gpu(driver: GpuDriver, device_ids: Sequence[str] = ()) -> GpuDevice:
-    """Opens a GPU by index or by the driver's name, by default the first. Raises ArtifactError."""
+    """Open a GPU by index or by the driver's name, by default the first. Raises ArtifactError."""
     if len(device_ids) > 1:
         raise ArtifactError(
             "one GPU serves a model on the iree runtime; give one of --device-ids, or serve pipeline stages "
@@ -65,7 +65,7 @@ def open_gpu(driver: GpuDriver, device_ids: Sequence[str] = ()) -> GpuDevice:
 
 
 def available_gpus(driver: GpuDriver) -> list[str]:
-    """Returns the driver's names of all GPUs; at least one. Raises ArtifactError."""
+    """Return the driver's names of all GPUs. Raises ArtifactError if there is none."""
     try:
         found = iree.get_driver(driver).query_available_devices()
     except Exception as error:
@@ -85,9 +85,9 @@ def _create_hal_device(driver: GpuDriver, name: str) -> Any:
 
 
 class GpuBuffer(IreeBuffer):
-    """An array on the GPU, or in `staged` on the host until an invocation first needs it.
+    """An array on the GPU; until an invocation first needs the array, it is in `staged` on the host.
 
-    `on_host` is host memory that has the array's contents after each invocation that uses it.
+    `on_host` is None, or host memory that has the array's contents after each invocation that uses the array.
     """
 
     __slots__ = ("on_host", "staged")
@@ -104,7 +104,7 @@ class GpuBuffer(IreeBuffer):
 
 class GpuDevice(IreeDevice):
     buffer_type = GpuBuffer
-    submissions_per_trim = 4096  # freeing memory waits for the device
+    submissions_per_trim = 4096  # a trim frees memory, which waits for the device
 
     def __init__(self, driver: GpuDriver, ordinal: int, hal_device: Any, context: CudaContext | None) -> None:
         super().__init__(driver, hal_device)
@@ -228,7 +228,7 @@ class GpuDevice(IreeDevice):
         return content
 
     def _execute(self, record: Callable[[Any], None]) -> Fence:
-        """Submits the commands that `record` adds to a command buffer."""
+        """Submit the commands that `record` adds to a command buffer; return the fence that they signal."""
         commands = iree.HalCommandBuffer(self._hal_device)
         record(commands)
         commands.end()
@@ -241,7 +241,7 @@ class GpuDevice(IreeDevice):
         return iree.HalBufferView(buffer, shape, ELEMENTS[dtype])
 
     def _guard(self, work: Callable[[], T]) -> T:
-        """Runs device work and returns its result. Raises InvocationError."""
+        """Run `work` under the lock and return its result. Raises InvocationError if the work fails."""
         with self._lock:
             if self._lost is not None:
                 raise copy_of(self._lost)
@@ -263,7 +263,7 @@ class GpuDevice(IreeDevice):
         return super()._refused(error)
 
     def _lose(self, error: Exception) -> DeviceLostError:
-        """Marks the device as lost, so that it is not used again; returns the error to report."""
+        """Mark the device as lost, so that it is not used again; return the error to report."""
         if self._lost is None:
             self._lost = lost_error(error)
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
@@ -271,10 +271,11 @@ class GpuDevice(IreeDevice):
 
 
 class CudaContext:
-    """The CUDA context that is current on the creating thread; `library` is the CUDA driver's.
+    """The CUDA context that is current on the thread that creates this object.
 
-    CUDA's current context is per thread. IREE 3.13 makes its context current on the thread that opens a
-    device, but needs it on every thread that allocates (`cuda_allocator.c` does not set it).
+    CUDA has a current context per thread. IREE 3.13 makes its context current only on the thread that opens a
+    device. It must be current on every thread that allocates, because `cuda_allocator.c` does not set it.
+    `library` is the CUDA driver's.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -285,13 +286,13 @@ class CudaContext:
         self._of_thread.entered = True
 
     def enter(self) -> None:
-        """Makes the context current on this thread, unless it already is. Raises RuntimeError."""
+        """Make the context current on this thread, unless it already is. Raises RuntimeError."""
         if not getattr(self._of_thread, "entered", False):
             self._check(self._library.cuCtxSetCurrent(self._context))
             self._of_thread.entered = True
 
     def spare_bytes(self) -> int | None:
-        """Returns the GPU memory that may still be allocated. The thread must have entered."""
+        """Return how many bytes may still be allocated. Callers must `enter` first, on the same thread."""
         return spare_gpu_bytes(self._library.cuMemGetInfo_v2)
 
     def _check(self, status: int) -> None:

@@ -1,7 +1,7 @@
 """The host CPU on iree.runtime, through the driver `local-task`.
 
-Arrays are written and read through mappings. On the CPU that is a memory copy of about a microsecond and,
-unlike the binding's own copy, does not release the GIL each time.
+Arrays are written and read through memory mappings. On the CPU, this is a copy in memory that takes about a
+microsecond. Unlike the binding's own copy, this copy does not release the GIL each time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shortfin_apps.llm.components.runtime.memory import empty_bytes, spare_host_
 from shortfin_apps.llm.components.runtime.parameters import read_parameters
 from shortfin_apps.llm.contract.errors import ArtifactError
 
-# How long an idle worker polls for work before it sleeps. Waking a worker takes longer than a small
+# Time for which an idle worker polls for work before it sleeps. Waking a worker takes longer than a small
 # dispatch.
 _WORKER_SPIN_US = 100
 
@@ -30,16 +30,16 @@ _BYTE = np.dtype(np.uint8)
 _MEMORY = iree.MemoryType.DEVICE_LOCAL | iree.MemoryType.HOST_VISIBLE
 _USAGE = iree.BufferUsage.DEFAULT | iree.BufferUsage.MAPPING
 
-# The first opened device fixes the thread count for the process, because the driver reads its flags once.
+# The first opened device fixes the thread count for the process, because the driver reads IREE's flags once.
 _driver_lock = threading.Lock()
 _threads = 0
 _hal_device: Any = None
 
 
 def open_local_task(threads: int | None = None) -> LocalDevice:
-    """Opens the host CPU with `threads` workers, by default one per CPU that this process may run on.
+    """Open the host CPU with `threads` workers, by default one per CPU that this process may run on.
 
-    Raises ArtifactError if this process already runs the driver with another number.
+    Raises ArtifactError if this process already runs the driver with another number of workers.
     """
     with _driver_lock:
         if _hal_device is None:
@@ -55,7 +55,7 @@ def open_local_task(threads: int | None = None) -> LocalDevice:
 def _create_hal_device(threads: int) -> None:
     global _hal_device, _threads
     iree.flags.parse_flags(
-        # Without a count, the driver starts one worker per physical core that it recognises.
+        # Without this flag, the driver starts one worker per physical core that it recognises.
         f"--task_topology_group_count={threads}",
         f"--task_worker_spin_us={_WORKER_SPIN_US}",
     )
@@ -71,13 +71,13 @@ class LocalBuffer(IreeBuffer):
     __slots__ = ()
 
     def map_bytes(self) -> Array:
-        """Returns the contents, writable, as `uint8[bytes]`; valid while this buffer lives."""
+        """Return a writable view of the contents as `uint8[bytes]`; valid while this buffer lives."""
         return cast(Array, self.view.map().asarray((self.num_bytes,), _BYTE))
 
 
 class LocalDevice(IreeDevice):
     buffer_type = LocalBuffer
-    submissions_per_trim = 256  # costs a few page faults
+    submissions_per_trim = 256  # a trim costs a few page faults
 
     def __init__(self, hal_device: Any) -> None:
         super().__init__("local-task", hal_device)
@@ -100,10 +100,10 @@ class LocalDevice(IreeDevice):
         return array
 
     def _allocate_on_page(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> LocalBuffer:
-        """Imports page-aligned memory, so that blocks of 4 KiB in a KV page do not straddle two pages.
+        """Allocate page-aligned memory, so that no 4 KiB block of a KV page straddles two memory pages.
 
-        The allocator's own buffers start after a header. Imported memory cannot be discarded, which fills and
-        copies need; therefore only dispatches may write it.
+        The allocator's own buffers start after a header, so the memory is imported. IREE cannot discard the
+        contents of imported memory, as fills and copies require; only dispatches may write the buffer.
         """
         memory = empty_bytes(prod(shape) * dtype.itemsize)
         buffer = self._hal_device.from_dlpack_capsule(memory.__dlpack__()).get_buffer()

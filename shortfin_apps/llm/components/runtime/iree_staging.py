@@ -13,8 +13,8 @@ from shortfin_apps.llm.components.runtime.iree_timeline import Fence
 
 _SMALLEST_BYTES = 256
 _BYTE = np.dtype(np.uint8)
-# Cached: uncached memory is write-combined and slow to read. Converted to int because the bindings' flags
-# cannot be combined as flags before IREE 3.13.
+# HOST_CACHED, because uncached memory is write-combined and slow to read. The flags are converted to int
+# because the bindings cannot combine flags before IREE 3.13.
 _MEMORY = (
     int(iree.MemoryType.HOST_LOCAL) | int(iree.MemoryType.HOST_CACHED) | int(iree.MemoryType.DEVICE_VISIBLE)
 )
@@ -22,7 +22,7 @@ _USAGE = int(iree.BufferUsage.DEFAULT) | int(iree.BufferUsage.MAPPING)
 
 
 class IreeStaging:
-    """Page-locked memory that the device reads and writes; `content` is all of it, as `uint8[bytes]`."""
+    """Page-locked host memory that the device can access; `content` is the memory as `uint8[bytes]`."""
 
     def __init__(self, allocator: Any, capacity: int) -> None:
         self.buffer = allocator.allocate_buffer(_MEMORY, _USAGE, capacity)
@@ -30,7 +30,7 @@ class IreeStaging:
 
 
 class IreeStagingPool:
-    """Staging memory of one device, kept for later transfers, because locking pages is slow.
+    """Staging memory of one device, kept for later transfers because locking pages is slow.
 
     Sizes are powers of two, so the pool holds less than twice the maximum that was in use at once.
     """
@@ -47,7 +47,7 @@ class IreeStagingPool:
         return free.pop() if free else IreeStaging(self._allocator, capacity)
 
     def give_back(self, staging: IreeStaging, used_until: Fence) -> None:
-        """Makes the memory available for transfers after that point of the timeline."""
+        """Return the memory to the pool; it is reused once `used_until` is reached."""
         self._in_use.append((used_until, staging))
 
     def _reclaim(self) -> None:

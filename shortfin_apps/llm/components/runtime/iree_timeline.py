@@ -1,4 +1,4 @@
-"""Orders submissions to an iree.runtime device: each waits for the previous one."""
+"""Orders submissions to an iree.runtime device: each submission waits for the previous one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Submit = Callable[[Any, Any], object]  # takes the HAL fence to wait for and the
 
 
 class Fence:
-    """A point on a timeline."""
+    """A point on a timeline: a value of a HAL semaphore."""
 
     __slots__ = ("_fence", "_semaphore", "_value")
 
@@ -35,14 +35,14 @@ class Fence:
 
     @property
     def done(self) -> bool:
-        """True if the point was reached or the timeline failed."""
+        """Whether the point was reached or the timeline has failed."""
         try:
             return bool(self._semaphore.query() >= self._value)
         except Exception:
             return True
 
     def wait(self) -> None:
-        """Raises RuntimeError if the timeline failed before this point."""
+        """Wait until the point is reached. Raises RuntimeError if the timeline failed before."""
         self._fence.wait()
 
     def next(self) -> Fence:
@@ -53,11 +53,11 @@ class Fence:
 
 
 class Timeline:
-    """The order of a device's submissions.
+    """The order of a device's submissions, as values of a HAL semaphore.
 
-    A semaphore becomes unusable when it fails or its next value may never be signalled; the timeline then
-    continues with a new one. (If the driver's own queue breaks, every later invocation fails too, and only a
-    restart helps.)
+    A semaphore becomes unusable if it fails, or if its next value may never be signalled. The timeline then
+    continues with a new semaphore. (If the driver's own queue breaks, every later invocation fails too, and
+    only a restart helps.)
     """
 
     def __init__(self, device: Any) -> None:
@@ -67,9 +67,9 @@ class Timeline:
         self._signal = self._origin
 
     def submit(self, submit: Submit) -> Fence:
-        """Submits work after the last submission; returns the fence of its completion.
+        """Submit work that waits for the last submission; returns the fence that the work signals.
 
-        Raises the error of `submit`, or the one that failed the previous work.
+        Raises the error of `submit`, or the error of the previous work if that failed.
         """
         fence = self._signal.next()
         try:
@@ -80,16 +80,16 @@ class Timeline:
         return fence
 
     def abandon(self, fence: Fence) -> None:
-        """Starts a new semaphore after `fence`, and all later points of its semaphore, have failed."""
+        """Start a new semaphore if `fence` is on the current one; `fence` must have failed."""
         if fence.same_timeline(self.last):
             self._restart()
             self.last = self._signal = self._origin
 
     def _reject(self) -> Exception | None:
-        """Discards the next point, which was passed to a submission that failed.
+        """Discard the next point, which was passed to a submission that failed.
 
-        Returns the error of the previous submission, if it had failed. Later points use a new semaphore;
-        their submissions wait for `last` unless it failed.
+        Later points use a new semaphore. Later submissions wait for `last`, unless `last` has failed. Returns
+        the error of `last`, or None if it has not failed.
         """
         failure = self.last.failure
         self._restart()

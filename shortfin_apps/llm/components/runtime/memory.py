@@ -1,8 +1,9 @@
-"""Memory of the host and of GPUs: how much a server may still allocate, and huge pages.
+"""Memory of the host and of GPUs: how much a server may still allocate; huge pages on the host.
 
-Weights and KV pages are streamed at memory bandwidth. With pages of 4 KiB, much of that time goes to address
-translation, especially in a virtual machine: a streaming read there was measured at 24 GB/s, and at 34 GB/s
-with huge pages. With its usual setting, `madvise`, Linux provides them only on request.
+Weights and KV pages are read sequentially, limited by memory bandwidth. With memory pages of 4 KiB, much of
+the time goes to address translation, especially in a virtual machine, where a sequential read was measured at
+24 GB/s, and at 34 GB/s with huge pages. With the usual setting, `madvise`, Linux provides huge pages only on
+request.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import numpy.typing as npt
 MEMINFO, MAPS = Path("/proc/meminfo"), Path("/proc/self/maps")
 CGROUP = Path("/sys/fs/cgroup")
 
-# A tenth of a GPU's memory is left for entries of dynamic size, and for freed buffers, which IREE keeps.
+# A tenth of a GPU's memory is left for buffers of entries of dynamic shape, and for freed buffers that IREE
+# keeps.
 _GPU_SHARE_FOR_OTHERS = 10
 # Half of a host's free memory is left for other programs.
 _HOST_SHARE_FOR_OTHERS = 2
@@ -33,7 +35,7 @@ GetInfo = Callable[[Any, Any], int]  # hipMemGetInfo, cuMemGetInfo: free and tot
 
 
 def spare_host_bytes() -> int | None:
-    """Returns half of the memory available to this process, or None if /proc does not report it."""
+    """Return half of the memory available to this process, or None if that is unknown."""
     try:
         lines = MEMINFO.read_text().split("\n")
     except OSError:
@@ -44,7 +46,7 @@ def spare_host_bytes() -> int | None:
 
 
 def spare_gpu_bytes(get_info: GetInfo) -> int | None:
-    """Returns the GPU's free memory minus a tenth of its total, or None if the driver call fails."""
+    """Return the GPU's free memory minus a tenth of its total, or None if the driver call fails."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     if get_info(ctypes.byref(free), ctypes.byref(total)) != 0:
         return None
@@ -52,7 +54,7 @@ def spare_gpu_bytes(get_info: GetInfo) -> int | None:
 
 
 def spare_hip_bytes(ordinal: int) -> int | None:
-    """Returns `spare_gpu_bytes` of an AMD GPU of this process, by the driver's number."""
+    """Return `spare_gpu_bytes` of the AMD GPU `ordinal`; None if HIP is not loaded or fails."""
     library = loaded_library(HIP)
     if library is None:
         return None
@@ -67,7 +69,7 @@ def spare_hip_bytes(ordinal: int) -> int | None:
 
 
 def loaded_library(name: str) -> ctypes.CDLL | None:
-    """Returns a library that this process has already loaded from any path, or None."""
+    """Return the library of that name if this process has already loaded it from any path, else None."""
     lines = os.fsdecode(MAPS.read_bytes()).split("\n")  # a path may contain other line separators
     paths = {line.split(maxsplit=5)[-1] for line in lines if line}
     found = sorted(path for path in paths if Path(path).name.startswith(name))
@@ -75,7 +77,7 @@ def loaded_library(name: str) -> ctypes.CDLL | None:
 
 
 def _left_in_cgroup() -> int | None:
-    """Returns the bytes left in the control group (v2), or None without a limit."""
+    """Return the bytes left in the control group (v2), or None if there is no limit."""
     try:
         limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:
@@ -87,18 +89,18 @@ HUGE_PAGE = 2 << 20  # bytes, on x86-64 and most other architectures
 
 
 def use_huge_pages(memory: npt.NDArray[Any]) -> None:
-    """Requests huge pages for `memory`, which must be untouched; no effect below the size of a huge page."""
+    """Request huge pages for `memory`, which must be untouched; no effect if smaller than a huge page."""
     begin = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (memory.ctypes.data + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if sys.platform == "linux" and end - begin >= HUGE_PAGE:
-        # A kernel without huge pages returns an error, and pages stay small.
+        # A kernel without huge pages returns an error; memory pages then stay small.
         ctypes.CDLL(None).madvise(
             ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), ctypes.c_int(mmap.MADV_HUGEPAGE)
         )
 
 
 def empty_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """Allocates `size` untouched bytes, aligned to a page."""
+    """Allocate `size` untouched bytes, aligned to a memory page, in huge pages if possible."""
     memory = np.empty(size + mmap.PAGESIZE, np.uint8)
     first = -memory.ctypes.data % mmap.PAGESIZE
     aligned = memory[first : first + size]

@@ -1,4 +1,4 @@
-"""Opens a device on one of two runtimes: IREE's own, or shortfin if installed."""
+"""Opens a device on one of two runtimes: iree.runtime, or shortfin if that is installed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def open_device(
     threads: int | None = None,
     device_ids: Sequence[str] = (),
 ) -> Device:
-    """Opens `device`: "cpu" (also "local-task", "hostcpu"), AMD GPUs as "hip" (also "amdgpu"), or "cuda".
+    """Open `device`: "cpu" (also "local-task", "hostcpu"), AMD GPUs as "hip" (also "amdgpu"), or "cuda".
 
-    `threads` is the number of CPU workers (default: the CPUs that this process may run on; iree only, because
-    shortfin always uses one per physical core). `device_ids` selects GPUs by index or by the driver's name,
-    one per pipeline stage.
+    `threads` is the number of CPU workers (default: one per CPU that this process may run on). It only
+    affects iree: shortfin always has one worker per physical core. `device_ids` selects GPUs by index or by
+    the driver's name, one per pipeline stage.
 
-    `auto` is shortfin on AMD GPUs and iree on the CPU, where iree is faster: with the same VMFBs, on one core
-    with two hardware threads, a round trip of a tiny entry takes 14 us on iree and 41 us on shortfin, and a
-    decode step of a 135M model at batch size 8 takes 63 ms on iree's two workers, 108 ms on shortfin's one.
-    Without shortfin, everything runs on iree, with a warning if `runtime` requests shortfin. NVIDIA GPUs
-    always run on iree. Raises ArtifactError.
+    The runtime `auto` is shortfin on AMD GPUs, and iree on NVIDIA GPUs and the CPU. iree is faster on the
+    CPU: with the same VMFBs, on one core with two hardware threads, a round trip of a tiny entry takes 14 us
+    on iree and 41 us on shortfin; a decode step of a 135M model at batch size 8 takes 63 ms on iree's two
+    workers and 108 ms on shortfin's one. If shortfin is not installed, iree is used, with a warning if
+    `runtime` is shortfin. Raises ArtifactError.
     """
     if device in CPU_NAMES:
         return _open_cpu(runtime, threads)
@@ -47,7 +47,7 @@ def open_device(
 
 
 def check_gpu(device: str) -> None:
-    """Raises ArtifactError if `device` is a GPU type that this host does not have. Opens nothing."""
+    """Raise ArtifactError if `device` is a GPU type that this host does not have. Opens no device."""
     if driver := GPU_NAMES.get(device):
         from shortfin_apps.llm.components.runtime.iree_gpu import available_gpus
 
@@ -55,7 +55,7 @@ def check_gpu(device: str) -> None:
 
 
 def gpus_at_hand(device: str) -> int:
-    """Returns the number of GPUs of that type. Opens none."""
+    """Return the number of GPUs of the type `device`; 0 if the driver finds none. Opens no device."""
     from shortfin_apps.llm.components.runtime.iree_gpu import available_gpus
 
     try:
@@ -69,7 +69,7 @@ def has_shortfin() -> bool:
 
 
 def _open_cpu(runtime: Runtime, threads: int | None) -> Device:
-    permit_amx()  # opening the artefact has already decided whether a program needs it
+    permit_amx()  # whether a program needs AMX was decided when the artefact was opened
     if runtime == "shortfin" and _finds_shortfin():
         _check_shortfin()
         from shortfin_apps.llm.components.runtime.shortfin_device import open_hostcpu
@@ -96,7 +96,7 @@ def _open_gpu(driver: GpuDriver, runtime: Runtime, device_ids: Sequence[str]) ->
 
 
 def _finds_shortfin() -> bool:
-    """Returns True if the requested shortfin is installed; otherwise logs a warning."""
+    """Return whether shortfin, which the user requested, is installed; log a warning if not."""
     if not has_shortfin():
         logger.warning(
             "shortfin is not installed: the model runs on the IREE runtime, as with `--runtime iree`"
@@ -105,7 +105,7 @@ def _finds_shortfin() -> bool:
 
 
 def _check_shortfin() -> None:
-    """Raises ArtifactError if shortfin cannot load the VMFBs of the installed IREE release."""
+    """Raise ArtifactError if shortfin cannot load the VMFBs of the installed IREE release."""
     shortfin, iree = shortfin_release(), runtime_release()
     if shortfin != iree:
         raise ArtifactError(

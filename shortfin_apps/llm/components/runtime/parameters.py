@@ -18,10 +18,9 @@ EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")  # of GGUF and H
 
 
 def open_parameters(paths: Sequence[Path]) -> Any:
-    """Opens all files as one memory-mapped iree.runtime.ParameterIndex. Raises ArtifactError.
+    """Open all files as one memory-mapped iree.runtime.ParameterIndex. Raises ArtifactError.
 
-    A truncated file is refused here, because reading a mapped page after the end of the file kills the
-    process.
+    Truncated files are refused, because reading a mapped page after the end of a file kills the process.
     """
     import iree.runtime as iree
 
@@ -42,7 +41,7 @@ def open_parameters(paths: Sequence[Path]) -> Any:
 
 
 def read_parameters(paths: Sequence[Path]) -> Any:
-    """Like `open_parameters`, but reads the files into memory with huge pages instead of mapping them."""
+    """Do the same as `open_parameters`, but read the files into memory with huge pages, without mapping."""
     import iree.runtime as iree
 
     index = iree.ParameterIndex()
@@ -71,16 +70,17 @@ def _read(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def parameter_bytes(paths: Sequence[Path]) -> dict[str, int]:
-    """Returns the size of every parameter in bytes, by name. Raises ArtifactError."""
+    """Return the size of every parameter in bytes, by name. Raises ArtifactError."""
     index = open_parameters(paths)
     return {entry.key: entry.length for entry in (index[i] for i in range(len(index)))}
 
 
 def embedding_rows(paths: Sequence[Path]) -> int | None:
-    """Returns the model's vocabulary size, or None if the files do not contain it. Raises ArtifactError.
+    """Return the model's vocabulary size, or None if the files do not contain it. Raises ArtifactError.
 
-    amdsharktank's archives do: each tensor's metadata holds its shape, as JSON after a format tag
-    (`_make_tensor_metadata` in iree.turbine.aot.params and in iree.runtime). Other files hold only bytes.
+    Archives of amdsharktank contain the size: each tensor's metadata has the tensor's shape, as JSON after a
+    format tag (`_make_tensor_metadata` in iree.turbine.aot.params and in iree.runtime). Other files have no
+    such metadata.
     """
     index = open_parameters(paths)
     for entry in (index[i] for i in range(len(index))):

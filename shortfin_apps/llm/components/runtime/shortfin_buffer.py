@@ -14,11 +14,11 @@ from shortfin_apps.llm.components.runtime.device import Array
 
 
 class ShortfinBuffer:
-    """An array on the device of a pipeline stage, or on the host until an invocation first needs it.
+    """An array on the device of a pipeline stage, or on the host until an invocation first needs the array.
 
-    `is_page_table` means that, once zeroed, only invocations write it. `copy` is host memory that receives
-    the contents after every invocation, because dispatches cannot write shortfin's host memory. `dispose` is
-    called from any thread with each array to free.
+    `is_page_table`: once zeroed, only invocations write the array. `copy`: host memory that gets the array's
+    contents after every invocation, because dispatches cannot write shortfin's host memory. `dispose` is
+    called with each array to free, from any thread.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class ShortfinBuffer:
     def argument(self) -> Any:
         """The array as an argument of an invocation.
 
-        An invocation runs on the device of all arguments with a barrier, which must be the same, and waits
-        for the timelines that wrote them, one of which may have failed. A page table needs no barrier: it was
-        zeroed before its first use, and invocations run in order.
+        shortfin takes the device from the arguments with a barrier, so they must all be on one device. The
+        invocation waits for the timelines that wrote these arguments, and a timeline may have failed. A page
+        table needs no barrier: it was zeroed before its first use, and invocations run in order.
         """
         return sfnp.disable_barrier(self.array) if self._is_page_table else self.array
 
@@ -62,13 +62,13 @@ class ShortfinBuffer:
 
 
 def write(storage: Any, content: Array) -> None:
-    """Copies `content` into a host-mappable storage."""
+    """Copy `content` into a storage that the host can map."""
     with storage.map(discard=True) as mapping:
         memoryview(mapping).cast("B")[:] = content.reshape(-1).view(np.uint8).data
 
 
 def read(storage: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Returns a copy of the contents of a host-mappable storage."""
+    """Return a copy of the contents of a storage that the host can map."""
     with storage.map(read=True) as mapping:
         return np.frombuffer(mapping, np.uint8).copy().view(dtype).reshape(shape)
 
@@ -77,7 +77,7 @@ _SMALLEST_BYTES = 256
 
 
 class Staging:
-    """Host memory for one transfer; `storage` is the used part of `array`."""
+    """Host memory for one transfer; `storage` is the part of `array` that the transfer uses."""
 
     def __init__(self, array: Any, num_bytes: int, stage: int) -> None:
         self.array = array
@@ -86,25 +86,26 @@ class Staging:
 
 
 class StagingPool:
-    """Host arrays of one fiber, kept for later transfers.
+    """Host arrays of one shortfin fiber, kept for later transfers.
 
-    The HIP driver locks pages for every host array that it allocates, and unlocks them when it is freed.
-    Sizes are powers of two, so the pool holds less than twice the maximum that was in use at once.
+    Reusing arrays saves time: the HIP driver locks the pages of every host array when it allocates the array,
+    and unlocks these pages when it frees the array. Sizes are powers of two, so the pool holds less than
+    twice the maximum that was in use at once.
     """
 
     def __init__(self, fiber: Any) -> None:
         self._fiber = fiber
-        self._arrays: list[Any] = []  # all of them, so that keeping the pool alive keeps arrays in use alive
+        self._arrays: list[Any] = []  # also those in use, so that the pool keeps them alive
         self._free: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
 
     def take(self, num_bytes: int, stage: int) -> Staging:
-        """Returns memory for a transfer to or from the device of that pipeline stage."""
+        """Take memory for a transfer of `num_bytes` to or from the device of a pipeline stage."""
         capacity = max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length())
         free = self._free[capacity, stage]
         return Staging(free.pop() if free else self._allocate(capacity, stage), num_bytes, stage)
 
     def give_back(self, staging: Staging) -> None:
-        """Returns the memory to the pool; its transfer must have completed."""
+        """Return the memory to the pool; the transfer must have completed."""
         self._free[staging.array.shape[0], staging.stage].append(staging.array)
 
     def _allocate(self, capacity: int, stage: int) -> Any:

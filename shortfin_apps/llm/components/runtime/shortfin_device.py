@@ -1,28 +1,28 @@
 """Devices on shortfin: AMD GPUs and the host CPU.
 
-All calls to shortfin are made on one dedicated worker thread, in one long-lived shortfin process that reads
-calls from a queue; callers get a `concurrent.futures.Future`. The reasons for this design:
+All calls to shortfin are made on one dedicated worker thread, in one long-lived `sf.Process` (a coroutine)
+that reads calls from a queue; callers get a `concurrent.futures.Future`. The reasons for this design:
 
-- A device awaited outside of a worker's process completes only every 500 ms.
+- If a device is awaited outside of a worker's process, completions are noticed only every 500 ms.
 - Allocating on the CPU waits for earlier work while holding the GIL, and forever if that work has not been
-  flushed. Therefore arrays are put on the device inside `submit`, after the last invocation was flushed, and
-  on the CPU after it has completed.
+  flushed. Therefore arrays are put on the device inside `submit`, after the last invocation was flushed; on
+  the CPU, after the last invocation has completed.
 - An invocation that fails on the host leaves its point of the fiber's timeline unsignalled, so nothing on
   that fiber completes any more: the next invocation runs on a new fiber. An array remembers at most eight
   other fibers, so a page table survives eight such failures; then the server must be restarted.
-- A failure on a GPU is final. IREE 3.9's HIP driver then fails all later work, or frees its error twice,
-  which ends the process (possibly within the failed invocation), or waits forever for a buffer of an
-  invocation queued after the failed one; the engine's stall timeout ends that wait. Therefore the device is
-  not used again, not even to free its memory.
-- Freeing an array records on its fiber's timeline, which only the worker may touch, so buffers pass their
-  arrays to the worker to be freed. If the timeline has failed, shortfin ends the process. Therefore arrays
-  are freed only while no work is in flight that may still fail, and never if they existed when something
-  failed.
+- A failure on a GPU is final. IREE 3.9's HIP driver then fails all later work; or it frees its error twice,
+  which ends the process (possibly within the failed invocation); or it waits forever for a buffer of an
+  invocation queued after the failed one, until the engine's stall timeout. Therefore the device is not used
+  again, not even to free its memory.
+- Freeing an array records on the timeline of the array's fiber, which only the worker may access, so buffers
+  pass their arrays to the worker to be freed. If the timeline has failed, shortfin ends the process.
+  Therefore arrays are freed only while no work that may still fail is in flight, and arrays that existed when
+  something failed are never freed.
 
-GPU memory: IREE 3.9's HIP driver never uses HIP's memory pools. It keeps a freed device buffer for requests
-of exactly its size until the device is closed. Shapes of earlier invocations therefore cost no `hipMalloc`,
-but memory grows with the number of different shapes. It does not keep page-locked host memory; StagingPool
-does.
+GPU memory: IREE 3.9's HIP driver never uses HIP's memory pools. Until the device is closed, the driver keeps
+a freed device buffer for requests of exactly the same size. Shapes of earlier invocations therefore cost no
+`hipMalloc`, but memory grows with the number of different shapes. The driver does not keep page-locked host
+memory; StagingPool does.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ _ELEMENTS = {dtype: getattr(sfnp, dtype.name) for dtype in MLIR_DTYPES.values()}
 _DTYPES = {str(element): dtype for dtype, element in _ELEMENTS.items()}
 _ZERO = np.zeros(1, np.uint8)
 
-# Number of freed arrays that may wait for invocations in flight; beyond it, no invocation is started.
+# With more disposed arrays than this, an invocation starts only once all in flight have completed.
 _MAX_DISPOSED = 256
 
 
 def open_hostcpu() -> ShortfinDevice:
-    """Opens the host CPU, with one worker per physical core of this process's NUMA node.
+    """Open the host CPU, with one worker per physical core of this process's NUMA node.
 
     shortfin has no setting for hardware threads or for spinning workers.
     """
@@ -116,12 +116,12 @@ class ShortfinProgram:
         return ShortfinPending(self._device.invoke(self._functions[entry], buffers, is_async=is_async))
 
     def release(self) -> None:
-        """Frees the functions. Call on the worker, before the system shuts down."""
+        """Free the functions. Callers must be on the worker, and the system not shut down yet."""
         self._functions.clear()
 
 
 class _Call(sf.Message):  # type: ignore[misc]
-    """Work for the process to start; it should wait for the device only if necessary."""
+    """Work that the process starts; `start` should wait for the device only if necessary."""
 
     def __init__(self, start: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class _Call(sf.Message):  # type: ignore[misc]
 
 
 class _Process(sf.Process):  # type: ignore[misc]
-    """Runs calls in the order they were queued, until the queue is closed."""
+    """Runs calls in the order in which they were queued, until the queue is closed."""
 
     def __init__(self, reader: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -146,7 +146,7 @@ class _Process(sf.Process):  # type: ignore[misc]
 
 
 class _Completion:
-    """Completes when all work submitted to the device so far has completed."""
+    """An awaitable that completes when all work submitted to the device so far has completed."""
 
     def __init__(self, device: Any) -> None:
         self._iterator = device.__await__()  # fixes the point of the timeline now, not when awaited
@@ -159,7 +159,7 @@ class _Completion:
 
 
 class ShortfinDevice:
-    """A device; `unified` means that the host can access its memory. `spare_bytes` takes a stage."""
+    """A device; `unified`: the host can access its memory. `spare_bytes` is called with a pipeline stage."""
 
     def __init__(
         self, name: str, system: Any, spare_bytes: Callable[[int], int | None], *, unified: bool
@@ -174,9 +174,9 @@ class ShortfinDevice:
         self._queue = system.create_queue()
         self._process = _Process(self._queue.reader(), fiber=self._fiber)
         self._process.launch()
-        self._arrays: dict[int, Any] = {}  # arrays on the device, by identity, until they are freed
+        self._arrays: dict[int, Any] = {}  # arrays on the device, by `id()`, until they are freed
         self._leaked: list[Any] = []  # objects that are never freed
-        self._disposed: list[Any] = []
+        self._disposed: list[Any] = []  # arrays to free
         self._in_flight: set[asyncio.Task[None]] = set()  # one per invocation; used by the worker only
         self._buffers: WeakSet[ShortfinBuffer] = WeakSet()
         self._programs: list[ShortfinProgram] = []
@@ -247,13 +247,13 @@ class ShortfinDevice:
     def invoke(
         self, function: Any, buffers: Sequence[ShortfinBuffer], *, is_async: bool
     ) -> Future[Sequence[ShortfinBuffer]]:
-        """Queues a call of `function`; the future fails with InvocationError if the invocation does."""
+        """Queue a call of `function`; if the invocation fails, the future raises InvocationError."""
         future: Future[Sequence[ShortfinBuffer]] = Future()
         self._queue.write_nodelay(_Call(lambda: self._invoke(function, buffers, is_async, future)))
         return future
 
     def dispose(self, array: Any) -> None:
-        """Queues an array to be freed by the worker; callable from any thread."""
+        """Queue an array to be freed by the worker; callable from any thread."""
         if not self._closed:
             self._disposed.append(array)
 
@@ -277,7 +277,7 @@ class ShortfinDevice:
         return buffer
 
     def _call(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Runs `work` on the worker after earlier queued work; the future may fail with InvocationError."""
+        """Queue `work` to run on the worker; if the work fails, the future raises InvocationError."""
         future: Future[T] = Future()
 
         async def start() -> None:
@@ -305,7 +305,7 @@ class ShortfinDevice:
             await self._free_disposed()
             each = dict.fromkeys(buffers)  # two arguments may be one buffer
             stagings = await self._put_on_device([b for b in each if b.staged is not None])
-            if not is_async:  # a synchronous function does not wait for earlier work itself
+            if not is_async:  # a synchronous function does not wait for earlier work
                 await _Completion(fiber.device(0))
             results = await function(*(b.argument for b in buffers), fiber=fiber)
             for buffer in buffers:
@@ -338,7 +338,7 @@ class ShortfinDevice:
                     self._staging.give_back(staging)
             future.set_result([self._result(array) for array in results])
         except Exception as error:
-            self._leak(results)  # freeing a result waits until it has been allocated
+            self._leak(results)  # freeing a result would wait for its allocation
             future.set_exception(self._recover(fiber, error))
 
     def _result(self, array: Any) -> ShortfinBuffer:
@@ -346,9 +346,9 @@ class ShortfinDevice:
         return self._buffer(tuple(array.shape), _DTYPES[str(array.dtype)], array)
 
     async def _put_on_device(self, staged: Sequence[ShortfinBuffer]) -> Sequence[Staging]:
-        """Moves the buffers to the device; returns the host memory that the copies read from."""
+        """Move the buffers to the device; return the host memory that the copies read from."""
         if staged and self._unified:
-            await _Completion(self._fiber.device(0))  # otherwise allocating would wait while holding the GIL
+            await _Completion(self._fiber.device(0))  # else allocating would wait while holding the GIL
         contents = []
         for buffer in staged:  # all allocations first, so that the copies make one submission
             contents.append(cast(Array, buffer.staged))
@@ -392,7 +392,7 @@ class ShortfinDevice:
     async def _fill(self, array: Any, rows: Sequence[int]) -> None:
         self._check()
         if self._leaked:
-            # Work on an array may wait for the fiber that created it, which may have been retired.
+            # Work on an array may wait for the fiber that created the array, which may not complete any more.
             logger.warning("pages of a request that failed are not cleared, as the device has failed before")
             return
         for row in rows:
@@ -412,7 +412,7 @@ class ShortfinDevice:
             await task
 
     async def _release(self) -> None:
-        # The timeline may complete before these tasks do, and they cannot run after the queue is closed.
+        # The timeline may complete before the tasks in flight, which cannot run after the queue is closed.
         await self._drain()
         try:
             for stage in range(len(self._fiber.raw_devices)):
@@ -439,12 +439,12 @@ class ShortfinDevice:
         return array
 
     def _check(self) -> None:
-        """Raises DeviceLostError if the device must not be used any more."""
+        """Raise DeviceLostError if the device must not be used any more."""
         if self._lost is not None:
             raise self._lost
 
     def _recover(self, fiber: Any, error: Exception) -> InvocationError:
-        """Switches to a new fiber after `error` on this one, if possible; returns the error to report."""
+        """Switch to a new fiber after `error` on `fiber`, if possible; return the error to report."""
         if self._lost is not None:
             return copy_of(self._lost)
         if fiber is self._fiber:
@@ -458,9 +458,9 @@ class ShortfinDevice:
         return invocation_error(error)
 
     def _leak(self, thing: Any) -> None:
-        """Keeps `thing`, and with it the system, alive beyond interpreter exit.
+        """Keep `thing`, and the system, alive beyond interpreter exit.
 
-        A system waits for all arrays before it is destroyed, and arrays of a stuck timeline are never freed.
+        The destructor of a system waits for all arrays, but arrays of a failed timeline are never freed.
         """
         if not self._leaked:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
@@ -468,14 +468,14 @@ class ShortfinDevice:
 
 
 def open_hip(device_ids: Sequence[str] = ()) -> ShortfinDevice:
-    """Opens AMD GPUs by index or by the driver's name, one per pipeline stage; by default the first.
+    """Open AMD GPUs by index or by the driver's name, one per pipeline stage; by default the first.
 
     Raises ArtifactError.
     """
     if not sf.amdgpu.is_available():
         raise ArtifactError("this shortfin was built without AMD GPU support; install shortfin 3.9 from PyPI")
-    # Without a prefix, shortfin's environment variables have no effect. For asynchronous allocations, the
-    # driver would create memory pools that it never uses.
+    # With `env_prefix=None`, shortfin's environment variables have no effect. For asynchronous allocations,
+    # the driver would create memory pools that it never uses.
     builder = sf.amdgpu.SystemBuilder(
         env_prefix=None, amdgpu_async_allocations=False, amdgpu_async_caching=True
     )
@@ -490,7 +490,7 @@ def open_hip(device_ids: Sequence[str] = ()) -> ShortfinDevice:
 
 
 def _available(builder: Any) -> list[str]:
-    """Returns the driver's names of all GPUs; at least one."""
+    """Return the driver's names of all GPUs. Raises ArtifactError if that fails."""
     try:
         return list(builder.available_devices)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Reads the entries that a VMFB exports, without opening a device.
 
-Both runtimes load bytecode of the same IREE release, and only iree.runtime exposes reflection data; therefore
-both use this module.
+Both runtimes use this module, because only iree.runtime exposes reflection data. This is possible because
+both load bytecode of the same IREE release.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _MISSING_DEVICE = re.compile(r"HAL device `__device_(\d+)` not found")
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """An entry and the function that implements it: `<entry>$async` if there is one, else `<entry>`.
+    """An entry and the name of its function: `<entry>$async` if the VMFB has that, else `<entry>`.
 
-    `is_async` functions take a wait fence and a signal fence after their arguments.
+    A function that `is_async` takes a wait fence and a signal fence after the entry's arguments.
     """
 
     function: str
@@ -47,9 +47,10 @@ class Export:
 
 
 def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
-    """Returns the entries of a VMFB by name.
+    """Return the entries of a VMFB by name.
 
-    Raises ArtifactError if it is damaged, of another IREE release, or its module is not `module_name`.
+    Raises ArtifactError if the VMFB is damaged, was compiled by another IREE release, or has a module with
+    another name than `module_name`.
     """
     import iree.runtime as iree
 
@@ -59,7 +60,7 @@ def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
         found_name = module.name
         functions = sorted(module.function_names)  # `f` sorts before `f$async`, which replaces it
         exports = [_export(module, function) for function in functions if _is_entry(function)]
-    except Exception as error:  # the binding maps IREE's statuses to a dozen builtin exceptions
+    except Exception as error:  # the binding raises many builtin exceptions for IREE's statuses
         raise load_error(path, error) from None
     if found_name != module_name:
         raise ArtifactError(
@@ -70,9 +71,9 @@ def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
 
 
 def mapped_module(instance: Any, path: Path) -> Any:
-    """Returns the `iree.runtime.VmModule` of a VMFB, with its file mapped read-only.
+    """Load a VMFB as an `iree.runtime.VmModule`, with the file mapped read-only.
 
-    `VmModule.mmap` opens the file for writing, which fails on a read-only volume or for another user's file.
+    `VmModule.mmap` would open the file for writing, which fails on read-only volumes and other users' files.
     """
     import iree.runtime as iree
 
@@ -82,9 +83,9 @@ def mapped_module(instance: Any, path: Path) -> Any:
 
 
 def check_file(path: Path) -> None:
-    """Raises ArtifactError unless the file is a complete VMFB: IREE's loader may crash on a damaged one.
+    """Raise ArtifactError unless the file is a complete VMFB; IREE's loader may crash on a damaged one.
 
-    Only IREE's default format is accepted, which is also a ZIP archive and therefore has checksums.
+    Only IREE's default format is accepted: a VMFB that is also a ZIP archive, and therefore has checksums.
     """
     try:
         with path.open("rb") as file:
@@ -111,7 +112,7 @@ def _describe(head: bytes) -> str:
 
 
 def load_error(path: Path, error: Exception) -> ArtifactError:
-    """Returns an ArtifactError that explains a runtime's error on loading a VMFB and its parameters."""
+    """Return an ArtifactError that explains a runtime's error on loading a VMFB and its parameters."""
     text = str(error)
     reason = text.splitlines()[0] if text else type(error).__name__
     if "bytecode version" in text or "module features" in text:

@@ -1,6 +1,6 @@
 """Adjustments: the first step of sampling, which changes logits before the filters.
 
-To add one: add its field to SamplingParams, a class here, and an entry in `adjustments`.
+To add an adjustment: add a field to SamplingParams, a subclass of Adjustment, and an item in `adjustments`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WHOLE_ROW = math.inf
 
 
 class Adjustment(ABC):
-    """A change to one row's logits. `param` is the request field that enables it, named in errors.
+    """A change to the logits of one row. `param` is the request field that enables the adjustment.
 
     If a row has no `logits`, only its candidates are changed.
     """
@@ -33,33 +33,38 @@ class Adjustment(ABC):
 
     @abstractmethod
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
-        """Returns how many of the best candidates it may remove; 0 if it is off, and `apply` is not called.
+        """Return the maximum number of candidates that the adjustment removes; 0 if it is off.
 
-        WHOLE_ROW means that it may add or reorder tokens, so that candidates suffice in some steps only
-        (`decided.py`). If the VMFB returns no logits, such a request is refused.
+        Callers must not call `apply` of an adjustment that is off. WHOLE_ROW means that the adjustment may
+        remove any number, or reorder tokens: then candidates suffice only in some steps (`decided.py`), and a
+        VMFB that returns no logits cannot serve the request.
         """
 
     def raises_any(self, params: SamplingParams) -> bool:
-        """Returns True if it may make a token more likely, so that a non-candidate may become the best.
+        """Return whether the adjustment may raise a logit, so that a non-candidate may become the best token.
 
-        `apply` then needs `logits`.
+        If so, `apply` needs a row with `logits`.
         """
         return False
 
     @abstractmethod
     def apply(self, row: Candidates, request: Request) -> Candidates:
-        """Returns the changed row in new arrays: candidates best first, or none if it has new `logits`."""
+        """Return the changed row in new arrays.
+
+        Candidates are sorted, best first. A row with `logits` may be returned without candidates.
+        """
 
     @abstractmethod
     def edit(self, edits: RowEdits, request: Request) -> bool:
-        """Adds the change to the edits for the device, which gives bit-identical logits to `apply`.
+        """Add the change to the edits that the device applies, with the same bits as `apply` on the host.
 
-        Returns False if the device cannot make the change; the host then does. Raises what `apply` raises.
+        Returns False if the device cannot make the change; the host must then call `apply`. Raises what
+        `apply` raises.
         """
 
 
 class MinTokens(Adjustment):
-    """Bans the tokens that would end a request before its `min_tokens`."""
+    """Bans end-of-sequence and stop tokens until `min_tokens` tokens have been generated."""
 
     param = "min_tokens"
 
@@ -105,7 +110,7 @@ class AllowedTokens(Adjustment):
 
 
 class BadWords(Adjustment):
-    """Bans the last token of each of the `bad_words` if its other tokens were just generated."""
+    """Bans the last token of each bad word if the output ends with the word's other tokens."""
 
     param = "bad_words"
 
@@ -126,7 +131,7 @@ class BadWords(Adjustment):
 
 
 class LogitBias(Adjustment):
-    """Adds each token's `logit_bias`, if it has one."""
+    """Adds the request's `logit_bias` to the logits of the tokens that it names."""
 
     param = "logit_bias"
 
@@ -147,7 +152,7 @@ class LogitBias(Adjustment):
 
 
 class Penalty(Adjustment):
-    """A change to the logits of tokens that the request has seen. Devices know its `param` as `field`."""
+    """A change to the logits of tokens in the prompt or output. `field` is the ABI's name of `param`."""
 
     field: ClassVar[PenaltyField]
 
@@ -167,11 +172,14 @@ class Penalty(Adjustment):
 
     @abstractmethod
     def _penalised(self, logits: Floats, counts: Ints, params: SamplingParams) -> Floats:
-        """Returns the new f32 logits of seen tokens; `counts` is how often each was generated."""
+        """Return the new f32 logits of tokens in prompt or output; `counts`: how often each was generated."""
 
 
 class RepetitionPenalty(Penalty):
-    """Makes tokens of prompt and output less likely, by a factor (arXiv:1909.05858)."""
+    """Makes tokens of prompt and output less likely, by a factor (arXiv:1909.05858).
+
+    Divides positive logits of these tokens by `repetition_penalty`, and multiplies their other logits.
+    """
 
     param = "repetition_penalty"
     field = PenaltyField.REPETITION
@@ -245,7 +253,7 @@ class OutputGrammar(Adjustment):
 
 
 class ForcedTokens(Adjustment):
-    """Forces the next of the `forced_token_ids`."""
+    """Makes the next of the `forced_token_ids` the only candidate."""
 
     param = "prompt_logprobs"
 
@@ -261,7 +269,7 @@ class ForcedTokens(Adjustment):
 
 
 def adjustments(eos_token_ids: frozenset[int]) -> tuple[Adjustment, ...]:
-    """Returns every adjustment in the order of application, as in vLLM: bans and biases before penalties."""
+    """Return all adjustments in order of application, as in vLLM: bans and biases before penalties."""
     return (
         AllowedTokens(),
         BadWords(),
@@ -276,12 +284,12 @@ def adjustments(eos_token_ids: frozenset[int]) -> tuple[Adjustment, ...]:
 
 
 def whole_row(logits: Floats) -> Candidates:
-    """Returns a row with all `logits` [V] and no candidates."""
+    """Return a row with `logits` [V] and no candidates."""
     return Candidates(np.empty(0, logits.dtype), np.empty(0, np.int64), logits)
 
 
 def allowed_next(request: Request, ahead: Sequence[int] = ()) -> bytes:
-    """Returns the bitmask of tokens that the request's grammar allows after the proposed tokens `ahead`.
+    """Return the bitmask of tokens that the request's grammar allows after the proposed tokens `ahead`.
 
     Raises ConstraintError when the grammar fails.
     """
@@ -290,7 +298,7 @@ def allowed_next(request: Request, ahead: Sequence[int] = ()) -> bytes:
 
 
 def within_bitmask(row: Candidates, bitmask: bytes) -> Candidates:
-    """Returns the row's candidates that are set in the bitmask."""
+    """Return the row's candidates whose bits in `bitmask` are 1."""
     octets, bits = np.divmod(row.token_ids, 8)
     known = np.frombuffer(bitmask, np.uint8)
     return row.only((known.take(octets, mode="clip") >> bits & 1 == 1) & (octets < len(known)))
@@ -298,15 +306,15 @@ def within_bitmask(row: Candidates, bitmask: bytes) -> Candidates:
 
 @lru_cache(maxsize=256)
 def _array_of(token_ids: frozenset[int]) -> Ints:
-    """Converts a set to an array. In effect cached by identity: each step of a request passes one set."""
+    """Convert a set to an array. Cache lookups are fast: a request passes the same object in every step."""
     return np.fromiter(token_ids, np.int64)
 
 
 @lru_cache(maxsize=256)
 def _biases_of(pairs: tuple[tuple[int, float], ...]) -> tuple[list[int], Floats, dict[int, int]]:
-    """Returns the distinct tokens of a `logit_bias`, their f32 biases, and the index of each token.
+    """Return the distinct tokens of a `logit_bias`, their f32 biases, and a map from token to index.
 
-    The biases of a token that occurs twice are added.
+    The biases of a token that occurs several times are added.
     """
     sums: dict[int, float] = {}
     for token_id, bias in pairs:
@@ -321,10 +329,10 @@ def _changed(
     places: Mapping[int, int],
     change: Callable[[Floats, Ints], Floats],
 ) -> Candidates:
-    """Returns the row in f32 with changed logits of the distinct `token_ids`, where it contains them.
+    """Return the row in f32 with changed logits of those `token_ids` that the row contains.
 
-    `change` computes new logits from the old ones and the tokens' indices in `token_ids`; `places` maps
-    tokens to these indices.
+    `change` computes new logits from old logits and the tokens' indices in `token_ids`; `places` maps tokens
+    to these indices. Callers must pass distinct `token_ids`.
     """
     if row.logits is None:
         found = np.array([places.get(token_id, -1) for token_id in row.token_ids.tolist()], np.int64)
@@ -340,7 +348,7 @@ def _changed(
 
 
 def _without(row: Candidates, banned: Sequence[int]) -> Candidates:
-    """Returns the row with the `banned` tokens removed from candidates and at minus infinity in logits."""
+    """Remove the `banned` tokens from the row's candidates, and set their logits to minus infinity."""
     left = row.only(~np.isin(row.token_ids, banned))
     if row.logits is None:
         return left
@@ -350,7 +358,7 @@ def _without(row: Candidates, banned: Sequence[int]) -> Candidates:
 
 
 def _has_generated(request: Request, tokens: tuple[int, ...]) -> bool:
-    """Returns True if the output ends with these tokens."""
+    """Return whether the output ends with `tokens`."""
     count = len(tokens)
     return (
         count <= request.num_generated

@@ -1,4 +1,4 @@
-"""Candidates: the device's results for one row, from which a token is sampled."""
+"""Candidates: the device's results for one row (the logits at one position of a request)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Ints = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The best K logits of a row, best first: `values[K]` of `token_ids[K]`; plus all `logits[V]` or None.
+    """The best K logits of a row: `values` [K], best first, and their `token_ids` [K].
 
-    K is 0 for an entry without top-k; then `logits` is never None.
+    `logits` [V] are all logits of the row, or None if they were not fetched. An entry without top-k has K = 0
+    and always `logits`.
     """
 
     values: Floats
@@ -26,7 +27,7 @@ class Candidates:
 
     @property
     def best(self) -> float:
-        """The greatest logit; NaN if there is none, or if any known logit is NaN."""
+        """The greatest logit; NaN if there are no logits, or if any known logit is NaN."""
         if self.logits is not None:
             return float(self.logits.max())
         return float(self.values[0]) if len(self.values) else math.nan
@@ -37,33 +38,34 @@ class Candidates:
 
     @property
     def best_token_id(self) -> int:
-        """The token with the greatest logit; on a tie the lowest id."""
+        """The token with the greatest logit; in a tie the one with the lowest ID."""
         if len(self.token_ids):
             return int(self.token_ids[0])
         assert self.logits is not None, "neither candidates nor logits"
         return int(self.logits.argmax())
 
     def logit_of(self, token_id: int) -> float | None:
-        """Returns the token's logit, or None if it is not a candidate and there are no logits."""
+        """Return the token's logit, or None if the token is not a candidate and the row has no `logits`."""
         if self.logits is not None:
             return float(self.logits[token_id])
         [places] = np.nonzero(self.token_ids == token_id)
         return float(self.values[places[0]]) if len(places) else None
 
     def first(self, count: int) -> Candidates:
-        """Returns the best `count` candidates, without `logits`."""
+        """Return the best `count` candidates, without `logits`."""
         return Candidates(self.values[:count], self.token_ids[:count], None)
 
     def only(self, kept: npt.NDArray[np.bool]) -> Candidates:
-        """Returns the candidates selected by the mask `kept` [K], without `logits`."""
+        """Return the candidates selected by the mask `kept` [K], without `logits`."""
         return Candidates(self.values[kept], self.token_ids[kept], None)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token chosen before the commit, by a device or from candidates; -1 if the logits are not finite.
+    """A token chosen before `Sampler.sample` is called: by the device, or by `Sampler.decided`.
 
-    `logit` is the token's logit in the row, if the request asked for it.
+    `token_id` is -1 if the row's logits are not finite. `logit` is the token's logit in the row, or None
+    unless the request asked for logits.
     """
 
     token_id: int
@@ -74,19 +76,22 @@ class Drawn:
         return self.token_id >= 0
 
     def logit_of(self, token_id: int) -> float | None:
-        """Like `Candidates.logit_of`, for the drawn token only."""
+        """Return the drawn token's logit, or None if it is not known. Callers must pass the drawn token."""
         assert token_id == self.token_id
         return self.logit
 
 
 def ranked(values: Floats, token_ids: Ints) -> Candidates:
-    """Returns these tokens as candidates without logits: best first, ties by lower id."""
+    """Return these tokens as candidates without `logits`: best first, ties by lower ID."""
     order = np.lexsort((token_ids, -values))
     return Candidates(values[order], token_ids[order], None)
 
 
 def leading(values: Floats, count: int) -> Ints:
-    """Returns the indices of the `count` largest, best first, ties by lower index, without a full sort."""
+    """Return the indices of the `count` largest values, largest first, ties by lower index.
+
+    Sorts only values that are at least as large as the last one returned.
+    """
     if count == 0:
         return np.empty(0, np.int64)
     if count >= len(values):

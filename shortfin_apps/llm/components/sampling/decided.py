@@ -1,8 +1,8 @@
-"""Decides rows from their candidates alone, although an adjustment may change any logit.
+"""Chooses a token from the candidates alone, even if an adjustment may change any logit of the row.
 
-An adjustment that only makes tokens less likely leaves every non-candidate at most as likely as the last
-candidate was, and after it on a tie. Therefore the candidates that stay ahead of that value are the best of
-the full row, and its logits need not be fetched.
+If no adjustment raises a logit, every non-candidate stays at or below the original logit of the last
+candidate, and ranks after this candidate in a tie. Therefore candidates that stay above this value when
+adjusted are the best tokens of the full row, and the row's `logits` need not be fetched.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from shortfin_apps.llm.components.sampling.adjustments import (
 )
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 
-FEW = 8  # first tried with this many candidates more than are sampled from: mostly enough, in half the time
+FEW = 8  # extra candidates of the first attempt, beyond those sampled from: mostly enough, in half the time
 
 
 def deciding_candidates(
     row: Candidates, request: Request, adjustments: Sequence[Adjustment], ahead: Sequence[int] = ()
 ) -> Candidates | None:
-    """Returns the adjusted candidates if the sampled ones are the best of the full row, else None.
+    """Return the adjusted candidates, or None if the full row is needed to choose the next token.
 
-    After proposed tokens `ahead`, only a grammar can be applied. None means that the full row is needed.
-    Raises ConstraintError when the grammar fails.
+    The candidates that sampling then considers (the best one, or the best `top_k`) are the best of the full
+    row. After proposed tokens `ahead`, a grammar is the only adjustment that can be applied; with any other,
+    None is returned. Raises ConstraintError when the grammar fails.
     """
     others = [each for each in adjustments if not isinstance(each, OutputGrammar)]
     if ahead and others:
@@ -52,7 +53,7 @@ def deciding_candidates(
 
 
 def _only_token(bitmask: bytes) -> Candidates | None:
-    """Returns the only token in the bitmask, with an arbitrary logit, or None if there are several."""
+    """Return the token as a candidate with an arbitrary logit if the bitmask has exactly one, else None."""
     octets = np.frombuffer(bitmask, np.uint8)
     where = np.flatnonzero(octets)
     if len(where) != 1 or (octet := int(octets[where[0]])) & (octet - 1):
@@ -61,11 +62,11 @@ def _only_token(bitmask: bytes) -> Candidates | None:
 
 
 def _are_best(left: Candidates, count: int, row: Candidates) -> bool:
-    """Returns True if the first `count` of `left` come before every token that is no candidate of `row`."""
+    """Return whether the first `count` of `left` rank before every token that is not a candidate of `row`."""
     if len(left.values) < count:
         return False
     last, least = left.values[count - 1], row.values[-1]
-    if last == least:  # ties are ordered by id: a candidate lowered to this value may come too late
+    if last == least:  # ties rank by ID: a non-candidate may precede a candidate lowered to this value
         last_token_id = left.token_ids[count - 1]
         return bool(last > -np.inf and row.values[row.token_ids == last_token_id][0] == least)
     return bool(last > least)

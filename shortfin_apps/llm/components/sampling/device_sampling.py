@@ -1,4 +1,4 @@
-"""Encodes a request's sampling parameters for the device: a column of `sampling` arguments (`abi.py`)."""
+"""Encodes a request's sampling parameters for the device: a column of the `sampling` argument (`abi.py`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from shortfin_apps.llm.contract.abi import NO_TOP_K, SamplingField
 
 
 def sampling_fields(request: Request, num_candidates: int, *, draws_rows: bool = False) -> list[int]:
-    """Returns the values by field. `num_candidates` is the K of the VMFB's top-k; greedy is a top-k of 1.
+    """Return the values in the order of SamplingField. `num_candidates` is the K of the VMFB's top-k.
 
-    Without a top-k, a device that `draws_rows` draws from the full row, any other from the candidates.
+    Greedy is encoded as a top-k of 1. A request without top-k is drawn from the full row if the device
+    `draws_rows`, else from the K candidates.
     """
     params = request.call.params
     scale = np.float32(0) if params.greedy else scale_of(params.temperature)

@@ -1,7 +1,7 @@
-"""Draw: the last step of sampling, which picks one of the remaining tokens.
+"""Draw: the final step of sampling, which picks one of the remaining tokens at random.
 
-A draw depends only on the request's seed and the token's index in its output. There is no other state, so a
-seed gives the same tokens for any batch composition and after a preemption.
+The random number depends only on the request's seed and the token's index in the output. There is no other
+state, so a seed gives the same tokens for any batch composition and after a preemption.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import numpy.typing as npt
 from shortfin_apps.llm.components.sampling.candidates import Ints
 
 NOT_FINITE = "the model returned logits that are not finite numbers"
-BLOCK = 128  # weights are summed by block, then one block is searched: a full running sum is much slower
+BLOCK = 128  # only one block of weights needs a running sum; a running sum of all weights is much slower
 
 
 def draw(weights: Ints, seed: int, index: int, attempt: int = 0) -> int:
-    """Draws a position in `weights`, with probability proportional to its weight; some must not be 0."""
+    """Draw an index of `weights` with probability proportional to its weight. Some weight must not be 0."""
     before = sums_before_blocks(weights)
     target = random_word(seed, index, attempt) * int(before[-1]) >> 64
     return place_in(weights, before, target)[0]
 
 
 def sums_before_blocks(weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns the sum of all weights before each BLOCK, and finally the total, in the weights' dtype."""
+    """Return the sum of all weights before each block of BLOCK weights, then the total, in their dtype."""
     before = np.zeros(-(-len(weights) // BLOCK) + 1, weights.dtype)
     np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), BLOCK)), out=before[1:])
     return before
 
 
 def place_in(weights: npt.NDArray[Any], before: npt.NDArray[Any], target: float) -> tuple[int, float]:
-    """Returns the position of the weight that contains `target` on the cumulative scale, and its start.
+    """Return the index of the weight that contains `target` on the cumulative scale, and where it begins.
 
-    `before` comes from `sums_before_blocks`; `target` is at least 0 and less than its last element.
+    Callers must pass the result of `sums_before_blocks` as `before`, and a `target` in [0, before[-1]).
     """
     block = int(np.searchsorted(before, target, side="right")) - 1
     first = block * BLOCK
@@ -44,5 +44,5 @@ def place_in(weights: npt.NDArray[Any], before: npt.NDArray[Any], target: float)
 
 
 def random_word(seed: int, index: int, attempt: int = 0) -> int:
-    """Returns 64 random bits that depend only on the arguments, as `sampling_rule.py` specifies."""
+    """Return 64 random bits that depend only on the arguments, as `sampling_rule.py` specifies."""
     return int(np.random.Philox(key=seed, counter=index + (attempt << 64)).random_raw())

@@ -1,7 +1,8 @@
 """Filters: the second step of sampling, which keeps the likeliest tokens.
 
 They apply in the order temperature, top_k, top_p, min_p, HOST_FILTERS. Without top_k, a full row is filtered
-while its token is drawn (`whole_row.py`). Devices know no HOST_FILTERS, so such tokens are drawn on the host.
+while its token is drawn (`whole_row.py`). Devices do not implement HOST_FILTERS: with one of these, the token
+is drawn on the host.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from shortfin_apps.llm.components.sampling.weights import (
 
 
 def kept(row: Candidates, best: float, params: SamplingParams) -> tuple[Ints, Ints]:
-    """Returns the passing tokens, best first, and their weights; tokens past the last weight do not pass.
+    """Return token IDs, best first, and weights for the first of these; a token without a weight is dropped.
 
-    `best` is `row.best`. Without `logits`, the candidates are treated as the full row.
+    A weight of 0 also means that the token is dropped. `best` is `row.best`. If the row has no `logits`, its
+    candidates are treated as the full row.
     """
     values, token_ids = _best_of(row, params.top_k)
     return token_ids, _filtered(values, weights_of(values, best, scale_of(params.temperature)), params)
 
 
 def _best_of(row: Candidates, top_k: int) -> tuple[Floats, Ints]:
-    """Returns the `top_k` best logits and their tokens, best first; without `top_k`, the candidates."""
+    """Return the `top_k` best logits and their tokens, best first; all candidates if `top_k` is 0."""
     if row.logits is not None and len(row.token_ids) < top_k:
         token_ids = leading(row.logits, top_k)
         return row.logits[token_ids], token_ids
@@ -40,9 +42,9 @@ def _best_of(row: Candidates, top_k: int) -> tuple[Floats, Ints]:
 
 
 def _filtered(values: Floats, weights: Ints, params: SamplingParams) -> Ints:
-    """Returns the leading `weights` of logits `values` that pass top-p and min-p; the first always passes.
+    """Return the leading `weights` that pass top-p and min-p; the first always passes.
 
-    Weights that do not pass HOST_FILTERS are set to 0.
+    Weights that do not pass HOST_FILTERS are set to 0. `values` are the logits of `weights`, best first.
     """
     passing = weights
     if params.top_p < 1:
@@ -55,12 +57,12 @@ def _filtered(values: Floats, weights: Ints, params: SamplingParams) -> Ints:
 
 
 def has_host_filters(params: SamplingParams) -> bool:
-    """Returns True if a filter is on that only the host applies."""
+    """Return whether any of the HOST_FILTERS is on."""
     return any(getattr(params, name) != off for name, off in _OFF.items())
 
 
 def host_filtered(values: Floats, weights: Ints, params: SamplingParams) -> Ints:
-    """Returns the weights, in any order, with those that do not pass HOST_FILTERS set to 0."""
+    """Set weights that do not pass HOST_FILTERS to 0. `values` and `weights` may be in any order."""
     for name, passing in HOST_FILTERS.items():
         if (value := getattr(params, name)) != _OFF[name]:
             weights = passing(values, weights, value)
@@ -68,10 +70,10 @@ def host_filtered(values: Floats, weights: Ints, params: SamplingParams) -> Ints
 
 
 def typical(values: Floats, weights: Ints, mass: float) -> Ints:
-    """Keeps the most typical tokens of this mass.
+    """Keep the most typical tokens that together reach the probability `mass`; set other weights to 0.
 
     A token is more typical the nearer its information is to the entropy (arXiv:2202.00666). As in
-    transformers, tokens at the same distance as the last passing one pass, too.
+    transformers, tokens at the same distance as the least typical token kept are kept, too.
     """
     some = weights > 0
     probs = weights[some] / weights.sum()
@@ -86,7 +88,7 @@ def typical(values: Floats, weights: Ints, mass: float) -> Ints:
     return passing
 
 
-# Functions of logits, weights (0: already dropped) and the parameter's value that set weights to 0, by the
-# name of their parameter, in the order of application.
+# By the name of the parameter, in order of application: a function of logits, weights (0: already dropped)
+# and the parameter's value. It returns the weights, with more of them set to 0.
 HOST_FILTERS: Mapping[str, Callable[[Floats, Ints, float], Ints]] = {"typical_p": typical}
 _OFF = {name: PARAMS[name].default for name in HOST_FILTERS}

@@ -1,9 +1,9 @@
 """Draws from a full row with float weights, where these provably give the same token as integer weights.
 
-Integer weights (`sampling_rule.py`) take numpy six passes of three operations over the row. Float weights are
-within a known error of them, and so are sums and the position of a draw. If that position is farther than the
-error from both ends of a token's weight, integers would give the same token. This holds for most draws; in a
-row of equally likely tokens, for all but a few in 1,000.
+Integer weights (`sampling_rule.py`) take numpy six passes of three operations over the row. Float weights
+differ from integer weights by at most a known error, and so do their sums and the target of a draw. If the
+target is farther than the error from both ends of a token's weight on the cumulative scale, integer weights
+give the same token. This holds for most draws; in a row of equally likely tokens, for all but a few in 1,000.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from shortfin_apps.llm.contract.sampling_rule import FRACTION_BITS, SHARE_BITS, 
 # Maximum relative error of a weight, from the rule's polynomial and f64 rounding.
 RELATIVE_ERROR = 4e-9
 UNIT = 2.0**-WEIGHT_BITS  # the rule rounds weights down to this unit; the best token weighs 1 here
-# From this weight on, integer weights are ordered like exponents, and floats of different exponents are
-# farther apart than `APART`; floats of the same exponent may differ by a rounding.
+# For weights of at least LEAST_ORDERED, a greater exponent means a greater integer weight, and a float weight
+# greater by more than the factor APART. Float weights with equal exponents may differ by a rounding.
 LEAST_ORDERED = 2.0**-20
 APART = 1 + 1e-8
 
@@ -30,13 +30,13 @@ APART = 1 + 1e-8
 def draw_quickly(
     logits: Floats, best: float, scale: np.float32, top_p: float, seed: int, index: int
 ) -> int | None:
-    """Draws a token from all `logits` [V] with `top_p`; `best` is the greatest logit and finite.
+    """Draw a token from `logits` [V] with `top_p`, or return None if only integer weights can decide.
 
-    Returns None if only integer weights can decide.
+    Callers must pass the greatest logit as `best`; it must be finite.
     """
     weights = _estimated_weights(logits, best, scale)
     mass = float(weights.sum())
-    error = RELATIVE_ERROR * mass + (len(logits) + 1) * UNIT  # of any sum, and of a target's rounding
+    error = RELATIVE_ERROR * mass + (len(logits) + 1) * UNIT  # of any sum, and of a draw's target
     within = mass * share_of(top_p) / (1 << SHARE_BITS)
     for attempt in count():
         token_id = _certain_place(weights, random_word(seed, index, attempt), error)
@@ -54,7 +54,7 @@ def draw_quickly(
 
 
 def _certain_place(weights: npt.NDArray[np.float64], word: int, error: float) -> int | None:
-    """Returns the position drawn by a 64-bit `word`, or None if sums within `error` might give another."""
+    """Return the index drawn by a 64-bit random `word`, or None if sums off by `error` may give another."""
     before = sums_before_blocks(weights)
     mass = float(before[-1])
     target = word * 2.0**-64 * mass
@@ -66,7 +66,10 @@ def _certain_place(weights: npt.NDArray[np.float64], word: int, error: float) ->
 
 
 def _estimated_weights(logits: Floats, best: float, scale: np.float32) -> npt.NDArray[np.float64]:
-    """Returns 2 to the power of the rule's exact exponents; tiny weights are not rounded to 0 here."""
+    """Return 2 to the power of the exponents of `sampling_rule.py`, which are computed exactly.
+
+    Weights are not rounded down to a multiple of UNIT, which the rule does.
+    """
     with np.errstate(over="ignore"):  # minus infinity gives weight 0, the correct limit
         exponents = (logits.astype(np.float32, copy=False) - np.float32(best)) * scale
     np.trunc(exponents, out=exponents)

@@ -1,4 +1,4 @@
-"""Row edits: the adjustments of a row as lists of tokens, for a device that applies them itself."""
+"""Row edits: the adjustments of one row of logits, encoded for a device that applies them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORD_OCTETS = 4
 class RowEdits:
     """Bans, biases and penalties of one row; `abi.py` specifies how a device applies them.
 
-    `penalties` is indexed by PenaltyField. Each token has one edit, even if it is named several times.
+    `penalties` is indexed by PenaltyField. A token that several adjustments name has one edit.
     """
 
     def __init__(self) -> None:
@@ -36,17 +36,17 @@ class RowEdits:
         self._biases |= dict.fromkeys(token_ids, -math.inf)
 
     def bias(self, token_ids: Iterable[int], biases: Iterable[float]) -> None:
-        """Adds biases of distinct tokens. Call once for all of them; banned tokens stay banned."""
+        """Add biases of distinct tokens; banned tokens stay banned. Callers must pass all in one call."""
         for token_id, bias in zip(token_ids, biases, strict=True):
             self._biases[token_id] = self._biases.get(token_id, 0.0) + bias
 
     def penalise(self, field: PenaltyField, penalty: float, seen: TokenCounts) -> None:
-        """Sets a penalty for the tokens `seen`, which have caught up with the request."""
+        """Set a penalty for the tokens in `seen`. Callers must have called `seen.catch_up` in this step."""
         self.penalties[field] = penalty
         self._seen = seen
 
     def allow(self, bitmask: bytes) -> None:
-        """Bans the tokens with a 0 bit (lowest token first), and all tokens after the last bit."""
+        """Ban the tokens with a 0 bit (lowest token ID first), and tokens past the end of the bitmask."""
         octets = np.frombuffer(bitmask, np.uint8)
         if self._allowed is not None:
             length = min(len(octets), len(self._allowed))
@@ -54,7 +54,10 @@ class RowEdits:
         self._allowed = octets
 
     def allowed(self, vocab_size: int) -> Ints32 | None:
-        """Returns a bitmask [ceil(vocab_size / 32)], lowest token first, 0 if banned; or None."""
+        """Return the bitmask of allowed tokens [ceil(vocab_size / 32)], lowest token first.
+
+        Returns None if `allow` was not called.
+        """
         if self._allowed is None:
             return None
         octets = np.zeros(words_of(vocab_size) * _WORD_OCTETS, np.uint8)
@@ -63,7 +66,10 @@ class RowEdits:
         return octets.view("<i4").astype(np.int32, copy=False)
 
     def columns(self, vocab_size: int) -> Ints32:
-        """Returns [fields, edits]: a column by EditField, without ROW, for each token in the vocabulary."""
+        """Return the edits [fields, edits], indexed by EditField; field ROW is left 0 for the caller to set.
+
+        Edits of tokens outside the model's vocabulary are left out.
+        """
         self.finish()
         columns = self._columns
         assert columns is not None, "finished"
@@ -71,7 +77,7 @@ class RowEdits:
         return columns if is_known.all() else columns[:, is_known]
 
     def finish(self) -> None:
-        """Builds the columns; later edits have no effect on them."""
+        """Build the array that `columns` returns; bans, biases and penalties added later do not change it."""
         if self._columns is None:
             self._columns = self._all_columns()
 
@@ -96,7 +102,7 @@ class RowEdits:
     def _with_biases(
         self, seen: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Returns ids, counts and biases of all tokens that were seen or have a bias."""
+        """Return IDs, counts and biases of all tokens that are in prompt or output, or have a bias."""
         places = {} if self._seen is None else self._seen.places
         new = [token_id for token_id in self._biases if token_id not in places]
         biases = np.zeros(len(seen) + len(new), np.float32)
@@ -109,13 +115,16 @@ class RowEdits:
 
 
 def words_of(vocab_size: int) -> int:
-    """Returns the number of 32-bit words for one bit per token."""
+    """Return the number of 32-bit words for one bit per token."""
     return -(-vocab_size // (8 * _WORD_OCTETS))
 
 
 @lru_cache(maxsize=256)
 def bitmask_of(token_ids: frozenset[int]) -> bytes:
-    """Returns one bit per token up to the greatest, lowest first. In effect cached by identity."""
+    """Return a bitmask with one bit per token ID up to the greatest of `token_ids`, lowest first.
+
+    Lookups in this cache are fast: every step of a request passes the same set object.
+    """
     bits = np.zeros(max(token_ids, default=-1) + 1, bool)
     bits[list(token_ids)] = True
     return np.packbits(bits, bitorder="little").tobytes()

@@ -1,8 +1,8 @@
 """Sampler: chooses the next token of a row in three steps: adjustments, filters, draw.
 
-The device returns the row's best K logits. Greedy and top-k sampling with k <= K need no more. Everything
-that depends on the full distribution (sampling without top-k, log-probabilities, some adjustments) needs the
-row's logits, unless the device can draw from them.
+The device returns the row's best K logits (the candidates). Greedy and top-k sampling with k <= K need no
+more. Everything that depends on the full distribution (sampling without top-k, log-probabilities, some
+adjustments) needs all logits of the row, unless the device itself can draw the token from these.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ NO_TOKEN_LEFT = "no token is left that the request's `bad_words` and other bans 
 
 
 class Sampler:
-    """A stateless sampler. `num_candidates` is the K of the VMFB's top-k, 0 if it returns only logits.
+    """A stateless sampler. `num_candidates` is the K of the VMFB's top-k, 0 if the VMFB returns only logits.
 
-    `draws_rows` means that the device can draw tokens from full rows; `adjusts_rows`, that it can also adjust
-    the rows first.
+    `draws_rows`: the device can draw tokens from full rows. `adjusts_rows`: it can also adjust the rows
+    first.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Sampler:
         self._adjusts_rows = draws_rows and adjusts_rows
 
     def check(self, params: SamplingParams) -> None:
-        """Raises InvalidRequestError if all tokens may be banned, or logits are needed but not returned."""
+        """Raise InvalidRequestError if all tokens may become banned, or if the VMFB lacks needed logits."""
         self._check_bans(params)
         if self._returns_logits:
             return
@@ -74,7 +74,7 @@ class Sampler:
             )
 
     def _check_bans(self, params: SamplingParams) -> None:
-        """Requires an allowed token that can never be banned, so that there always is a next token."""
+        """Raise InvalidRequestError unless some allowed token can never be banned."""
         if params.allowed_token_ids is None:
             return
         banned = {word[-1] for word in params.bad_words}
@@ -86,17 +86,19 @@ class Sampler:
             )
 
     def needs_logits(self, request: Request, num_ahead: int = 0) -> bool:
-        """Returns True if the host needs the row's logits for the next token, unless `decided` returns one.
+        """Return whether the host needs all logits of the row to choose the next token.
 
-        False if the VMFB returns no logits. `num_ahead` proposed tokens come before that token.
+        Even if True, `decided` may be able to choose the token from the candidates. False if the VMFB returns
+        no logits, or if the device draws the token. `num_ahead` proposed tokens come before the token.
         """
         is_short = self._num_needed(request, num_ahead) > self._num_candidates
         return self._returns_logits and is_short and not self.is_drawn_from_row(request, num_ahead)
 
     def decided(self, row: Candidates, request: Request, ahead: Sequence[int] = ()) -> Drawn | None:
-        """Returns the next token if candidates decide it for a row that `needs_logits` and has none.
+        """Return the next token if the candidates of `row` suffice to choose it, else None.
 
-        It is the token that `sample` would choose from the full row, after the proposed tokens `ahead`.
+        For rows for which `needs_logits` is True but whose logits were not fetched. The result is the token
+        that `sample` would choose from the full row, after the proposed tokens `ahead`.
         """
         params = request.call.params
         if params.logprobs is not None or not row.is_finite:
@@ -109,16 +111,20 @@ class Sampler:
         return None if left is None else Drawn(_chosen(left, request, index))
 
     def is_drawn_from_row(self, request: Request, num_ahead: int = 0) -> bool:
-        """Returns True if the device draws that token, from the full row that an entry has left there."""
+        """Return whether the device draws the token after `num_ahead` proposals from a full row.
+
+        The row is in the results that another entry has left on the device.
+        """
         params = request.call.params
         if not self._draws_rows or params.logprobs is not None or not self._is_plain(request, num_ahead):
             return False
         return not params.greedy and not params.top_k
 
     def prepare(self, request: Request) -> RowEdits | None:
-        """Computes and caches what the request's grammar allows next, before its row has arrived.
+        """Precompute, before the row has arrived, which tokens the request's grammar allows next.
 
-        Returns the row's edits, as `row_edits` does, if candidates cannot decide the token.
+        Also returns the row's edits as `row_edits` does; None if the request is greedy or has a top-k,
+        because the candidates may then suffice.
         """
         params = request.call.params
         if params.output_grammar is not None:
@@ -130,10 +136,10 @@ class Sampler:
         return edits
 
     def row_edits(self, request: Request, num_ahead: int = 0) -> RowEdits | None:
-        """Returns the adjustments of that token's row if the device is to apply them and draw the token.
+        """Return the adjustments of the next row if the device can apply them and draw the token, else None.
 
-        The token is then the one that `sample` would choose. Returns None if the host chooses the token, or
-        there are no adjustments.
+        The device then draws the token that `sample` would choose. None also if there are no adjustments, or
+        if `num_ahead` proposed tokens come before that token.
         """
         params = request.call.params
         is_known = params.logprobs is None and params.top_k <= self._num_candidates
@@ -146,9 +152,10 @@ class Sampler:
             return None
 
     def suits_device(self, request: Request) -> bool:
-        """Returns True if the device can choose this and every later token with filters and a draw alone.
+        """Return whether a decode loop (decoding and sampling on the device) can choose all further tokens.
 
-        A decode loop then samples the same tokens as `sample`; it returns no logits.
+        If so, its tokens equal those of `sample`. A decode loop applies only filters and the draw, and
+        returns no logits.
         """
         params = request.call.params
         if params.logprobs is not None or params.chosen_logits or not self._num_candidates:
@@ -156,11 +163,11 @@ class Sampler:
         return self._is_plain(request) and not self.needs_logits(request)
 
     def device_fields(self, request: Request) -> list[int]:
-        """Returns the request's sampling parameters as a column of the `sampling` argument."""
+        """Return the request's sampling parameters as a column of an entry's `sampling` argument."""
         return sampling_fields(request, self._num_candidates, draws_rows=self._draws_rows)
 
     def sample(self, row: Candidates | Drawn, request: Request) -> int:
-        """Returns the next token id.
+        """Return the ID of the next token.
 
         Raises:
             InvocationError: The logits are not finite.
@@ -179,13 +186,13 @@ class Sampler:
         return [each for each in self._adjustments if each.num_lost(params, num_generated)]
 
     def _is_plain(self, request: Request, num_ahead: int = 0) -> bool:
-        """Returns True if the next token needs only the filters and the draw that devices implement."""
+        """Return whether the token needs no adjustment and only filters that devices implement."""
         params, num_generated = request.call.params, request.num_generated + num_ahead
         adjusted = any(each.num_lost(params, num_generated) for each in self._adjustments)
         return not adjusted and not has_host_filters(params)
 
     def _num_needed(self, request: Request, num_ahead: int) -> float:
-        """Returns how many of the row's best logits decide the next token."""
+        """Return how many of the row's best logits always suffice to choose the token."""
         params, num_generated = request.call.params, request.num_generated + num_ahead
         if params.logprobs is not None:
             return WHOLE_ROW
@@ -194,7 +201,7 @@ class Sampler:
 
 
 def _chosen(row: Candidates, request: Request, index: int) -> int:
-    """Chooses output token `index` from a finite row after its adjustments."""
+    """Choose output token `index` from an adjusted row. Callers must have checked that the row is finite."""
     params = request.call.params
     if params.greedy or (row.logits is None and len(row.token_ids) == 1):
         return row.best_token_id
@@ -205,11 +212,11 @@ def _chosen(row: Candidates, request: Request, index: int) -> int:
 
 
 def drafted_token(row: Candidates, request: Request, num_ahead: int) -> int:
-    """Returns the token that `sample` would choose `num_ahead` tokens from now if the model's row were `row`.
+    """Choose the output token after `num_ahead` more tokens from a draft model's `row`, as `sample` would.
 
-    The random number depends on the token's index, so a draft model with rows like the model's drafts the
-    token that the model will draw, not the likeliest one. Adjustments and non-candidates are ignored; for a
-    row with `logits`, the best token is returned.
+    Uses the random number that `sample` will use for this token. If the draft model's row is similar to the
+    main model's, the two therefore choose the same token, even if it is not the likeliest. Adjustments and
+    non-candidates are ignored. For a row with `logits`, the best token is returned.
     """
     params, index = request.call.params, request.num_generated + num_ahead
     if params.greedy or row.logits is not None:
@@ -222,7 +229,7 @@ def drafted_token(row: Candidates, request: Request, num_ahead: int) -> int:
 
 
 def logprobs_of(logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
-    """Returns log-probabilities under the model's own distribution, before sampling. `logits` is `[V]`."""
+    """Return log-probabilities of unadjusted `logits` [V] at temperature 1: the token's, and the top ones."""
     wide = logits.astype(np.float64)
     shifted = wide - wide.max()
     logprobs = shifted - np.log(np.exp(shifted).sum())

@@ -1,6 +1,6 @@
-"""Weights: probabilities as integers, and the filters' thresholds in the same units.
+"""Weights: unnormalised probabilities as integers, and the filters' thresholds in the same units.
 
-The arithmetic follows `sampling_rule.py`, so that a device that samples gets the same tokens.
+The arithmetic follows `sampling_rule.py`, so that sampling on the device gives the same tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def weights_of(logits: Floats, best: float, scale: np.float32) -> Ints:
-    """Returns the i64 weights of `logits`; `best` is the greatest logit. NaN has no defined weight."""
+    """Return the i64 weights of `logits`; `best` is the greatest logit. The weight of NaN is undefined."""
     with np.errstate(over="ignore"):  # minus infinity gives weight 0, the correct limit
         scaled = (logits.astype(np.float32) - np.float32(best)) * scale
     exponents = np.maximum(scaled, np.float32(LOWEST_EXPONENT)).astype(np.int32)
@@ -39,20 +39,23 @@ def weights_of(logits: Floats, best: float, scale: np.float32) -> Ints:
 
 
 def scale_of(temperature: float) -> np.float32:
-    """Returns the factor from logits to the exponents of weights; the greatest f32 instead of overflow."""
+    """Return the factor that converts logits to exponents of weights, at most the greatest f32."""
     return np.float32(min(math.log2(math.e) * (1 << FRACTION_BITS) / temperature, _LARGEST))
 
 
 def share_of(top_p: float) -> int:
-    """Returns `top_p` in units of 2**-SHARE_BITS."""
+    """Return `top_p` in units of 2**-SHARE_BITS, rounded down."""
     return int(top_p * (1 << SHARE_BITS))
 
 
 def mass_within(share: int, mass: int) -> int:
-    """Returns that share of the mass: a token with at least that much mass before it fails top-p."""
+    """Return `share` (from `share_of`) of the total weight `mass`, the limit of top-p.
+
+    A token fails top-p if the weights of all heavier tokens sum to at least this limit.
+    """
     return mass * share >> SHARE_BITS
 
 
 def least_weight(min_p: float) -> int:
-    """Returns the smallest weight that passes min-p."""
+    """Return the smallest weight that passes min-p."""
     return math.ceil(min_p * (1 << WEIGHT_BITS))

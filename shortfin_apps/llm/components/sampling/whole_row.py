@@ -1,7 +1,7 @@
 """Sampling from a full row of logits, without `top_k`: filters and draw combined, by `sampling_rule.py`.
 
-Without HOST_FILTERS nothing is sorted, because a device that searches parts of a row in parallel could not
-sort it.
+Without HOST_FILTERS nothing is sorted, so that a device can give the same tokens: devices search parts of a
+row in parallel.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from shortfin_apps.llm.components.sampling.weights import (
 )
 
 PART = 1 << 14  # logits per weight computation: its temporaries fit a core's cache
-FEW = 1 / 16  # of all tokens: if fewer are not banned, only their weights are computed
+FEW = 1 / 16  # if a smaller share of the tokens is not banned, only the weights of these are computed
 
 
 def draw_from_row(logits: Floats, best: float, params: SamplingParams, seed: int, index: int) -> int:
-    """Draws output token `index` of a request with that seed from `logits` [V].
+    """Draw a request's output token `index` from `logits` [V]; return its ID.
 
-    `best` is the greatest logit and finite.
+    Callers must pass the greatest logit as `best`; it must be finite.
     """
     scale = scale_of(params.temperature)
     if (some := _few_left(logits)) is not None:
@@ -44,13 +44,13 @@ def draw_from_row(logits: Floats, best: float, params: SamplingParams, seed: int
 
 
 def _few_left(logits: Floats) -> Ints | None:
-    """Returns the tokens that are not banned, or None if there are too many to draw from them separately."""
+    """Return the tokens that are not banned, or None if these are at least FEW of all tokens."""
     is_left = logits > -np.inf
     return np.flatnonzero(is_left) if np.count_nonzero(is_left) < FEW * len(logits) else None
 
 
 def _drawn(logits: Floats, weights: Ints, params: SamplingParams, seed: int, index: int) -> int:
-    """Draws a position in `weights`, not all 0. Removing zero weights does not change the token."""
+    """Draw an index of `weights`, some of which must not be 0. Zero weights do not affect the token drawn."""
     within = max(1, mass_within(share_of(params.top_p), int(weights.sum())))
     if has_host_filters(params):
         likely = _likeliest(weights, within, least_weight(params.min_p))
@@ -65,7 +65,10 @@ def _drawn(logits: Floats, weights: Ints, params: SamplingParams, seed: int, ind
 
 
 def _likeliest(weights: Ints, within: int, least: int) -> Ints:
-    """Zeroes weights below `least`, and weights with a heavier mass of at least `within`."""
+    """Set weights that fail min-p or top-p to 0.
+
+    These are weights below `least`, and weights for which all heavier weights sum to at least `within`.
+    """
     heaviest = np.sort(weights)[::-1]
     heavier = np.cumsum(heaviest) - heaviest
     lightest = int(heaviest[np.count_nonzero(heavier < within) - 1])

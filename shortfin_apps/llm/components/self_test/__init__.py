@@ -1,1 +1,1 @@
-"""Self-test: runs every entry on prompts with known results, before a server accepts requests."""
+"""Self-test: runs every entry on prompts with known results, at startup and while the server is idle."""

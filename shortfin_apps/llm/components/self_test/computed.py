@@ -1,4 +1,4 @@
-"""Results of an entry for a row of a test prompt, and their deviation from the expected ones."""
+"""Compares an entry's result for one position of a test prompt with the expected result."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from shortfin_apps.llm.contract.self_test_file import ExpectedLogits, SelfTestFi
 
 Array = npt.NDArray[Any]
 
-# In tolerances: a drawn token must be the best one if the second is this far below it, and no token may
-# exceed by this much the tokens that the reference ranks above it.
+# A clear difference of two logits, in units of the file's tolerance. A drawn token must not be clearly worse
+# than the best one, and no token may be clearly better than the tokens that the reference ranks above it.
 CLEAR = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """One row of one invocation.
+    """The result of one row of one invocation: logits at a position of a prompt, or a token drawn from them.
 
-    `error` is the error measure of SelfTestFile; `problem` describes any other fault. `bits` is a digest of
-    the logits, or of a drawn token. `row` distinguishes the rows of an entry.
+    `error` is the error measure of SelfTestFile; `problem` describes any other fault, None if there is none.
+    `bits` is a digest of the logits, or the drawn token. `row` distinguishes the results of an entry.
     """
 
     entry: str
@@ -37,7 +37,7 @@ class Computed:
 
     @property
     def key(self) -> tuple[str, int, int, int]:
-        """Key that identifies the same row in another run."""
+        """Key of the same row in another run of the self-test."""
         return self.entry, self.row, self.prompt, self.position
 
     def passes(self, tolerance: float) -> bool:
@@ -54,7 +54,7 @@ def compare_row(
     values: Array,
     indices: Array,
 ) -> Computed:
-    """Compare a row of logits [V] and its candidates, values and indices [K], with the reference."""
+    """Compare `logits` [V] and their candidates, `values` and `indices` [K], with the reference's logits."""
     finite = bool(np.isfinite(logits).all())
     problem: str | None = "its logits are not finite"
     if finite:
@@ -73,7 +73,7 @@ def compare_row(
 def compare_token(
     entry: str, row: int, prompt: int, expected: ExpectedLogits, file: SelfTestFile, token_id: int
 ) -> Computed:
-    """Check a token that the entry drew greedily from logits that it does not return."""
+    """Check a token that an entry drew greedily from logits that the entry does not return."""
     clear = _clear(expected, file)
     likely = {
         token
@@ -87,7 +87,7 @@ def compare_token(
 
 
 def drawn_as_seen(entry: str, row: int, prompt: int, position: int, logits: Array, token_id: int) -> Computed:
-    """Check a token that the entry drew greedily from `logits`: the best, with the lowest ID among equals."""
+    """Check that a token drawn greedily from `logits` is the best one, or in a tie the lowest ID."""
     best = int(np.argmax(logits))
     problem = None if token_id == best else f"it draws token {token_id} of logits whose best is {best}"
     return _drawn(entry, row, prompt, position, token_id, problem)
@@ -107,7 +107,7 @@ def _drawn(entry: str, row: int, prompt: int, position: int, token_id: int, prob
 
 
 def _problem_of(logits: Array, values: Array, indices: Array) -> str | None:
-    """The fault in the candidates of `logits`, if any: they must be its best, best first, bit by bit."""
+    """Return what is wrong with the candidates, or None if they are exactly the best `logits`, best first."""
     if not (indices.min() >= 0 and indices.max() < len(logits)) or len(np.unique(indices)) < len(indices):
         return "its candidates are no distinct tokens of the vocabulary"
     if not np.array_equal(logits[indices], values):
@@ -118,7 +118,10 @@ def _problem_of(logits: Array, values: Array, indices: Array) -> str | None:
 
 
 def _unexpected(logits: Array, expected: ExpectedLogits, file: SelfTestFile) -> str | None:
-    """Report a token outside the reference's best ones that is far above the lowest of them."""
+    """Return a problem if a token that is not among the reference's best has a clearly better logit.
+
+    Compares with the lowest of the reference's best logits. Returns None if no such token exists.
+    """
     others = logits.copy()
     others[list(expected.best_ids)] = -np.inf
     token_id = int(np.argmax(others))
@@ -136,7 +139,7 @@ def _deviation(expected: ExpectedLogits) -> float:
 
 
 def _error(logits: Array, expected: ExpectedLogits, file: SelfTestFile) -> float:
-    """The larger of the errors at the sampled tokens and at the best ones."""
+    """Return the larger of the errors at the file's sampled tokens and at the reference's best tokens."""
     pairs = ((file.sample_ids, expected.sampled), (expected.best_ids, expected.best))
     differences = [logits[list(ids)].astype(np.float64) - np.asarray(known) for ids, known in pairs]
     return max(float(np.sqrt(np.mean(each * each))) for each in differences) / _deviation(expected)

@@ -1,4 +1,4 @@
-"""Runs each entry of a program on full rows of the test prompts."""
+"""Runs each entry of a program on batches of test prompts, with as many rows as the entry takes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shortfin_apps.llm.components.self_test.rows import Row, TestPages
 from shortfin_apps.llm.contract.abi import MIN_BLOCKS, NO_TOP_K, Entry, EntryFamily, Layout, SamplingField
 from shortfin_apps.llm.contract.self_test_file import DECODE_STEPS, SelfTestFile, TestLayout
 
-# Prefills run first: the others read the pages that they write.
+# Prefills run first: other entries read the pages that prefills write.
 _ORDER = (
     Layout.PREFILL,
     Layout.PACKED,
@@ -33,13 +33,13 @@ _ORDER = (
     Layout.SAMPLE,
     Layout.ADJUSTED_SAMPLE,
 )
-# Rows of an `extend`: number of decodes, and total rows if the entry takes any number.
+# Rows of an `extend`: maximum number of decodes, and total rows if the entry takes any number of rows.
 _PACKED_DECODES = 4
 _DYNAMIC_ROWS = 6
 
 
 class EntryRuns:
-    """A self-test's invocations, entry by entry, on pages of `cache` that `release` returns."""
+    """Runs a self-test's invocations, entry by entry, on pages of `cache`. Callers must `release` these."""
 
     def __init__(self, runner: BatchRunner, cache: KVCache, file: SelfTestFile) -> None:
         self._runner = runner
@@ -53,9 +53,10 @@ class EntryRuns:
         self.rows: list[Row] = []  # of the last invocation
 
     def of(self, shape: Shape) -> Generator[list[Computed]]:
-        """Run the entry, and yield the results of each of its invocations while its pages are held.
+        """Run the entry of `shape`; yield the results of each invocation before the pages are released.
 
-        Yields nothing if there are too few pages for one row. Raises InvocationError.
+        Invocations that only prepare pages yield an empty list. If there are too few pages for one row, no
+        results are yielded. Raises InvocationError.
         """
         runs = {
             Layout.PREFILL: self._prefill,
@@ -80,7 +81,7 @@ class EntryRuns:
         self._pages.release()
 
     def _fill_prefixes(self) -> bool:
-        """Compute the full pages that decoding rows start with; returns False if there are too few pages."""
+        """Compute the full pages that decoding rows start with; return False if there are too few pages."""
         base = max(self._layout.bases)
         if not base:
             return True
@@ -95,7 +96,11 @@ class EntryRuns:
         return self._runner.buckets.nearest(batch), batch
 
     def _prefill(self, shape: Shape) -> Generator[list[Computed]]:
-        """Full prompts in two chunks; the second reads the pages that the first has written."""
+        """Prefill whole prompts in chunks; later chunks read the pages that earlier chunks have written.
+
+        Chunks have the entry's static length. If the length is dynamic, there are two: one page, and the
+        rest.
+        """
         self.rows = self._pages.prefilling(shape.rows)
         entry = Entry.parse(shape.entry)
         static = None if entry is None else entry.length
@@ -124,7 +129,7 @@ class EntryRuns:
                 yield self._run(wide, EntryFamily.DECODE, tasks)
 
     def _extend(self, shape: Shape) -> Generator[list[Computed]]:
-        """Decodes and full prompts in one invocation, as many as the entry takes."""
+        """Run decodes and whole prompts in one invocation, as many as the entry takes."""
         entry = Entry.parse(shape.entry)
         length = None if entry is None else entry.length
         prompt_length = self._layout.length
@@ -148,7 +153,7 @@ class EntryRuns:
     def _loop(self, shape: Shape) -> Generator[list[Computed]]:
         self.rows = self._pages.decoding(shape.rows, self._layout.bases)
         if len(self.rows) < shape.rows:
-            return  # a smaller entry would be used for them
+            return  # `start_loop` would choose an entry with fewer rows
         tasks = [row.task(row.start, row.start + 1) for row in self.rows]
         loop = self._runner.start_loop(Batch(EntryFamily.DECODE, tuple(tasks)), self._sampling(tasks))
         assert loop is not None, "the program has a loop for so many rows"
@@ -161,7 +166,7 @@ class EntryRuns:
         yield computed
 
     def _sample(self, shape: Shape) -> Generator[list[Computed]]:
-        """Draw from the rows of a decode, repeating each until the entry is full."""
+        """Draw tokens from the rows of a decode; the decode's rows repeat until the entry's rows are full."""
         decode = self._runner.buckets.decode_of(shape.rows)
         rows = self.rows = self._pages.decoding(decode.rows, self._layout.bases)
         if not rows:
@@ -210,7 +215,10 @@ class EntryRuns:
 
 
 def _best_of_whole_row(task: LlmTaskInput) -> list[int]:
-    """Sampling fields that draw the best token without a top-k: it alone makes up the share of top-p."""
+    """Return sampling fields that draw the best token without a top-k.
+
+    Top-p is so small that only the best token passes.
+    """
     fields = {
         SamplingField.SCALE: int(scale_of(1.0).view(np.int32)),
         SamplingField.TOP_K: NO_TOP_K,

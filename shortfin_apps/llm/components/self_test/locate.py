@@ -1,7 +1,8 @@
-"""Finds the first layer that a faulty entry computes wrongly, by the keys and values that it writes.
+"""Finds the first layer that a faulty entry computes wrongly, by the keys and values that the entry writes.
 
-The entry runs again on a page table small enough to be downloaded. The pages that it writes are compared bit
-by bit with the pages of an entry that passed, or, if none did, with the sums in the self-test's file.
+The entry runs again on a page table small enough to be downloaded. The pages that the entry writes are
+compared with the pages of an entry that passed. If no entry passed, sums over the pages are compared with the
+sums in the self-test's file.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ from shortfin_apps.llm.contract.self_test_file import PageSums, SelfTestFile
 logger = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 
-_Segment = tuple[int, int, int]  # a prompt, and its positions from a start to a stop
+_Segment = tuple[int, int, int]  # the index of a prompt, and its positions `start .. stop - 1`
 
 NUM_PAGES = 64
-# For sums of keys and values, in tolerances of logits.
+# Allowed deviation of sums of keys and values, in units of the file's tolerance for logits.
 SLACK = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where an entry first differs: in keys or values of a layer or, if `layer` is None, after all of them.
+    """Where an entry's results first differ: in `what` (keys or values) of `layer`.
 
-    `than` is the name of what it was compared with.
+    If `layer` is None, the error is after the last layer's keys and values. `than` names what the entry was
+    compared with.
     """
 
     layer: int | None
@@ -61,10 +63,13 @@ class Locator:
     program: Program
     config: ModelConfig
     file: SelfTestFile
-    same_bits: bool  # whether entries give a row the same bits, as on CPUs
+    same_bits: bool  # whether all entries compute bit-identical results for a row, as on CPUs
 
     def locate_first(self, failures: Sequence[EntryFailure], outcome: Outcome) -> Location | None:
-        """Locate the fault of the first entry that failed, unless it did not run."""
+        """Locate the fault of the first failed entry.
+
+        Returns None if no entry failed, or if the first failed entry could not be run.
+        """
         if not failures or failures[0].entry in outcome.broken:
             return None
         failed = {each.entry for each in failures}
@@ -72,9 +77,9 @@ class Locator:
         return self.locate(failures[0].entry, passed)
 
     def locate(self, entry: str, others: Sequence[str]) -> Location | None:
-        """The first layer that `entry` computes wrongly; `others` are entries that passed.
+        """Find the first layer that `entry` computes wrongly; `others` are entries that passed.
 
-        Returns None if the entry writes no keys and values, or fails when it runs again.
+        Returns None if the entry writes no keys and values, or if it fails when it runs again.
         """
         try:
             wrong = self._written_by(entry)
@@ -90,9 +95,10 @@ class Locator:
             return None
 
     def _written_by(self, entry: str) -> dict[_Segment, list[Planes]]:
-        """K and V of each layer by prompt, start and stop, for one row of each full segment.
+        """Run `entry` until it has written pages; return K and V of each layer for one row of each segment.
 
-        Each has several readings if the page layout is ambiguous.
+        A segment has several readings if the layout of its page is ambiguous (see `read_planes`). Empty if
+        the entry writes no pages, or if there are too few pages.
         """
         runner, runs = self._runs()
         shape = next(each for each in runs.shapes if each.entry == entry)
@@ -113,7 +119,7 @@ class Locator:
         return runner, EntryRuns(runner, cache, self.file)
 
     def _planes(self, slabs: Sequence[Array], row: Row) -> list[Planes]:
-        """Readings of the row's first own page."""
+        """Return K and V of each layer in the row's first own page, for each possible page layout."""
         lease, page = row.lease, {}
         for slab, pages in zip(self.config.slabs, slabs, strict=True):
             page_ids = lease.page_ids if slab.pool == "whole" else lease.window_page_ids
@@ -144,7 +150,7 @@ class Locator:
         return Location(*min(found), than) if found else Location(None, "", than)
 
     def _differ(self, a: Array, b: Array) -> bool:
-        """Whether two planes differ: on CPUs in any bit, elsewhere by more than reordered sums explain."""
+        """Return whether two planes differ: in any bit if `same_bits`, else by more than SLACK allows."""
         if self.same_bits:
             return not np.array_equal(a, b)
         return not deviation(sums_of(a), sums_of(b)) <= SLACK * self.file.tolerance
@@ -152,12 +158,12 @@ class Locator:
     def _by_sums(self, wrong: dict[_Segment, list[Planes]]) -> Location:
         readings = list(zip(*wrong.values(), strict=True))
         found = [list(self._deviating(dict(zip(wrong, reading, strict=True)))) for reading in readings]
-        best = min(found, key=len)  # of the possible page layouts, the best match
+        best = min(found, key=len)  # the possible page layout that matches the file best
         than = "the reference"
         return Location(*min(best), than) if best else Location(None, "", than)
 
     def _deviating(self, planes: dict[_Segment, Planes]) -> Iterator[tuple[int, str]]:
-        """Layers with sums that are too far from the file's."""
+        """Yield layers whose sums deviate too much from the file's sums, with "keys" or "values"."""
         for (prompt, start, stop), layers in planes.items():
             for sums in self.file.prompts[prompt].pages:
                 if (sums.start, sums.stop) == (start, stop) and sums.layer in layers:
@@ -170,13 +176,16 @@ class Locator:
 
 
 def sums_of(plane: Array) -> tuple[float, float]:
-    """Sums of the elements, and of their squares."""
+    """Return the sum of the elements, and the sum of their squares."""
     with np.errstate(all="ignore"):  # a faulty entry may write anything
         wide = plane.astype(np.float64)
         return float(wide.sum()), float((wide * wide).sum())
 
 
 def deviation(found: tuple[float, float], known: tuple[float, float]) -> float:
-    """Distance of sums, in units of the elements' root mean square; NaN for non-finite elements."""
+    """Return the relative distance of two results of `sums_of`; NaN if elements are not finite.
+
+    Sums are compared in units of the square root of `known`'s sum of squares.
+    """
     size = known[1] or 1.0
     return max(abs(found[0] - known[0]) / float(size**0.5), abs(found[1] - known[1]) / size / 2)

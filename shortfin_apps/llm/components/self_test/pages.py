@@ -1,4 +1,4 @@
-"""Extracts each layer's keys and values from the bytes of a page; the order of elements may vary."""
+"""Extracts each layer's keys and values from a page. The order of the extracted elements is unspecified."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import numpy.typing as npt
 from shortfin_apps.llm.contract.config import SCALE_BYTES, ModelConfig, Pool, cache_row_elements
 
 Array = npt.NDArray[Any]
-Planes = dict[int, tuple[Array, Array]]  # K and V of each layer, as f32 or in the stored type
+Planes = dict[int, tuple[Array, Array]]  # K and V by layer, dequantised to f32 or in the stored type
 
 
 def read_planes(
     page: Mapping[Pool, Array], config: ModelConfig, pools: Mapping[Pool, Sequence[int]]
 ) -> list[Planes]:
-    """Read the layers of a page, given as [elements] of each pool; `pools` lists the layers in each.
+    """Return each layer's K and V in a page, for each possible layout of the page.
 
-    An 8-bit cache stores its scales after each token's row, or after each head's elements, depending on the
-    program's attention: both readings are returned, one of which is right. Layers with a state have no keys.
+    `page` has the page's elements [elements] in each pool; `pools` lists the layers of each pool. An int8
+    cache stores scales after each token's row or after each head's elements, depending on the program's
+    attention; then the result has two readings, one of which is right. Layers in the pool "state" are left
+    out, because they have no keys.
     """
     cache = config.paged_kv_cache
     kept = [(page[pool], layers) for pool, layers in pools.items() if pool != "state"]
@@ -44,7 +46,7 @@ def read_planes(
         v = quants[1].reshape(heads, stride, dim) * scales[1][:, :, None]
         return k, v
 
-    # The wrong reading interprets quants as scales, which may be any numbers.
+    # The wrong reading interprets quants as scales, which may then overflow.
     with np.errstate(all="ignore"):
         return [
             _joined(kept, by_token, 2 * stride * cache_row_elements(heads, dim, cache.dtype)),

@@ -19,14 +19,14 @@ from shortfin_apps.llm.contract.iree_release import installed_version
 
 _LIBRARIES = ("iree-base-runtime", "shortfin", "numpy")
 _CPUINFO = Path("/proc/cpuinfo")
-# Kinds of operations in the manifest's lines on kernels: outside of the layers, and after them.
+# Kinds of operations in the manifest's `kernels`: those outside of the layers, and those after the layers.
 _OUTSIDE = ("Embed", "LastTokens", "CapLogits", "TopK", "Sample")
 _AFTER = ("Norm", "Linear", "CapLogits", "TopK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The tested artefact and device: `identity` and `kernels` are from the manifest."""
+    """The tested artefact and device. `identity` and `kernels` are the manifest's."""
 
     device: str
     identity: str | None = None
@@ -34,7 +34,7 @@ class Subject:
 
 
 def sentence(subject: Subject, failures: Sequence[EntryFailure], location: Location | None) -> str:
-    """One-sentence summary, based on the first entry that failed."""
+    """Summarise a failed self-test in one sentence, about the first entry that failed."""
     first, others = failures[0], len(failures) - 1
     parts = [f"self-test: `{first.entry}` {first.problem}"]
     if location is not None:
@@ -46,7 +46,7 @@ def sentence(subject: Subject, failures: Sequence[EntryFailure], location: Locat
 
 
 def kernels_at(kernels: Iterable[str], location: Location) -> list[str]:
-    """Names of the kernels that compute the location; linalg only if there is no other."""
+    """Return the names of the kernels that compute what is wrong; "linalg" only if there is no other."""
 
     def computes_it(kind: str) -> bool:
         return kind in _AFTER if location.layer is None else kind not in _OUTSIDE
@@ -59,7 +59,7 @@ def kernels_at(kernels: Iterable[str], location: Location) -> list[str]:
 def document(
     subject: Subject, outcome: Outcome, failures: Sequence[EntryFailure], location: Location | None
 ) -> dict[str, Any]:
-    """The full report, to send with a support request; contains no user data."""
+    """Return the full report, to send with a support request. It contains no user data."""
     return {
         "version": __version__,
         "versions": {name: installed_version(name) for name in _LIBRARIES},
@@ -76,7 +76,7 @@ def document(
 
 
 def write(document: dict[str, Any]) -> Path | None:
-    """Write a report into the temporary directory; returns None if that is not writable."""
+    """Write a report into the temporary directory; return None if the directory is not writable."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="shortfin-llm-self-test-", suffix=".json", delete=False, encoding="utf-8"
@@ -88,7 +88,7 @@ def write(document: dict[str, Any]) -> Path | None:
 
 
 def cpu_model() -> str:
-    """The CPU's name as Linux reports it, else its architecture."""
+    """Return the CPU's name as Linux reports it, or the machine's architecture if Linux reports none."""
     try:
         found = re.search(r"^model name\s*: (.*)$", _CPUINFO.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

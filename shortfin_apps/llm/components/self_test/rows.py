@@ -1,4 +1,4 @@
-"""Rows of test prompts on pages of the KV cache."""
+"""Batch rows made of test prompts, with pages of the KV cache."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.self_test_file import DECODE_STEPS, TestPrompt
 
-SALT = "self-test"  # nothing is published, so no request finds these pages
+SALT = "self-test"  # of the leases; nothing is published, so no request finds these pages
 _GREEDY = SamplingParams(max_tokens=1, temperature=0, seed=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A test prompt with its own pages, which an entry computes from position `start` on.
+    """A test prompt in a batch, which an entry computes from position `start` on, into the row's own pages.
 
-    `summed` are the positions in its first own page for which the file has sums of K and V, once they are
-    computed; `own_page` is that page's column in the block table.
+    `own_page` is the block table column of the row's first own page. `summed` is the range of positions in
+    this page for which the self-test's file has sums of K and V; None if there are none.
     """
 
     prompt: int
     token_ids: Sequence[int]
     start: int
-    lease: Lease  # a view of pages that caches lease; no cache knows it
+    lease: Lease  # a copy of pages of other leases, not registered with the cache
     summed: tuple[int, int] | None
     own_page: int
 
     def task(self, start: int, stop: int) -> LlmTaskInput:
-        """A task for the positions `start .. stop - 1`."""
+        """Return a task for the positions `start .. stop - 1`."""
         request = Request(
             GenerateCall(request_id=SALT, prompt_token_ids=tuple(self.token_ids[: start + 1]), params=_GREEDY)
         )
@@ -44,9 +44,10 @@ class Row:
 
 
 class TestPages:
-    """Pages for rows of the test prompts, until `release`.
+    """Leases pages for rows of the test prompts; `release` returns all.
 
-    Decoding rows share full prefix pages, which the owner fills once: `prefix_rows` computes them.
+    Decoding rows share full prefix pages. Callers must compute the rows of `prefix_rows` once, before they
+    run decoding rows.
     """
 
     __test__ = False  # not a pytest class
@@ -59,7 +60,7 @@ class TestPages:
         self._leases: list[Lease] = []
 
     def prefix_rows(self, base: int) -> list[Row] | None:
-        """A row of each prompt with the pages of its first `base` tokens; None if there are too few pages."""
+        """Return a row of each prompt with pages for `base` tokens; None if there are too few pages."""
         rows = []
         for prompt in range(len(self._prompts)):
             if (lease := self._leased(self._prefixes, base)) is None:
@@ -68,7 +69,10 @@ class TestPages:
         return rows
 
     def decoding(self, count: int, bases: Sequence[int]) -> list[Row]:
-        """Up to `count` rows, as pages allow; they cycle through prompts and starts."""
+        """Return up to `count` decoding rows, as many as pages allow, of all prompts and start positions.
+
+        `bases` are the start positions. Prompts change from row to row, start positions after all prompts.
+        """
         rows: list[Row] = []
         for index in range(count):
             prompt = index % len(self._prompts)
@@ -81,7 +85,7 @@ class TestPages:
         return rows
 
     def prefilling(self, count: int) -> list[Row]:
-        """Up to `count` rows of full prompts, as pages allow."""
+        """Return up to `count` rows of whole prompts, as many as pages allow."""
         rows: list[Row] = []
         for index in range(count):
             prompt = index % len(self._prompts)
@@ -104,11 +108,11 @@ class TestPages:
         return lease
 
     def release_rows(self) -> None:
-        """Zero and return the pages of all rows except the prefixes."""
+        """Zero the pages of all rows except the prefixes, and return the pages to the cache."""
         self._release(self._leases)
 
     def release(self) -> None:
-        """Zero and return all pages."""
+        """Zero all pages, and return the pages to the cache."""
         self._release(self._leases)
         self._release(self._prefixes)
 
@@ -125,7 +129,7 @@ class TestPages:
 
 
 def _view(own: Lease, prefix: Lease | None, num_pages: int) -> Lease:
-    """A view of the first pages of `prefix`, followed by the pages of `own`."""
+    """Return an unregistered lease of the first `num_pages` pages of `prefix`, then the pages of `own`."""
     if prefix is None:
         prefix = Lease(window_page_ids=[])
     windows = None

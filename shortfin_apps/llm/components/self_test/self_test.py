@@ -1,4 +1,4 @@
-"""The self-test of a program: compares every entry with the reference and with the others."""
+"""The self-test of a program: compares every entry with the reference and with other entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class EntryFailure:
-    """An entry that failed: its worst row, or the reason why it has none."""
+    """An entry that failed, and why; `error`, `prompt` and `position` describe a faulty row, if any."""
 
     entry: str
     problem: str
@@ -30,9 +30,10 @@ class EntryFailure:
 
 @dataclass(slots=True)
 class Outcome:
-    """Results of a self-test so far: `rows` of every entry, and the entries that failed to run.
+    """Results of a self-test so far.
 
-    `untested` are entries for which there were too few pages.
+    `rows`: results of all entries. `broken`: entries that failed to run, with the reason. `untested`: entries
+    for which there were too few pages.
     """
 
     file: SelfTestFile
@@ -47,21 +48,21 @@ class Outcome:
 
     @property
     def bits(self) -> dict[Key, bytes]:
-        """The digest of each row."""
+        """The digest of each row, by the row's key."""
         return {row.key: row.bits for row in self.rows}
 
     def worst(self, entry: str) -> Computed | None:
-        """The entry's row that deviates most from the expected result."""
+        """Return the entry's row that deviates most from the expected result; None if it has no rows."""
         rows = [row for row in self.rows if row.entry == entry]
         return max(rows, key=lambda row: (row.problem is not None, row.error), default=None)
 
     def failures(
         self, *, same_bits: bool = False, known_bits: Mapping[Key, bytes] | None = None
     ) -> list[EntryFailure]:
-        """Entries that failed, in the order in which they ran: the first may explain the others.
+        """Return the entries that failed, in the order in which they ran: the first may explain the others.
 
-        With `same_bits`, all entries must give a position the same bits; with `known_bits`, each row must
-        have the bits given for it.
+        With `same_bits`, all entries must compute bit-identical logits for a position. With `known_bits`,
+        each row must also have the bits that `known_bits` has for it, if any.
         """
         found = []
         others = self.differing_bits() if same_bits else {}
@@ -102,7 +103,10 @@ class Outcome:
         return None
 
     def differing_bits(self) -> dict[str, Computed]:
-        """For each entry with logits that differ from most entries' at the same position, one such row."""
+        """Return, by entry, the first row whose logits differ from those of most rows at the same position.
+
+        Entries without such a row are left out.
+        """
         seen: dict[tuple[int, int], Counter[bytes]] = {}
         for row in self._of_logits():
             seen.setdefault((row.prompt, row.position), Counter())[row.bits] += 1
@@ -120,7 +124,7 @@ class Outcome:
 class SelfTest:
     """Runs a program's entries on the test prompts, using pages leased from `cache`.
 
-    Not thread-safe: call it on the engine's thread, between invocations.
+    Not thread-safe. Callers must use the engine's thread, between invocations.
     """
 
     def __init__(self, runner: BatchRunner, cache: KVCache, file: SelfTestFile) -> None:
@@ -135,7 +139,7 @@ class SelfTest:
     def steps(self, outcome: Outcome) -> Generator[None]:
         """Run the entries that `outcome` does not contain yet, one invocation per step.
 
-        Closing the iterator returns all pages; the results of an unfinished entry are then dropped.
+        Closing the generator returns all pages, and drops the results of an entry that is not finished.
         """
         runs = EntryRuns(self._runner, self._cache, self._file)
         try:
@@ -166,5 +170,5 @@ class SelfTest:
 
 
 def _numbered(rows: list[Computed]) -> list[Computed]:
-    """Number the rows of one entry, to distinguish rows at the same place in the batch."""
+    """Number the results of one entry: results of several invocations have the same index in the batch."""
     return [replace(row, row=index) for index, row in enumerate(rows)]

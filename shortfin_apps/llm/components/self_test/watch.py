@@ -14,15 +14,15 @@ from shortfin_apps.llm.contract.errors import LlmError, SelfTestError
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
-IDLE_S = 1.0  # without a request before a run continues
+IDLE_S = 1.0  # time without requests before a run starts or continues
 ADVICE = "`shortfin-llm verify DIR` says which files differ from what was built"
 
 
 class SelfTestWatch:
-    """Runs a self-test when it is due, one invocation at a time. Only the engine's thread calls it.
+    """Runs a self-test when it is due, one invocation at a time. Callers must use the engine's thread.
 
-    With `same_bits`, as on CPUs, all entries must give a position the same bits. In any case, each entry must
-    repeat the bits of the first run.
+    If the locator has `same_bits` (as on CPUs), all entries must compute bit-identical logits for a position.
+    On every device, each entry must repeat the bits of the run at startup.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SelfTestWatch:
         self.failure: str | None = None  # fault found in the last run
 
     def run(self) -> Outcome:
-        """Run the full self-test at startup. Raises SelfTestError."""
+        """Run the full self-test at startup. Raises SelfTestError if it fails."""
         began_s = self._clock()
         outcome = self._self_test.run()
         self._finish(outcome)
@@ -69,12 +69,12 @@ class SelfTestWatch:
         return outcome
 
     def notice_work(self) -> None:
-        """Report a new request: returns the pages of a run in progress, which continues later."""
+        """Pause a run in progress, because a request has arrived: its pages return to the cache."""
         self._idle_since_s = self._clock()
         self._pause()
 
     def seconds_until_due(self) -> float | None:
-        """Seconds to wait for requests before the next `step`; None if no further run is planned."""
+        """Return how many seconds to wait for requests before the next `step`; None if no run is planned."""
         if not self._hourly or self.failure is not None:
             return None
         if self._steps is not None:
@@ -105,7 +105,7 @@ class SelfTestWatch:
             self._steps = None
 
     def _finish(self, outcome: Outcome) -> None:
-        """Count a run, and report its failure."""
+        """Count a finished run; if it failed, locate the fault and write a report."""
         self.num_runs += 1
         self._due_s = self._clock() + INTERVAL_S
         same_bits = self._locator.same_bits

@@ -1,7 +1,7 @@
 """Jump-ahead: proposes the tokens that a request's grammar forces, such as the keys of a JSON schema.
 
 A grammar that forces tokens allows no others, so a proposal is accepted unless the request ends first or
-another parameter bans a token. One rate is therefore enough; it drops when a proposal was wrong.
+another parameter bans a token. Therefore one acceptance rate is enough; it drops when a proposal was wrong.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _PRIOR: Final = 0.99
 
 
 class JumpAhead(Proposer):
-    """Proposes at most `max_tokens` at once; the output starts after `num_prompt_tokens`.
+    """Proposes at most `max_tokens` forced tokens at once.
 
-    The matcher is the request's own, which sampling also uses: both query it with the same growing output.
+    `matcher` is the request's own grammar matcher, which sampling also uses with the same growing output.
     """
 
     def __init__(self, matcher: GrammarMatcher, num_prompt_tokens: int, max_tokens: int) -> None:

@@ -1,8 +1,8 @@
 """Prompt lookup: proposes the tokens that followed an earlier occurrence of a request's last tokens.
 
-The index of n-grams is the match finder of LZ77 with hash chains: the latest position of each pair of tokens,
-and for each position the previous one of the same pair. A lookup follows the chain for a few steps and keeps
-the longest match. Adding a token and looking up take constant time, whatever the length of the sequence.
+The index works like LZ77's match finder with hash chains. It stores the latest position of each pair of
+tokens, and for each position the previous position of the same pair. A lookup follows this chain for a few
+steps and returns the longest match. Adding a token and looking up take constant time for any sequence length.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 from shortfin_apps.llm.components.speculation.acceptance import Acceptance
 from shortfin_apps.llm.components.speculation.draft import Proposer
 
-WINDOW_TOKENS = 8192  # how far back it looks; bounds its memory to about 1 MiB
-ADDED_AT_ONCE = 1024  # tokens per call, so that a long prompt does not delay a step
+WINDOW_TOKENS = 8192  # how far back a lookup searches; bounds the index's memory to about 1 MiB
+ADDED_AT_ONCE = 1024  # tokens indexed per call, so that a long prompt does not delay a step
 CHAIN_LENGTH = 8  # number of earlier positions compared
 LONGEST_MATCH = 32  # tokens; longer matches are no better
 _NONE = -1
@@ -23,14 +23,14 @@ _TOKEN_BITS = 32
 
 
 class Match(NamedTuple):
-    """A match: the `length` tokens before position `end` equal the sequence's last ones."""
+    """A match: the `length` tokens before position `end` equal the last `length` tokens of the sequence."""
 
     end: int
     length: int
 
 
 class NgramIndex:
-    """The pairs of tokens of one growing sequence, up to WINDOW_TOKENS back."""
+    """An index of the token pairs in the last WINDOW_TOKENS of one growing sequence."""
 
     def __init__(self) -> None:
         self._latest: dict[int, int] = {}  # by pair, the position of its second token
@@ -40,10 +40,10 @@ class NgramIndex:
         self._num_added = 1  # lower positions are in the index; the first token ends no pair
 
     def longest_match(self, token_ids: Sequence[int]) -> Match | None:
-        """The longest match among the last few earlier positions, the latest if several.
+        """Return the longest match at earlier occurrences of the sequence's last two tokens.
 
-        Returns None if the last two tokens have not occurred together, or if tokens are still to be added.
-        The sequence may only have grown since the last call.
+        Compares the latest CHAIN_LENGTH occurrences; in a tie, returns the latest. Returns None if there is
+        no occurrence, or if tokens are still to be indexed. `token_ids` must extend the previous call's.
         """
         last = len(token_ids) - 1
         self._add(token_ids, min(last, self._num_added + ADDED_AT_ONCE))
@@ -78,13 +78,13 @@ class NgramIndex:
         self._num_added = max(self._num_added, stop)
 
     def _forget(self, token_ids: Sequence[int], position: int) -> None:
-        """Drop a position unless a later one of its pair was added."""
+        """Drop the pair that ends at `position`, unless the pair has occurred again later."""
         if position and self._latest.get(pair := _pair(token_ids, position)) == position:
             del self._latest[pair]
 
 
 def continuation(token_ids: Sequence[int], end: int, count: int) -> list[int]:
-    """`count` tokens from position `end` on, repeated cyclically if the sequence ends first."""
+    """Return `count` tokens from position `end` on, repeated cyclically if the sequence ends first."""
     known = list(token_ids[end : end + count])
     while len(known) < count:
         known += known[: count - len(known)]
@@ -96,7 +96,10 @@ def _pair(token_ids: Sequence[int], position: int) -> int:
 
 
 def _common_suffix(token_ids: Sequence[int], position: int, last: int) -> int:
-    """Length of the common suffix at `position` and `last`, known to be at least 2; at most LONGEST_MATCH."""
+    """Return how many tokens up to `position` equal those up to `last`; at most LONGEST_MATCH.
+
+    Callers must know that at least 2 are equal.
+    """
     length = 2
     most = min(LONGEST_MATCH, position + 1)
     while length < most and token_ids[position - length] == token_ids[last - length]:
@@ -105,13 +108,13 @@ def _common_suffix(token_ids: Sequence[int], position: int, last: int) -> int:
 
 
 class PromptLookup(Proposer):
-    """Proposes at most `max_tokens` at once, as many as past acceptance justifies."""
+    """Proposes as many tokens as the acceptance of past proposals justifies, at most `max_tokens` at once."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._index = NgramIndex()
         self._acceptance = Acceptance()
-        self._match: Match | None = None  # of the last proposal
+        self._match: Match | None = None  # the match of the last proposal
 
     def num_worth(self, token_ids: Sequence[int], least: float, most: int) -> int:
         self._match = match = self._index.longest_match(token_ids)

@@ -1,8 +1,8 @@
 """Chunked prefill: prefill and decode run in separate, alternating invocations.
 
-When both kinds of work wait, each decode invocation is followed by one prefill invocation, so neither
-starves: a decoding request waits for at most one prefill between two tokens, and prompts get one for each
-token of the decoding requests, regardless of their number.
+While both prefills and decodes wait, each decode invocation is followed by one prefill invocation, so neither
+starves. A decoding request waits for at most one prefill between two tokens. Prompts get one prefill
+invocation per decode invocation, however many requests decode.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
 
-# On a CPU. According to tests/components/batching/test_policy.py, with full batches of default chunks,
-# decodes would wait 50 % longer when there are many prompts, and fewer steps would not raise throughput.
+# On a CPU. According to tests/components/batching/test_policy.py, a budget for full batches of default chunks
+# would make decodes wait 50 % longer under many prompts; fewer steps would not raise throughput.
 DEFAULT_PREFILL_BUDGET = 320
 
 
 class DefaultMode(BatchMode):
-    """Alternates decodes and prefills; `prefills_per_decode` prefills run for each decode if both wait."""
+    """Alternates invocations: while both kinds wait, `prefills_per_decode` prefills follow each decode."""
 
     def __init__(self, *, chunks: PrefillChunks, max_decode_batch: int, prefills_per_decode: int = 1) -> None:
         self._chunks = chunks
@@ -85,10 +85,10 @@ class DefaultMode(BatchMode):
 def _prefill_budget(
     settings: BatchSettings, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool
 ) -> TokenBudget | None:
-    """The prefill budget; None keeps chunks at one size.
+    """Create the prefill budget; None if chunks have a fixed size.
 
-    Chunks have one size if only a chunk length was given, as upstream's servers cut prompts, and if only full
-    prompts or chunks of fixed lengths were compiled.
+    Chunks have a fixed size if only a chunk length was given, as in upstream's servers, or if the VMFB takes
+    only full prompts or chunks of certain lengths.
     """
     if not config.has_prefill_position or not entries.takes_any_chunk:
         return None
@@ -98,5 +98,6 @@ def _prefill_budget(
 
 
 def _is_decode(request: Request) -> bool:
-    # A model without start positions cannot see the cache in a prefill, but its decode can.
+    # A prefill of a model without start positions cannot attend to cached tokens, so a single token after
+    # cached ones must be a decode.
     return request.num_uncomputed == 1 and request.num_computed > 0

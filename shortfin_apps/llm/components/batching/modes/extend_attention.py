@@ -2,19 +2,20 @@
 
 A batch is filled in this order:
 
-1. Decodes, one row each. A decoding request therefore waits for one invocation of at most the budget.
-2. Prefill chunks, oldest request first, each up to `chunk_tokens` and cut at a page boundary; the last
-   chunk of a prompt counts as the pages it fills.
-3. The remaining budget goes to the same prompts in the same order: `chunk_tokens` is a soft target, and one
-   long chunk is the same work as two short ones in fewer invocations.
+1. Decodes, one token row each. A decoding request therefore waits for one invocation of at most the budget.
+2. Prefill chunks, oldest request first. Each has up to `chunk_tokens` tokens and ends at a page boundary or
+   at the end of the prompt; the last chunk of a prompt counts as full pages.
+3. The remaining budget lengthens these chunks, oldest request first: `chunk_tokens` is a soft target, because
+   one long chunk is the same work as two short ones in fewer invocations.
 
 While requests decode, a page of prefill costs more of the budget the longer its context is (token_budget.py),
-so chunks get shorter as a long prompt proceeds. While nothing decodes a page costs a page, and the budget may
-be larger.
+so chunks get shorter as a long prompt proceeds. While no request decodes, a page costs one page, and the
+budget may be larger.
 
-While a prompt waits, one page of the budget is withheld from the decodes, which rotate: the oldest prompt
-gets at least a page of every invocation, however many requests decode. No request has two tasks in a batch:
-one longer chunk computes the same, as every layer stores a chunk's keys before it reads them.
+While a prompt waits, decodes may not use the last page of the budget, and take turns if they do not all fit:
+the oldest prompt gets at least a page of every invocation, however many requests decode. No request has two
+tasks in a batch: one longer chunk has the same result, because every layer stores a chunk's keys and values
+before it reads them.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
 
-# On a CPU. According to tests/components/batching/test_policy.py, with full batches of the default chunks,
-# decodes would wait twice as long when there are many prompts. 192 cost W3 a tenth of its throughput when
-# measured.
+# On a CPU. According to tests/components/batching/test_policy.py, a budget for full batches of default chunks
+# would make decodes wait twice as long under many prompts. A budget of 192 reduced the throughput of workload
+# W3 by a tenth (docs/measurements.md).
 DEFAULT_EXTEND_BUDGET = 256
 DEFAULT_MAX_RUNNING = 256
 
@@ -40,7 +41,7 @@ DEFAULT_MAX_RUNNING = 256
 class ExtendAttentionMode(BatchMode):
     """Fills each invocation with decodes and prefill chunks up to the budget.
 
-    `chunk_tokens` and the tokens of `budget` are multiples of `stride`.
+    `chunk_tokens` and the token counts of `budget` must be multiples of `stride`.
     """
 
     mixes = True
@@ -100,7 +101,7 @@ class ExtendAttentionMode(BatchMode):
         return Batch(EntryFamily.EXTEND, tuple(tasks)) if tasks else None
 
     def _taken(self, task: LlmTaskInput) -> float:
-        """Tokens of the budget that a task takes while requests decode."""
+        """Return how many tokens of the budget a task costs while requests decode."""
         if len(task.token_ids) == 1:
             return 1
         pages = -(-len(task.token_ids) // self._stride)
@@ -108,16 +109,16 @@ class ExtendAttentionMode(BatchMode):
 
     @staticmethod
     def _rotate(decodes: list[Request], max_rows: int) -> list[Request]:
-        """At most `max_rows` of the decodes, longest waiting first."""
+        """Select at most `max_rows` of the decodes: the ones that have waited longest, if there are more."""
         if len(decodes) <= max_rows:
             return decodes
         return sorted(decodes, key=lambda r: r.last_turn)[:max_rows]
 
     def _share(self, prefills: Sequence[Request], costs: Sequence[float], tokens: int) -> list[int]:
-        """Tokens for each prefill, in full pages, until the budget is used up.
+        """Return the number of tokens for each prefill, in full pages, until the budget is used up.
 
-        A prefill gets 0 if its next page costs more than the remaining budget; the ones after it may still
-        get some.
+        A prefill gets 0 tokens if its next page costs more than the remaining budget; later prefills may
+        still get some. Prefills after the last number get none.
         """
         left = float(tokens // self._stride)
         target = self._chunk_tokens // self._stride
@@ -125,7 +126,7 @@ class ExtendAttentionMode(BatchMode):
         for request, cost in zip(prefills, costs, strict=True):
             if pages and left < 1:
                 break
-            affordable = max(_pages_for(left, cost), 0 if pages else 1)  # the oldest always advances
+            affordable = max(_pages_for(left, cost), 0 if pages else 1)  # the oldest prompt gets a page
             share = min(target, self._pages_left(request), affordable)
             pages.append(share)
             left -= share * cost
