@@ -1,4 +1,4 @@
-"""Suggests commands: to rebuild an artefact, and for something that is not one."""
+"""Suggests commands: to rebuild an artefact, and what to do with a path that is not an artefact."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WEIGHTS = ("weights", "block_types")
 
 
 def rebuild_command(directory: Path, source: str, options: BuildOptions) -> str:
-    """Returns a `shortfin-llm build` command with the source and the options of `directory`'s build."""
+    """Return a `shortfin-llm build` command that rebuilds `directory` from `source` with `options`."""
     words = ["shortfin-llm", "build", source, "-o", str(directory), "--weights"]
     words.append(OWN_TYPES if options.block_types else options.weights)
     defaults = replace(BuildOptions.for_device(options.device), device=BuildOptions().device)
@@ -41,7 +41,7 @@ REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # a name on Hugging Face
 
 
 def advice(path: Path) -> str:
-    """Returns why `path` is not an artefact, and commands that build and serve one. Raises OSError."""
+    """Return why `path` is not an artefact, and commands that build and serve one. Raises OSError."""
     if str(path).startswith(SCHEMES) and not path.exists():
         return f"{path}: is a source to build, not a model directory; {_build_and_serve(str(path))}"
     if path.is_dir():
@@ -79,13 +79,13 @@ def _for_file(path: Path) -> str:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns True if the file begins with GGUF's magic bytes. Raises OSError."""
+    """Return whether the file begins with GGUF's magic bytes. Raises OSError."""
     with path.open("rb") as file:
         return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
 
 def _is_hugging_face(directory: Path) -> bool:
-    """Returns True for a config.json without a VMFB; an artefact without its manifest would have one."""
+    """Return whether the directory has a config.json but no VMFB, which an artefact would have."""
     return (directory / CONFIG).is_file() and not has_program(directory)
 
 

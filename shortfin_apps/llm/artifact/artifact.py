@@ -39,7 +39,7 @@ FORMAT_VERSION = 3  # to be raised whenever manifests of the previous version ca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """The source of the weights: `uri` as given to `build`, and `sha256` of everything read from it."""
+    """The source of the weights: `uri` as given to `build`, and `sha256` of all data read from the source."""
 
     uri: str
     sha256: str
@@ -47,10 +47,10 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The provenance of an artefact. Equal artefacts have equal `identity`.
+    """The contents of `manifest.json`: the provenance of an artefact. Equal artefacts have equal `identity`.
 
-    `programs` lists the programs, for several kinds of CPU the best first. `in_use` is not in the file: it is
-    the program that was chosen for this host, None for the first.
+    `programs` has one program, or one per kind of CPU, the best first. `in_use` is the program chosen for
+    this host, None for the first; it is not in the file.
     """
 
     format_version: int
@@ -78,14 +78,14 @@ class Manifest:
         return {*TEXTS, *optional, *(name for program in self.programs for name in program.files)}
 
     def load_config(self, path: Path) -> ModelConfig:
-        """Reads a `config.json`. Raises ArtifactError if the programs were compiled for other values."""
+        """Read a `config.json`. Raises ArtifactError if the programs were compiled for other values."""
         return load_compiled_config(path, self.files.get(CONFIG), self.spec, self.options)
 
     @classmethod
     def load(cls, path: Path, *, lists_files: bool = True) -> Manifest:
-        """Reads a `manifest.json` of this version's format.
+        """Read a `manifest.json`. Raises ArtifactError for an invalid file or another format version.
 
-        Raises ArtifactError, with `lists_files` also for an unlisted file.
+        With `lists_files`, also raises ArtifactError if `files` has no record of some file of the artefact.
         """
         try:
             text = path.read_bytes()
@@ -118,10 +118,11 @@ _MANIFEST = TypeAdapter(Manifest)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """The files a server needs; all paths exist. `manifest` is None if the VMFB has none next to it.
+    """The files that a server needs; all paths exist. `manifest` is None if the VMFB has none next to it.
 
-    `self_test` is None if the artefact was built without, or consists of loose files. `choice` explains which
-    of several programs suits this CPU best, and why the others do not.
+    `is_loose`: the files were given one by one. `self_test` is None if the artefact was built without a
+    self-test, or is loose. `choice` explains which of several programs suits this CPU best; None if there is
+    only one.
     """
 
     vmfb: Path
@@ -144,13 +145,14 @@ class Artifact:
         host: HostCpu | None = None,
         cpu: str | None = None,
     ) -> Artifact:
-        """Opens a directory written by `shortfin-llm build`.
+        """Open a directory written by `shortfin-llm build`.
 
-        From programs for several kinds of CPU, opens the best that `host`, by default this one, can execute;
-        if `for_this_host` is False, the one for `cpu`, by default the first. Raises ArtifactError if a file
-        is missing or damaged, another version wrote the manifest, or it was compiled by another release of
-        IREE than the installed one, or for CPU features that this host lacks (the last two are not checked if
-        `for_this_host` is False).
+        If the artefact has several programs, chooses the best one that `host` (default: this machine) can
+        execute. If `for_this_host` is False, chooses the program for `cpu` (default: the first program).
+
+        Raises ArtifactError if a file is missing or damaged, or if another version wrote the manifest. With
+        `for_this_host`, also raises ArtifactError if the compiler's IREE release is not the installed one, or
+        if `host` lacks CPU features that every program needs.
         """
         _check_is_artifact(directory)
         manifest = Manifest.load(directory / MANIFEST)
@@ -188,11 +190,11 @@ class Artifact:
         tokenizer_config_json: Path | None = None,
         check_sizes: bool = True,
     ) -> Artifact:
-        """Opens files given one by one, as with upstream's flags.
+        """Open files given one by one, as with upstream's flags. Raises ArtifactError.
 
-        If there is a manifest next to the VMFB, checks its compiler, its CPU, the sizes of the files next to
-        it, and that they belong together. `tokenizer_config_json` defaults to `<stem>_config.json` next to
-        the tokenizer, if it exists. Raises ArtifactError.
+        If there is a manifest next to the VMFB, checks the VMFB's compiler release and CPU, the sizes of
+        files that the manifest lists, and that VMFB and parameters belong together. `tokenizer_config_json`
+        defaults to `<stem>_config.json` next to the tokenizer, if this file exists.
         """
         if not parameters:
             raise ArtifactError("no parameters were given; name at least one .irpa file")
@@ -223,7 +225,7 @@ class Artifact:
 
     @property
     def name(self) -> str:
-        """The model's name from its source; for loose files, the VMFB's file name."""
+        """The model's name in its source; for loose files, the VMFB's file name without extension."""
         return self.vmfb.stem if self.manifest is None or self.is_loose else self.manifest.spec.name
 
     @property
@@ -233,13 +235,16 @@ class Artifact:
 
 
 def is_covered(path: Path, vmfb: Path, manifest: Manifest) -> bool:
-    """Returns True if the manifest next to `vmfb` has a record for `path`."""
+    """Return whether `manifest`, which is next to `vmfb`, has a record for `path`."""
     path = path.resolve()
     return path.parent == vmfb.resolve().parent and path.name in manifest.files
 
 
 def _manifest_beside(vmfb: Path) -> Manifest | None:
-    """Returns the VMFB's manifest, or None if missing or another tool's. Raises ArtifactError if damaged."""
+    """Return the manifest next to `vmfb`, or None if there is none that lists `vmfb`.
+
+    Raises ArtifactError if the manifest is damaged.
+    """
     path = vmfb.with_name(MANIFEST)
     if _is_ours(path) and vmfb.name in (manifest := Manifest.load(path)).files:
         return manifest
@@ -263,7 +268,7 @@ def _check_is_artifact(directory: Path) -> None:
 
 
 def _check_release(directory: Path, manifest: Manifest) -> None:
-    """Raises ArtifactError unless the compiler has the runtime's release, which a runtime requires."""
+    """Raise ArtifactError unless the compiler's release is the runtime's, because others cannot be loaded."""
     compiler, runtime = manifest.versions.get("iree-base-compiler", "unknown"), runtime_release()
     if not compiler.startswith(f"{runtime}."):
         command = rebuild_command(directory, manifest.source.uri, manifest.options)
@@ -274,7 +279,10 @@ def _check_release(directory: Path, manifest: Manifest) -> None:
 
 
 def _program_for(directory: Path, manifest: Manifest, host: HostCpu) -> tuple[ProgramRecord, str | None]:
-    """Returns the program for this CPU, and a sentence on the choice. Raises ArtifactError."""
+    """Return the best program for `host`, and a sentence that explains the choice, None if there is only one.
+
+    Raises ArtifactError if `host` can execute no program.
+    """
     program = _check_host(directory, manifest, manifest.programs, host)
     if len(manifest.programs) == 1:
         return program, None
@@ -302,7 +310,7 @@ def _named_program(directory: Path, manifest: Manifest, cpu: str | None) -> Prog
 
 
 def _program_in(vmfb: Path, manifest: Manifest) -> ProgramRecord:
-    """Returns the program in that file, listed by the manifest next to it."""
+    """Return the manifest's record of the program in file `vmfb`; the first if no program has this name."""
     programs = manifest.programs
     return next((each for each in programs if each.vmfb == vmfb.name), programs[0])
 
@@ -310,7 +318,7 @@ def _program_in(vmfb: Path, manifest: Manifest) -> ProgramRecord:
 def _check_parameters(
     vmfb: Path, parameters: tuple[Path, ...], program: ProgramRecord, manifest: Manifest
 ) -> None:
-    """Refuses parameters stored for another CPU's program: sizes may match even if layouts do not."""
+    """Raise ArtifactError for parameters of another CPU's program, which may differ only in their layout."""
     others = {each.parameters for each in manifest.programs} - {program.parameters}
     for path in parameters:
         if is_covered(path, vmfb, manifest) and path.resolve().name in others:
@@ -323,7 +331,7 @@ def _check_parameters(
 def _check_host(
     path: Path, manifest: Manifest, programs: Sequence[ProgramRecord], host: HostCpu
 ) -> ProgramRecord:
-    """Returns the program for this CPU. Raises ArtifactError if it can run none."""
+    """Return the best program that `host` can execute. Raises ArtifactError if there is none."""
     first = programs[0].target
     if host.is_of_another_architecture(first.architecture):
         raise ArtifactError(
@@ -351,7 +359,7 @@ def _build_here(path: Path, manifest: Manifest, device: str = "cpu") -> str:
 
 
 def _with_this_host(programs: Sequence[ProgramRecord]) -> str:
-    """Returns the device for building the same programs here, plus one for this CPU."""
+    """Return the `--device` option that builds the same programs, plus a program for this CPU."""
     names = [program.target.name for program in programs]
     return f"cpu:{','.join(dict.fromkeys([*names, 'host']))}"
 

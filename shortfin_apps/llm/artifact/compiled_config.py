@@ -1,7 +1,7 @@
 """Checks an edited `config.json` against the values that the program was compiled for.
 
-A program cannot detect most of these edits: rotations beyond its compiled context repeat, and with a window
-that is too narrow, pages are freed while the program still reads them.
+A program cannot detect most wrong values: beyond the compiled context, rotary embeddings repeat, and with too
+narrow a window, pages are freed while the program still reads these pages.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ PAGE_COUNT = f"{CACHE}.device_block_count"  # chosen at deployment
 def load_compiled_config(
     path: Path, built: FileRecord | None, spec: ModelSpec, options: BuildOptions
 ) -> ModelConfig:
-    """Reads a `config.json`; `built` is the manifest's record of the file that the build wrote.
+    """Read a `config.json`; `built` is the manifest's record of the file that the build wrote.
 
-    Raises ArtifactError, naming the field, if it was edited to a value that the program does not support.
+    Raises ArtifactError, naming the field, if a field was edited to a value that the program does not
+    support.
     """
     config = ModelConfig.load(path)
     if built is None or hashlib.sha256(path.read_bytes()).hexdigest() != built.sha256:
@@ -50,7 +51,7 @@ def _check(path: Path, config: ModelConfig, spec: ModelSpec, options: BuildOptio
 
 
 def _changed(config: ModelConfig, compiled: ModelConfig) -> Iterator[tuple[str, str, str]]:
-    """Yields the fields that the program does not allow: the name, the value and the compiled value."""
+    """Yield name, value and compiled value of each field with a value that the program does not support."""
     right = _values(compiled)
     for name, value in _values(config).items():
         if not _is_allowed(name, value, right[name]):
@@ -68,7 +69,7 @@ def _is_allowed(name: str, value: Any, right: Any) -> bool:
 
 
 def _values(config: ModelConfig) -> dict[str, Any]:
-    """Returns all fields, with the elements of a page, which a config.json may omit."""
+    """Return all fields by name, including a page's elements per slab, which a config.json may omit."""
     cache = replace(config.paged_kv_cache, paged_kv_block_size_elements_per_device=config.page_elements)
     own = {field.name: getattr(config, field.name) for field in fields(config) if field.name != CACHE}
     return own | {f"{CACHE}.{field.name}": getattr(cache, field.name) for field in fields(cache)}

@@ -1,4 +1,4 @@
-"""File sizes and SHA-256 hashes, and comparison of files with them."""
+"""Records the sizes and SHA-256 hashes of files, and compares files with such records."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ def total_bytes(files: Mapping[str, FileRecord]) -> int:
 
 
 def wrong_sizes(folder: Path, files: Mapping[str, FileRecord]) -> dict[str, str]:
-    """Returns the problem with each of `files` in `folder` that is missing or has another size, by name."""
+    """Return the problem, by file name, of each file in `folder` that is missing or has another size."""
     return _wrong(files, lambda name: _wrong_size(folder / name, files[name]))
 
 
 def wrong_files(
     folder: Path, files: Mapping[str, FileRecord], advance: Advance | None = None
 ) -> dict[str, str]:
-    """Returns the problem with each of `files` in `folder` that differs in size or content, by name.
+    """Return the problem, by file name, of each file in `folder` that differs in size or content.
 
-    Compares sizes first, then contents, with one thread per file. These threads call `advance` with the
-    number of bytes read. An exception (an interrupt) stops them within a block.
+    Compares sizes first, and contents only if all sizes are right, in parallel threads. The threads call
+    `advance` with the number of bytes of each block read. An exception in the caller (such as an interrupt)
+    stops the threads after their current block.
     """
     if wrong := wrong_sizes(folder, files):
         return wrong
@@ -79,7 +80,7 @@ def _wrong_content(path: Path, expected: FileRecord, advance: Advance, stop: Eve
 
 
 def _sha256(path: Path, advance: Advance, stop: Event) -> str:
-    """Hashes with `read` instead of a mapping, so that a bad sector raises OSError instead of SIGBUS."""
+    """Return a file's SHA-256. Uses `read`, because in a memory mapping a bad sector raises SIGBUS."""
     digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
         while not stop.is_set() and (count := file.readinto(block)):

@@ -16,7 +16,7 @@ FileName = Annotated[str, Field(pattern=f"^{PROGRAM_FILE}$")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRecord:
-    """The target that a program was compiled for; `features` are LLVM's names, empty for a GPU."""
+    """The target that a program was compiled for. `features` are LLVM's names; empty for a GPU."""
 
     device: str
     architecture: str
@@ -25,29 +25,30 @@ class TargetRecord:
 
     @property
     def name(self) -> str:
-        """The CPU or chip as in `--device`: LLVM's name, or `host` for the CPU of the build."""
+        """The CPU or chip as in `--device`: LLVM's name, or `host` for the CPU that built the program."""
         return self.device.partition(":")[2] or "host"
 
     @property
     def gives_same_bits(self) -> bool:
-        """True if all entries give a token bit-identical logits for any batch composition.
+        """Whether all entries compute bit-identical logits for a token in any batch composition.
 
-        Measured on x86-64 CPUs without AMX; unknown for others.
+        True for x86-64 CPUs without AMX, as measured; False for other targets, where this is unknown.
         """
         has_amx = any(feature.startswith("amx") for feature in self.features)
         return self.architecture == "x86_64" and not has_amx
 
     @property
     def description(self) -> str:
-        """The name, and the CPU that it stands for."""
+        """The name, and the CPU's name in parentheses if it differs."""
         return self.name if self.name == self.cpu else f"{self.name} ({self.cpu})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRecord:
-    """A program, with its files' names in the artefact. Programs with equal weight layouts share parameters.
+    """A program: names of its files in the artefact, its target, and how it was compiled.
 
-    `kernels` lists for each kind of operation its implementation and the reason.
+    Programs with equal weight layouts share a parameters file. `kernels` has a line per kind of operation:
+    the implementation, and why it was chosen.
     """
 
     vmfb: FileName
@@ -62,9 +63,9 @@ class ProgramRecord:
 
 
 def choose_program(programs: Sequence[ProgramRecord], host: HostCpu) -> ProgramRecord | None:
-    """Returns the first program that the CPU can execute, or None. Builds list the best first.
+    """Return the best program that `host` can execute, or None. `programs` must be sorted, the best first.
 
-    If the host does not report its features, returns the last, which needs the fewest.
+    If `host` does not report its features, returns the last program, which needs the fewest features.
     """
     if not host.features:
         return programs[-1]
@@ -74,7 +75,7 @@ def choose_program(programs: Sequence[ProgramRecord], host: HostCpu) -> ProgramR
 def reasons_against(
     programs: Sequence[ProgramRecord], chosen: ProgramRecord | None, host: HostCpu
 ) -> list[str]:
-    """Explains for each program except the chosen one why it does not suit this CPU best."""
+    """Return, for each program except `chosen`, a phrase that says why it is not the best one for `host`."""
     return [_reason(each, host) for each in programs if each is not chosen]
 
 

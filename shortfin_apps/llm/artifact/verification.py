@@ -1,9 +1,9 @@
 """Verification: compares the hashes of an artefact's files with its manifest while a server loads.
 
-Program, tokenizer and self-test are hashed before anything is loaded; the parameters, which take longest, are
-hashed in a thread while the model loads and warms up. The other files may be edited at deployment: a
+Program, tokenizer and self-test are hashed before anything is loaded. The parameters, which take longest, are
+hashed in a thread while the model loads and warms up. The remaining files may be edited at deployment: a
 difference is logged, and the edited file is used (compiled_config.py defines which fields of `config.json`
-may differ). Programs for other kinds of CPU, and their parameters, are not read.
+may differ). Programs and parameters for other kinds of CPU are not read.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ MIN_REPORT_BYTES = 1 << 30  # about a second
 
 @contextmanager
 def verifying(artifact: Artifact, verify: Verify) -> Iterator[Callable[[], None]]:
-    """Compares hashes during the context; the yielded function waits until all are compared.
+    """Compare hashes while the context is open; the yielded function waits until all are compared.
 
     Entering the context and calling the function raise ArtifactError for a file that differs from the build.
-    With `none` and `size` nothing is read: sizes are compared when an artefact is opened.
+    If `verify` is not "hash", no file is read here; `Artifact.open` compares sizes.
     """
     if verify != "hash" or artifact.manifest is None:
         yield lambda: None
@@ -68,7 +68,7 @@ class _Stopped(Exception):
 
 
 class _Progress:
-    """Logs the progress of hashing, at most once per tenth of the total or per MIN_REPORT_BYTES."""
+    """Logs the progress of hashing after each tenth of the total, but at least MIN_REPORT_BYTES apart."""
 
     def __init__(self, total: int) -> None:
         self.is_wanted = True
@@ -86,7 +86,7 @@ class _Progress:
 
 
 def _covered(artifact: Artifact, manifest: Manifest) -> dict[str, FileRecord]:
-    """Returns the manifest's records of the files in use; logs and omits loose files not in the manifest."""
+    """Return the manifest's records of the files in use. Logs and omits files that the manifest lacks."""
     if not artifact.is_loose:
         return manifest.files
     used = (artifact.vmfb, *artifact.parameters, artifact.tokenizer)

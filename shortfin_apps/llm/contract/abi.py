@@ -1,63 +1,70 @@
 """The ABI between a VMFB and its caller: entry names, and their arguments and results in order.
 
 It is upstream shortfin's ABI for paged language models (`module_abi_version` 1; amdsharktank's
-export_paged_llm_v1), extended by packed `extend` entries. N and R count rows, one per task; S and T count
-tokens; B is the number of pages in a row of the block table; `slabs` is the KV cache, one slab per pipeline
-stage:
+export_paged_llm_v1), extended by packed `extend`, `decode_loop`, `sample` and `adjusted_sample` entries. N
+and R count rows, one per task (sequence of the batch); S and T count tokens; B is the number of pages in a
+row of the block table; `slabs` is the KV cache, one slab per pipeline stage:
 
     prefill_bs{N}       tokens [N,S], start_positions [N], seq_lens [N], seq_block_ids [N,B], slabs
-    prefill_bs{N}_s{S}  the same, S fixed
+    prefill_bs{N}_s{S}  as prefill_bs{N}, with a static S
     decode_bs{N}        tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B], slabs
     extend              tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B], slabs
-    extend_t{T}         the same, T fixed
+    extend_t{T}         as extend, with a static T
     decode_loop_bs{N}   tokens [N], positions [N], seq_block_ids [N,B], sampling [6,N], slabs
     sample_bs{N}        values [R,1,K], logits [R,1,V], row_indices [N], positions [N], sampling [6,N]
     adjusted_sample_bs{N}   logits [R,1,V], row_indices [N], positions [N], sampling [6,N], penalties [3,N],
                             edits [4,E], allowed [M,ceil(V/32)], allowed_indices [N]
 
-If config.json has two `pools`, each has a slab, and the pool other than "whole" has separate pages.
-`seq_block_ids` is then followed by `window_block_ids`, of the same shape. Its columns for pages before all
-windows of a row's tokens may name any page: the contents do not matter. If the only pool is "window", this
-holds for `seq_block_ids`.
+If config.json has two `pools`, each pool has its own slab and pages. `seq_block_ids` is then the block table
+of pool "whole", followed by `window_block_ids`, of the same shape, for the other pool. Columns of
+`window_block_ids` for pages before the windows of all of a row's tokens may name any page: its contents are
+not used. If the only pool is "window", this holds for `seq_block_ids`.
 
-Prefill and decode differ in the order of their second and third argument. All arguments are i64, except the
-ones in ARGUMENT_TYPES and the slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in place.
-Without `has_prefill_position` in config.json a prefill has no start positions. Upstream's `extend` is padded:
-it takes the arguments of a prefill, for any N.
+Prefill and decode differ in the order of their second and third argument. All arguments are i64, except those
+in ARGUMENT_TYPES and the slabs `[pages, elements]` of `kv_cache_dtype`, which entries update in place.
+Without `has_prefill_position` in config.json, a prefill takes no start positions. Upstream's `extend` is
+padded instead of packed: it takes the arguments of a prefill, for any N.
 
-`seq_lens` counts from position 0, including this invocation. In a packed `extend` the tasks' tokens are
-concatenated: task r's start at `tokens[offsets[r]]`, and their number is `seq_lens[r] - start_positions[r]`;
-offsets ascend from 0, and tokens after the last task's are padding. A task is a decode (one token, anywhere)
-or a prefill chunk (any length, from a page's first slot on). A padding row has tokens 0, start position 0,
-sequence length 1 and the scratch page.
+`seq_lens` is the number of tokens of a row from position 0 on, including the tokens of this invocation. In a
+packed `extend`, the tokens of all tasks are concatenated: the tokens of task r start at `tokens[offsets[r]]`,
+and their number is `seq_lens[r] - start_positions[r]`. Offsets ascend from 0; tokens after those of the last
+task are padding. A task is a decode (one token at any position) or a prefill chunk (any number of tokens,
+starting at the first slot of a page). A padding row has tokens 0, start position 0, sequence length 1 and the
+scratch page.
 
-`decode_loop`, which upstream lacks, decodes and samples. It writes each row's new token and its position over
-`tokens` and `positions`, so that it can be called again with the same arguments before its result is read.
-`sampling` has a row for each `SamplingField`. A padding row has token 0, position -1, zeros for sampling and
-the scratch page; its state is not changed. The result is the new token ids `[N]`: -1 for a row with a best
-logit that is not finite, and undefined for a padding row.
+`decode_loop` decodes and samples on the device. It overwrites `tokens` and `positions` with each row's new
+token and its position, so that the caller can invoke it again with the same arguments before reading the
+result. `sampling` has a row for each `SamplingField`. A padding row has token 0, position -1, zeros for
+sampling and the scratch page; its token and position are not overwritten. The result is the new token IDs
+`[N]`: -1 for a row whose best logit is not finite, undefined for a padding row.
 
-`sample`, which upstream lacks, draws tokens from full rows: the rows `row_indices` of the results that
-another entry has left on the device; `positions` are the positions of their last tokens. Rows of `sampling`
-have NO_TOP_K; padding rows have zeros, row 0 and position -1. The result is the same as a decode loop's. If a
-VMFB has `sample` entries, its decode loops accept NO_TOP_K too.
+`sample` draws tokens from full rows of logits: from the rows `row_indices` of the results that another entry
+has left on the device. `positions` are the positions of these rows' last tokens. `sampling` has NO_TOP_K as
+its top-k. Padding rows have zeros for sampling, row 0 and position -1. The result is that of a decode loop.
+If a VMFB has `sample` entries, its decode loops accept NO_TOP_K, too.
 
-`adjusted_sample` does the same after adjusting the logits, and accepts any top-k. Each of E edits is a column
-by `EditField`, for one token of one row; no two are for the same. In this order, each step rounded to f32, an
-edit adds its bias (minus infinity bans the token) and, if its count is not NOT_SEEN, divides a positive logit
-by the row's repetition penalty or multiplies any other by it, subtracts the frequency penalty times the
-count, and subtracts the presence penalty if the count is positive; `penalties` is indexed by `PenaltyField`.
-Edits of row -1 are padding. Tokens with a 0 bit (lowest bit first) in the row of `allowed` that
-`allowed_indices` names are banned; -1 names no row. Padding rows have 0 for penalties and -1 there.
+`adjusted_sample` adjusts the logits, then draws like `sample`, with or without a top-k. `edits` has E
+columns, indexed by `EditField`. Each edit is for one token of one row, and each token of a row has at most
+one. An edit changes the token's logit in these steps, each rounded to f32:
 
-An entry with CALLER_OWNED in its reflection data allocates nothing: after the slabs it takes a buffer for
-each of its declared results, which it writes instead of returning them, and a workspace, i8 `[bytes]`, of at
-least WORKSPACE_BYTES bytes. The results of such an `extend_t{T}` have a fixed number of rows, its maximum;
-rows after the first R are undefined.
+    add the bias (minus infinity bans the token)
+    unless the count is NOT_SEEN:
+        divide a positive logit by the row's repetition penalty; multiply any other logit by it
+        subtract the row's frequency penalty times the count
+        subtract the row's presence penalty if the count is positive
 
-Other results are logits `[rows, 1 or S, V]` if config.json has no `top_k`, otherwise values and indices (i64)
-`[rows, 1 or S, K]`, optionally followed by logits. Our own entries return all three, for each row's last
-token.
+`penalties` is indexed by `PenaltyField`. Edits of row -1 are padding. `allowed_indices` names a row of
+`allowed` for each row, or -1 for none; tokens with a 0 bit there (lowest bit first) are banned. Padding rows
+have penalties 0 and `allowed_indices` -1.
+
+An entry with CALLER_OWNED in its reflection data allocates nothing. After the slabs, it takes a buffer for
+each declared result, and a workspace, i8 `[bytes]`, of at least WORKSPACE_BYTES bytes. The entry writes its
+results to these buffers instead of returning them. The results of such an `extend_t{T}` have its maximum
+number of rows; rows after the first R are undefined.
+
+All entries that do not sample return logits `[rows, 1 or S, V]` if config.json has no `top_k`. Otherwise they
+return values and indices (i64) `[rows, 1 or S, K]`, optionally followed by logits. Our own entries return all
+three, for each row's last token.
 """
 
 from __future__ import annotations
@@ -70,21 +77,22 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-ASYNC_SUFFIX = "$async"  # of a function in IREE's coarse-fences model: a wait and a signal fence come last
-# Reflection attribute of an entry: "true" if only dispatches write the cache, which may then be placed where
-# they read it faster (`Device.allocate`).
+ASYNC_SUFFIX = "$async"  # of a function that takes a wait and a signal fence last (IREE's coarse fences)
+# Reflection attribute of an entry: "true" if only dispatches write the cache. The cache may then be placed in
+# memory that dispatches read faster (`Device.allocate`).
 ONLY_DISPATCHES = "shortfin_llm.only_dispatches"
-# Reflection attributes of an entry: "true" if its caller owns its results and workspace; and the size of that
-# workspace, which IREE's compiler adds for `hal.tensor.transients` if the size is static.
+# Reflection attributes of an entry: CALLER_OWNED is "true" if the caller owns the buffers of results and
+# workspace. WORKSPACE_BYTES is the workspace's size; IREE's compiler adds this attribute for
+# `hal.tensor.transients` if the size is static.
 CALLER_OWNED = "shortfin_llm.caller_owned"
 WORKSPACE_BYTES = "iree.abi.transients.size.constant"
 WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds for such an entry
-NOT_FINITE = -1  # the token id of a row sampled on the device if its best logit is not finite
+NOT_FINITE = -1  # token ID that sampling on the device returns for a row whose best logit is not finite
 NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the full row
 NOT_SEEN = -1  # as EditField.COUNT: the token is not in the prompt or the output
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 BLOCK_TABLES = ("seq_block_ids", "window_block_ids")
-MIN_BLOCKS = 2  # minimum of B: upstream's exporter does not support narrower block tables
+MIN_BLOCKS = 2  # minimum of B, because upstream's exporter does not support narrower block tables
 
 _NAME = re.compile(r"(prefill|decode_loop|decode|extend|adjusted_sample|sample)(?:_bs(\d+))?(?:_[st](\d+))?")
 
@@ -97,11 +105,11 @@ class EntryFamily(StrEnum):
     EXTEND = "extend"  # prefill chunks and decodes in one invocation
     DECODE_LOOP = "decode_loop"  # a decode that samples and keeps its state on the device
     SAMPLE = "sample"  # only draws tokens, from existing rows of logits
-    ADJUSTED_SAMPLE = "adjusted_sample"  # the same, from logits that it adjusts first
+    ADJUSTED_SAMPLE = "adjusted_sample"  # adjusts existing rows of logits, then draws tokens from these
 
 
 class Layout(StrEnum):
-    """The arguments of an entry, in order."""
+    """Which arguments an entry takes, in which order; `_ARGUMENTS` lists them."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -112,18 +120,18 @@ class Layout(StrEnum):
 
 
 class SamplingField(IntEnum):
-    """The rows of `sampling`; `sampling_rule.py` defines their effect on a draw."""
+    """The rows of the `sampling` argument; `sampling_rule.py` defines their effect on a draw."""
 
-    SCALE = 0  # the bits of an f32, the factor of logits in the exponent of a weight
+    SCALE = 0  # the bits of the f32 `scale`
     TOP_K = 1  # from 1 to K, or NO_TOP_K
     SHARE = 2  # top-p, in units of 2**-SHARE_BITS
     LEAST_WEIGHT = 3  # min-p, in units of a weight
     SEED = 4
-    PROMPT_LENGTH = 5  # tokens before the output; draws are numbered from its start
+    PROMPT_LENGTH = 5  # tokens before the output; draws are numbered from the start of the output
 
 
 class PenaltyField(IntEnum):
-    """The rows of `penalties`."""
+    """The rows of the `penalties` argument."""
 
     REPETITION = 0
     FREQUENCY = 1
@@ -131,9 +139,9 @@ class PenaltyField(IntEnum):
 
 
 class EditField(IntEnum):
-    """The rows of `edits`."""
+    """The rows of the `edits` argument."""
 
-    ROW = 0  # index among the rows drawn from, not among the logits' rows; -1 for padding
+    ROW = 0  # index into `row_indices`, not into the rows of `logits`; -1 for padding
     TOKEN_ID = 1
     BIAS = 2  # the bits of an f32
     COUNT = 3  # how often the token was generated, or NOT_SEEN
@@ -150,7 +158,7 @@ _ARGUMENTS = {
         *("penalties", "edits", "allowed", "allowed_indices"),
     ),
 }
-# MLIR's type names of arguments that are not i64.
+# MLIR element types of the arguments that are not i64.
 ARGUMENT_TYPES = {"values": "f32", "logits": "f32", "penalties": "f32", "edits": "i32", "allowed": "i32"}
 _RESULTS = ("values", "indices", "logits")
 _SAMPLED = ("token_ids",)
@@ -158,7 +166,7 @@ _SAMPLED = ("token_ids",)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An exported function. `rows` is N, None for an `extend`; `length` is S or T, None if dynamic."""
+    """An exported function. `rows` is N, None for an `extend`. `length` is S or T, None if dynamic."""
 
     family: EntryFamily
     rows: int | None
@@ -166,7 +174,7 @@ class Entry:
 
     @classmethod
     def parse(cls, name: str) -> Entry | None:
-        """Parses a name (without module prefix and `$async`); returns None for any other function."""
+        """Parse a name without module prefix and `$async`. Returns None if it is not the name of an entry."""
         if (match := _NAME.fullmatch(name)) is None:
             return None
         family = EntryFamily(match[1])
@@ -185,16 +193,16 @@ class Entry:
 
     @property
     def takes_slabs(self) -> bool:
-        """True if the slabs of the cache follow the other arguments."""
+        """Whether the slabs of the cache follow the other arguments."""
         return self.family not in (EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE)
 
     @property
     def returns_token_ids(self) -> bool:
-        """True if the entry samples: its only result is token ids."""
+        """Whether the entry samples, so that its only result is token IDs."""
         return self.family is EntryFamily.DECODE_LOOP or not self.takes_slabs
 
     def layout(self, tokens_rank: int | None = None) -> Layout:
-        """Returns the layout; `tokens_rank` is the first argument's rank, if known: 2 is padded `extend`."""
+        """Return the layout. An `extend` is padded if `tokens_rank`, the rank of argument `tokens`, is 2."""
         if self.family is EntryFamily.EXTEND:
             return Layout.PREFILL if tokens_rank == 2 else Layout.PACKED
         if self.family is EntryFamily.DECODE_LOOP:
@@ -204,7 +212,7 @@ class Entry:
     def argument_shapes(
         self, tokens_rank: int | None = None, *, has_prefill_position: bool = True, has_windows: bool = False
     ) -> dict[str, tuple[int | None, ...]]:
-        """Returns the shapes of the arguments before the slabs by name, in order; None means dynamic."""
+        """Return the shapes of the arguments before the slabs, by name, in order. None is a dynamic size."""
         layout = self.layout(tokens_rank)
         shapes = {
             "tokens": _tokens_shape(layout, self.rows, self.length),
@@ -219,7 +227,7 @@ class Entry:
         return {name: shapes.get(name, (self.rows,)) for name in names}
 
     def named_results(self, results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
-        """Returns the results of this entry by name; without `top_k`, only logits."""
+        """Return this entry's results by name. `top_k` is config.json's; with None there are only logits."""
         if self.returns_token_ids:
             return dict(zip(_SAMPLED, results, strict=False))
         return named_results(results, top_k)
@@ -234,9 +242,10 @@ def _tokens_shape(layout: Layout, rows: int | None, length: int | None) -> tuple
 def argument_names(
     layout: Layout, *, has_prefill_position: bool = True, has_windows: bool = False
 ) -> tuple[str, ...]:
-    """Returns the arguments before the slabs, in order; `has_prefill_position` only affects prefills.
+    """Return the names of the arguments before the slabs, in order.
 
-    `has_windows` means that layers with windows have a separate slab, and so a separate block table.
+    `has_prefill_position`: prefills take start positions. `has_windows`: window pages have their own slab and
+    block table.
     """
     names = _ARGUMENTS[layout]
     if layout is Layout.PREFILL and not has_prefill_position:
@@ -248,5 +257,5 @@ def argument_names(
 
 
 def named_results(results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
-    """Returns the results of an entry that does not sample, by name; without `top_k`, only logits."""
+    """Return the results, by name, of an entry that does not sample; only logits if `top_k` is None."""
     return dict(zip(_RESULTS[2:] if top_k is None else _RESULTS, results, strict=False))

@@ -29,16 +29,16 @@ KV_DTYPES: dict[str, np.dtype[Any]] = {
 SCALE_BYTES = 4  # f32; an int8 cache has one scale per head of a row
 _QUANTISED_ROW_BYTES = 16  # an int8 row is padded to a multiple of this, so that GPU loads are aligned
 LOGITS_NORMALIZATIONS = ("none", "softmax", "log_softmax")
-# Pools of pages, in the order of a program's arguments: "whole" keeps all tokens, "window" the last ones, and
-# "state" one state per page.
+# Pools of pages, in the order of a program's arguments: "whole" keeps K and V of all tokens, "window" those
+# of the last tokens, and "state" one recurrent state per page.
 Pool = Literal["whole", "window", "state"]
 POOLS: tuple[Pool, ...] = ("whole", "window", "state")
 
 
 def cache_row_elements(kv_heads: int, head_dim: int, dtype: np.dtype[Any]) -> int:
-    """Returns the slab elements of one cache row: K, or V, of a token in one layer.
+    """Return how many slab elements one cache row (K or V of one token in one layer) takes.
 
-    int8 rows include the heads' scales, and padding.
+    An int8 row includes the heads' scales and padding.
     """
     if dtype != np.int8:
         return kv_heads * head_dim
@@ -48,7 +48,7 @@ def cache_row_elements(kv_heads: int, head_dim: int, dtype: np.dtype[Any]) -> in
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """The memory of a pool's pages on the device of a pipeline stage: `[pages, elements]`."""
+    """The memory of a pool's pages on the device of one pipeline stage, `[pages, elements]`."""
 
     pool: Pool
     stage: int
@@ -59,14 +59,15 @@ class Slab:
 class PagedKVCacheConfig:
     """Geometry of the page table.
 
-    One page holds `block_seq_stride` tokens of every transformer block. A pipeline stage owns one slab
-    `[device_block_count, elements]` of `kv_cache_dtype`; `paged_kv_block_size_elements_per_device` gives the
-    elements of a page in each slab. `device_block_count` may be changed at deploy time.
+    A page holds `block_seq_stride` tokens of every transformer block. Each pipeline stage owns one slab
+    `[device_block_count, elements]` of `kv_cache_dtype`; `paged_kv_block_size_elements_per_device` is the
+    number of elements of a page in each slab. `device_block_count` may be changed at deployment.
 
-    If a model has another pool than "whole", `pools` names the pool of each slab, in order, with its number
-    of transformer blocks. These models have one stage. Pools other than "whole" have their own number of
-    pages, which keep the last `window_tokens` tokens; a state is as of the last token of a page, as if the
-    window were two tokens. Upstream has neither field, and config.json has them only if needed.
+    If a model has a pool other than "whole", `pools` maps the pool of each slab, in order, to the number of
+    transformer blocks in the pool. Such models have one stage. A pool other than "whole" has its own number
+    of pages, and keeps those that the last `window_tokens` tokens need. A page of pool "state" holds the
+    state after the page's last token; `window_tokens` is then 2. Upstream has neither `pools` nor
+    `window_tokens`; config.json has these two only if needed.
     """
 
     attention_head_count_kv: int
@@ -84,7 +85,7 @@ class PagedKVCacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The sizes of a compiled model. The module's docstring names their source."""
+    """The sizes of a compiled model, as in upstream shortfin's `config.json`."""
 
     max_seq_len: int
     transformer_block_count: int
@@ -106,12 +107,12 @@ class ModelConfig:
 
     @property
     def window_tokens(self) -> int | None:
-        """Number of last tokens that pools other than "whole" keep; None if there are none."""
+        """How many of the last tokens pools other than "whole" keep; None if there is no such pool."""
         return self.paged_kv_cache.window_tokens
 
     @property
     def has_window_table(self) -> bool:
-        """True if window pages have a block table in addition to that of other pages."""
+        """Whether window pages have a block table in addition to the block table of other pages."""
         return len(self.pools) > 1
 
     @property
@@ -137,14 +138,14 @@ class ModelConfig:
 
     @property
     def token_elements(self) -> int:
-        """Elements of K and V of one token, in all slabs."""
+        """Elements of K and V of one token, summed over all slabs; states are not counted."""
         cache = self.paged_kv_cache
         row = cache_row_elements(cache.attention_head_count_kv, self.attn_head_dim, cache.dtype)
         return sum(blocks for pool, blocks in self.pools.items() if pool != "state") * 2 * row
 
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
-        """Reads a `config.json`. Raises ArtifactError with the file and the field at fault."""
+        """Read a `config.json`. Raises ArtifactError, which names the file and the invalid field."""
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -158,7 +159,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, raw: object) -> ModelConfig:
-        """Builds a config from parsed JSON. Refuses unknown top-level keys, like upstream."""
+        """Make a config from parsed JSON. Raises ArtifactError; as in upstream, also for unknown keys."""
         if not isinstance(raw, dict):
             raise ArtifactError("the model config must be a JSON object")
         fields = {k: v for k, v in raw.items() if v is not None}
@@ -178,7 +179,7 @@ class ModelConfig:
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form, which upstream can load too."""
+        """Return the JSON object, which upstream can load, too."""
         fields = dataclasses.asdict(self)
         for name in ("window_tokens", "pools"):
             if fields["paged_kv_cache"][name] is None:

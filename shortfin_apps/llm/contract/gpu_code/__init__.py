@@ -1,1 +1,1 @@
-"""AMD machine code in a VMFB: its code objects, and how many waves of a kernel fit."""
+"""AMD machine code in a VMFB: its code objects, and the occupancy (waves per SIMD) of their kernels."""

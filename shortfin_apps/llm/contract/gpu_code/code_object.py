@@ -23,9 +23,9 @@ _HEADER = struct.Struct("<4s4B8xHHIQQQIHHHHHH")
 
 
 def read_code_objects(vmfb: bytes) -> list[CodeObject]:
-    """Reads the code objects in a VMFB, in order.
+    """Parse the code objects in a VMFB, in order; empty if there are none.
 
-    Needs the package `emulated_gpu` if there are any. Raises ArtifactError for a damaged one or an
+    Needs the package `emulated_gpu` unless empty. Raises ArtifactError for a damaged code object and for an
     unknown chip.
     """
     images = list(code_objects_in(vmfb))
@@ -41,10 +41,10 @@ def read_code_objects(vmfb: bytes) -> list[CodeObject]:
 
 
 def code_objects_in(data: bytes) -> Iterator[bytes]:
-    """Yields the code objects in a VMFB, in order.
+    """Yield the bytes of each code object in a VMFB, in order.
 
-    IREE's executable formats store them unmodified in a byte vector; searching for ELF headers therefore
-    works with every version of these formats.
+    Searches for ELF headers, because every version of IREE's executable formats stores code objects
+    unmodified in a byte vector.
     """
     start = data.find(b"\x7fELF")
     while start >= 0:
@@ -55,7 +55,7 @@ def code_objects_in(data: bytes) -> Iterator[bytes]:
 
 
 def _code_object_size(data: bytes, start: int) -> int:
-    """Returns the size of a code object, with section headers at its end; 0 if it is something else."""
+    """Return the size of the code object at `start`, whose section headers come last; 0 if there is none."""
     if len(data) - start < _HEADER.size:
         return 0
     header = _HEADER.unpack_from(data, start)
@@ -68,7 +68,7 @@ def _code_object_size(data: bytes, start: int) -> int:
 
 
 def chip_of(code_object: bytes) -> str:
-    """Returns the name of the chip. Raises ArtifactError if it is unknown."""
+    """Return the name of the chip, such as "gfx942". Raises ArtifactError for an unknown chip."""
     number = _HEADER.unpack_from(code_object)[11] & 0xFF  # e_flags
     if number not in _CHIPS:
         known = ", ".join(_CHIPS.values())

@@ -1,8 +1,8 @@
-"""Number of waves of a kernel that a SIMD holds at once, as far as the kernel itself limits it.
+"""Occupancy: how many waves of a kernel fit a SIMD at once, by the kernel's registers, LDS and barriers.
 
 Sources: LLVM's "User Guide for AMDGPU Backend" (kernel descriptor) and its `AMDGPUBaseInfo.cpp` (sizes of the
-register files and of LDS, allocation granules, barriers). SGPRs are not counted: the chips here have a fixed
-number for each wave, or (gfx9) enough for all but one of eight waves.
+register files and of LDS, allocation granules, barriers). SGPRs are not counted: RDNA has a fixed number of
+SGPRs per wave, and gfx9 has enough SGPRs for all but one of eight waves.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _SIMDS = 4  # per CU on CDNA; per WGP (two CUs) on RDNA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Resources per SIMD: VGPRs (each for as many lanes as a wave has) and waves. LDS is in bytes per CU.
+    """Resources of a chip. `vgprs` and `waves` are per SIMD; LDS bytes and `barriers` are per CU.
 
-    Registers and LDS are allocated in granules. `barriers` is per CU: a workgroup of several waves uses one.
-    `has_wgp` means that two CUs of two SIMDs each form a WGP, which can hold a workgroup together.
+    A VGPR has a value for each lane of a wave. VGPRs and LDS are allocated in granules. A workgroup of
+    several waves uses one barrier. `has_wgp`: two CUs of two SIMDs each form a WGP, across which one
+    workgroup can run.
     """
 
     vgprs: int
@@ -36,7 +37,7 @@ class Resources:
 
 
 _RDNA = Resources(vgprs=1536, vgpr_granule=24, waves=16, lds_bytes=64 << 10, lds_granule=512, has_wgp=True)
-# RDNA's register counts are for waves of 32 lanes; a wave of 64 has half as many, in granules half as large.
+# RDNA's VGPR counts are for waves of 32 lanes; for waves of 64 lanes, number and granule are half as large.
 RESOURCES = {
     "gfx942": Resources(vgprs=512, vgpr_granule=8, waves=8, lds_bytes=64 << 10, lds_granule=512),
     "gfx950": Resources(vgprs=512, vgpr_granule=8, waves=8, lds_bytes=160 << 10, lds_granule=1280),
@@ -46,9 +47,9 @@ RESOURCES = {
 
 
 def waves_per_simd(kernel: Kernel, chip: str) -> float:
-    """Returns the waves per SIMD at once, averaged over SIMDs that share workgroups: at most 8 or 16.
+    """Return the maximum waves per SIMD, averaged over the SIMDs that share a workgroup.
 
-    A launch with few workgroups, or with LDS allocated at launch, has fewer.
+    A launch with few workgroups, or with LDS allocated at launch, has fewer waves.
     """
     resources = RESOURCES[chip]
     both_cus = resources.has_wgp and bool(kernel.descriptor.rsrc1 & _WGP_MODE)
@@ -66,7 +67,7 @@ def waves_per_simd(kernel: Kernel, chip: str) -> float:
 
 
 def waves_by_kernel(code_objects: Iterable[CodeObject]) -> Mapping[str, float]:
-    """Returns the waves of each kernel by name; the minimum of kernels with the same name."""
+    """Return the waves per SIMD of each kernel by name; for kernels of the same name, the minimum."""
     found: dict[str, float] = {}
     for code_object in code_objects:
         for kernel in code_object.kernels:
@@ -83,7 +84,7 @@ def _waves_by_registers(kernel: Kernel, resources: Resources) -> int:
 
 
 def _lanes_of_workgroup(kernel: Kernel) -> int:
-    """Returns the number of lanes of a workgroup; for a kernel without a fixed size, the largest allowed."""
+    """Return the number of lanes of a workgroup; the maximum if the kernel has no fixed workgroup size."""
     if kernel.workgroup is None:
         return kernel.max_workgroup
     x, y, z = kernel.workgroup
