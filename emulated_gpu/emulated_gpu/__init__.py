@@ -1,1 +1,1 @@
-"""An emulated AMD GPU: a `libamdhip64.so` that executes AMD machine code on the host CPU."""
+"""An emulated AMD GPU: a HIP library (`libamdhip64.so`) that executes AMD machine code on the host CPU."""

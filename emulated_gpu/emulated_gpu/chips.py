@@ -11,10 +11,10 @@ from emulated_gpu.machine_code.formats import INSTRUCTION_SETS, InstructionSet
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip's properties that are visible to programs."""
+    """The properties of a chip that programs can observe."""
 
     name: str
-    generation: int  # of the GFX architecture: 9 (CDNA 3 and 4), 11 (RDNA 3), 12 (RDNA 4)
+    generation: int  # GFX architecture: 9 (CDNA 3 and 4), 11 (RDNA 3), 12 (RDNA 4)
     lanes: int  # per wave, unless a kernel specifies otherwise
     lds_bytes: int  # maximum per workgroup
     has_accumulation_registers: bool

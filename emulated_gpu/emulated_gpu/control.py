@@ -1,7 +1,8 @@
-"""Controls the emulated GPU beyond HIP's interface: injected faults, findings, counters, stream order.
+"""Controls the emulated GPU beyond HIP's API: injected faults, stream order, findings, counters.
 
-`Control` works in the process that has loaded the library. `read_report` reads what another process (a
-server) wrote to its EMULATED_GPU_REPORT; such a process takes commands from the pipe EMULATED_GPU_CONTROL.
+`Control` is for the process that has loaded the library. Another process, such as a server, writes its report
+to the file EMULATED_GPU_REPORT, which `read_report` reads, and takes commands from the pipe
+EMULATED_GPU_CONTROL.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from emulated_gpu.library import build_library
 
 @dataclass(frozen=True)
 class Finding:
-    """An error of a kernel; README.md lists the values of `kind`. `lane` is -1 for the whole wave.
+    """An error of a kernel. README.md lists the values of `kind`. `lane` is -1 for an error of a whole wave.
 
-    `code_address` is the instruction's address in the code object. Repetitions at one instruction are merged.
+    `code_address` is the instruction's address in the code object. `repetitions` is the number of further
+    errors of this kind at this instruction.
     """
 
     kind: str
@@ -38,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Misuse:
-    """A violation of HIP's rules by the process that no call could report as an error."""
+    """A violation of HIP's rules by the process, which no call of HIP could return as an error."""
 
     what: str
     text: str
@@ -48,7 +50,10 @@ class Misuse:
 
 @dataclass(frozen=True)
 class KernelCounters:
-    """Sums over a kernel's launches. `instructions`: wave-instructions by class (`wave/program.h`)."""
+    """Sums over all launches of a kernel.
+
+    `instructions`: executed instructions by class (`wave/program.h`), counted once per wave.
+    """
 
     launches: int
     instructions: Mapping[str, int]
@@ -75,7 +80,7 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class Report:
-    """The library's observations. `calls`: counts by function name."""
+    """What the library has observed. `calls`: by HIP function; `kernels`: counters by kernel name."""
 
     calls: Mapping[str, int]
     devices: tuple[DeviceState, ...]
@@ -85,7 +90,7 @@ class Report:
 
 
 class Control:
-    """The library loaded into this process; loads it if necessary."""
+    """Controls the library in this process, and loads it if the process has not loaded it yet."""
 
     def __init__(self, library: Path | None = None) -> None:
         self.library = ctypes.CDLL(str(library or build_library()))
@@ -94,12 +99,12 @@ class Control:
         self.library.emulated_gpu_free.argtypes = [ctypes.c_void_p]
 
     def command(self, text: str) -> None:
-        """Execute a command of `hip/faults.c`. Raises EmulatedGpuError if it is invalid."""
+        """Execute a command of `hip/faults.c`. Raises EmulatedGpuError for an invalid command."""
         if not self.library.emulated_gpu_command(text.encode()):
             raise EmulatedGpuError(f"the command {text!r} is not understood")
 
     def report(self) -> Report:
-        """Return observations since the last `clear_report`; `calls` are counted from the start."""
+        """Return what was observed since the last `clear_report`. `calls` are counted from the start."""
         pointer = self.library.emulated_gpu_report()
         text = ctypes.string_at(pointer)
         self.library.emulated_gpu_free(pointer)
@@ -110,7 +115,11 @@ class Control:
 
 
 def read_report(path: Path) -> Report | tuple[Finding | Misuse, ...]:
-    """Return an exited process's summary; for a running or killed process, its findings so far."""
+    """Read the report file of a process.
+
+    Returns the complete report if the process has exited normally. For a process that runs or was killed,
+    returns its findings and misuses so far.
+    """
     found: list[Finding | Misuse] = []
     for line in path.read_text().splitlines():
         entry = json.loads(line)

@@ -2,7 +2,7 @@
 
 
 class EmulatedGpuError(Exception):
-    """The emulated GPU cannot be built, or did not understand a command."""
+    """The emulated GPU cannot be built, or a command for it is invalid."""
 
 
 class CodeObjectError(EmulatedGpuError):

@@ -23,13 +23,13 @@ SOURCES = Path(__file__).parent
 LIBRARY = "libamdhip64.so"  # the file name that IREE looks for in IREE_HIP_DYLIB_PATH
 FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
-# It starts threads, so it must never be unloaded.
+# The library starts threads that run its code, so it must never be unloaded.
 LINK_FLAGS = ["-shared", "-Wl,-z,nodelete", "-Wl,-z,defs", "-lm", "-lpthread"]
 
 
 @dataclass(frozen=True)
 class EmulatedGpu:
-    """A process's emulated devices. `order`: see `hip/order.c`; `faults`: commands of `hip/faults.c`."""
+    """The emulated devices of a process. `order`: see `hip/order.c`; `faults`: commands of `hip/faults.c`."""
 
     chip: str = "gfx942"
     devices: int = 1
@@ -42,7 +42,10 @@ class EmulatedGpu:
     logs_calls: bool = False
 
     def environment(self) -> dict[str, str]:
-        """Return variables for a process to use these devices. IREE reads its own with the first driver."""
+        """Return the environment variables with which a process uses these devices.
+
+        IREE reads IREE_HIP_DYLIB_PATH when a process creates its first HIP driver.
+        """
         return {
             "IREE_HIP_DYLIB_PATH": str(build_library().parent),
             "EMULATED_GPU_CHIP": self.chip,
@@ -60,9 +63,10 @@ class EmulatedGpu:
 
 
 def build_library() -> Path:
-    """Return the library for the current sources, building it if it does not exist.
+    """Return the library for the current sources, built now unless the cache has it.
 
-    EMULATED_GPU_LIBRARY names a library to use instead. Raises EmulatedGpuError if there is no compiler.
+    If EMULATED_GPU_LIBRARY is set, return the library that it names. Raises EmulatedGpuError if there is no
+    compiler or compiling fails.
     """
     if given := os.environ.get("EMULATED_GPU_LIBRARY"):
         return Path(given)
@@ -77,7 +81,7 @@ def build_library() -> Path:
 
 
 def program_cache() -> Path:
-    """Return the folder for translated code objects. It depends on the translator and its decoder."""
+    """Return the folder of translated code objects. Each version of translator and decoder has its own."""
     translator = [*SOURCES.rglob("*.py"), SOURCES / "wave" / "program.h"]
     folder = cache_folder() / "programs" / _hash_of(translator)
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +95,7 @@ def cache_folder() -> Path:
 
 
 def compile_library(sources: Path, folder: Path) -> Path:
-    """Compile the C files under `sources` to a library in `folder`. Raises CalledProcessError."""
+    """Compile the C files under `sources` to a library in `folder`; return it. Raises CalledProcessError."""
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(Unit.compile, units_of(sources)))
@@ -102,13 +106,13 @@ def compile_library(sources: Path, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Unit:
-    """A C file to compile, for waves of `lanes` lanes if it depends on that."""
+    """A C file to compile. `lanes`: lanes per wave, None if the file does not depend on them."""
 
     source: Path
     lanes: int | None = None
 
     def compile(self) -> Path:
-        """Return the object file, from the cache unless the file or a header has changed."""
+        """Return the object file, compiled now unless the cache has it for this file and these headers."""
         headers = [path for part in ("hip", "wave") for path in (self.source.parents[1] / part).glob("*.h")]
         define = [f"-DLANES={self.lanes}"] if self.lanes else []
         key = _hash_of([self.source, *headers], _compilation(define))
@@ -132,7 +136,7 @@ def units_of(sources: Path) -> list[Unit]:
 
 
 def _build_into(folder: Path) -> None:
-    """Compile elsewhere and move the library into place, so that only a complete one is ever visible."""
+    """Build the library in `folder`. It is compiled elsewhere and moved, so it is never seen incomplete."""
     aside = folder / "objects"
     try:
         compile_library(SOURCES, aside).rename(folder / LIBRARY)
@@ -155,7 +159,7 @@ def _run(command: list[str]) -> None:
 
 
 def _key_of_sources(sources: Path) -> str:
-    """Hash what determines the library's machine code: sources, flags and (-march=native) the CPU."""
+    """Hash what determines the library's machine code: sources, flags and, as of -march=native, the CPU."""
     files = [path for part in ("hip", "wave") for path in (sources / part).glob("*.[ch]")]
     return _hash_of(files, _compilation(LINK_FLAGS))
 

@@ -1,10 +1,10 @@
-// The API's allocations of device and host memory, and registered host memory; pools.c has those in stream
-// order.
+// The API's functions that allocate device and host memory, and that register host memory. Stream-ordered
+// allocations are in pools.c.
 #include "calls.h"
 #include "memory.h"
 #include "streams.h"
 
-// ---- of the device
+// ---- device memory
 
 API hipError_t hipMalloc(void **out, size_t bytes) {
   ENTER("%zu", bytes);
@@ -14,7 +14,7 @@ API hipError_t hipMalloc(void **out, size_t bytes) {
   return *out ? hipSuccess : call_leave(hipErrorOutOfMemory);
 }
 
-// Waits for the whole device first, as documented.
+// Waits for all work of the device first, as HIP's documentation says.
 API hipError_t hipFree(void *start) {
   ENTER_ANYWAY("%p", start);
   block_t block;
@@ -39,7 +39,7 @@ API hipError_t hipMemGetInfo(size_t *free_bytes, size_t *total) {
   return hipSuccess;
 }
 
-// ---- of the host
+// ---- host memory
 
 API hipError_t hipHostMalloc(void **out, size_t bytes, unsigned flags) {
   ENTER("%zu %u", bytes, flags);
@@ -49,7 +49,7 @@ API hipError_t hipHostMalloc(void **out, size_t bytes, unsigned flags) {
   return *out ? hipSuccess : call_leave(hipErrorOutOfMemory);
 }
 
-// Waits for the whole device first, as hipFree does.
+// Waits for all work of the device first, as hipFree does.
 API hipError_t hipHostFree(void *start) {
   ENTER_ANYWAY("%p", start);
   block_t block;

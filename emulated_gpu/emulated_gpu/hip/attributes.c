@@ -1,11 +1,11 @@
-// hipDeviceGetAttribute and hipGetDeviceProperties: what a caller can learn of a device.
+// Properties of devices: hipDeviceGetAttribute and hipGetDeviceProperties.
 #include <stdio.h>
 #include <string.h>
 
 #include "calls.h"
 #include "devices.h"
 
-// The numbers of hipDeviceAttribute_t.
+// Values of hipDeviceAttribute_t.
 enum {
   CAN_MAP_HOST_MEMORY = 3, CONCURRENT_MANAGED_ACCESS = 9, INTEGRATED = 16, L2_CACHE_SIZE = 19, MAJOR = 23,
   MANAGED_MEMORY = 24, MAX_BLOCK_DIM_X = 26, MAX_BLOCK_DIM_Y = 27, MAX_BLOCK_DIM_Z = 28, MAX_GRID_DIM_X = 29,
@@ -44,7 +44,7 @@ API hipError_t hipDeviceGetAttribute(int *value, int number, int ordinal) {
   return call_leave(attribute(value, number));
 }
 
-// hipDeviceProp_t as it was until ROCm 5 (hipDeviceProp_tR0000), which this symbol still means.
+// hipDeviceProp_t of ROCm 5 (hipDeviceProp_tR0000), which the symbol hipGetDeviceProperties still fills.
 typedef struct {
   char name[256];
   size_t totalGlobalMem, sharedMemPerBlock;

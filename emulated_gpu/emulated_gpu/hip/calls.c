@@ -1,5 +1,5 @@
-// Every call of the API passes here: the start of the library, counts by name, the log (EMULATED_GPU_LOG=1),
-// faults on demand, and the thread's last error.
+// What every function of the API does when it is called and when it fails: starts the library, counts and
+// logs the call (EMULATED_GPU_LOG=1), injects faults, and stores the thread's last error.
 #include "calls.h"
 
 #include <pthread.h>

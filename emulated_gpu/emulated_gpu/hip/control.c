@@ -1,4 +1,4 @@
-// The functions beyond HIP's.
+// The exported functions that HIP does not have.
 #include "control.h"
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
-// The functions beyond HIP's that control.py calls.
+// The exported functions that HIP does not have. control.py calls them.
 #pragma once
 #include "hip.h"
 
-// Carries out one command (see faults.c); false with a message on standard error where it is not understood.
+// Executes a command (see faults.c). Prints a message on stderr and returns false if the command is invalid.
 API bool emulated_gpu_command(const char *command);
 
 // The report so far, as a JSON object (report.c); the caller frees it with emulated_gpu_free.

@@ -1,4 +1,5 @@
-// Copies and fills, in stream order: the engine reads and writes when its turn has come, host memory too.
+// Copies and fills in stream order. Source and destination, also on the host, are accessed only when the
+// operation runs, not when it is submitted.
 #include <string.h>
 
 #include "calls.h"
@@ -47,12 +48,12 @@ static hipError_t fill(void *to, size_t count, uint32_t value, uint8_t width, st
   return stream_submit(stream, run_fill, NULL, &(fill_t){to, count, value, width}, sizeof(fill_t));
 }
 
-// The synchronous calls go to the null stream and wait for it.
+// Waits for a synchronous call, which was submitted to the null stream.
 static hipError_t finish(hipError_t error) {
   return error == hipSuccess ? stream_synchronise(current_device()->null_stream) : error;
 }
 
-enum { HIGHEST_COPY_KIND = 4 };  // hipMemcpyDefault; the direction follows from the addresses anyway
+enum { HIGHEST_COPY_KIND = 4 };  // hipMemcpyDefault. Kinds are only checked: addresses tell the direction.
 
 API hipError_t hipMemcpy(void *to, const void *from, size_t bytes, int kind) {
   ENTER("%p %p %zu", to, from, bytes);

@@ -1,4 +1,4 @@
-// HIP's functions for contexts and devices.
+// The API's functions for contexts and devices.
 #include <stdio.h>
 #include <string.h>
 
@@ -68,7 +68,7 @@ API hipError_t hipDeviceGetName(char *name, int size, hipDevice_t ordinal) {
 API hipError_t hipDeviceGetUuid(hipUUID *uuid, hipDevice_t ordinal) {
   ENTER_ANYWAY("%d", ordinal);
   if (!device_at(ordinal)) return call_leave(hipErrorInvalidDevice);
-  char text[32];  // 16 characters, as AMD's are: "GPU-" and hexadecimal digits without it
+  char text[32];  // 16 hexadecimal digits, as in AMD's "GPU-" UUIDs, without that prefix
   snprintf(text, sizeof text, "%016x", 0xe0000000u + (unsigned)ordinal);
   memcpy(uuid->bytes, text, sizeof uuid->bytes);
   return hipSuccess;

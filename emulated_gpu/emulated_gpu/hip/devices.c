@@ -1,4 +1,4 @@
-// Devices and contexts: a device has one context, its address.
+// Devices, and contexts. A device has one context, which is the device's address.
 #include "devices.h"
 
 #include <stdio.h>
@@ -75,7 +75,7 @@ device_t *device_at(int ordinal) {
   return ordinal >= 0 && ordinal < settings.num_devices ? &devices[ordinal] : NULL;
 }
 
-// ---- contexts, of which each thread has a stack; it has no limit, as IREE pushes more than it pops
+// ---- each thread's stack of contexts, without a limit, as IREE pushes more than it pops
 
 static _Thread_local device_t **contexts;
 static _Thread_local int num_contexts, capacity;

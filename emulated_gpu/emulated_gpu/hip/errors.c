@@ -1,4 +1,4 @@
-// The names and texts of errors.
+// Names and messages of errors.
 #include "hip.h"
 
 API const char *hipGetErrorName(hipError_t error) {

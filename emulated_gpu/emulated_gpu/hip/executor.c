@@ -1,5 +1,5 @@
-// Each device has a thread that runs its work, one piece at a time, in the order that order.c chooses, and a
-// thread for the host functions in its streams.
+// Each device has an executor thread, which runs one work item at a time in the order that order.c chooses,
+// and a thread that calls the host functions in the device's streams.
 #include "executor.h"
 
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "order.h"
 #include "report.h"
 
-// The host function that waits for its thread or is being called.
+// A host function to call, and its stream.
 typedef struct { stream_t *stream; work_t *work; } host_call_t;
 
 enum { MAX_HOST_CALLS = 1024 };
@@ -29,7 +29,7 @@ static void free_work(work_t *work) {
   free(work);
 }
 
-// Runs without the lock, which is held before and after.
+// Runs a work item. Callers must hold `work_lock`, which is released while the item runs.
 static void run(stream_t *stream, work_t *work) {
   device_t *device = stream->device;
   hipError_t error = device->error;
@@ -57,10 +57,10 @@ static void hand_to_host(stream_t *stream, work_t *work) {
 static void finish_step(stream_t *stream) {
   stream_sweep(stream);
   pthread_cond_broadcast(&work_finished);
-  if (settings.is_late) devices_wake();  // a host may now need another device's work
+  if (settings.is_late) devices_wake();  // what a host waits for may now depend on another device's work
 }
 
-// Streams of any device may wait for a mark.
+// Wakes each device with a stream that waits for the mark.
 static void wake_blocked_by(const mark_t *mark) {
   for (int d = 0; d < settings.num_devices; d++)
     for (stream_t *s = devices[d].streams; s; s = s->next)
@@ -86,7 +86,7 @@ static void step(stream_t *stream) {
   finish_step(stream);
 }
 
-// Lets other streams get something to do, now and then.
+// Sleeps at random for a short time, so that other streams get work and more orders become possible.
 static void dawdle(device_t *device) {
   const uint64_t draw = order_random(device);
   if (settings.is_late || draw % 8) return;
@@ -156,8 +156,8 @@ void executor_note_call(const char *function) {
   if (is_host_thread) report_misuse(function, NULL, "called in a host function of a stream");
 }
 
-// The process ends (before report.c writes its summary): nothing new is begun, and what runs gets a moment to
-// end, as it uses memory of the process.
+// Runs at the process's end, before report.c writes its summary. No work is started any more. Work that runs
+// uses the process's memory, so it gets two seconds to end.
 __attribute__((destructor(201))) static void stop(void) {
   pthread_mutex_lock(&work_lock);
   is_stopping = true;

@@ -1,21 +1,21 @@
-// Faults on demand, and the commands that ask for them:
+// Injected faults, and the commands that inject them and change settings:
 //
-//   fail FUNCTION N ERROR         the N-th call of FUNCTION from now on returns ERROR (a number) and does
-//                                 nothing; FUNCTION `allocation` means every function that allocates
-//   fail-launch N ERROR [KERNEL]  the N-th launch (of kernels whose name contains KERNEL) from now on fails
-//                                 on the device, which then returns ERROR from what waits for it
-//   stall DEVICE [STREAM]         the device, or a stream of it (numbered by creation, 0 the null stream)
-//                                 stands still once what runs has ended
-//   resume DEVICE [STREAM]
-//   lose DEVICE                   what it was given never runs; its calls return hipErrorNoDevice
-//   revive DEVICE                 ends the failure of a device that was lost or had a failed launch
+//   fail FUNCTION N ERROR         the N-th call of FUNCTION from now on does nothing and returns ERROR (a
+//                                 number); FUNCTION `allocation` means all functions that allocate
+//   fail-launch N ERROR [KERNEL]  the N-th launch from now on (of kernels whose name contains KERNEL) fails
+//                                 when it runs; functions that wait for the device then return ERROR
+//   stall DEVICE [STREAM]         the device, or one of its streams (numbered by creation, 0 is the null
+//                                 stream), starts no more work until `resume`
+//   resume DEVICE [STREAM]        ends `stall`
+//   lose DEVICE                   queued work is dropped, and functions return hipErrorNoDevice
+//   revive DEVICE                 makes a device usable that was lost or had a failed launch
 //   order random|late, chip NAME, seed N, idle MILLISECONDS, memory DEVICE BYTES,
 //   threads N, unique-bytes 0|1, max-instructions N
-//                                 settings, from now on; modules that are loaded stay what they are
-//   forget                        faults that have not struck yet
+//                                 change a setting from now on; `chip` only affects modules loaded later
+//   forget                        removes faults that have not happened yet
 //
-// They come from EMULATED_GPU_FAULTS (separated by semicolons) when the library starts, from lines in the
-// named pipe EMULATED_GPU_CONTROL while it runs, and from emulated_gpu_command.
+// Commands are read from EMULATED_GPU_FAULTS (separated by semicolons) when the library starts, from lines in
+// the named pipe EMULATED_GPU_CONTROL while it runs, and from emulated_gpu_command.
 #include "faults.h"
 
 #include <pthread.h>
@@ -29,8 +29,8 @@
 
 typedef struct {
   bool is_launch;
-  char name[128];  // of the function, or what the kernel's name contains
-  uint64_t remaining;  // calls until it strikes; 0: free
+  char name[128];  // the function's name, or a part of the kernel's name
+  uint64_t remaining;  // calls until the fault happens, which is included; 0: this entry is free
   hipError_t error;
 } fault_t;
 
@@ -38,7 +38,7 @@ enum { MAX_FAULTS = 64, MAX_WORDS = 5, MAX_COMMAND = 512 };
 static fault_t faults[MAX_FAULTS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-// ---- striking
+// ---- faults that are due
 
 static bool is_allocation(const char *function) {
   return !strncmp(function, "hipMalloc", 9) || !strcmp(function, "hipHostMalloc");
@@ -222,11 +222,11 @@ bool fault_command(const char *text) {
   return is_understood;
 }
 
-// ---- from the environment
+// ---- sources of commands
 
 static void *read_pipe(void *path) {
   char line[MAX_COMMAND];
-  for (;;) {  // each writer that closes the pipe ends one round
+  for (;;) {  // the pipe ends when its last writer closes it: open it again
     FILE *pipe = fopen(path, "re");
     if (!pipe) return NULL;
     while (fgets(line, sizeof line, pipe)) fault_command(line);

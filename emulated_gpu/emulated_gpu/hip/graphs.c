@@ -1,4 +1,4 @@
-// Graphs are not offered: their functions are there, as IREE wants to find them, and say so.
+// Graphs are not supported. IREE requires their functions to exist; they return hipErrorNotSupported.
 #include "calls.h"
 
 #define NOT_OFFERED(name) \

@@ -1,5 +1,5 @@
-// The types, handles and numbers of HIP's C interface that this library answers to.
-// Numbers are those of ROCm's hip_runtime_api.h (https://rocm.docs.amd.com/projects/HIP).
+// The types, handles and constants of HIP's C API, as far as this library implements it.
+// Constants are from ROCm's hip_runtime_api.h (https://rocm.docs.amd.com/projects/HIP).
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

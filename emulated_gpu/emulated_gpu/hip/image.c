@@ -1,4 +1,5 @@
-// Loading an AMD code object as the HSA loader does: segments to their places, then dynamic relocations.
+// Loads an AMD code object as the HSA loader does: copies segments to their addresses, then applies dynamic
+// relocations.
 // The format is LLVM's "User Guide for AMDGPU Backend", section "ELF Code Object".
 #include "image.h"
 

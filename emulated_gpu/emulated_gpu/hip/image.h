@@ -1,4 +1,4 @@
-// A code object in the device's memory.
+// Code objects loaded to a device's memory (images).
 #pragma once
 #include "devices.h"
 
@@ -7,13 +7,15 @@ typedef struct {
   uint64_t bytes;
 } image_t;
 
-// The size of the ELF file at `data` as its own headers give it; 0 where it is none.
+// Returns the size of the code object at `data`, from its ELF headers; 0 if it is not an AMD code object.
 size_t code_object_size(const void *data);
 uint32_t code_object_machine(const void *data);
 
-// Loads the segments and applies the relocations. `file` has `code_object_size` bytes.
+// Loads a code object. `file` must have `code_object_size(file)` bytes. Writes a message to `error` on
+// failure.
 hipError_t image_load(const void *file, device_t *device, image_t *out, char *error, size_t error_size);
 void image_free(image_t *image);
 
-// The address and size of a global variable; NULL where the code object has none of that name.
+// Returns the address of a global variable and writes its size to `bytes`; NULL if there is none of this
+// name.
 void *image_symbol(const image_t *image, const void *file, const char *name, uint64_t *bytes);

@@ -1,4 +1,4 @@
-// Launches: checking them, laying out a kernel's arguments, and running it when its turn comes.
+// Kernel launches: checks the launch, lays out the arguments, and runs the kernel in stream order.
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,9 +13,8 @@ typedef struct { module_t *module; const kernel_t *kernel; launch_t launch; } pe
 
 // ---- arguments
 
-// Whether the first `count` parameters point to consecutive words right behind an array of `words`
-// parameters. That is how IREE passes them, and what lets us see how many there are, which HIP's interface
-// does not say.
+// Whether the first `count` parameters point to consecutive words directly after the array of `words`
+// parameters. IREE passes parameters like this. It reveals their number, which HIP's API does not pass.
 static bool is_followed_by_values(void **parameters, int64_t words, int64_t count) {
   for (int64_t i = 0; i < count; i++)
     if (parameters[i] != (void *)(parameters + words + i)) return false;
@@ -37,11 +36,11 @@ static uint64_t hidden_value(const launch_t *l, int kind) {
       return l->block[kind - HIDDEN_GROUP_SIZE_X];
     case HIDDEN_GRID_DIMS: return l->grid[2] > 1 ? 3 : l->grid[1] > 1 ? 2 : 1;
     case HIDDEN_DYNAMIC_LDS_SIZE: return l->dynamic_lds_bytes;
-    default: return 0;  // remainders (grids are whole workgroups), offsets, what printf and the like use
+    default: return 0;  // remainders (grids are whole workgroups), offsets, buffers of printf and the like
   }
 }
 
-// The argument's bytes from the caller, or a hidden argument's value.
+// Writes an argument's bytes: those of the caller, or the value of a hidden argument if `given` is NULL.
 static void fill_argument(uint8_t *at, const argument_t *a, const launch_t *l, const void *given) {
   const uint64_t value = given ? 0 : hidden_value(l, a->kind);
   if (given) memcpy(at, given, a->size);
@@ -50,7 +49,7 @@ static void fill_argument(uint8_t *at, const argument_t *a, const launch_t *l, c
 
 static void *make_kernarg(const kernel_t *kernel, const launch_t *l, void **parameters, device_t *device) {
   const kernel_header_t *h = &kernel->header;
-  // Scalar loads may take in bytes past the arguments: the segment is aligned to 64 bytes, and its last line is whole.
+  // Scalar loads may read beyond the arguments: the hardware's segment consists of whole 64-byte lines.
   const size_t bytes = (h->kernarg_bytes + 64u) & ~63u;
   uint8_t *kernarg = memory_allocate(MEMORY_KERNARG, device, bytes);
   if (!kernarg) return NULL;
@@ -140,7 +139,7 @@ API hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned grid_x, unsigned 
   return call_leave(launch(f, l, stream_of(stream), parameters, extra));
 }
 
-// By the address of a host function, which only a compiler's start-up code registers.
+// Not supported: `f` is the address of a host function that the start-up code of hipcc would have registered.
 API hipError_t hipLaunchKernel(const void *f, dim3 grid, dim3 block, void **parameters, size_t lds,
                                hipStream_t stream) {
   ENTER("%p", f);

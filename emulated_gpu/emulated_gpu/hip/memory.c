@@ -1,11 +1,12 @@
-// Where memory comes from and what is live.
+// Allocates blocks of memory, and tells which addresses are live (may be accessed).
 //
-// Each block has pages of its own with inaccessible pages around it (red zones). Addresses come from one
-// window of the address space in ascending order and are not used again until the window has been gone
-// through, so a use after a free is seen for what it is.
+// Each block has its own pages, with inaccessible pages around them (red zones). Blocks get ascending
+// addresses in a window of the address space. An address is reused only when the window is used up, so an
+// access to freed memory does not hit another block.
 //
-// Kernels ask `memory_is_live` for every access from several threads, so the table of blocks is immutable: a
-// change publishes a new one. Old tables and freed blocks go only when nothing runs on any device.
+// Kernels call `memory_is_live` for every access from several threads without a lock, so a table of blocks
+// never changes: each change publishes a new table. Old tables and the pages of freed blocks are released
+// only when no work runs on any device.
 #include "memory.h"
 
 #include <errno.h>
@@ -35,7 +36,7 @@ static _Atomic uint64_t current_generation;
 // Memory to release once nothing runs: pages to unmap, or (pages == 0) a table to free.
 typedef struct { void *start; size_t pages_bytes; } retired_t;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of everything below and of changes to `table`
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // guards all variables below, and writes to `table`
 static uint64_t next_address = WINDOW_FROM;
 static retired_t *retired;
 static size_t num_retired, retired_capacity;
@@ -50,12 +51,12 @@ static void *map_at(uint64_t address, uint64_t bytes) {
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (at == MAP_FAILED) return NULL;
   if (at == (void *)address) return at;
-  munmap(at, bytes);  // a kernel before 4.17 takes the address for a hint
+  munmap(at, bytes);  // Linux before 4.17 treats the address as a hint
   errno = EEXIST;
   return NULL;
 }
 
-// Fresh pages in the window, after a red zone; NULL when the host has no more.
+// Maps new pages in the window, after a red zone. Returns NULL if the host has no memory or addresses left.
 static void *map_pages(uint64_t bytes) {
   if (bytes > WINDOW_TO - WINDOW_FROM - RED_ZONE) return NULL;
   for (int attempt = 0; attempt < 1 << 16; attempt++) {
@@ -100,7 +101,7 @@ void memory_end_use(void) {
 
 // ---- the table
 
-// The index of the first block that ends after `address`.
+// Returns the index of the first block that ends after `address`.
 static size_t place_of(const table_t *t, uint64_t address) {
   size_t low = 0, high = t->count;
   while (low < high) {
@@ -121,7 +122,8 @@ static const block_t *block_starting(const table_t *t, const void *start) {
   return b && b->from == (uint64_t)start ? b : NULL;
 }
 
-// A copy of the table, with `removed` of its blocks at index `at` replaced by `added` fresh ones.
+// Returns a copy of the table in which `removed` blocks from index `at` on are replaced by `added`
+// uninitialised ones.
 static table_t *copy_table(size_t at, size_t removed, size_t added) {
   const table_t *old = table;
   const size_t count = old->count - removed + added;
@@ -204,7 +206,7 @@ static bool has_room(const device_t *device, uint64_t bytes) {
   return device->used_bytes <= device->memory_bytes && bytes <= device->memory_bytes - device->used_bytes;
 }
 
-// Maps and notes the block, whose addresses are still relative.
+// Maps pages for a block, whose addresses are relative to its start, and adds it to the table.
 static void *make_block(block_t block) {
   const uint64_t bytes = block.to;
   pthread_mutex_lock(&lock);
@@ -257,7 +259,7 @@ bool memory_free(void *start, enum memory_kind kind) {
   return is_ours;
 }
 
-// ---- the host's memory, registered
+// ---- registered host memory
 
 static hipError_t register_locked(uint64_t from, uint64_t to, const device_t *device) {
   const table_t *t = table;

@@ -1,4 +1,4 @@
-// The API's modules and functions.
+// The API's functions for modules and kernels.
 #include "modules.h"
 
 #include <pthread.h>
@@ -14,7 +14,7 @@ static function_t *functions;
 
 // ---- loading
 
-// Where the caller wants messages (hipJitOptionErrorLogBuffer and its size).
+// The caller's buffer for error messages (hipJitOptionErrorLogBuffer and its size).
 typedef struct { char *text; size_t size; } log_t;
 
 static log_t log_of(unsigned count, const int *options, void **values) {
@@ -89,7 +89,7 @@ void module_release(module_t *module) {
   if (!__atomic_sub_fetch(&module->references, 1, __ATOMIC_ACQ_REL)) free_module(module);
 }
 
-// Launches that have been given still run.
+// Launches that were submitted still run: each holds a reference to the module.
 API hipError_t hipModuleUnload(hipModule_t module) {
   ENTER_ANYWAY("%p", (void *)module);
   if (!module) return call_leave(hipErrorInvalidHandle);
@@ -145,7 +145,7 @@ API hipError_t hipFuncGetAttribute(int *value, int attribute, const struct funct
   return hipSuccess;
 }
 
-// The largest dynamic LDS is what the chip has; asking for less than that changes nothing.
+// Only checks the value: kernels may always use as much dynamic LDS as the chip has.
 API hipError_t hipFuncSetAttribute(const struct function *f, int attribute, int value) {
   ENTER("%p %d %d", (const void *)f, attribute, value);
   if (!f || !f->module) return call_leave(hipErrorInvalidDeviceFunction);

@@ -3,7 +3,7 @@
 #include "../wave/launch.h"
 #include "image.h"
 
-// References: the handle's own, and one for each launch that has not ended.
+// A loaded code object. `references`: one for the handle, and one for each launch that has not ended.
 typedef struct module {
   int references;
   device_t *device;
@@ -12,9 +12,9 @@ typedef struct module {
   program_t *program;
 } module_t;
 
-// Its few bytes stay when the module goes, so that a stale handle is known for one.
+// A kernel's handle. It is never freed, so that a handle of an unloaded module is recognised.
 typedef struct function {
-  module_t *module;    // NULL once it has been unloaded
+  module_t *module;    // NULL once the module has been unloaded
   const kernel_t *kernel;
   struct function *next;
 } function_t;

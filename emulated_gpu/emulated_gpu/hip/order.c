@@ -1,8 +1,9 @@
-// The order of work: any that streams and events allow.
+// Chooses the order of work among the orders that streams and events allow.
 //
-// `random`: one of the streams whose head may run, by a seeded generator, after a short pause now and then so
-// that other streams get to be in the running. `late`: nothing runs but what a waiting host needs, until the
-// host has been idle for some milliseconds; a missing wait then reads what has not been written yet.
+// `random`: a seeded generator chooses among the streams whose next work item may run. The executor sometimes
+// pauses before, so that more streams have work. `late`: only work that a waiting host needs is run, until
+// the host has been idle for some milliseconds. A program that lacks a wait then reads data before they are
+// written.
 #include "order.h"
 
 #include <stdatomic.h>
@@ -37,7 +38,7 @@ static bool is_blocked(const stream_t *s) {
 
 static bool may_run(const stream_t *s) {
   if (!s->head || s->is_busy) return false;
-  if (s->device->error != hipSuccess) return true;  // it is only released
+  if (s->device->error != hipSuccess) return true;  // work of a failed device is released without running
   return !s->is_stalled && !s->device->is_stalled && !is_blocked(s);
 }
 
@@ -65,7 +66,7 @@ stream_t *order_next(device_t *device) {
   uint64_t candidates = 0;
   for (stream_t *s = device->streams; s; s = s->next) {
     if (!may_run(s) || (needed_only && !s->is_needed && device->error == hipSuccess)) continue;
-    if (order_random(device) % ++candidates == 0) chosen = s;  // each of them with the same probability
+    if (order_random(device) % ++candidates == 0) chosen = s;  // all candidates have the same probability
   }
   return chosen;
 }

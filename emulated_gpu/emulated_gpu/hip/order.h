@@ -2,13 +2,13 @@
 #pragma once
 #include "streams.h"
 
-// With `work_lock` held: a stream whose head may run now, or NULL.
+// Returns a stream whose first work item may run now, or NULL. Callers must hold `work_lock`.
 stream_t *order_next(device_t *device);
-// With `work_lock` held: waits until that may have changed.
+// Waits until the result of order_next may have changed. Callers must hold `work_lock`.
 void order_wait(device_t *device);
-// The next draw of the device's generator, which order_seed starts from the settings' seed.
+// Returns the next number of the device's random generator. order_seed restarts it from `settings.seed`.
 uint64_t order_random(device_t *device);
 void order_seed(device_t *device);
 
-// The host has done something other than asking whether work is done.
+// Notes that the host is active. Must be called for all API functions but hipEventQuery, which hosts poll.
 void order_note_activity(void);

@@ -1,4 +1,4 @@
-// Allocations in stream order, and memory pools. A pool keeps nothing that was freed: it only counts.
+// Stream-ordered allocations, and memory pools. A pool only counts: it does not keep freed memory for reuse.
 #include <stdlib.h>
 
 #include "calls.h"
@@ -9,7 +9,7 @@
 typedef struct pool {
   device_t *device;
   uint64_t release_threshold;
-  uint64_t used_bytes;  // kept by memory.c
+  uint64_t used_bytes;  // updated by memory.c
   uint64_t used_high;
 } pool_t;
 
@@ -84,11 +84,11 @@ API hipError_t hipMemPoolCreate(hipMemPool_t *out, const pool_properties_t *prop
 }
 API hipError_t hipMemPoolDestroy(hipMemPool_t pool) {
   ENTER_ANYWAY("%p", (void *)pool);
-  // Memory from it may be in use still and counts here, so its few bytes stay.
+  // Never freed, as memory from the pool may still be in use, and memory.c updates `used_bytes`.
   return pool ? hipSuccess : call_leave(hipErrorInvalidValue);
 }
 API hipError_t hipMemPoolTrimTo(hipMemPool_t pool, size_t bytes) {
-  ENTER("%p %zu", (void *)pool, bytes);  // a pool keeps nothing that has been freed
+  ENTER("%p %zu", (void *)pool, bytes);  // nothing to do: a pool does not keep freed memory
   return pool ? hipSuccess : call_leave(hipErrorInvalidValue);
 }
 API hipError_t hipMemPoolGetAttribute(hipMemPool_t pool, int attribute, uint64_t *value) {

@@ -1,7 +1,7 @@
-// Findings, misuses, counts of calls and counters of kernels, as JSON.
+// Collects findings, misuses, numbers of calls and counters of kernels, and writes them as JSON.
 //
-// EMULATED_GPU_REPORT names a file: a line {"finding": {...}} or {"misuse": {...}} as each appears, and at
-// the process's end {"summary": {...}}.
+// If EMULATED_GPU_REPORT names a file, each finding or misuse is appended as a line {"finding": {...}} or
+// {"misuse": {...}} when it occurs, and {"summary": {...}} at the process's end.
 #include "report.h"
 
 #include <pthread.h>
@@ -125,7 +125,7 @@ void report_write(FILE *out) {
   pthread_mutex_unlock(&lock);
 }
 
-// ---- noting
+// ---- collecting
 
 void report_call(const char *name) {
   pthread_mutex_lock(&lock);
@@ -185,7 +185,7 @@ void report_launch(const kernel_t *kernel, const counters_t *counters) {
   pthread_mutex_unlock(&lock);
 }
 
-// ---- at the start and at the end
+// ---- start and end of the process
 
 void report_start(void) {
   const char *path = getenv("EMULATED_GPU_REPORT");

@@ -5,13 +5,14 @@
 #include "../wave/launch.h"
 #include "hip.h"
 
-// Opens the file; findings are written to it as they appear, and a summary at the process's end.
+// Opens the file EMULATED_GPU_REPORT, if it is set. Aborts if the file cannot be opened.
 void report_start(void);
-// A rule of the API that the process broke, in work or in a host function, where no error can be returned.
+// Reports that the process broke a rule of the API in work or in a host function, where no error can be
+// returned.
 void report_misuse(const char *what, const void *address, const char *text);
 void report_call(const char *function);
-// Adds a launch's counters to those of its kernel.
+// Adds a launch's counters to the sums of its kernel.
 void report_launch(const kernel_t *kernel, const counters_t *counters);
-// Writes what was seen, as a JSON object. Clearing leaves the counts of calls.
+// Writes everything collected as a JSON object. report_clear removes it, except for the numbers of calls.
 void report_write(FILE *out);
 void report_clear(void);

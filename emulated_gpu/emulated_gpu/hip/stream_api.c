@@ -1,4 +1,4 @@
-// The API's streams and events.
+// The API's functions for streams and events.
 #include <stdlib.h>
 
 #include "calls.h"
@@ -45,12 +45,12 @@ API hipError_t hipLaunchHostFunc(hipStream_t handle, hipHostFn_t call, void *dat
   return call_leave(stream_call_host(stream, call, data));
 }
 
-// ---- events: a handle means the latest mark that was recorded with it
+// ---- events: an event's handle refers to the mark of its latest hipEventRecord
 
 static const uint64_t EVENT_MAGIC = 0x746e657665706968;
 
 typedef struct event {
-  uint64_t magic;  // 0 once it is destroyed; the few bytes stay, so that a stale handle is known for one
+  uint64_t magic;  // 0 once the event is destroyed. It is never freed, so that a stale handle is recognised.
   unsigned flags;
   mark_t *mark;
 } event_t;
@@ -81,7 +81,7 @@ static void replace_mark(event_t *event, mark_t *mark) {
   pthread_mutex_unlock(&work_lock);
 }
 
-// The latest mark with a reference for the caller, or NULL.
+// Returns the event's latest mark, with a reference that the caller owns; NULL if none was recorded.
 static mark_t *latest(event_t *event) {
   pthread_mutex_lock(&work_lock);
   mark_t *mark = event->mark;

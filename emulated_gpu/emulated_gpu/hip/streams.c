@@ -1,4 +1,4 @@
-// The queues: giving work to a stream, marks in it, and waiting for them. What runs when is up to order.c.
+// Streams as queues: submits work and marks, and waits for marks. order.c decides when work runs.
 #include "streams.h"
 
 #include <stdlib.h>
@@ -25,12 +25,12 @@ stream_t *stream_create(device_t *device, unsigned flags) {
 
 stream_t *stream_of(hipStream_t handle) {
   if (!handle) return current_device()->null_stream;
-  if ((uintptr_t)handle <= 2) return NULL;  // hipStreamLegacy and hipStreamPerThread are not offered
+  if ((uintptr_t)handle <= 2) return NULL;  // hipStreamLegacy and hipStreamPerThread are not supported
   stream_t *s = handle;
   return s->magic == STREAM_MAGIC && !s->is_destroyed ? s : NULL;
 }
 
-// ---- with the lock held
+// ---- callers must hold `work_lock`
 
 void device_wake(device_t *device) { pthread_cond_signal(&device->work_ready); }
 
@@ -63,7 +63,7 @@ work_t *stream_take_head(stream_t *stream) {
   return work;
 }
 
-// The few bytes of the stream itself stay, so that a stale handle is known for one.
+// The stream is only removed from the list and never freed, so that a stale handle is recognised.
 void stream_sweep(stream_t *stream) {
   if (!stream->is_destroyed || !is_idle(stream)) return;
   stream_t **link = &stream->device->streams;
@@ -96,7 +96,7 @@ static void append_wait(stream_t *stream, mark_t *mark) {
 static mark_t *append_mark(stream_t *stream) {
   mark_t *mark = calloc(1, sizeof *mark);
   if (!mark) abort();
-  *mark = (mark_t){.references = 2, .stream = stream};  // the queue's and the caller's
+  *mark = (mark_t){.references = 2, .stream = stream};  // one of the queue and one of the caller
   work_t *work = new_work(WORK_MARK, 0);
   work->mark = mark;
   append(stream, work);
@@ -110,8 +110,8 @@ static void follow(stream_t *stream, stream_t *before) {
   mark_release(mark);
 }
 
-// HIP's rule for the null stream: its work follows what the device's other streams have been given, and
-// theirs follows its own; streams made with hipStreamNonBlocking are exempt.
+// HIP's rule for the null stream: its work waits for work submitted earlier to the device's other streams,
+// and their work waits for earlier work of the null stream. Streams with hipStreamNonBlocking are exempt.
 static void follow_null_stream(stream_t *stream) {
   device_t *device = stream->device;
   if (stream != device->null_stream) {
@@ -206,7 +206,7 @@ hipError_t mark_wait(mark_t *mark) {
   pthread_mutex_lock(&work_lock);
   mark->references++;
   if (!mark->num_waiting++) set_wanted(mark);
-  if (settings.is_late) devices_wake();  // the executors of work that this host needs
+  if (settings.is_late) devices_wake();  // executors may have work that this host now needs
   while (!mark->is_done) pthread_cond_wait(&mark_finished, &work_lock);
   if (!--mark->num_waiting) set_unwanted(mark);
   const hipError_t error = mark->error;

@@ -1,10 +1,11 @@
-// Has `EMULATED_GPU_PYTHON -P -m emulated_gpu.translate --serve` translate code objects (-P: nothing is imported
-// from the working folder). Loading its tables takes ten times as long as a translation, so each process
-// starts one and keeps it; it ends when the socket to it closes.
+// Translates code objects in another process, `EMULATED_GPU_PYTHON -P -m emulated_gpu.translate --serve` (-P:
+// it imports nothing from the working folder). Loading the translator's tables takes ten times as long as a
+// translation, so this process starts one translator and keeps it. The translator ends when the socket to it
+// is closed.
 //
-// Programs are kept in EMULATED_GPU_PROGRAMS, named after the code object's hash; library.py gives each version
-// of the translator a folder of its own. Several processes and threads may want the same one: the first to
-// lock its lock file translates, and a program appears under its name only when it is whole.
+// Program files are cached in the folder EMULATED_GPU_PROGRAMS under the code object's hash; library.py sets
+// another folder for each version of the translator. If several processes or threads need the same program,
+// the first to lock its lock file translates. A program gets its final name only when it is complete.
 #include "translation.h"
 
 #include <errno.h>
@@ -26,7 +27,7 @@ extern char **environ;
 
 typedef struct { char code_object[PATH_MAX], program[PATH_MAX], partial[PATH_MAX], lock[PATH_MAX]; } paths_t;
 
-// FNV-1a, twice with different starts.
+// Two 64-bit FNV-1a hashes with different initial values. The second also depends on the bytes' positions.
 static void hash_of(const uint8_t *data, size_t bytes, uint64_t hash[2]) {
   hash[0] = 0xcbf29ce484222325u;
   hash[1] = 0x84222325cbf29ce4u;
@@ -85,7 +86,7 @@ static bool start_translator(const char *python) {
   return true;
 }
 
-// Sends the two paths, a line each; the answer is a line with 0 for success.
+// Sends two lines, the paths of the code object and of the program. The answer is a line: 0 for success.
 static bool ask_translator(const paths_t *p) {
   char request[2 * PATH_MAX + 2], answer[2];
   const size_t bytes = snprintf(request, sizeof request, "%s\n%s\n", p->code_object, p->partial);
@@ -100,7 +101,8 @@ static bool ask_translator(const paths_t *p) {
   return received == sizeof answer && answer[0] == '0';
 }
 
-// One that does not answer 0 is not asked again. A fork has its parent's socket, and starts its own.
+// A translator that does not answer 0 is stopped; the next request starts another. A forked process has
+// inherited its parent's socket, which it closes to start a translator of its own.
 static bool run_translator(const char *python, const paths_t *p) {
   pthread_mutex_lock(&lock_of_translator);
   if (translator.owner != getpid()) stop_translator();
@@ -121,7 +123,7 @@ static bool translate(const void *code_object, size_t bytes, const paths_t *p, c
     snprintf(error, error_size, "the translator failed on %s", p->code_object);
     return false;
   }
-  unlink(p->code_object);  // kept where it failed, to look at
+  unlink(p->code_object);  // after a failure, it is kept for inspection
   return true;
 }
 

@@ -1,8 +1,9 @@
-// From a code object to a program file, by emulated_gpu/translate in another process.
+// Translates code objects to program files, with emulated_gpu/translate in another process.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
-// Writes the path of the code object's program to `path`. False with a message in `error`.
+// Translates a code object unless the cache has its program; writes the program file's path to `path`.
+// Returns false on failure, with a message in `error`.
 bool translation_of(const void *code_object, size_t bytes, char *path, size_t path_size, char *error,
                     size_t error_size);

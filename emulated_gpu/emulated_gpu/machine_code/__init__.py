@@ -1,1 +1,1 @@
-"""AMD machine code: code objects, and the instructions in them."""
+"""Reads AMD code objects and decodes the instructions in them."""

@@ -1,4 +1,4 @@
-"""AMD code objects: ELF files with kernels, their descriptors and their metadata.
+"""Reads AMD code objects: ELF files with kernels, kernel descriptors and metadata.
 
 Source: LLVM's "User Guide for AMDGPU Backend" (ELF header, kernel descriptor, code object metadata).
 """
@@ -25,7 +25,7 @@ _DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
 
 @dataclass(frozen=True)
 class Argument:
-    """A kernel's argument; sizes in bytes, `kind` as in the metadata: `by_value`, `global_buffer`."""
+    """A kernel's argument: offset and size in bytes; `kind` as in the metadata, for example `by_value`."""
 
     offset: int
     size: int
@@ -34,7 +34,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The kernel descriptor, which the hardware reads to start a kernel; sizes in bytes, scratch per lane."""
+    """The kernel descriptor, which the hardware reads to start a kernel. `scratch_bytes` are per lane."""
 
     lds_bytes: int
     scratch_bytes: int
@@ -49,7 +49,7 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of a code object."""
+    """A kernel of a code object. `lanes` are per wave."""
 
     name: str
     descriptor: Descriptor
@@ -61,14 +61,14 @@ class Kernel:
     num_vgpr_spills: int
     num_sgpr_spills: int
     max_workgroup: int
-    workgroup: tuple[int, int, int] | None  # the size that a launch is required to have
+    workgroup: tuple[int, int, int] | None  # the workgroup size that launches must have, None for any
     entry: int  # address of the first instruction
     code: bytes
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the loaded image: `data` at `address`, then zeros up to `size` bytes."""
+    """A segment of the loaded image: `size` bytes at `address`, which are `data` followed by zeros."""
 
     address: int
     size: int
@@ -85,7 +85,7 @@ class CodeObject:
 
 
 def read_code_object(data: bytes) -> CodeObject:
-    """Reads a code object; CodeObjectError if it is damaged or for a chip that is not known here."""
+    """Read a code object. Raises CodeObjectError if it is damaged or for an unknown chip."""
     try:
         elf = ELFFile(io.BytesIO(data))
         segments = tuple(_segments(elf))

@@ -1,4 +1,4 @@
-"""Decodes machine code to instructions: names, lengths and fields, without their semantics."""
+"""Decodes machine code to instructions: mnemonics, lengths and fields, without semantics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_WORDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An instruction without its address: equal words have equal shapes."""
+    """An instruction without its address, as determined by its words alone."""
 
     mnemonic: str  # in the vendor's spelling for this instruction set, without an encoding suffix
     format: str  # `VOP2`, `GLOBAL`, ...
@@ -36,16 +36,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """An instruction at an address of the image."""
+    """An instruction at an address of the loaded image."""
 
     address: int
     shape: Shape
 
 
 def decode(code: bytes, address: int, instruction_set: InstructionSet) -> Iterator[Instruction]:
-    """Yields the instructions of `code`, which starts at `address` of the image.
+    """Yield the instructions of `code`, which starts at `address` of the image.
 
-    A word that starts no known instruction becomes one called `invalid_` plus the word in hexadecimal.
+    A word that begins no known instruction is yielded as one with the mnemonic `invalid_` and its hex digits.
     """
     num_words = len(code) // 4
     words = struct.unpack(f"<{num_words}I", code[: 4 * num_words]) + (0,) * _MAX_WORDS
@@ -78,7 +78,7 @@ def _find(
 
 
 def _layout(each: Format, operation: Operation, instruction_set: InstructionSet, two: int) -> Layout:
-    """Returns the variant of a format that the first two words select."""
+    """Return the variant of a format (plain, literal, DPP or SDWA) that the first two words select."""
     plain = each.layouts[""]
     sources = [two >> low & mask for low, mask in each.sources]
     if sources and each.has_lane_modifiers:
@@ -92,7 +92,7 @@ def _layout(each: Format, operation: Operation, instruction_set: InstructionSet,
 
 
 def _is_dual_with_literal(each: Format, two: int) -> bool:
-    """Returns True if one half of a dual instruction is v_dual_fmaak_f32 (1) or v_dual_fmamk_f32 (2)."""
+    """Whether a half of a dual instruction has a literal: v_dual_fmaak_f32 (opcode 1) or fmamk_f32 (2)."""
     return each.name == "VOPD" and (two >> 22 & 15 in (1, 2) or two >> 17 & 31 in (1, 2))
 
 

@@ -1,10 +1,11 @@
 """The instruction formats of each instruction set, indexed by encoding.
 
 A format defines the positions of an instruction's fields. Its variants (`LIT`: a literal follows, `DPP16`,
-`DPP8`, `SDWA`) have fields in additional words. A field's position counts bits from the first word's lowest.
+`DPP8`, `SDWA`) have fields in additional words. Positions are bit numbers, counted from the lowest bit of the
+instruction's first word.
 
-The tables are tinygrad's, generated from AMD's machine-readable ISA. Code is matched to them here, because
-tinygrad's own list of formats lacks several.
+The tables are from tinygrad, which generates them from AMD's machine-readable ISA. This module finds the
+format of a word itself, because tinygrad's own list of formats lacks several.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ INSTRUCTION_SETS: Mapping[str, InstructionSet] = MappingProxyType(
     {"gfx942": "cdna", "gfx950": "cdna", "gfx1100": "rdna3", "gfx1201": "rdna4"}
 )
 
-# The plain SDWA variant comes last and so takes precedence if a format has both; VOPC has the other one.
+# If a format has both SDWA variants, the last one, SDWA, is used. VOPC has only SDWA_SDST.
 MODIFIERS = ("LIT", "DPP16", "DPP8", "SDWA_SDST", "SDWA")
 
-# Source fields that can indicate that a literal follows.
+# Source fields whose code can mean that a literal follows.
 _SOURCES = ("src0", "src1", "src2", "ssrc0", "ssrc1", "srcx0", "srcy0")
 
-# First word's mask and value of CDNA 4's scaled matrix instructions: v_mfma_ld_scale_b32 has no own lanes.
+# Mask and value of the first word of CDNA 4's scaled matrix instructions: the prefix v_mfma_ld_scale_b32.
 _SCALE_PREFIX = (0xFFFF0000, 0xD3AC0000)
 
 
-# Names in the tables that differ from AMD's manuals and LLVM's assembler.
+# Names in the tables, and the names that AMD's manuals and LLVM's assembler have instead.
 _ASSEMBLER_NAMES = {
     "v_accvgpr_read": "v_accvgpr_read_b32",
     "v_accvgpr_write": "v_accvgpr_write_b32",
@@ -55,7 +56,7 @@ class OperandType:
 
 @dataclass(frozen=True)
 class Operation:
-    """An opcode."""
+    """What an opcode of a format stands for: name and operand types."""
 
     name: str  # without an encoding suffix
     operands: Mapping[str, OperandType]  # by field
@@ -64,7 +65,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Layout:
-    """The positions of the fields of a format or of a variant: name, lowest bit, mask."""
+    """A format's variant: its length in words and, for each field, name, lowest bit and mask."""
 
     modifier: str
     words: int
@@ -73,7 +74,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Format:
-    """A family of instructions with the same fields, identified by `mask` and `value`."""
+    """A family of instructions with the same fields. `mask` are its fixed bits, which equal `value`."""
 
     name: str
     mask: int
@@ -86,25 +87,28 @@ class Format:
 
     @property
     def has_lane_modifiers(self) -> bool:
-        """True if source 0 may indicate that DPP or SDWA follows."""
+        """Whether the code of source 0 can mean that a word with a DPP or SDWA modifier follows."""
         return self.name.startswith(("VOP1", "VOP2", "VOP3", "VOPC"))
 
 
 @cache
 def dual_operations(instruction_set: InstructionSet) -> Mapping[int, Operation]:
-    """Returns the halves of dual instructions (VOPD) by opcode."""
+    """Return the operations that can be halves of dual instructions (VOPD), by opcode."""
     return next(each for each in formats_of(instruction_set)[0b110010 << 3] if each.name == "VOPD").operations
 
 
 @cache
 def formats_of(instruction_set: InstructionSet) -> tuple[tuple[Format, ...], ...]:
-    """Returns the candidate formats, most specific first, by the upper 9 bits of the first word."""
+    """Return the possible formats for each value of the first word's upper 9 bits, most fixed bits first."""
     formats = sorted(map(_with_xf32, _formats(instruction_set)), key=_precedence)
     return tuple(tuple(_candidates(formats, upper)) for upper in range(512))
 
 
 def _with_xf32(each: Format) -> Format:
-    """Moves CDNA 3's xf32 matrix instructions, which are listed as packed operations without operands."""
+    """Move CDNA 3's xf32 matrix instructions from VOP3P to VOP3P_MFMA, and add their operands.
+
+    tinygrad's tables list them as packed operations without operands.
+    """
     match each.name:
         case "VOP3P":
             others = {code: operation for code, operation in each.operations.items() if code not in _XF32}
@@ -116,7 +120,10 @@ def _with_xf32(each: Format) -> Format:
 
 
 def _xf32(shape: str, num_sums: int) -> Operation:
-    """Returns a product of f32 matrices with factors rounded to 19 bits; a lane has two of A and of B."""
+    """Return an xf32 matrix instruction: a product of f32 matrices whose elements are rounded to 19 bits.
+
+    A lane holds two elements of A, two elements of B and `num_sums` elements of C.
+    """
     factors = OperandType(64, "PK2_F32", "SRC_VGPR_OR_ACCVGPR")
     sums = OperandType(32 * num_sums, f"PK{num_sums}_F32", "VGPR_OR_ACCVGPR")
     operands = {"src0": factors, "src1": factors, "src2": sums, "vdst": sums}
@@ -127,7 +134,10 @@ _XF32 = {62: _xf32("16x16x8", 4), 63: _xf32("32x32x4", 16)}
 
 
 def _precedence(each: Format) -> tuple[int, bool]:
-    """Sorts by fixed bits, most first; v_cmpx is also listed with a vector destination, which is wrong."""
+    """Return the sort key of a format: most fixed bits first; for equal numbers, `_SDST` formats first.
+
+    The tables wrongly list v_cmpx also in a format with a vector destination, which must come second.
+    """
     return -each.mask.bit_count(), not each.name.endswith("_SDST")
 
 
@@ -186,7 +196,7 @@ def _opcode(description: Any) -> Any:
 
 
 def _members(description: Any) -> set[Any]:
-    """Returns the opcodes of a format."""
+    """Return the opcodes of a tinygrad format; the empty set for None."""
     opcode = _opcode(description) if description is not None else None
     if opcode is None:
         return set()
@@ -216,7 +226,7 @@ def _operation(member: Enum, operands: Mapping[str, Any], needs_literal: bool) -
 
 
 def _plain_field(name: str) -> str:
-    """Normalises a name: tables call a source `vsrc0` if its DPP variant has a separate field."""
+    """Return `src0` for `vsrc0`, the tables' name of source 0 if its DPP variant has a separate field."""
     return "src0" if name == "vsrc0" else name
 
 

@@ -1,4 +1,4 @@
-"""Translates a code object's machine code to a program that `emulated_gpu/wave` runs."""
+"""Translates a code object's machine code to a program that the emulator in `emulated_gpu/wave` runs."""
 
 from emulated_gpu.translate.kernel import translate, translate_code
 from emulated_gpu.translate.program import pack

@@ -20,14 +20,15 @@ from emulated_gpu.translate.program import KernelProgram, pack
 
 
 def inventory(kernels: list[KernelProgram]) -> Counter[str]:
-    """Count how often these kernels use each operation."""
+    """Count the records of each operation in the kernels."""
     return Counter(record.operation for each in kernels for record in each.records)
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer each request with a line, 0 for success or 1 for failure, until the input ends.
+    """Translate code objects until the input ends.
 
-    A request is two lines: the paths of the code object and of the program file to write.
+    A request is two lines: the path of a code object, and the path of the program file to write. The answer
+    is one line: 0 for success, 1 for failure.
     """
     while code_object := requests.readline():
         program = requests.readline()

@@ -1,11 +1,11 @@
-"""Parses the names of memory instructions: address space, bytes per lane, and place of the value."""
+"""Parses mnemonics of memory instructions: address space, bytes per lane, and half of the register."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-# Bytes per lane, and whether the value is sign-extended, by CDNA's and RDNA's names.
+# Bytes per lane and whether the value is sign-extended, by the type in the mnemonic (CDNA's, then RDNA's).
 _TYPES = {
     "ubyte": (1, 0),
     "sbyte": (1, 1),
@@ -63,7 +63,10 @@ _LDS_RENAMED = {"cmpst": "cmpswap", "cmpstore": "cmpswap", "wrxchg": "swap", "st
 
 @dataclass(frozen=True)
 class Access:
-    """A load or a store. `d16`: 1 for the lower half of a register, 2 for the upper half, else 0."""
+    """A load or a store of `bytes` bytes per lane.
+
+    `d16`: 1 if the value is in the lower half of a register, 2 for the upper half, 0 for whole registers.
+    """
 
     operation: str
     bytes: int
@@ -82,15 +85,15 @@ class Access:
 
 @dataclass(frozen=True)
 class Atomic:
-    """An atomic operation on `bytes` bytes."""
+    """An atomic operation on `bytes` bytes per lane."""
 
     operation: str
     bytes: int
-    returns: bool = False  # if the name says so; other instructions have a bit for it
+    returns: bool = False  # the mnemonic says that it returns the old value; other formats have a bit for it
 
 
 def access_of(mnemonic: str) -> Access | None:
-    """Parse a load or store of memory, scratch or a buffer, or a scalar load; None otherwise."""
+    """Parse a load or store of memory, scratch or a buffer, or a scalar load; None for other mnemonics."""
     match = _ACCESS.fullmatch(mnemonic)
     if match is None or match[5] not in _TYPES:
         return None
@@ -100,7 +103,7 @@ def access_of(mnemonic: str) -> Access | None:
 
 
 def lds_access_of(mnemonic: str) -> Access | None:
-    """Parse a load or store of LDS; None otherwise."""
+    """Parse a load or store of LDS; None for other mnemonics."""
     match = _LDS_ACCESS.fullmatch(mnemonic)
     if match is None or match[3] not in _TYPES:
         return None
@@ -113,7 +116,7 @@ def lds_access_of(mnemonic: str) -> Access | None:
 
 
 def atomic_of(mnemonic: str) -> Atomic | None:
-    """Parse an atomic operation on global memory or a buffer; None otherwise."""
+    """Parse an atomic operation on global memory or a buffer; None for other mnemonics."""
     match = _ATOMIC.fullmatch(mnemonic)
     if match is None:
         return None
@@ -126,7 +129,7 @@ def atomic_of(mnemonic: str) -> Atomic | None:
 
 
 def lds_atomic_of(mnemonic: str) -> Atomic | None:
-    """Parse an atomic operation on LDS; None otherwise."""
+    """Parse an atomic operation on LDS; None for other mnemonics."""
     match = _LDS_ATOMIC.fullmatch(mnemonic)
     if match is None:
         return None

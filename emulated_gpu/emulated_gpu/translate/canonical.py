@@ -1,4 +1,4 @@
-"""Converts vector records to canonical form: explicit operands, and one form for each operation."""
+"""Converts records of vector instructions to canonical form: explicit operands, one name per operation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from emulated_gpu.machine_code.formats import OperandType
 from emulated_gpu.translate.operands import EXEC, VCC, Machine, lane_mask, scalar, source
 from emulated_gpu.translate.program import Encoding, Record
 
-# Operations that accumulate into their destination, and equivalents with an explicit third source.
+# Operations that accumulate into their destination, and the same operations with a third source instead.
 _ACCUMULATING = {
     "v_fmac_f16": "v_fma_f16",
     "v_fmac_f32": "v_fma_f32",
@@ -30,13 +30,16 @@ _WITH_LITERAL = {
     "v_madmk_": ("v_mad_", (0, 2, 1)),
 }
 _CARRIES = ("v_add_co_", "v_sub_co_", "v_subrev_co_", "v_addc_co_", "v_subb_co_", "v_subbrev_co_")
-# Number of sources before an implicit VCC, in encodings that cannot name a mask.
+# Number of explicit sources, in encodings where the last source, VCC, is implicit.
 _NUM_BEFORE_VCC = {"v_cndmask": 2, "v_addc_co": 2, "v_subb_co": 2, "v_subbrev_co": 2, "v_div_fmas": 3}
 _SWAPS = ("v_swap_", "v_permlane16_swap_", "v_permlane32_swap_")
 
 
 def make_explicit(record: Record, shape: Shape, machine: Machine) -> None:
-    """Add implicit operands: VCC, EXEC, the accumulated destination, and a literal in its place."""
+    """Make implicit operands explicit: VCC, EXEC, a destination that is also a source, and a literal.
+
+    Also convert v_bitop3's truth table and reversed subtractions.
+    """
     name = record.operation
     if name.startswith("v_cmpx_"):
         _make_comparison_explicit(record, shape, machine)
@@ -57,7 +60,7 @@ def make_explicit(record: Record, shape: Shape, machine: Machine) -> None:
 
 
 def _make_comparison_explicit(record: Record, shape: Shape, machine: Machine) -> None:
-    """Make v_cmpx write EXEC; on CDNA also the scalar registers that v_cmp writes."""
+    """Make EXEC the destination of v_cmpx. On CDNA, `dst2` is the lane mask that v_cmp would write."""
     if machine.instruction_set == "cdna":
         _make_scalar_destination_explicit(record, shape, machine)
         record.dst2 = record.dst
@@ -72,7 +75,7 @@ def _make_scalar_destination_explicit(record: Record, shape: Shape, machine: Mac
 
 
 def _set_truth_table(record: Record) -> None:
-    """Move the table of CDNA 4's v_bitop3 from the modifier bits to `cbsz`."""
+    """Move the truth table of CDNA 4's v_bitop3 from the bits of omod, abs and neg to `cbsz`."""
     record.cbsz = record.omod << 6 | record.abs << 3 | record.neg
     record.omod = record.abs = record.neg = 0
 
@@ -82,7 +85,7 @@ def _family(name: str) -> str:
 
 
 def accumulate(record: Record) -> None:
-    """Add the destination as a third source if the operation accumulates into it."""
+    """Convert an operation that accumulates into its destination: add the destination as third source."""
     canonical = _ACCUMULATING.get(record.operation)
     if canonical is None:
         return
@@ -95,7 +98,10 @@ def accumulate(record: Record) -> None:
 
 
 def place_literal(record: Record, literal: int, operand_type: OperandType | None, machine: Machine) -> None:
-    """Convert multiply-adds with a literal to plain ones."""
+    """Convert v_fmaak, v_fmamk, v_madak and v_madmk to v_fma and v_mad, with the literal as a source.
+
+    Other records are unchanged.
+    """
     for prefix, (replacement, order) in _WITH_LITERAL.items():
         if record.operation.startswith(prefix):
             record.operation = replacement + record.operation.removeprefix(prefix)
@@ -105,13 +111,16 @@ def place_literal(record: Record, literal: int, operand_type: OperandType | None
 
 
 def _reordered(bits: int, order: tuple[int, ...]) -> int:
-    """Reorder the bits of sources; higher bits stay."""
+    """Reorder the lowest bits, one per source: new bit i is old bit `order[i]`. Higher bits stay."""
     moved = sum((bits >> old & 1) << new for new, old in enumerate(order))
     return bits >> len(order) << len(order) | moved
 
 
 def reverse(record: Record) -> None:
-    """Convert a reversed subtraction to a plain one, except with lane modifiers, which apply to source 0."""
+    """Convert a reversed subtraction to a subtraction with swapped sources.
+
+    Records with lane modifiers are unchanged, as these apply to source 0.
+    """
     prefix = next((each for each in ("v_subrev_", "v_subbrev_") if record.operation.startswith(each)), None)
     if prefix is None or record.encoding is not Encoding.PLAIN:
         return

@@ -1,4 +1,4 @@
-"""RDNA's dual instructions (VOPD): two operations that both read before either writes."""
+"""Translates RDNA's dual instructions (VOPD): two operations that read all sources before either writes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _F32 = OperandType(32, "F32", "SRC")
 
 
 def dual(shape: Shape, machine: Machine) -> list[Record]:
-    """Return a dual instruction's records, ordered so that sequential execution gives the same result."""
+    """Return the records of a dual instruction, such that executing them in order gives the same result."""
     first, second = _half("x", shape, machine), _half("y", shape, machine)
     if not _reads(second, first.dst):
         records = [first, second]
     elif not _reads(first, second.dst):
         records = [second, first]
-    else:  # each reads the other's result
+    else:  # each half reads the register that the other half writes
         kept = vgpr(FIRST_TEMPORARY)
         move = Record("v_mov_b32", Class.VECTOR, dst=first.dst, sources=[kept])
         first.dst = kept
@@ -34,7 +34,7 @@ def _half(letter: str, shape: Shape, machine: Machine) -> Record:
     operation = dual_operations(machine.instruction_set)[fields[f"op{letter}"]]
     literal = fields.get("literal", 0)
     record = Record(canonical_name(operation.name), Class.VECTOR, dst=vgpr(_destination(letter, shape)))
-    # The tables describe an operation as the second half.
+    # The tables have the operands of the second half (y), which apply to both.
     record.sources = [source(fields[f"src{letter}0"], operation.operands["srcy0"], machine, literal)]
     if "vsrcy1" in operation.operands:
         record.sources.append(vgpr(fields[f"vsrc{letter}1"]))
@@ -47,7 +47,7 @@ def _half(letter: str, shape: Shape, machine: Machine) -> Record:
 
 
 def _destination(letter: str, shape: Shape) -> int:
-    """Return the destination. The second one's parity is the opposite of the first one's."""
+    """Return a half's destination register. Half y's lowest bit is not encoded: the inverse of half x's."""
     if letter == "x":
         return shape.fields["vdstx"]
     return shape.fields["vdsty"] << 1 | (~shape.fields["vdstx"] & 1)

@@ -1,4 +1,4 @@
-"""Translates a kernel's instructions to records and resolves branches."""
+"""Translates a kernel's instructions to records, and branch targets to indices of records."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _VECTOR = ("VOP1", "VOP2", "VOPC", "VOP3", "VOP3P", "VOP3SD", "VOP3_SDST", "VOP1
 
 
 def translate_code(chip: Chip, code: bytes, *, lds_bytes: int = 0, scratch_bytes: int = 0) -> bytes:
-    """Return the program file of one kernel called `code`, with machine code at address 0."""
+    """Translate machine code at address 0 to a program file with one kernel, which is named `code`."""
     descriptor = Descriptor(lds_bytes, scratch_bytes, 0, 0, 0, 0, 0, 0, 0)
     kernel = Kernel("code", descriptor, (), chip.lanes, 256, 256, 104, 0, 0, 1024, None, 0, code)
     return pack([_program(kernel, chip)])
 
 
 def translate(code_object: CodeObject) -> list[KernelProgram]:
-    """Return the programs of all kernels of a code object."""
+    """Translate all kernels of a code object."""
     chip = CHIPS[code_object.chip]
     return [_program(kernel, chip) for kernel in code_object.kernels]
 
@@ -38,7 +38,7 @@ def _program(kernel: Kernel, chip: Chip) -> KernelProgram:
 
 
 def translate_kernel(kernel: Kernel, machine: Machine) -> list[Record]:
-    """Return the records of a kernel; branch targets are indices of records."""
+    """Translate a kernel to records, in which branch targets are indices of records."""
     records: list[Record] = []
     index_of: dict[int, int] = {}
     for instruction in decode(kernel.code, kernel.entry, machine.instruction_set):
@@ -54,12 +54,12 @@ def _addressed(instruction: Instruction, machine: Machine) -> Iterator[Record]:
     words = instruction.shape.words
     for record in translate_instruction(instruction, machine):
         record.address, record.words = instruction.address, words
-        words = 0  # for further records of the same instruction
+        words = 0  # of further records of the same instruction
         yield record
 
 
 def translate_instruction(instruction: Instruction, machine: Machine) -> list[Record]:
-    """Return an instruction's records; an unsupported one becomes the operation `unknown:` with its name."""
+    """Translate an instruction to records; if it is unsupported, the operation is `unknown:MNEMONIC`."""
     shape = instruction.shape
     if shape.format in _SCALAR:
         return [scalar_instruction(instruction, machine)]
@@ -75,7 +75,10 @@ def translate_instruction(instruction: Instruction, machine: Machine) -> list[Re
 
 
 def _resolve(record: Record, index_of: dict[int, int]) -> None:
-    """Convert a branch's target to a record index; a branch out of the kernel becomes unknown."""
+    """Convert a branch's target address to a record's index.
+
+    A branch to an address outside of the kernel becomes an unknown operation.
+    """
     if record.target in index_of:
         record.target = index_of[record.target]
     else:

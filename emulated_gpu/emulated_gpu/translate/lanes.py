@@ -1,4 +1,4 @@
-"""Lane modifiers: DPP (source 0 comes from other lanes) and SDWA (sources and result are parts of words)."""
+"""Translates lane modifiers: DPP (source 0 is from other lanes), SDWA (operands are bytes or words)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DPP8_FETCHES_INACTIVE = 234
 
 
 def apply_lane_modifiers(record: Record, shape: Shape, machine: Machine) -> None:
-    """Set the record's lane modifiers and, with SDWA, scalar sources."""
+    """Set the lane modifiers of `record` from those of `shape`. SDWA can also make sources scalar."""
     if shape.modifier == "DPP16":
         _dpp16(record, shape)
     elif shape.modifier == "DPP8":

@@ -1,8 +1,8 @@
 """Translates memory instructions to records.
 
-Sources: 0 is the vector address or offset, 1 the scalar address or buffer resource, 2 the stored data, 3 a
-buffer's scalar offset. For LDS instructions 0 is the address, 1 and 2 are the data. A compare-and-swap has
-the new value first on all chips.
+Sources of a record: 0 is the vector address or offset, 1 the scalar address or buffer resource, 2 the stored
+data, 3 a buffer's scalar offset. For LDS instructions, 0 is the address, 1 and 2 are the data. The data of a
+compare-and-swap is the new value, then the compared value, on all chips.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TRANSPOSING = {"ds_read_b64_tr_b16", "ds_read_b64_tr_b8", "ds_read_b64_tr_b4", 
 
 
 def memory(shape: Shape, machine: Machine) -> Record:
-    """Return the record of an instruction of a memory format."""
+    """Translate an instruction of a memory format. Cache operations become s_nop: no cache is emulated."""
     if shape.mnemonic.startswith(_CACHES):
         return Record("s_nop", Class.WAIT)
     match shape.format:
@@ -85,7 +85,7 @@ def _scalar_load(shape: Shape, machine: Machine) -> Record:
 
 
 def _scalar_offset(fields: Mapping[str, int], machine: Machine) -> tuple[Operand, int]:
-    """Return the register and the byte offset that are added to a scalar load's base."""
+    """Return the register and the constant byte offset that are both added to a scalar load's base."""
     if machine.instruction_set == "cdna":
         register = scalar(fields["soffset"], 1, machine) if fields["soffset_en"] else NOTHING
         if not fields["imm"] and not fields["soffset_en"]:
@@ -133,7 +133,7 @@ def _offset(kind: str, shape: Shape, machine: Machine) -> int:
 
 
 def _access_record(access: Access, shape: Shape) -> Record:
-    """Return the record without its addresses."""
+    """Return the record of a load or store, without addresses (sources 0 and 1)."""
     record = Record(access.operation, _class_of(access), sources=[NOTHING, NOTHING, NOTHING])
     record.bytes, record.sign, record.d16 = access.bytes, access.sign, access.d16
     if access.operation.endswith("_lds"):
@@ -146,7 +146,7 @@ def _access_record(access: Access, shape: Shape) -> Record:
 
 
 def _atomic_record(atomic: Atomic, shape: Shape) -> Record:
-    """Return the record without its addresses."""
+    """Return the record of an atomic operation, without addresses (sources 0 and 1)."""
     dwords = atomic.bytes // 4
     stored = dwords * (2 if "cmpswap" in atomic.operation else 1)
     record = Record(atomic.operation, Class.ATOMIC, bytes=atomic.bytes)
@@ -196,7 +196,7 @@ def _buffer(shape: Shape, machine: Machine) -> Record:
 
 
 def _lds_spelling(shape: Shape) -> str:
-    """Normalise the name of a load from a buffer to LDS: CDNA marks it with a bit, RDNA by name."""
+    """Return the mnemonic with `_lds_` for a buffer load to LDS, which CDNA marks only by a bit."""
     return shape.mnemonic.replace("_load_", "_load_lds_") if shape.fields.get("lds") else shape.mnemonic
 
 
@@ -215,7 +215,7 @@ def _lds(shape: Shape) -> Record:
     if atomic is not None:
         return _lds_atomic(atomic, shape)
     if mnemonic in _LANE_EXCHANGES:
-        data = [_data(shape, ("data0",), 1)] if "permute" in mnemonic else []  # swizzled data is in addr
+        data = [_data(shape, ("data0",), 1)] if "permute" in mnemonic else []  # a swizzle's data is `addr`
         return _lds_record(mnemonic, shape, _data(shape, ("vdst",), 1), data)
     if mnemonic in _TRANSPOSING:
         dwords = 3 if "b96" in mnemonic else 2
@@ -228,7 +228,7 @@ def _lds(shape: Shape) -> Record:
 
 
 def _lds_record(name: str, shape: Shape, dst: Operand, data: list[Operand]) -> Record:
-    """Return a record without `bytes`, as for an exchange between lanes, which does not access LDS."""
+    """Return the record of an LDS instruction, with `bytes` 0, as lane exchanges do not access LDS."""
     return Record(
         name,
         Class.LDS,
@@ -258,7 +258,7 @@ def _lds_atomic(atomic: Atomic, shape: Shape) -> Record:
     dwords = atomic.bytes // 4
     has_two = "cmpswap" in atomic.operation or "mskor" in atomic.operation
     data = [_data(shape, (name,), dwords) for name in ("data0", "data1")[: 1 + has_two]]
-    if shape.mnemonic.startswith("ds_cmpst_"):  # CDNA: the compared value comes first
+    if shape.mnemonic.startswith("ds_cmpst_"):  # CDNA's data0 is the compared value
         data.reverse()
     record = _lds_record(atomic.operation, shape, NOTHING, data)
     record.bytes = atomic.bytes

@@ -1,11 +1,11 @@
-"""Canonical names of operations: one per meaning, CDNA 3's where instruction sets differ."""
+"""Canonical names of operations: where instruction sets have different names, the name of CDNA 3."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
 
-# Names of RDNA 3 and RDNA 4, after `_num` is removed from v_num_ names.
+# Canonical names by mnemonic, after _RULES have been applied (which, for example, remove `_num`).
 _RENAMED = {
     "v_accvgpr_read_b32": "v_mov_b32",
     "v_accvgpr_write_b32": "v_mov_b32",
@@ -58,7 +58,7 @@ _RULES = (
 
 @cache
 def canonical_name(mnemonic: str) -> str:
-    """Return the canonical name of a scalar or vector operation; memory.py names memory operations."""
+    """Return the canonical name of a scalar or vector operation. Memory operations are named in memory.py."""
     for pattern, replacement in _RULES:
         mnemonic = pattern.sub(replacement, mnemonic)
     return _RENAMED.get(mnemonic, mnemonic)

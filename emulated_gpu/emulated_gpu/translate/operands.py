@@ -1,4 +1,4 @@
-"""Decodes operands: sources, destinations and the values of constants.
+"""Decodes operands: registers, and constants with their values.
 
 Source: the CDNA 3 and RDNA 3 ISA manuals, "Scalar ALU Operands" and "Vector ALU operands".
 """
@@ -14,7 +14,7 @@ from emulated_gpu.machine_code.formats import InstructionSet, OperandType
 from emulated_gpu.translate.program import FIRST_ACCUMULATION_REGISTER, NOTHING, Operand, OperandKind
 
 VCC = 106
-M0 = 124  # on every chip; RDNA encodes it as 125 and a null register as 124
+M0 = 124  # index of M0 in records for every chip; RDNA encodes M0 as 125 and the null register as 124
 EXEC = 126
 
 _NULL = 124
@@ -31,7 +31,7 @@ _ELEMENT = re.compile(r"^(?:PK(\d*)_)?(?:WMMA_\w+_)?(\w+)$")
 
 @dataclass(frozen=True)
 class Machine:
-    """Properties of the chip and kernel that determine the encoding of operands."""
+    """The properties of a chip and a kernel that determine how operands are decoded. `lanes` are per wave."""
 
     chip: str
     instruction_set: InstructionSet
@@ -39,12 +39,12 @@ class Machine:
 
     @property
     def mask_dwords(self) -> int:
-        """The number of scalar registers that hold a bit for each lane."""
+        """The number of scalar registers of a lane mask (one bit per lane)."""
         return self.lanes // 32
 
 
 def dwords_of(operand_type: OperandType | None, machine: Machine) -> int:
-    """Return the number of registers of an operand; 1 if the tables do not specify it."""
+    """Return the number of 32-bit registers of an operand; 1 if its type is unknown."""
     if operand_type is None:
         return 1
     if operand_type.format == "M64":
@@ -53,17 +53,17 @@ def dwords_of(operand_type: OperandType | None, machine: Machine) -> int:
 
 
 def vgpr(index: int, dwords: int = 1, is_accumulation: bool = False) -> Operand:
-    """Return vector registers starting at `index`."""
+    """Return the operand of `dwords` vector or accumulation registers from `index` on."""
     return Operand(OperandKind.VGPR, dwords, index + FIRST_ACCUMULATION_REGISTER * is_accumulation)
 
 
 def constant(value: int, dwords: int = 1) -> Operand:
-    """Return a constant; negative values are 64-bit."""
+    """Return the operand of a constant. Negative values become 64-bit two's complement."""
     return Operand(OperandKind.CONSTANT, dwords, 0, value & 0xFFFFFFFFFFFFFFFF)
 
 
 def scalar(code: int, dwords: int, machine: Machine) -> Operand:
-    """Return the scalar registers with a 7-bit code."""
+    """Return the operand of `dwords` scalar registers from the 7-bit `code` on; NOTHING for RDNA's null."""
     if machine.instruction_set != "cdna":
         if code == _NULL:
             return NOTHING
@@ -72,12 +72,12 @@ def scalar(code: int, dwords: int, machine: Machine) -> Operand:
 
 
 def lane_mask(register: int, machine: Machine) -> Operand:
-    """Return scalar registers with a bit for each lane: VCC, EXEC or any others."""
+    """Return the operand of a lane mask (one bit per lane) in the scalar registers from `register` on."""
     return Operand(OperandKind.SGPR, machine.mask_dwords, register)
 
 
 def source(code: int, operand_type: OperandType | None, machine: Machine, literal: int = 0) -> Operand:
-    """Return the source with an 8- or 9-bit code; `literal` is the word after the instruction."""
+    """Return the operand for an 8- or 9-bit source code; `literal` is the word after the instruction."""
     dwords = dwords_of(operand_type, machine)
     if code >= _FIRST_VGPR:
         return vgpr(code - _FIRST_VGPR, dwords)
@@ -105,7 +105,7 @@ def _constant_value(code: int, operand_type: OperandType | None, literal: int) -
 
 @dataclass(frozen=True)
 class _Element:
-    """Element format of an operand, for which a constant is converted."""
+    """The format of an operand's elements, to which a constant is converted."""
 
     format: str
     bits: int
@@ -113,7 +113,7 @@ class _Element:
 
     @property
     def is_pair_of_words(self) -> bool:
-        """Whether there are two 32-bit elements, which both get the constant."""
+        """Whether the operand has two 32-bit elements, which both get the constant's value."""
         return self.is_packed and self.bits == 32
 
 
@@ -145,7 +145,10 @@ def _float_value(code: int, element: _Element) -> int:
 
 
 def float_bits(value: float, kind: str) -> int:
-    """Return the bits of a number that F16, BF16, F32 or F64 represents exactly."""
+    """Return the bits of `value` in the format `kind`: F16, BF16, F32 or F64.
+
+    Callers must pass a value that this format represents exactly.
+    """
     if kind == "BF16":
         return float_bits(value, "F32") >> 16
     pack, unpack = {"F16": ("<e", "<H"), "F32": ("<f", "<I"), "F64": ("<d", "<Q")}[kind]

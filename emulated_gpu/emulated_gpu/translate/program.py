@@ -1,4 +1,4 @@
-"""The program file: kernels as sequences of operations; `emulated_gpu/wave/program.h` reads it."""
+"""Writes program files (`emulated_gpu/wave/program.h`), which hold kernels as sequences of operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_TEMPORARY = 512
 
 
 class OperandKind(IntEnum):
-    """The kind of an operand, with values as in the file."""
+    """The kind of an operand. Values are those in program files."""
 
     NOTHING = 0  # reads 0, writes are dropped
     SGPR = 1
@@ -36,7 +36,7 @@ class OperandKind(IntEnum):
 
 
 class Class(IntEnum):
-    """The class under which an instruction is counted, with values as in the file."""
+    """The class under which the emulator counts an instruction. Values are those in program files."""
 
     OTHER = 0
     SCALAR = 1
@@ -56,7 +56,7 @@ class Class(IntEnum):
 
 
 class Encoding(IntEnum):
-    """Lane modifier: source 0 from other lanes (DPP), or selected parts of words (SDWA)."""
+    """A record's lane modifier: source 0 is from other lanes (DPP), or operands are bytes or words (SDWA)."""
 
     PLAIN = 0
     DPP16 = 1
@@ -77,7 +77,10 @@ class MemoryFlag(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A source or a destination; `value` is a constant, in the width and format in which it is read."""
+    """A source or a destination. `index`: first register; `dwords`: number of registers.
+
+    `value`: a constant, already converted to the width and format in which the operation reads it.
+    """
 
     kind: OperandKind
     dwords: int = 1
@@ -91,7 +94,10 @@ NOTHING = Operand(OperandKind.NOTHING)
 
 @dataclass(slots=True)
 class Record:
-    """One operation with its operands. Bits of `neg`, `abs`, `opsel` and so on count sources from 0."""
+    """One operation with its operands.
+
+    In `neg`, `abs`, `neg_hi`, `opsel` and `opsel_hi`, bit i is for source i; bit 3 of `opsel` is for `dst`.
+    """
 
     operation: str
     kind: Class
@@ -112,7 +118,7 @@ class Record:
     lanes_modifier: int = 0
     offset: int = 0
     offset1: int = 0
-    target: int = NO_TARGET  # of a branch: first an address, after resolving the index of a record
+    target: int = NO_TARGET  # of a branch: an address, which translate_kernel replaces by a record's index
     bytes: int = 0
     sign: int = 0
     d16: int = 0
@@ -124,14 +130,14 @@ class Record:
 
 @dataclass(frozen=True)
 class KernelProgram:
-    """A kernel with its records."""
+    """A kernel and the records to which it was translated. `generation` is the chip's."""
 
     kernel: Kernel
     generation: int
     records: list[Record]
 
 
-# In the order of `enum argument_kind` in program.h.
+# Numbers of hidden arguments, in the order of `enum argument_kind` in program.h.
 _ARGUMENT_KINDS = {
     name: number
     for number, name in enumerate(
@@ -149,7 +155,7 @@ _HIDDEN_OTHER = 15
 
 
 def pack(kernels: list[KernelProgram]) -> bytes:
-    """Return the program file of these kernels."""
+    """Return the content of a program file with these kernels."""
     names = sorted({record.operation for each in kernels for record in each.records})
     numbers = {name: number for number, name in enumerate(names)}
     return b"".join(

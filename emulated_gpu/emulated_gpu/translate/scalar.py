@@ -1,4 +1,4 @@
-"""Translates scalar instructions to records; branch targets are addresses."""
+"""Translates scalar instructions to records, in which branch targets are still addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from emulated_gpu.translate.operands import Machine, constant, dwords_of, scalar
 from emulated_gpu.translate.program import NOTHING, Class, Operand, Record
 from emulated_gpu.translate.waits import wait
 
-# No effect visible to a program: waits, and hints to caches and the scheduler.
+# Instructions without an effect that a program could observe: waits, hints to caches and the scheduler.
 _NOTHING = (
     *(
         "s_nop",
@@ -52,7 +52,7 @@ _B32 = OperandType(32, "B32", "SSRC")
 
 
 def scalar_instruction(instruction: Instruction, machine: Machine) -> Record:
-    """Return the record of a scalar instruction other than a load."""
+    """Translate a scalar instruction other than a load."""
     shape = instruction.shape
     waiting = wait(shape, machine)
     if waiting is not None:
@@ -124,7 +124,7 @@ def _program_control(name: str, instruction: Instruction) -> Record:
 
 
 def _target(instruction: Instruction) -> int:
-    """Return a branch's target address: an offset in words from the next instruction."""
+    """Return a branch's target address. It is encoded as an offset, in words, from the next instruction."""
     return instruction.address + 4 * instruction.shape.words + 4 * _signed(instruction.shape.fields["simm16"])
 
 

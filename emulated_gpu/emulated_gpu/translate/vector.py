@@ -1,6 +1,6 @@
-"""Translates vector instructions to records: explicit operands, then canonical names.
+"""Translates vector instructions to records with explicit operands and canonical names.
 
-Operations on CDNA 3's 8-bit floats, which have no infinity and no negative zero, end in `_fnuz`.
+Names of operations on CDNA 3's 8-bit floats, which have no infinity and no negative zero, end in `_fnuz`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MATRIX = ("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_")
 
 
 def vector(shape: Shape, machine: Machine) -> Record:
-    """Return the record of a vector instruction other than a dual one."""
+    """Translate a vector instruction other than dual and scaled matrix instructions."""
     name = canonical_name(shape.mnemonic)
     if name == "v_nop":
         return Record("s_nop", Class.WAIT)
@@ -38,10 +38,10 @@ def vector(shape: Shape, machine: Machine) -> Record:
 
 
 def scaled_matrix(shape: Shape, machine: Machine) -> Record:
-    """Return the record of CDNA 4's scaled matrix instruction, encoded as a pair of instructions.
+    """Translate a scaled matrix instruction of CDNA 4, which is encoded as a pair of instructions.
 
-    Source 3 is the scale of A; `dst2`, which it reads, is the scale of B. `opsel` and `opsel_hi` select
-    bytes.
+    Source 3 is the scale of A. `dst2` is the scale of B, a source although in a destination's place. `opsel`
+    and `opsel_hi` select the bytes of the scales.
     """
     fields = shape.fields
     record = Record(shape.mnemonic, Class.MATRIX, dst=_destination(shape, machine))
@@ -100,9 +100,9 @@ def _source_type(name: str, number: int, shape: Shape) -> OperandType | None:
 
 
 def _small_float_type(code: int) -> OperandType:
-    """Return the type of A or B of an f8f6f4 instruction.
+    """Return the operand type of A or B in an f8f6f4 instruction, from its code in `cbsz` or `blgp`.
 
-    It has 32 elements per lane, of 8 bits (codes 0 and 1), 6 bits (2 and 3) or 4 bits (4).
+    A lane holds 32 elements of 8 bits (codes 0 and 1), 6 bits (2 and 3) or 4 bits (4).
     """
     return OperandType({0: 256, 1: 256, 2: 192, 3: 192}.get(code, 128), "B32", "SRC_VGPR_OR_ACCVGPR")
 
@@ -136,7 +136,7 @@ def _set_modifiers(record: Record, shape: Shape) -> None:
 
 
 def _select_halves(record: Record, shape: Shape) -> None:
-    """Decode RDNA's short encodings: 16-bit operands are halves of v0 to v127; bit 7 means upper."""
+    """Decode 16-bit operands of RDNA's short encodings: halves of v0 to v127; bit 7 means the upper half."""
     for number, (name, operand) in enumerate(zip(_present(shape), record.sources, strict=True)):
         if _is_half(shape.operands[name], operand):
             record.sources[number] = vgpr(operand.index - 128)

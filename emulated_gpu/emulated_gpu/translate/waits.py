@@ -14,7 +14,7 @@ _ANY = -1
 
 
 def wait(shape: Shape, machine: Machine) -> Record | None:
-    """Return the record of a wait for data (loads, LDS, scalar loads); None for another instruction."""
+    """Translate a wait for loads, LDS accesses or scalar loads; return None for another instruction."""
     counts = _counts(shape.mnemonic, shape.fields.get("simm16", 0), machine)
     if counts is None:
         return None
@@ -44,5 +44,5 @@ def _counts(mnemonic: str, immediate: int, machine: Machine) -> tuple[int, int, 
 
 
 def _limit(count: int, largest: int) -> int:
-    """Return the limit. A counter's maximum means that nothing is waited for."""
+    """Convert a field of s_waitcnt to a limit. The field's maximum value means no wait (-1)."""
     return _ANY if count == largest else count

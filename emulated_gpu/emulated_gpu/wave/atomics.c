@@ -1,8 +1,9 @@
-// Atomic operations on global memory, buffers, flat addresses and LDS. Workgroups run on several threads, so
-// an update is a loop of compare-and-exchange on the host.
+// Atomic operations on global memory, buffers, flat addresses and LDS. Workgroups run on several threads of
+// the host, so an update is a loop of compare-and-exchange.
 //
-// Minima and maxima of floats take the number where the other is NaN, and order -0 before +0, on every chip,
-// as RDNA 4 documents and LLVM expects of earlier ones. Sums round to nearest even and keep denormals.
+// On every chip, minima and maxima of floats return the other operand if one is a NaN, and -0 is less than
+// +0. RDNA 4 documents this, and LLVM expects it of earlier chips. Sums round to nearest even and keep
+// denormals.
 #include "memory.h"
 
 typedef uint64_t (*update_t)(uint64_t memory, uint64_t data, uint64_t compare);
@@ -12,7 +13,8 @@ static float f32_of(uint64_t x) { return as_f32((uint32_t)x); }
 static uint64_t add_f32(uint64_t a, uint64_t b) { return f32_bits(f32_of(a) + f32_of(b)); }
 static uint64_t add_f64(uint64_t a, uint64_t b) { return f64_bits(as_f64(a) + as_f64(b)); }
 
-// `sign`: 1 for the lesser of two numbers, -1 for the greater.
+// Whether `a` is the minimum (`sign` is 1) or the maximum (-1) of a and b. If either is a NaN: whether a is
+// not.
 static bool takes_first(double a, double b, int sign) {
   if (a != a || b != b) return a == a;
   return a == b ? (sign > 0) == (signbit(a) != 0) : (sign > 0) == (a < b);
@@ -38,7 +40,7 @@ static uint64_t pk_add_bf16(uint64_t a, uint64_t b) {
   return halves(add_bf16(a & 0xffff, b & 0xffff), add_bf16(a >> 16 & 0xffff, b >> 16 & 0xffff));
 }
 
-// ---- what an operation makes of `memory` (zero-extended), `data` and, where it takes two, `compare`
+// ---- name, bytes, new value of the zero-extended `memory`; compare-and-swap and mskor also use `compare`
 #define FOR_INTEGERS(X, bits, size) \
   X(add_u##bits, size, memory + data) \
   X(sub_u##bits, size, memory - data) \
@@ -114,7 +116,8 @@ static void read_operand(const wave_t *w, const operand_t *o, unsigned first, un
   else FOR_LANES(l) out->lane[l] = low[l] | (uint64_t)high[l] << 32;
 }
 
-// In memory the value to compare with follows the data in its registers; in LDS it is an operand of its own.
+// For global memory, the compared value is in the registers after the data. For LDS, it is a separate
+// operand.
 static void read_operands(const wave_t *w, const instruction_t *i, unsigned dwords, bool in_lds,
                           operands_t *out) {
   const operand_t *data = &i->operand[in_lds ? SRC1 : SRC2], *compare = &i->operand[SRC2];
@@ -188,7 +191,7 @@ static void global_atomic(wave_t *w, const instruction_t *i, unsigned bytes, upd
   write_before(w, i, bytes, &before);
 }
 
-// Outside its buffer an access does nothing and returns 0, also where only a part of it is outside.
+// An access that is not entirely inside of the buffer does nothing and returns 0.
 static void buffer_atomic(wave_t *w, const instruction_t *i, unsigned bytes, update_t update) {
   lanes64_t address, before;
   lanes32_t in_range;
@@ -216,7 +219,8 @@ static void ds_atomic(wave_t *w, const instruction_t *i, unsigned bytes, update_
   write_before(w, i, bytes, &before);
 }
 
-// The upper half of a flat address chooses the space. Scratch belongs to one lane; no code updates it so.
+// The upper half of a flat address selects the address space. Scratch is not supported: as it belongs to one
+// lane, no compiler generates atomic operations on it.
 static void flat_atomic(wave_t *w, const instruction_t *i, unsigned bytes, update_t update) {
   lanes64_t address, before;
   operands_t operands;

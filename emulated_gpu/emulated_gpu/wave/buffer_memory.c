@@ -1,4 +1,4 @@
-// Accesses through buffer resources (V#). Outside its buffer, a load gives 0 and a store is dropped.
+// Accesses through buffer resources (V#). Outside of the buffer, a load returns 0 and a store is dropped.
 //
 // Sources: CDNA 3 and RDNA 3 ISA manuals, "Buffer Addressing" and "Range Checking"; LLVM, "User Guide for
 // AMDGPU Backend" (relaxed buffer out-of-bounds mode), and its raw and structured buffer intrinsics.
@@ -24,7 +24,7 @@ static resource_t decode(const uint32_t word[4], int generation, bool has_index)
     .index_stride = 8u << (word[3] >> 21 & 3),
     .adds_lane = word[3] >> 23 & 1,
   };
-  if (generation == 9) {  // bit 30 is for the cache only; having an index chooses how to check (LLVM)
+  if (generation == 9) {  // bit 30 only concerns the cache; an index selects the kind of range check (LLVM)
     r.swizzles = word[1] >> 31 && has_index;
     r.element = 4;
     r.bounds = !has_index || !r.stride ? RAW : r.swizzles ? STRUCTURED : INDEXED;
@@ -55,8 +55,9 @@ static uint64_t bytes_in_range(const resource_t *r, uint64_t index, uint64_t off
   }
 }
 
-// The index and the offset of each lane, in consecutive registers when there are both. The offset is a sum of 32 bits:
-// LLVM adds a constant's part in the instruction to a register that is below 0 (before gfx1250, splitBufferOffsets).
+// Reads the index and the offset of each lane, which are in consecutive registers if there are both. Returns
+// the lanes in which one is undefined. The offset is a 32-bit sum that wraps: LLVM may split a constant
+// offset into an immediate and a negative value in a register (before gfx1250, splitBufferOffsets).
 static uint64_t read_index_and_offset(
     const wave_t *w, const instruction_t *i, const resource_t *r, lanes64_t *index, lanes64_t *offset) {
   const bool has_index = i->memory & MEMORY_IDXEN, has_offset = i->memory & MEMORY_OFFEN;
@@ -83,7 +84,7 @@ uint64_t buffer_addresses(wave_t *w, const instruction_t *i, lanes64_t *address,
   for (unsigned n = 0; n < 4; n++) note_scalar(w, o->index + n);
   const resource_t r = decode(&w->s[o->index], generation, i->memory & MEMORY_IDXEN);
   const uint64_t scalar = read_scalar32(w, &i->operand[SRC3]);
-  // The first generation counts the scalar offset in when it checks a raw buffer.
+  // On CDNA (generation 9), the range check of a raw buffer includes the scalar offset.
   const uint64_t records = generation == 9 ? bytes_up_to(r.records, scalar) : r.records;
   lanes64_t index, offset;
   const uint64_t undefined = w->undefined | read_index_and_offset(w, i, &r, &index, &offset);
@@ -107,7 +108,7 @@ static lanes64_t moved_by(const lanes64_t *address, unsigned bytes) {
   return out;
 }
 
-// Each dword is checked for itself, so that lanes at the end of the buffer load the part that is in range.
+// Checks each dword separately: an access across the end of the buffer loads the dwords that are in range.
 static void load_in_range(wave_t *w, const instruction_t *i, const lanes64_t *address,
                           const lanes32_t *in_range, uint64_t lanes, moved_t *data) {
   const uint64_t whole = lanes & lanes_in_range(in_range, i->bytes), partly = lanes & ~whole;

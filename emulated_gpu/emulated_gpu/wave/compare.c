@@ -1,6 +1,7 @@
-// Comparisons of vectors, whose result is a bit per lane, and the selection between two vectors by such bits.
+// Vector comparisons, whose result is a lane mask (one bit per lane), and selections between two vectors by a
+// lane mask.
 //
-// V_CMPX writes EXEC (on CDNA also the register that V_CMP would write): both are destinations of the record.
+// V_CMPX writes EXEC (operand DST) and, on CDNA, the register that V_CMP would write (DST2).
 // Source: the CDNA 3, RDNA 3 and RDNA 4 ISA manuals ("VOPC instructions").
 #include "wave.h"
 
@@ -40,7 +41,7 @@ static void write_comparison(wave_t *w, const instruction_t *i, const lanes32_t 
   X(ne, type, a != b) \
   X(ge, type, a >= b) \
   X(t, type, 1)
-// A NaN is unordered: all relations but `u` and those with `n` for not are then false.
+// If an element is a NaN, all relations are false except `u`, `tru` and the negated ones (`nge` to `nlt`).
 #define FLOAT_RELATIONS(X, type) \
   X(f, type, 0) \
   X(lt, type, a < b) \
@@ -84,18 +85,18 @@ static void write_comparison(wave_t *w, const instruction_t *i, const lanes32_t 
   }
 ALL_RELATIONS(DEFINE_COMPARISON)
 
-// ---- classes of floats: whether the second source has the bit of the first one's class
-enum { SIGNALING_NAN, QUIET_NAN, INFINITY_, NORMAL, SUBNORMAL, ZERO };  // and their bits if negative
-// `bits` has a sign, `exponent_bits` and `mantissa_bits` bits.
+// ---- V_CMP_CLASS: whether source 1 has the bit for the class of the float in source 0
+enum { SIGNALING_NAN, QUIET_NAN, INFINITY_, NORMAL, SUBNORMAL, ZERO };  // bit numbers for negative values
+// Returns the number of the bit for the class of a float with `exponent_bits` and `mantissa_bits`.
 static inline uint32_t class_of(uint64_t bits, int exponent_bits, int mantissa_bits) {
   const uint64_t largest = (1ull << exponent_bits) - 1, exponent = bits >> mantissa_bits & largest;
   const uint64_t mantissa = bits & ((1ull << mantissa_bits) - 1);
   const bool negative = bits >> (exponent_bits + mantissa_bits) & 1;
   if (exponent == largest && mantissa) return mantissa >> (mantissa_bits - 1) ? QUIET_NAN : SIGNALING_NAN;
   const uint32_t kind = exponent == largest ? INFINITY_ : exponent ? NORMAL : mantissa ? SUBNORMAL : ZERO;
-  return negative ? kind : 11 - kind;  // positive classes follow in reverse
+  return negative ? kind : 11 - kind;  // bits 6 to 9 are for positive values, in reverse order
 }
-// Sources are not flushed, whatever the mode.
+// Applies absolute value and negation. Denormals are not flushed, whatever the mode.
 static inline uint64_t with_modifiers(const instruction_t *i, uint64_t bits, int sign_bit) {
   const uint64_t sign = 1ull << sign_bit, magnitude = i->abs & 1 ? bits & ~sign : bits;
   return i->neg & 1 ? magnitude ^ sign : magnitude;
@@ -118,7 +119,7 @@ static inline uint64_t with_modifiers(const instruction_t *i, uint64_t bits, int
   }
 CLASSES(DEFINE_CLASS)
 
-// ---- selection by the mask in the third source: a lane is defined if its chosen value is
+// ---- selection by the lane mask in source 2. A lane's result is defined if the selected value is.
 static inline uint32_t with_float_modifiers(const instruction_t *i, int n, uint32_t bits, uint32_t sign) {
   const uint32_t magnitude = i->abs >> n & 1 ? bits & ~sign : bits;
   return i->neg >> n & 1 ? magnitude ^ sign : magnitude;

@@ -1,4 +1,4 @@
-// Control flow: branches, barriers, the end of a wave, the program counter as a value.
+// Control flow: branches, barriers, the end of a wave, and access to the program counter.
 #include "wave.h"
 
 static void s_nop(wave_t *w, const instruction_t *i) { (void)w, (void)i; }
@@ -35,7 +35,7 @@ static void s_cbranch_vccnz(wave_t *w, const instruction_t *i) { jump(w, i, vcc_
 static void s_cbranch_execz(wave_t *w, const instruction_t *i) { jump(w, i, !exec_lanes(w)); }
 static void s_cbranch_execnz(wave_t *w, const instruction_t *i) { jump(w, i, exec_lanes(w)); }
 
-// Addresses of code are those of the loaded image.
+// Returns the address of the next instruction in the loaded image, as kernels see code addresses.
 static uint64_t address_after(const wave_t *w, const instruction_t *i) {
   return (uint64_t)(uintptr_t)w->group->launch->image + i->address + 4u * i->words;
 }
@@ -59,7 +59,7 @@ OPERATIONS(control) = {
   {"s_waitcnt", s_waitcnt},
   {"s_endpgm", s_endpgm},
   {"s_barrier", s_barrier},
-  {"s_barrier_signal", s_nop},  // the wave waits at the s_barrier_wait that follows
+  {"s_barrier_signal", s_nop},  // nothing to do: the wave waits at the following s_barrier_wait
   {"s_barrier_wait", s_barrier},
   {"s_branch", s_branch},
   {"s_cbranch_scc0", s_cbranch_scc0},

@@ -1,7 +1,7 @@
 // Conversions between types.
 //
-// A float becomes an integer by dropping its fraction; what lies past the integer's ends becomes the nearest
-// end, and a NaN 0 (ISA manuals, V_CVT_I32_F32).
+// Conversions of floats to integers truncate toward zero. A value out of the integer's range becomes the
+// nearest integer of the range, and a NaN becomes 0 (ISA manuals, V_CVT_I32_F32).
 #include "floating.h"
 #include "small_floats.h"
 
@@ -14,7 +14,7 @@ static inline uint32_t u32_of(double x) { return (uint32_t)integer_of(x, 0, UINT
 static inline uint32_t i16_of(double x) { return (uint32_t)integer_of(x, INT16_MIN, INT16_MAX) & 0xffff; }
 static inline uint32_t u16_of(double x) { return (uint32_t)integer_of(x, 0, UINT16_MAX); }
 static inline uint32_t u8_of(double x) { return (uint32_t)integer_of(x, 0, UINT8_MAX); }
-// Fractions of the largest integer, to nearest even.
+// Multiply a float by the largest integer and round to nearest even.
 static inline uint32_t norm_i16_of(double x) { return i16_of(rint((x < -1 ? -1 : x) * INT16_MAX)); }
 static inline uint32_t norm_u16_of(double x) { return u16_of(rint(x * UINT16_MAX)); }
 static inline int64_t within(int64_t x, int64_t least, int64_t most) {
@@ -24,7 +24,7 @@ static inline uint32_t i16_within(uint32_t x) { return (uint32_t)within((int32_t
 static inline uint32_t u16_within(uint32_t x) { return (uint32_t)within(x, 0, UINT16_MAX); }
 static inline uint32_t two_halves(uint32_t low, uint32_t high) { return (low & 0xffff) | high << 16; }
 
-// To f16 towards zero.
+// Converts to f16, rounded toward zero.
 static inline uint32_t f32_to_f16_cut(float f) {
   const uint32_t x = f32_bits(f), magnitude = x & 0x7fffffffu, sign = x >> 16 & 0x8000;
   const uint32_t normal = (magnitude >> 13) - (112 << 10), most = normal < 0x7bff ? normal : 0x7bff;
@@ -33,7 +33,8 @@ static inline uint32_t f32_to_f16_cut(float f) {
   return sign | (magnitude >= 0x7f800000u ? special : magnitude < 0x38800000u ? denormal : most);
 }
 
-// Each row: a conversion, how its source is read, and its result from the source `a`.
+// Each row: an operation, function and type with which its source is read, and its result from the source
+// `a`.
 #define TO_BITS(X) \
   X(v_cvt_i32_f32, read_f32, lanes_f32_t, i32_of(a)) \
   X(v_cvt_u32_f32, read_f32, lanes_f32_t, u32_of(a)) \
@@ -76,14 +77,15 @@ static inline uint32_t f32_to_f16_cut(float f) {
   X(v_cvt_f64_i32, read32, lanes32_t, (int32_t)a) \
   X(v_cvt_f64_u32, read32, lanes32_t, a)
 
-// Two f32 from two bytes: the low or, with opsel, the high half of the source.
+// Two bytes to two f32. The bytes are the lower half of the source, or the upper half if opsel is set.
 #define TO_TWO_F32(X) \
   X(v_cvt_pk_f32_fp8, fp8_to_f32) \
   X(v_cvt_pk_f32_bf8, bf8_to_f32) \
   X(v_cvt_pk_f32_fp8_fnuz, fp8_fnuz_to_f32) \
   X(v_cvt_pk_f32_bf8_fnuz, bf8_fnuz_to_f32)
 
-// Each row: a conversion of two sources, and its result from their values a and b.
+// Each row: an operation on two sources, function and type with which they are read, and its result from a
+// and b.
 #define TWO_TO_BITS(X) \
   X(v_cvt_pkrtz_f16_f32, read_f32, lanes_f32_t, two_halves(f32_to_f16_cut(a), f32_to_f16_cut(b))) \
   X(v_cvt_pk_f16_f32, read_f32, lanes_f32_t, two_halves(f32_to_f16(a), f32_to_f16(b))) \
@@ -97,20 +99,21 @@ static inline uint32_t f32_to_f16_cut(float f) {
   X(v_cvt_pk_i16_i32, read32, lanes32_t, two_halves(i16_within(a), i16_within(b))) \
   X(v_cvt_pk_u16_u32, read32, lanes32_t, two_halves(u16_within(a), u16_within(b)))
 
-// Two bytes in the half that opsel's bit 3 names. MODE's bit 23 (FP16_OVFL) asks for saturation.
+// Two f32 to two bytes, in the half of the destination that bit 3 of opsel selects. They saturate if bit 23
+// of MODE (FP16_OVFL) is set.
 #define TWO_TO_HALF(X) \
   X(v_cvt_pk_fp8_f32, fp8) \
   X(v_cvt_pk_bf8_f32, bf8) \
   X(v_cvt_pk_fp8_f32_fnuz, fp8_fnuz) \
   X(v_cvt_pk_bf8_f32_fnuz, bf8_fnuz)
 
-// The same of sources divided by the power of two that the exponent of source 2 is.
+// The same, after the sources have been divided by 2 to the power of source 2's exponent.
 #define TWO_SCALED_TO_HALF(X) \
   X(v_cvt_scalef32_pk_fp8_f32, fp8) \
   X(v_cvt_scalef32_pk_bf8_f32, bf8)
 
-// A byte of source 0. CDNA selects it by SDWA, RDNA by opsel, whose bits are those of the byte's number
-// reversed.
+// Reads a byte of each lane of a source. CDNA selects the byte by SDWA. RDNA selects it by two bits of opsel,
+// which are the two bits of the byte's number in reverse order.
 static void read_byte(wave_t *w, const instruction_t *i, int n, lanes32_t *out) {
   const int byte = (i->opsel << 1 & 2) | (i->opsel >> 1 & 1);
   read32(w, i, n, out);
@@ -200,7 +203,8 @@ static void divide_by_power(wave_t *w, const instruction_t *i, lanes_f32_t *x, l
 TWO_TO_HALF(DEFINE_TWO_TO_HALF)
 TWO_SCALED_TO_HALF(DEFINE_TWO_SCALED_TO_HALF)
 
-// Source 0 as a byte, in place of the byte of source 2 that source 1 numbers.
+// Source 2 with one byte replaced by source 0, converted to an unsigned byte. Source 1 is the number of the
+// byte.
 static void v_cvt_pk_u8_f32(wave_t *w, const instruction_t *i) {
   lanes_f32_t x;
   lanes32_t number, d;

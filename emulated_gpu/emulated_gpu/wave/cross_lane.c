@@ -1,12 +1,13 @@
 // Operations that take values from other lanes: reads and writes of one lane, permutations, swizzles.
 //
-// A lane is as defined as the one that its value came from. Source: the ISA manuals of CDNA 3, RDNA 3 and
-// RDNA 4; for lanes that do not run, LLVM's "User Guide for AMDGPU Backend" (llvm.amdgcn.permlane16).
+// A lane's result is defined if the value was defined in the lane from which it was taken. Source: the ISA
+// manuals of CDNA 3, RDNA 3 and RDNA 4; for inactive lanes (not in EXEC), LLVM's "User Guide for AMDGPU
+// Backend" (llvm.amdgcn.permlane16).
 #include "wave.h"
 
-#define ZERO_INSTEAD (-1)  // in place of the number of a lane
+#define ZERO_INSTEAD (-1)  // in place of a lane's number: the value is 0
 
-// Takes `value[l]` from lane `from[l]`, and whether it is defined.
+// Replaces each lane of `value` and `defined` by lane `from[l]`.
 static void gather(wave_t *w, const int32_t from[], lanes32_t *value, uint64_t *defined) {
   const lanes32_t old = *value;
   uint64_t taken = 0;
@@ -41,7 +42,7 @@ static void v_readfirstlane_b32(wave_t *w, const instruction_t *i) {
   const int lane = running ? __builtin_ctzll(running) : 0;
   write_scalar32(w, &i->operand[DST], read_lane(w, &i->operand[SRC0], lane));
 }
-static void v_writelane_b32(wave_t *w, const instruction_t *i) {  // whether the lane runs or not
+static void v_writelane_b32(wave_t *w, const instruction_t *i) {  // also writes an inactive lane
   const uint32_t value = read_scalar32(w, &i->operand[SRC0]);
   const int lane = (int)(read_scalar32(w, &i->operand[SRC1]) & (LANES - 1));
   w->v[i->operand[DST].index][lane] = value;
@@ -49,8 +50,8 @@ static void v_writelane_b32(wave_t *w, const instruction_t *i) {  // whether the
   define(w, i->operand[DST].index);
 }
 
-// ---- within rows of 16 lanes. Bit 0 of opsel: lanes that do not run are read too; bit 1: zeros are read for
-// them; without both a lane keeps its value.
+// ---- within rows of 16 lanes. Bit 0 of opsel: inactive lanes are read, too. Otherwise, with bit 1, 0 is
+// read instead of an inactive lane; without bit 1, the lane that would read it keeps its old value.
 static void heed_lanes_that_do_not_run(wave_t *w, const instruction_t *i, int32_t from[]) {
   const uint64_t readable = i->opsel & 1 ? ~0ull : exec_lanes(w);
   FOR_LANES(l) {
@@ -63,14 +64,15 @@ static void permute_rows(wave_t *w, const instruction_t *i, int32_t from[]) {
   heed_lanes_that_do_not_run(w, i, from);
   write_gathered(w, i, &i->operand[SRC0], from);
 }
-// `flipped`: 16 to take from the other row of two. The number in the row is 4 bits of the scalar sources...
+// `flipped`: 0 to read from the lane's own row, 16 to read from the other row of a pair. The lane within the
+// row is selected by 4 bits of the scalar sources 1 and 2.
 static void permute_rows_by_scalars(wave_t *w, const instruction_t *i, int flipped) {
   int32_t from[LANES];
   const uint64_t low = read_scalar32(w, &i->operand[SRC1]), high = read_scalar32(w, &i->operand[SRC2]);
   FOR_LANES(l) from[l] = ((l & ~15) ^ flipped) | (int32_t)((low | high << 32) >> 4 * (l & 15) & 15);
   permute_rows(w, i, from);
 }
-// ... or those of a lane of the second source.
+// The same, but the lane within the row is selected by the lowest 4 bits of each lane of source 1.
 static void permute_rows_by_lanes(wave_t *w, const instruction_t *i, int flipped) {
   int32_t from[LANES];
   lanes32_t selects;
@@ -83,15 +85,16 @@ static void v_permlanex16_b32(wave_t *w, const instruction_t *i) { permute_rows_
 static void v_permlane16_var_b32(wave_t *w, const instruction_t *i) { permute_rows_by_lanes(w, i, 0); }
 static void v_permlanex16_var_b32(wave_t *w, const instruction_t *i) { permute_rows_by_lanes(w, i, 16); }
 
-static void v_permlane64_b32(wave_t *w, const instruction_t *i) {  // lanes that do not run are read
+static void v_permlane64_b32(wave_t *w, const instruction_t *i) {  // also reads inactive lanes
   int32_t from[LANES];
   if (LANES == 32) return;
   FOR_LANES(l) from[l] = l ^ 32;
   write_gathered(w, i, &i->operand[SRC0], from);
 }
 
-// Exchanges the destination's lanes that have bit `distance` in their number with the first source's that
-// have not; EXEC and opsel as for V_PERMLANE16 (the manual does not speak of lanes that do not run).
+// Exchanges the destination's lanes with bit `distance` set in their number with source 0's lanes without
+// this bit. EXEC and opsel have the same effect as for V_PERMLANE16 (the manual does not mention inactive
+// lanes).
 static void swap_halves(wave_t *w, const instruction_t *i, int distance) {
   const uint64_t upper = distance == 32 ? 0xffffffff00000000ull : 0xffff0000ffff0000ull;
   const operand_t *first = &i->operand[DST], *second = &i->operand[SRC0];
@@ -113,8 +116,8 @@ static void swap_halves(wave_t *w, const instruction_t *i, int distance) {
 static void v_permlane16_swap_b32(wave_t *w, const instruction_t *i) { swap_halves(w, i, 16); }
 static void v_permlane32_swap_b32(wave_t *w, const instruction_t *i) { swap_halves(w, i, 32); }
 
-// ---- through the LDS unit, without its memory. Lanes that do not run give nothing: 0 is read.
-// RDNA 3 permutes each half of a wave of 64 lanes by itself.
+// ---- through the LDS unit, without an access to LDS. 0 is read from inactive lanes.
+// Returns the lane that an address selects. RDNA 3 permutes each half of a wave of 64 lanes separately.
 static int lane_at(const wave_t *w, int l, uint32_t address) {
   const int lanes = w->group->kernel->header.generation == 11 ? 32 : LANES;
   return (l & ~(lanes - 1)) | (int)(address >> 2 & (uint32_t)(lanes - 1));
@@ -135,20 +138,21 @@ static void pull(wave_t *w, const instruction_t *i, uint64_t readable) {
 }
 static void ds_bpermute_b32(wave_t *w, const instruction_t *i) { pull(w, i, exec_lanes(w)); }
 static void ds_bpermute_fi_b32(wave_t *w, const instruction_t *i) { pull(w, i, ~0ull); }
-// Lanes push their values; the highest of those that push to the same lane prevails.
+// Each lane sends its value to another lane. If several lanes send to the same lane, the highest one
+// prevails.
 static void ds_permute_b32(wave_t *w, const instruction_t *i) {
   int32_t from[LANES];
   lanes32_t addresses;
   read_addresses(w, i, &addresses);
-  if (w->undefined) w->undefined = ~0ull;  // any lane may have been meant
+  if (w->undefined) w->undefined = ~0ull;  // an undefined address may select any lane
   FOR_LANES(l) from[l] = ZERO_INSTEAD;
   FOR_LANES(l) if (has_lane(exec_lanes(w), l)) from[lane_at(w, l, addresses.lane[l])] = l;
   write_gathered(w, i, &i->operand[SRC1], from);
 }
 
-// The lane of 32 whose value lane `l` of 32 takes. The 16 bits of `offset`: 0xe000 and more reverse bits for
-// a Fourier transform; 0xc000 and more rotate; 0x8000 and more permute four lanes; others mask the lane's
-// number.
+// Returns the lane, of 32, from which lane `l` takes its value. The 16-bit `offset` selects the permutation:
+// from 0xe000 on, reversal of bits (for FFTs); from 0xc000 on, a rotation; from 0x8000 on, a permutation of
+// each four lanes; below, and, or and xor masks for the lane's number.
 static uint32_t swizzled(uint32_t l, uint32_t offset) {
   const uint32_t mask = offset & 31, or = offset >> 5 & 31, xor = offset >> 10 & 31;
   if (offset >= 0xe000) {

@@ -1,15 +1,15 @@
-// The steps of a division as AMD's compilers expand it: scale both sides, refine an approximate reciprocal
-// with fused multiply-adds, scale back (fmas), and put special values in place (fixup). Source: ISA manuals,
-// V_DIV_SCALE_F32, V_DIV_FMAS_F32, V_DIV_FIXUP_F32 and those of f64, with their errors mended: "== DENORM"
-// means "is denormal", a huge denominator is scaled down rather than up, fmas scales up or down by the size
-// of the quotient, and fixup sees overflow. With these the expansion is correctly rounded, which the tests
-// check.
+// The steps of a division as AMD's compilers expand it: scale numerator and denominator (scale), refine an
+// approximate reciprocal with fused multiply-adds, scale back (fmas), and insert special values (fixup).
+// Source: ISA manuals, V_DIV_SCALE_F32, V_DIV_FMAS_F32, V_DIV_FIXUP_F32 and the same for f64, with these
+// errors of the manuals corrected: "== DENORM" means "is denormal", a huge denominator is scaled down instead
+// of up, fmas scales up or down depending on the size of the quotient, and fixup handles overflow. With these
+// corrections, the expanded division is correctly rounded, which the tests check.
 #pragma once
 #include "wave.h"
 
-// real: the type; exponent_of_bits: the biased exponent of x; far: the distance of exponents from which a
-// quotient is near overflow; by: the exponent of the scale; tiny: the largest biased exponent of a tiny
-// numerator; normal: the least normal number.
+// real: the type; exponent_of_bits: the biased exponent of x; far: the difference of exponents from which on
+// the quotient may overflow; by: the exponent of the scale factor; tiny: the largest biased exponent of
+// numerators that are scaled up; normal: the smallest normal number.
 #define DEFINE_DIVISION(real, suffix, exponent_of_bits, far, by, tiny, normal) \
   static inline int biased_exponent_##suffix(real x) { return (int)(exponent_of_bits); } \
   static inline bool is_denormal_##suffix(real x) { return x != 0 && fabs((double)x) < normal; } \
@@ -37,9 +37,10 @@
 DEFINE_DIVISION(float, f32, f32_bits(x) >> 23 & 0xff, 96, 64, 23, 0x1p-126)
 DEFINE_DIVISION(double, f64, f64_bits(x) >> 52 & 0x7ff, 768, 128, 53, 0x1p-1022)
 
-// a * b + c, scaled back where the division was scaled: up where the quotient c is large, else down. An f32
-// is rounded once even where it ends as a denormal: the sum is made in f64 and rounded to odd, which needs
-// its rounding error (Knuth's two-sum; Boldo and Melquiond, 2008). An f64 may then be 1 ulp off.
+// Returns a * b + c. If the division was scaled, the result is scaled back: up if the quotient c is large,
+// else down. An f32 result is rounded only once, even if it is denormal: the sum is computed in f64 and
+// rounded to odd, with the rounding error from Knuth's two-sum (Boldo and Melquiond, 2008). A denormal f64
+// result may have an error of 1 ulp.
 static inline float div_fmas_f32(float a, float b, float c, bool scales_back) {
   const double product = (double)a * b, sum = product + c, part = sum - product;
   const double error = (product - (sum - part)) + (c - part);
@@ -51,9 +52,9 @@ static inline double div_fmas_f64(double a, double b, double c, bool scales_back
   return fma(a, b, c) * (!scales_back ? 1 : fabs(c) >= 2 ? 0x1p128 : 0x1p-128);
 }
 
-// The quotient of c by b that `a` approximates, with the results that division has for special values.
-// `distance`: of the exponents of c and b; with it beyond `least` or `most` the quotient is 0 or infinite,
-// and `a` may be anything.
+// Returns the quotient c / b, of which `a` is the computed value, with the correct results for special
+// values. `distance` is the exponent of c minus that of b. Below `least` the quotient is 0 and above `most`
+// it is infinite, whatever `a` is.
 #define DEFINE_DIV_FIXUP(real, suffix, distance, least, most) \
   static inline real div_fixup_##suffix(real a, real b, real c) { \
     const real sign = (real)copysign(1, (double)b) * (real)copysign(1, (double)c); \
@@ -66,8 +67,8 @@ DEFINE_DIV_FIXUP(float, f32, biased_exponent_f32(c) - biased_exponent_f32(b), -1
 DEFINE_DIV_FIXUP(double, f64, biased_exponent_f64(c) - biased_exponent_f64(b), -1075, 1024)
 DEFINE_DIV_FIXUP(float, f16, 0, 0, 0)
 
-// v_div_scale: source 0 scaled for a division of source 2 by source 1, and a bit per lane that makes v_div_fmas
-// scale back.
+// v_div_scale: scales source 0, which is source 1 or 2, for the division of source 2 by source 1. Its second
+// result is a lane mask that tells v_div_fmas in which lanes to scale back.
 #define DEFINE_DIVISION_STEPS(suffix) \
   static void v_div_scale_##suffix(wave_t *w, const instruction_t *i) { \
     lanes_##suffix##_t x, denominator, numerator, d; \

@@ -2,7 +2,7 @@
 #include "floating.h"
 #include "small_floats.h"
 
-// Products of small elements are exact in f32, so each step below rounds once.
+// The lower and upper elements of a source, as f32. Their products are exact in f32, so each sum rounds once.
 typedef struct { lanes_f32_t low, high; } pairs_t;
 static void read_pairs(wave_t *w, const instruction_t *i, int n, float (*value)(uint32_t), pairs_t *out) {
   const int low = i->opsel >> n & 1 ? 16 : 0, high = i->opsel_hi >> n & 1 ? 16 : 0;
@@ -18,7 +18,8 @@ static void read_pairs(wave_t *w, const instruction_t *i, int n, float (*value)(
 static float f16_value(uint32_t x) { return f16_to_f32(x); }
 static float bf16_value(uint32_t x) { return bf16_to_f32(x); }
 
-// CDNA's manuals add the third source last for bf16 and first for f16, RDNA's always first.
+// By the manuals, CDNA adds source 2 after the products for bf16 and before them for f16, and RDNA always
+// before them.
 static inline float dot2(float a0, float b0, float a1, float b1, float c, bool adds_last) {
   return adds_last ? fmaf(a1, b1, a0 * b0) + c : fmaf(a1, b1, fmaf(a0, b0, c));
 }
@@ -37,8 +38,9 @@ static void v_dot2_f32_bf16(wave_t *w, const instruction_t *i) {
   dot2_f32(w, i, bf16_value, w->group->kernel->header.generation == 9);
 }
 
-// RDNA: the sum is an f16 or bf16, and rounded after each product. These are VOP3 rather than VOP3P: opsel
-// picks a half of source 2 and of the result only, and signs are those of both halves.
+// RDNA's dot products with an f16 or bf16 sum, which is rounded after each product. Their format is VOP3
+// instead of VOP3P: opsel only selects a half of source 2 and of the result, and neg applies to both halves
+// of a source.
 static instruction_t of_both_halves(const instruction_t *i) {
   instruction_t whole = *i;
   whole.opsel = 0;
@@ -74,8 +76,8 @@ static void v_dot2_bf16_bf16(wave_t *w, const instruction_t *i) {
   write16(w, i, &z, false);
 }
 
-// Each row: a dot product of integers of `bits`, and whether each source's and the sum are signed. In iu
-// forms the instruction's neg bits say which of the sources are.
+// Each row: a dot product of integers, their bits, and whether source 0, source 1 and the sum are signed. In
+// the iu forms, the instruction's neg bits tell which sources are signed.
 #define INTEGERS(X) \
   X(v_dot2_i32_i16, 16, true, true, true) \
   X(v_dot2_u32_u16, 16, false, false, false) \
@@ -94,7 +96,7 @@ static inline int64_t clamped(const instruction_t *i, int64_t x, bool is_signed)
   const int64_t least = is_signed ? INT32_MIN : 0, most = is_signed ? INT32_MAX : UINT32_MAX;
   return !i->clamp ? x : x < least ? least : x > most ? most : x;
 }
-// The halves that opsel and opsel_hi name; smaller elements are always taken in order.
+// Reads the 16-bit halves that opsel and opsel_hi select; smaller elements are always read in order.
 static void read_elements(wave_t *w, const instruction_t *i, int n, int bits, lanes32_t *out) {
   const int low = i->opsel >> n & 1 ? 16 : 0, high = i->opsel_hi >> n & 1 ? 16 : 0;
   read32(w, i, n, out);
@@ -116,7 +118,7 @@ static void read_elements(wave_t *w, const instruction_t *i, int n, int bits, la
   }
 INTEGERS(DEFINE_INTEGERS)
 
-// RDNA 4: four products of 8-bit floats.
+// RDNA 4: dot products of four 8-bit floats.
 #define FLOATS(X) \
   X(v_dot4_f32_fp8_fp8, fp8_to_f32, fp8_to_f32) \
   X(v_dot4_f32_fp8_bf8, fp8_to_f32, bf8_to_f32) \

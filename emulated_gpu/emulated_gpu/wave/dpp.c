@@ -1,4 +1,4 @@
-// Which lane DPP takes a value from.
+// Computes the lane from which DPP takes a value.
 #include "wave.h"
 
 int dpp16_lane(int l, int ctrl) {

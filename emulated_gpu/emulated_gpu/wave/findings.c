@@ -1,4 +1,4 @@
-// Keeps what the executor finds wrong with kernels: the first 1,000 distinct findings, each with its repetitions.
+// Collects findings (errors of kernels): the first 1,000 distinct ones, each with its number of repetitions.
 #include <pthread.h>
 #include <stdio.h>
 

@@ -1,11 +1,11 @@
 // Arithmetic on f32 and f64 values that several files of operations share.
 //
-// The bits of a NaN that an operation makes are not modelled; whether a result is a NaN is.
+// Whether a result is a NaN is modelled; the bits of such a NaN are not.
 #pragma once
 #include "wave.h"
 
-// The IEEE bit of MODE: minima and maxima turn signalling NaNs into quiet ones instead of dropping them.
-// GFX12 has no such bit, and drops them.
+// Whether the IEEE bit of MODE is set. Minima and maxima of a signalling NaN and a number are then a quiet
+// NaN, otherwise the number. GFX12 has no such bit and behaves as if it were not set.
 static inline bool is_ieee(const wave_t *w) {
   return w->mode >> 9 & 1 && w->group->kernel->header.generation < 12;
 }
@@ -41,7 +41,7 @@ static inline bool is_signalling_f64(double x) {
 DEFINE_ORDER(float, f32)
 DEFINE_ORDER(double, f64)
 
-// fract: below 1 even where rounding would give 1 (LLVM, constant folding of llvm.amdgcn.fract).
+// The fraction. It is below 1 even if a - floor(a) rounds to 1 (LLVM, constant folding of llvm.amdgcn.fract).
 static inline float fract_f32(float a) {
   const float fraction = a - floorf(a);
   return fraction >= 1 ? 0x1.fffffep-1f : fraction;
@@ -51,15 +51,15 @@ static inline double fract_f64(double a) {
   return fraction >= 1 ? 0x1.fffffffffffffp-1 : fraction;
 }
 
-// a * 2^n, rounded once: the scaled value is exact in a double.
+// Returns a * 2^n, rounded once, as the scaled value is exact in a double.
 static inline float scale_f32(float a, int32_t n) {
   const int64_t exponent = n < -400 ? -400 : n > 400 ? 400 : n;
   return (float)(a * as_f64((uint64_t)(exponent + 1023) << 52));
 }
 
-// a * b + c on values of f16, as an f32 that rounds to the f16 nearest the exact result. The product is exact
-// in f32; the sum's rounding error, known exactly (Knuth's two-sum), makes the last bit sticky: rounding to
-// odd (Boldo, Melquiond 2008).
+// Returns a * b + c of f16 values, as an f32 that rounds to the f16 nearest to the exact result. The product
+// is exact in f32. The sum is rounded to odd (Boldo, Melquiond 2008): its rounding error, which Knuth's
+// two-sum computes exactly, decides the last bit.
 static inline float fma_f16(float a, float b, float c) {
   const float product = a * b, sum = product + c, part = sum - product;
   const float error = (product - (sum - part)) + (c - part);
@@ -69,9 +69,9 @@ static inline float fma_f16(float a, float b, float c) {
   return as_f32(moves ? (outwards ? bits + 1 : bits - 1) : bits);
 }
 
-// Hardware's approximations on f32 flush denormals whatever the mode (LLVM, AMDGPUISelLowering: lowerFEXP2,
-// lowerFLOG2, lowerFSQRTF32) and are within 1 ulp; these are rounded correctly but for rare ties of a
-// double's error.
+// The hardware's approximate functions on f32 flush denormals, whatever the mode (LLVM, AMDGPUISelLowering:
+// lowerFEXP2, lowerFLOG2, lowerFSQRTF32), and have an error of up to 1 ulp. The ones here are correctly
+// rounded, except in rare cases where the error of the intermediate double matters.
 static inline float without_denormal(float a) { return fabsf(a) < 0x1p-126f ? copysignf(0, a) : a; }
 static inline float exp2_of(float a) { return without_denormal((float)exp2(without_denormal(a))); }
 static inline float log2_of(float a) { return (float)log2(without_denormal(a)); }
@@ -79,8 +79,8 @@ static inline float reciprocal(float a) { return without_denormal(1 / without_de
 static inline float root_of(float a) { return sqrtf(without_denormal(a)); }
 static inline float reciprocal_root(float a) { return (float)(1 / sqrt((double)without_denormal(a))); }
 
-// sin and cos of `a` turns. Generations before RDNA take turns from -256 to 256 and give sin 0 and cos 1 past
-// that (CDNA 3 ISA, V_SIN_F32; LLVM, FeatureTrigReducedRange).
+// sin and cos of `a` full turns (2 pi). CDNA accepts turns from -256 to 256; beyond, sin is 0 and cos is 1
+// (CDNA 3 ISA, V_SIN_F32; LLVM, FeatureTrigReducedRange).
 static inline bool is_past_range(const wave_t *w, float a) {
   return w->group->kernel->header.generation == 9 && fabsf(a) > 256 && fabsf(a) < INFINITY;
 }
@@ -93,15 +93,17 @@ static inline float cosine_of_turns(float a) {
   return (float)cos((x - rint(x)) * (2 * M_PI));
 }
 
-// The exponent of a value as a fraction from 0.5 to 1, times 2^exponent; 0 of what has none.
+// Returns the exponent with which x = fraction * 2^exponent for a fraction from 0.5 to 1; 0 for zero,
+// infinity, NaN.
 static inline int exponent_of(double x) {
   int exponent = 0;
   frexp(x, &exponent);
   return isfinite(x) ? exponent : 0;
 }
 
-// An operation on values of type `real`, in `lanes`: `expression` is its result of a, b, c, the first
-// `num_sources` of which `read` reads, and may use `ieee`; `write` writes `d`.
+// Defines an operation with `num_sources` sources of type `real`, stored in `lanes`. `expression` is the
+// result from the sources a, b and c, and may use `ieee`; `read` reads a source, and the statement `write`
+// writes the result d.
 #define DEFINE_FLOATING(name, num_sources, real, lanes, read, write, expression) \
   static void name(wave_t *w, const instruction_t *i) { \
     const bool ieee = is_ieee(w); \
@@ -118,7 +120,7 @@ static inline int exponent_of(double x) {
     (void)ieee; \
   }
 
-// For rows of a file that defines DEFINE(name, num_sources, expression).
+// For tables of operations in a file that defines DEFINE(name, num_sources, expression).
 #define DEFINE_UNARY(name, expression) DEFINE(name, 1, expression)
 #define DEFINE_BINARY(name, expression) DEFINE(name, 2, expression)
 #define DEFINE_TERNARY(name, expression) DEFINE(name, 3, expression)

@@ -1,4 +1,5 @@
-// Scalar loads, and global and flat accesses. Device memory is memory of this process, at the same addresses.
+// Scalar loads, and global and flat accesses. Device memory is memory of this process, with the same
+// addresses.
 #include "memory.h"
 #include "unique_bytes.h"
 
@@ -17,7 +18,7 @@ static void count_scalar_load(wave_t *w, uint64_t address, unsigned bytes) {
   if (w->group->unique) unique_bytes_note(w->group->unique, address, bytes, false);
 }
 
-// Loads `bytes` to `values`, unless they lie outside memory. Returns whether the values are defined.
+// Loads `bytes` to `values`. Returns false if that is not possible, as the address is undefined or not live.
 static bool load_scalars(wave_t *w, const instruction_t *i, uint64_t address, unsigned bytes, void *values) {
   if (w->undefined) report(w, i, UNDEFINED_ADDRESS, -1, 0, w->index);
   else if (!memory_is_live(address, bytes)) report(w, i, OUTSIDE_MEMORY, -1, address, w->index);
@@ -39,7 +40,7 @@ static uint32_t extended(const instruction_t *i, uint32_t value) {
   return i->sign ? (uint32_t)((int32_t)(value << unused) >> unused) : value << unused >> unused;
 }
 
-// Whole dwords are aligned: the lowest two bits of the address are ignored (CDNA 3 ISA, "Scalar Memory").
+// A load of dwords ignores the lowest two bits of the address (CDNA 3 ISA, "Scalar Memory").
 static void s_load(wave_t *w, const instruction_t *i) {
   const uint64_t address = read_scalar64(w, &i->operand[SRC0]) + scalar_offset(w, i);
   uint32_t values[16];
@@ -49,7 +50,7 @@ static void s_load(wave_t *w, const instruction_t *i) {
   write_scalars(w, i, values, defined);
 }
 
-// Past the end of the buffer a dword reads as 0; a stride makes the unit of num_records.
+// Dwords beyond the end of the buffer are 0. num_records counts strides, or bytes if the stride is 0.
 static void s_buffer_load(wave_t *w, const instruction_t *i) {
   const uint64_t resource = read_scalar64(w, &i->operand[SRC0]);
   const operand_t *o = &i->operand[SRC0];
@@ -65,10 +66,10 @@ static void s_buffer_load(wave_t *w, const instruction_t *i) {
   write_scalars(w, i, values, defined && !w->undefined);
 }
 
-// ---- what all accesses to global memory share
+// ---- functions for all accesses to global memory
 uint64_t global_addresses(wave_t *w, const instruction_t *i, lanes64_t *address) {
   const operand_t *vector = &i->operand[SRC0], *base = &i->operand[SRC1];
-  const bool is_wide = base->kind == NOTHING;  // 64 bits a lane, else 32 bits on top of the scalar base
+  const bool is_wide = base->kind == NOTHING;  // 64-bit addresses, else 32 bits added to a scalar base
   const uint64_t start = read_scalar64(w, base) + (uint64_t)(int64_t)i->offset;
   uint64_t undefined = w->undefined;
   FOR_LANES(l) address->lane[l] = start;
@@ -84,7 +85,7 @@ uint64_t global_addresses(wave_t *w, const instruction_t *i, lanes64_t *address)
 
 static uint64_t line_of(uint64_t address) { return address / 64 + 1; }
 
-// The 64-byte lines that the lanes touch, if no lane touches one before that of the lane before it; else -1.
+// Returns the number of 64-byte lines that the lanes access, if lines ascend from lane to lane; else -1.
 static int count_ascending_lines(const lanes64_t *address, uint64_t lanes, unsigned bytes) {
   uint64_t last = 0;
   int count = 0;
@@ -97,9 +98,9 @@ static int count_ascending_lines(const lanes64_t *address, uint64_t lanes, unsig
   return count;
 }
 
-// The lines in any order, each counted once: a hash table of twice the lines there can be.
+// Returns the number of different lines in any order, with a hash table of twice the maximum number of lines.
 static unsigned count_scattered_lines(const lanes64_t *address, uint64_t lanes, unsigned bytes) {
-  uint64_t seen[4 * MAX_LANES] = {0}, last = 0;  // a line plus 1
+  uint64_t seen[4 * MAX_LANES] = {0}, last = 0;  // values of line_of; 0: free
   unsigned count = 0;
   FOR_SET_LANES(l, lanes) {
     const uint64_t end = line_of(address->lane[l] + bytes - 1);
@@ -195,7 +196,7 @@ static void global_load_lds(wave_t *w, const instruction_t *i) {
   lds_store_loaded(w, i, lanes, &data);
 }
 
-// ---- flat: the upper half of an address chooses between LDS, scratch and global memory
+// ---- flat: the upper half of an address selects LDS, scratch or global memory
 typedef struct { uint64_t lds, scratch, global; } spaces_t;
 
 static spaces_t spaces_of(const lanes64_t *address, uint64_t lanes, lanes32_t *low) {

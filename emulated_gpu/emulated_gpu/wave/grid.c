@@ -1,5 +1,6 @@
-// Runs a kernel over a grid: workgroups shared by threads; the waves of a workgroup take turns, each until it ends or
-// reaches a barrier, forwards and backwards in alternation, as nothing may depend on their order.
+// Runs a kernel over a grid. Threads of the host share the workgroups. The waves of a workgroup run one after
+// the other, each until it ends or reaches a barrier. After each barrier the order is reversed, so that a
+// kernel that depends on the order of waves is likely to fail.
 #include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -12,14 +13,14 @@ struct launch_options launch_options = {.max_instructions = 500000000};
 typedef struct {
   const kernel_t *kernel;
   const launch_t *launch;
-  uint64_t next;  // workgroup, taken atomically
+  uint64_t next;  // number of the next workgroup, incremented atomically
   enum launch_status status;
   counters_t *counters;
   struct unique_bytes *unique;
   pthread_mutex_t lock;
 } work_t;
 
-// Memory of one thread for the workgroups that it runs.
+// The memory of one host thread, reused for each workgroup that the thread runs.
 typedef struct {
   wave_t *waves;
   uint8_t *lds;
@@ -30,7 +31,7 @@ typedef struct {
 } room_t;
 
 static int lanes_of(const kernel_t *k) { return k->header.lanes; }
-static uint32_t scratch_dwords(const kernel_t *k) { return (k->header.scratch_bytes + 3) / 4; }  // of a lane
+static uint32_t scratch_dwords(const kernel_t *k) { return (k->header.scratch_bytes + 3) / 4; }  // per lane
 static uint32_t group_size(const launch_t *l) { return l->block[0] * l->block[1] * l->block[2]; }
 
 static bool room_open(room_t *r, const work_t *work) {
@@ -39,7 +40,7 @@ static bool room_open(room_t *r, const work_t *work) {
   *g = (group_t){.kernel = k, .launch = work->launch, .unique = work->unique};
   g->num_waves = (group_size(work->launch) + (uint32_t)lanes_of(k) - 1) / (uint32_t)lanes_of(k);
   g->lds_bytes = k->header.lds_bytes + work->launch->dynamic_lds_bytes;
-  const size_t scratch = 4ull * scratch_dwords(k) * g->num_waves;  // bytes of a lane of each wave
+  const size_t scratch = 4ull * scratch_dwords(k) * g->num_waves;  // bytes per lane, summed over the waves
   r->waves = aligned_alloc(64, sizeof(wave_t) * g->num_waves);
   g->lds = r->lds = malloc(g->lds_bytes + 64);
   g->lds_words = r->lds_words = malloc((g->lds_bytes / 4 + 1) * sizeof(lds_word_t));
@@ -61,8 +62,8 @@ static void set_sgpr(wave_t *w, unsigned n, uint32_t value) {
   w->s_defined[n] = 1;
 }
 
-// The user SGPRs, in the order of the kernel descriptor's bits (LLVM, "User Guide for AMDGPU Backend": Initial Kernel
-// Execution State), then the preloaded arguments, then the system SGPRs.
+// Sets the initial SGPRs: user SGPRs in the order of the kernel descriptor's bits, then preloaded arguments,
+// then system SGPRs (LLVM, "User Guide for AMDGPU Backend": Initial Kernel Execution State).
 static void set_sgprs(wave_t *w, const kernel_header_t *h, const launch_t *l, const uint32_t id[3]) {
   static const unsigned sizes[] = {4, 2, 2, 2, 2, 2, 1};
   unsigned n = 0;
@@ -77,7 +78,7 @@ static void set_sgprs(wave_t *w, const kernel_header_t *h, const launch_t *l, co
   const uint32_t *arguments = l->kernarg;
   for (unsigned j = 0; j < (h->preload & 127u); j++) set_sgpr(w, n + j, arguments[(h->preload >> 7) + j]);
   n = h->rsrc2 >> 1 & 31;
-  if (h->generation == 12) {  // RDNA 4 keeps the ids of the workgroup, and of the wave in it, in trap registers
+  if (h->generation == 12) {  // RDNA 4 passes the ids of workgroup and wave in trap registers (TTMP)
     set_sgpr(w, 108 + 8, w->index << 25);
     set_sgpr(w, 108 + 9, id[0]);
     set_sgpr(w, 108 + 7, id[1] | id[2] << 16);
@@ -113,7 +114,7 @@ static void wave_start(wave_t *w, const room_t *r, uint32_t index, const uint32_
   w->scratch_bytes = h->scratch_bytes;
   w->scratch = r->scratch + (size_t)scratch_dwords(k) * h->lanes * index;
   w->scratch_defined = r->scratch_defined + (size_t)scratch_dwords(k) * 4 * index;
-  // Firmware that preloads arguments enters past the 256 bytes of code that would load them.
+  // If arguments are preloaded, the kernel starts after the 256 bytes of code that would load them.
   const int64_t entry = kernel_index_of(k, h->entry + (h->preload & 127 ? 256 : 0));
   w->pc = entry < 0 ? h->num_instructions : (uint64_t)entry;
   set_sgprs(w, h, r->group.launch, id);
@@ -140,7 +141,8 @@ static void add(counters_t *sum, const counters_t *part) {
   for (size_t n = 0; n < sizeof *sum / sizeof(uint64_t); n++) ((uint64_t *)sum)[n] += ((const uint64_t *)part)[n];
 }
 
-// All waves that have not ended stand at a barrier: they must stand at the same one, and none may have ended before.
+// Reports a divergent barrier. Callers must call it when all waves that have not ended are at a barrier. They
+// must be at the same one, and no wave may have ended since the last barrier (`num_ended` is then 0).
 static void check_barrier(room_t *r, uint32_t num_ended) {
   const wave_t *first = NULL;
   for (uint32_t n = 0; n < r->group.num_waves; n++) {

@@ -1,7 +1,8 @@
-// The MODE register, and registers that another register's value selects.
+// The MODE register, and moves with register numbers relative to M0.
 #include "wave.h"
 
-// A part of a hardware register: its number (bits 0 to 5), first bit (6 to 10), width less one (11 to 15).
+// The bits of a hardware register that a constant selects. The constant has the register's number in bits 0
+// to 5, the first bit in bits 6 to 10, and the number of bits minus one in bits 11 to 15.
 enum { MODE = 1 };
 typedef struct { uint32_t number, shift, mask; } part_t;
 
@@ -10,7 +11,7 @@ static part_t part_of(const operand_t *constant) {
   return (part_t){simm16 & 63, shift, (uint32_t)(((1ull << bits) - 1) << shift)};
 }
 
-// Results of floating-point operations are rounded to nearest even only: another mode stops the kernel.
+// Sets MODE. Only rounding to nearest even is supported: any other rounding mode stops the kernel.
 static void set_mode(wave_t *w, const instruction_t *i, uint32_t mode) {
   if (mode & 15) fail(w, i, UNKNOWN_INSTRUCTION, LAUNCH_UNKNOWN_INSTRUCTION);
   else w->mode = mode;
@@ -34,7 +35,8 @@ static void s_round_mode(wave_t *w, const instruction_t *i) {
   set_mode(w, i, (w->mode & ~15u) | ((uint32_t)i->offset & 15));
 }
 
-// ---- M0 is added to a register's number (RDNA). A number outside the file stops the kernel.
+// ---- moves whose source or destination is the register number plus M0 (RDNA). A sum that is no register's
+// number stops the kernel.
 static bool relative(wave_t *w, const instruction_t *i, int operand, uint32_t limit, operand_t *out) {
   static const operand_t m0 = {.kind = SGPR, .dwords = 1, .index = M0_INDEX};
   *out = i->operand[operand];

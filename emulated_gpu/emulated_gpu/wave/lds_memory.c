@@ -1,8 +1,8 @@
-// LDS: loads and stores, the race of waves for a word between two barriers, and what conflicts of banks cost.
+// LDS: loads and stores, detection of races between waves, and counting of bank conflicts.
 #include "memory.h"
 
 // ---- addresses
-// Of accesses that M0 addresses.
+// Returns the base address in M0, for loads from global memory to LDS.
 static uint32_t lds_base(const wave_t *w) { return w->s[M0_INDEX] & 0x3ffff; }
 
 uint64_t lds_addresses(wave_t *w, const instruction_t *i, int32_t offset, lanes32_t *address) {
@@ -26,8 +26,9 @@ static void report_first(wave_t *w, const instruction_t *i, enum finding_kind ki
   report(w, i, kind, first, address->lane[first], w->index);
 }
 
-// The lanes whose access lies in the workgroup's LDS. More than 32 bits that are not even aligned to 32 give
-// the right result in the mode that amdhsa sets, at a loss of speed; they are reported.
+// Returns the lanes whose access is inside of the workgroup's LDS, and reports the others. Also reports
+// accesses of more than 32 bits that are not aligned to 32 bits: in the mode that amdhsa sets, they work but
+// are slow.
 static uint64_t lanes_inside(
     wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes, unsigned bytes) {
   uint64_t outside = 0, misaligned = 0;
@@ -41,17 +42,18 @@ static uint64_t lanes_inside(
 }
 
 // ---- counters
-// 32 banks of 4 bytes, so that 128 bytes move in a cycle: 32 lanes of up to 4 bytes, 16 of 8, 8 of 16. The
-// lanes of a cycle follow one another, except for loads of 128 bits by 64 lanes, where lanes 0 to 3 go with
-// 20 to 23 and so on (AMD, "Avoiding LDS Bank Conflicts on AMD GPUs Using CK-Tile Framework", for MI300).
-// Lanes that touch the same dword share an access. Other chips are counted alike, gfx950's wider LDS too.
+// Returns the cycle in which lane `l` accesses LDS. LDS has 32 banks of 4 bytes, so a cycle accesses 128
+// bytes: 32 lanes of up to 4 bytes, 16 lanes of 8 or 8 lanes of 16. A cycle has consecutive lanes, except for
+// loads of 128 bits by 64 lanes, where lanes 0 to 3 are combined with 20 to 23 and so on (AMD, "Avoiding LDS
+// Bank Conflicts on AMD GPUs Using CK-Tile Framework", for MI300). Lanes that access the same dword share an
+// access. All chips are counted like this, even gfx950 with its wider LDS.
 static int cycle_of(int l, unsigned bytes, bool is_load) {
   if (bytes <= 4) return l / 32;
   if (bytes <= 8) return l / 16;
   return LANES == 64 && is_load ? l / 32 * 4 + ((l / 4 & 3) ^ (l / 16 & 1)) : l / 8;
 }
 
-// Whether no bank has to give more than one dword.
+// Whether no bank has to access more than one dword.
 static bool is_free_of_conflicts(const lanes32_t *address, uint64_t lanes, unsigned bytes) {
   uint32_t dword[32], used = 0;
   FOR_SET_LANES(l, lanes) {
@@ -65,7 +67,7 @@ static bool is_free_of_conflicts(const lanes32_t *address, uint64_t lanes, unsig
   return true;
 }
 
-// The most distinct dwords of a bank.
+// Returns the maximum number of different dwords that one bank has to access.
 static unsigned most_in_a_bank(const lanes32_t *address, uint64_t lanes, unsigned bytes) {
   uint32_t dword[32][32];
   unsigned count[32] = {0}, most = 0;
@@ -106,7 +108,8 @@ static uint32_t byte_mask(unsigned bits) {
          (bits & 8 ? 0xff000000u : 0);
 }
 
-// The wave (plus 1) other than `mine` in one of four bytes; 0 if there is none.
+// Returns a wave other than `mine` from the four bytes of `waves` (each a wave's index plus 1); 0 if there is
+// none.
 static unsigned other_wave(uint32_t waves, unsigned mine) {
   for (; waves; waves >>= 8)
     if ((waves & 0xff) && (waves & 0xff) != mine) return waves & 0xff;
@@ -123,7 +126,8 @@ static uint32_t joined(uint32_t waves, uint32_t mask, unsigned mine) {
   return out;
 }
 
-// Notes that a wave touches the bytes `bits` of a word. Returns the wave (plus 1) that this races with, or 0.
+// Records an access of a wave to the bytes `bits` of a word. Returns the index plus 1 of a wave that the
+// access races with, or 0.
 static unsigned touch_word(const wave_t *w, lds_word_t *word, unsigned bits, enum touch how) {
   const unsigned mine = w->index + 1;
   const uint32_t mask = byte_mask(bits);
@@ -154,8 +158,8 @@ static unsigned bits_in_word(uint32_t from, uint32_t end, uint32_t word) {
   return ((1u << last) - 1) & ~((1u << first) - 1);
 }
 
-// `changes`: whether a store leaves other bytes there. One that does not races with nobody, as waves whose tiles
-// overlap may all store the same values.
+// Records an access of a lane. `changes`: whether a store changes bytes. A store that does not is no race, as
+// waves with overlapping tiles may store the same values.
 static found_t touch(wave_t *w, uint32_t address, unsigned bytes, enum touch how, bool defines, bool changes) {
   found_t found = {false, false, 0};
   const bool is_whole = ((address | bytes) & 3) == 0;
@@ -194,7 +198,7 @@ static void touch_lanes(wave_t *w, const instruction_t *i, const lanes32_t *addr
   report(w, i, LDS_RACE, first, address->lane[first], other == SEVERAL_WAVES ? w->index : other - 1);
 }
 
-// The lanes whose store leaves other bytes than there were.
+// Returns the lanes whose store changes bytes.
 static uint64_t changed_by(const wave_t *w, const lanes32_t *address, uint64_t lanes, unsigned bytes,
                            const moved_t *from) {
   uint64_t changed = 0;
@@ -206,7 +210,7 @@ static uint64_t changed_by(const wave_t *w, const lanes32_t *address, uint64_t l
   return changed;
 }
 
-// ---- what the operations are made of
+// ---- functions for all LDS operations
 void lds_load_lanes(wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes,
                     unsigned bytes, moved_t *to) {
   const uint64_t inside = lanes_inside(w, i, address, lanes, bytes);
@@ -234,8 +238,8 @@ uint64_t lds_atomic_lanes(wave_t *w, const instruction_t *i, const lanes32_t *ad
   return inside;
 }
 
-// Lane l stores at M0 + offset + l times the size of an element, which is at least a dword (CDNA 3 ISA,
-// "Memory Buffer Load to LDS").
+// Lane l stores at M0 + offset + l * size, where `size` is the element's size but at least 4 bytes (CDNA 3
+// ISA, "Memory Buffer Load to LDS").
 void lds_store_loaded(wave_t *w, const instruction_t *i, uint64_t lanes, moved_t *loaded) {
   const unsigned bytes = i->bytes < 4 ? 4 : i->bytes;
   const uint64_t undefined = w->undefined;
@@ -260,8 +264,8 @@ static void ds_load(wave_t *w, const instruction_t *i) {
   load_part(w, i, i->offset, 0, &data);
 }
 
-// 16 lanes load a matrix of 16-bit elements, 4 rows by 16 columns of which each lane has 4, and get a column each
-// (CDNA 4 ISA, "DS_READ_B64_TR_B16").
+// 16 lanes load a matrix of 4 rows and 16 columns of 16-bit elements: each lane loads 4 elements of a row and
+// gets a column as its result (CDNA 4 ISA, "DS_READ_B64_TR_B16").
 static void ds_load_b64_tr_b16(wave_t *w, const instruction_t *i) {
   lanes32_t address;
   moved_t data, columns;
@@ -280,7 +284,8 @@ static void ds_load_b64_tr_b16(wave_t *w, const instruction_t *i) {
   write_moved(w, i, 0, &columns);
 }
 
-// The second address is taken before the first result may overwrite the register that holds it.
+// Both loads are done before a result is written, as the first result may overwrite the register with the
+// address.
 static void ds_load2(wave_t *w, const instruction_t *i) {
   lanes32_t address[2];
   moved_t data[2];

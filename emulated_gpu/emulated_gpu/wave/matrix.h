@@ -1,50 +1,51 @@
-// Matrix operations: from registers to matrices, their product, and back.
+// Matrix operations D = A * B + C: copy A, B and C from registers to dense matrices, multiply, copy D back.
 //
-// A wave holds rows of A, columns of B and rows of D so (AMD, "Matrix Instruction Calculator", and the
-// ISA manuals). Lanes form groups as wide as the rows of A of all blocks (or the columns of B). A lane's
-// registers hold elements of a row, in runs of consecutive k: all groups' first runs, then all groups' second
-// runs. D is held likewise: groups as wide as a row, and runs of consecutive rows.
+// Layout in registers (AMD, "Matrix Instruction Calculator", and the ISA manuals): lanes form groups with one
+// lane for each row of A (or column of B) of all blocks. A lane's registers hold elements of this row in runs
+// of consecutive k: k first counts through the first runs of all groups, then through their second runs. D
+// has the same layout with groups of one lane per column, and runs of consecutive rows.
 //
-// Products are added by f32 fused multiply-adds in the order of k, beginning with C. For f32 MI300 does just
-// this; for smaller types it adds groups of products with more bits and truncates (Xie et al., "MMA-Sim",
-// arXiv 2511.10909), so results may differ from hardware's in the last bits. Denormals are kept, as on CDNA 3
+// Products are added in the order of k, beginning with C, by f32 fused multiply-adds. MI300 does the same for
+// f32; for smaller types it adds groups of products with more bits and truncates (Xie et al., "MMA-Sim",
+// arXiv 2511.10909), so the hardware's results may differ in the last bits. Denormals are kept, as on CDNA 3
 // (ibid.). Products of integers and their sums are below 2^24, where f32 is exact.
 #pragma once
 #include "matrix_formats.h"
 
 typedef struct {
   int m, n, k, blocks;
-  int groups;        // of lanes that hold the same rows with different k
-  int k_run;         // consecutive k of a lane
-  int row_run;       // consecutive rows of D of a lane
-  bool swaps_k, swaps_rows;  // the second and third group change places (RDNA 4, 64 lanes)
-  bool replicates;   // all lanes hold A and B, as copies of the first 16 (RDNA 3)
+  int groups;        // groups of lanes that hold the same rows with different k
+  int k_run;         // length of runs of consecutive k in a lane
+  int row_run;       // length of runs of consecutive rows of D in a lane
+  bool swaps_k, swaps_rows;  // the second and third group are exchanged (RDNA 4, 64 lanes)
+  bool replicates;   // each 16 lanes hold a copy of A and B (RDNA 3)
 } shape_t;
 
-// Matrices as dense arrays: a[k][block, row], b[k][block, column], d[block, row][column].
+// Dense matrices: a[k][block, row], b[k][block, column], d[block, row][column].
 #define MAX_ELEMENTS 2048
 typedef struct {
   float a[MAX_ELEMENTS] __attribute__((aligned(64)));
   float b[MAX_ELEMENTS] __attribute__((aligned(64)));
   float d[MAX_ELEMENTS] __attribute__((aligned(64)));
-  uint64_t a_defined, b_defined;  // bit for each row (column) of all blocks
-  int cbsz, abid;  // which blocks share an A
+  uint64_t a_defined, b_defined;  // a bit per row of A (column of B) of all blocks
+  int cbsz, abid;  // tell which blocks share an A (block_of_a)
 } matrices_t;
 
-// How a source is read: in which format, with which elements negated, and from which lanes.
+// How a source is read: its format, which elements are negated, and from which lanes values are taken.
 typedef struct {
   enum format format;
-  bool negates_even, negates_odd;  // elements of a lane
-  int pattern;                     // of lanes, as the field BLGP
+  bool negates_even, negates_odd;  // negates the elements of a lane with even or odd numbers
+  int pattern;                     // the field BLGP, an index of lane_patterns
 } source_t;
 
-// The position of a lane's element in a row (or of a row in D): runs of all groups are interleaved.
+// Returns the k of a lane's element in A or B, or the row of its element in D. Runs of all groups are
+// interleaved.
 static inline int position(int run, int groups, bool swaps, int element, int group) {
   if (swaps && (group == 1 || group == 2)) group = 3 - group;
   return run * (groups * (element / run) + group) + element % run;
 }
 
-// BLGP (CDNA 3 ISA, "Broadcasting values"): which 16 lanes each 16 lanes take their values from.
+// BLGP (CDNA 3 ISA, "Broadcasting values"): for each 16 lanes, from which 16 lanes they take their values.
 static const uint8_t lane_patterns[8][4] = {
   {0, 1, 2, 3}, {0, 1, 0, 1}, {2, 3, 2, 3}, {1, 2, 3, 0},
   {0, 0, 0, 0}, {1, 1, 1, 1}, {2, 2, 2, 2}, {3, 3, 3, 3},
@@ -60,21 +61,21 @@ static inline uint64_t permute_mask(int pattern, uint64_t lanes) {
   return out;
 }
 
-// Lanes whose registers are all defined.
+// Returns the lanes in which all registers of an operand are defined.
 static inline uint64_t defined_lanes(const wave_t *w, const operand_t *o, int registers) {
   uint64_t defined = ~0ull;
   for (int r = 0; r < registers; r++) defined &= w->v_defined[o->index + r];
   return defined;
 }
 
-// The rows of which copies in other lanes differ; what hardware makes of them is not documented.
+// Returns the rows whose copies in other lanes differ. The hardware's result for them is not documented.
 static inline uint64_t differing_rows(const uint32_t *bits, int width) {
   uint64_t rows = 0;
   for (int l = width; l < LANES; l++) rows |= (uint64_t)(bits[l] != bits[l % width]) << l % width;
   return rows;
 }
 
-// Reads A or B into out[k][block, row]; returns which rows are defined.
+// Reads A or B to out[k][block, row]; returns the rows in which all elements are defined.
 static inline uint64_t read_rows(
     const wave_t *w, const operand_t *o, const shape_t *s, int rows, source_t source, float *out) {
   const int width = rows * s->blocks, elements = s->k / s->groups, bits = format_bits(source.format);
@@ -105,7 +106,8 @@ static inline __attribute__((always_inline)) void multiply_row(
     for (int j = 0; j < n; j++) sum[j] = __builtin_fmaf(a[l * a_step], b[l * b_step + j], sum[j]);
   for (int j = 0; j < n; j++) d[j] = sum[j];
 }
-// CBSZ and ABID (CDNA 3 ISA, "Broadcasting values"): of each 2^cbsz blocks, number `abid` is the A of all.
+// CBSZ and ABID (CDNA 3 ISA, "Broadcasting values"): each 2^cbsz blocks use the A of the block `abid` among
+// them.
 static inline int block_of_a(const matrices_t *x, int block) {
   return (block >> x->cbsz << x->cbsz) + (x->abid & ((1 << x->cbsz) - 1));
 }
@@ -127,7 +129,7 @@ static inline int result_elements(const shape_t *s) { return s->m * s->n * s->bl
 static inline int result_row(const shape_t *s, int element, int group) {
   return position(s->row_run, LANES / s->n, s->swaps_rows, element, group);
 }
-// Copies between a register's lanes and the rows of D that they hold.
+// Copy between the lanes of one register and the rows of D that the lanes hold.
 static inline void rows_from_lanes(const shape_t *s, int element, const float *lanes, float *d) {
   for (int g = 0; g < LANES / s->n; g++)
     memcpy(d + result_row(s, element, g) * s->n, lanes + g * s->n, sizeof *d * (size_t)s->n);
@@ -136,7 +138,7 @@ static inline void lanes_from_rows(const shape_t *s, int element, const float *d
   for (int g = 0; g < LANES / s->n; g++)
     memcpy(lanes + g * s->n, d + result_row(s, element, g) * s->n, sizeof *d * (size_t)s->n);
 }
-// The lanes of an element of D whose row of A and column of B are defined.
+// Returns the lanes in which an element of D is defined, because its row of A and column of B are.
 static inline uint64_t defined_results(const shape_t *s, const matrices_t *x, int element) {
   const uint64_t columns = (1ull << s->n) - 1;
   uint64_t lanes = 0;
@@ -147,7 +149,7 @@ static inline uint64_t defined_results(const shape_t *s, const matrices_t *x, in
   }
   return lanes;
 }
-// 32 bits a lane of C: an element's register, or the constant.
+// Reads 32 bits per lane of C, from the element's register or a constant; returns the lanes that are defined.
 static inline uint64_t read_c(wave_t *w, const operand_t *o, int element, uint32_t *out) {
   if (o->kind == VGPR) {
     memcpy(out, w->v[o->index + element], sizeof *out * LANES);
@@ -167,7 +169,8 @@ static inline void read_c_f32(wave_t *w, const operand_t *o, const shape_t *s, m
     rows_from_lanes(s, e, lanes, x->d);
   }
 }
-// Writes D. C is read for what is known of its elements; its registers are those of D or others.
+// Writes D. An element is defined if its row of A, its column of B and its element of C are. The registers of
+// C and D may be the same.
 static inline void write_d_f32(wave_t *w, const instruction_t *i, const shape_t *s, const matrices_t *x) {
   const unsigned first = i->operand[DST].index;
   const operand_t *o = &i->operand[SRC2];
@@ -182,7 +185,7 @@ static inline void write_d_f32(wave_t *w, const instruction_t *i, const shape_t 
 static inline int32_t saturated(int64_t x) {
   return x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : (int32_t)x;
 }
-// D = C + sums, wrapping or saturating.
+// Writes D = C + sums of products, which wraps or saturates.
 static inline void write_d_i32(
     wave_t *w, const instruction_t *i, const shape_t *s, const matrices_t *x, bool saturates) {
   const unsigned first = i->operand[DST].index;
@@ -198,7 +201,7 @@ static inline void write_d_i32(
   }
 }
 
-// True unless an operand is of a kind that these operations do not take, which stops the kernel.
+// Whether A, B and D are vector registers; other operands are not supported and stop the kernel.
 static inline bool has_registers(wave_t *w, const instruction_t *i) {
   const operand_t *o = i->operand;
   if (o[SRC0].kind == VGPR && o[SRC1].kind == VGPR && o[DST].kind == VGPR) return true;

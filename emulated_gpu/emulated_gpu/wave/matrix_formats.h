@@ -1,4 +1,4 @@
-// Formats of the elements of matrices, and their conversion to f32, which holds every one of them exactly.
+// Formats of matrix elements, and their conversion to f32, which represents all of their values exactly.
 #pragma once
 #include "small_floats.h"
 
@@ -18,7 +18,8 @@ static inline int format_bits(enum format format) {
   return bits[format];
 }
 
-// The bits of an element of each lane's registers from `first`. Those of 6 bits may lie in two registers.
+// Reads the bits of an element from each lane's registers, which start at `first`. An element of 6 bits may
+// be in two registers.
 static inline void read_bits(const wave_t *w, unsigned first, int bits, int element, uint32_t *out) {
   const int shift = element * bits % 32;
   const uint32_t *low = w->v[first + (unsigned)(element * bits / 32)], *high = low + MAX_LANES;
@@ -31,7 +32,7 @@ static inline void read_bits(const wave_t *w, unsigned first, int bits, int elem
 static inline void to_f32(enum format format, const uint32_t *bits, float *out) {
   switch (format) {
     case F32: CONVERT(as_f32(x));
-    case XF32: CONVERT(as_f32(x & ~0x1fffu));  // cut to 10 bits of mantissa (MMA-Sim, see matrix.h)
+    case XF32: CONVERT(as_f32(x & ~0x1fffu));  // truncated to 10 bits of mantissa (MMA-Sim, see matrix.h)
     case F16: CONVERT(f16_to_f32(x));
     case BF16: CONVERT(bf16_to_f32(x));
     case I8: CONVERT((int8_t)x);

@@ -4,7 +4,8 @@
 #pragma once
 #include "wave.h"
 
-// Up to 16 bytes a lane; narrower elements are zero-extended in the first row.
+// The data of a load or store, up to 16 bytes per lane. Elements of less than 4 bytes are zero-extended in
+// `dword[0]`.
 typedef struct { uint32_t dword[4][MAX_LANES] __attribute__((aligned(64))); } moved_t;
 
 #define FOR_SET_LANES(l, lanes) \
@@ -24,14 +25,14 @@ typedef struct { uint32_t dword[4][MAX_LANES] __attribute__((aligned(64))); } mo
 #define scratch_store_lanes JOIN(scratch_store_lanes, LANES)
 #define buffer_addresses JOIN(buffer_addresses, LANES)
 
-// Addresses of a global or flat access; the lanes that run and whose address is defined.
+// Computes the addresses of a global or flat access; returns the active lanes whose address is defined.
 uint64_t global_addresses(wave_t *w, const instruction_t *i, lanes64_t *address);
-// The lanes whose access lies in live memory; reports the others and counts what is moved.
+// Returns the lanes whose access is in live memory, and counts these accesses; reports the other lanes.
 uint64_t global_live_lanes(wave_t *w, const instruction_t *i, const lanes64_t *address, uint64_t lanes,
                            unsigned bytes, bool is_store);
 void global_load_lanes(
     wave_t *w, const instruction_t *i, const lanes64_t *address, uint64_t lanes, unsigned bytes, moved_t *to);
-// `undefined`: the lanes whose data is undefined, which is reported.
+// `undefined`: the lanes whose data are undefined, which is reported.
 void global_store_lanes(wave_t *w, const instruction_t *i, const lanes64_t *address, uint64_t lanes,
                         unsigned bytes, const moved_t *from, uint64_t undefined);
 
@@ -40,9 +41,10 @@ void lds_load_lanes(
     wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes, unsigned bytes, moved_t *to);
 void lds_store_lanes(wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes,
                      unsigned bytes, const moved_t *from, uint64_t undefined);
-// Stores what `global_load_lds` and `buffer_load_lds` loaded.
+// Stores to LDS what `global_load_lds` and `buffer_load_lds` have loaded from global memory.
 void lds_store_loaded(wave_t *w, const instruction_t *i, uint64_t lanes, moved_t *loaded);
-// The lanes whose atomic access is possible; adds those that read undefined bytes to `w->undefined`.
+// Returns the lanes whose atomic access is inside of LDS; adds lanes that read undefined bytes to
+// `w->undefined`.
 uint64_t lds_atomic_lanes(wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes,
                           unsigned bytes, uint64_t undefined);
 
@@ -51,10 +53,11 @@ void scratch_load_lanes(
 void scratch_store_lanes(wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes,
                          unsigned bytes, const moved_t *from, uint64_t undefined);
 
-// Addresses of a buffer access, and `in_range`: how many bytes from there lie within the resource, up to 16.
+// Computes the addresses of a buffer access, and in `in_range` how many bytes from there on are within the
+// buffer (at most 16); returns the active lanes whose address is defined.
 uint64_t buffer_addresses(wave_t *w, const instruction_t *i, lanes64_t *address, lanes32_t *in_range);
 
-// The running lanes whose address is defined; reports the others, whose result is undefined.
+// Returns the active lanes whose address is defined; reports the others, and makes their result undefined.
 static inline uint64_t lanes_with_address(wave_t *w, const instruction_t *i, uint64_t undefined) {
   undefined &= exec_lanes(w);
   if (undefined) report(w, i, UNDEFINED_ADDRESS, __builtin_ctzll(undefined), 0, w->index);
@@ -83,7 +86,7 @@ static inline void lane_to_bytes(const moved_t *m, int l, uint8_t *to, unsigned 
   for (unsigned d = 0; d < 4 && 4 * d < bytes; d++) memcpy(to + 4 * d, &m->dword[d][l], 4);
 }
 
-// The data of a store, from source `n`; the lanes of it that are undefined.
+// Reads the data of a store from source `n`; returns the lanes in which they are undefined.
 static inline uint64_t read_moved(const wave_t *w, const instruction_t *i, int n, unsigned bytes,
                                   moved_t *out) {
   const operand_t *o = &i->operand[SRC0 + n];
@@ -102,7 +105,8 @@ static inline void sign_extend(const instruction_t *i, moved_t *m) {
     FOR_LANES(l) m->dword[0][l] = (uint32_t)((int32_t)(m->dword[0][l] << unused) >> unused);
 }
 
-// Writes what was loaded to the destination's dwords from `first` on. A D16 load keeps the other half.
+// Writes loaded data to the destination's registers from number `first` on. A D16 load keeps the register's
+// other half.
 static inline void write_moved(wave_t *w, const instruction_t *i, unsigned first, moved_t *m) {
   const operand_t *o = &i->operand[DST];
   if (o->kind != VGPR) return;
@@ -113,7 +117,7 @@ static inline void write_moved(wave_t *w, const instruction_t *i, unsigned first
   if (i->d16 == 2) FOR_LANES(l) row[l] = (old[l] & 0xffff) | row[l] << 16;
   const unsigned dwords = dwords_of(i->bytes);
   for (unsigned d = 0; d < dwords; d++) write_register(w, o->index + first + d, m->dword[d]);
-  if (i->memory & MEMORY_TFE) {  // the status after the data: no fault
+  if (i->memory & MEMORY_TFE) {  // a status follows the data; 0: no fault
     FOR_LANES(l) row[l] = 0;
     write_register(w, o->index + first + dwords, row);
   }

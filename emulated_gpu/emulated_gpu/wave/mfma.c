@@ -1,9 +1,9 @@
-// Matrix operations of CDNA 3 and 4 (MFMA), for waves of 64 lanes. They take no notice of EXEC.
+// Matrix operations of CDNA 3 and 4 (MFMA), for waves of 64 lanes. They ignore EXEC.
 #include "matrix.h"
 
 #if LANES == 64
 
-// Lanes hold consecutive k, and four consecutive rows of D.
+// Each lane holds one run of consecutive k, and runs of four consecutive rows of D.
 #define SHAPE(M_, K_, BLOCKS) \
   {.m = M_, .n = M_, .k = K_, .blocks = BLOCKS, .groups = 64 / (M_ * BLOCKS), \
    .k_run = K_ * M_ * BLOCKS / 64, .row_run = 4}
@@ -26,7 +26,7 @@ static void mfma_f32(wave_t *w, const instruction_t *i, const shape_t *s, enum f
   count_multiply_adds(w, s);
 }
 
-// Sums wrap: the encoding has no clamp.
+// Sums wrap, as the encoding has no clamp bit.
 static void mfma_i32(wave_t *w, const instruction_t *i, const shape_t *s, enum format a, enum format b) {
   matrices_t x;
   if (!has_registers(w, i)) return;
@@ -43,15 +43,16 @@ static enum format small_format(int selector) {
   static const uint8_t formats[] = {FP8, BF8, FP6, BF6, FP4, FP4, FP4, FP4};
   return formats[selector & 7];
 }
-// Lanes hold 32 consecutive k, but twice 16 of 8 bits (AMD, "Matrix Core Programming on AMD CDNA 3 and CDNA 4
-// architecture", and the tables in composable_kernel's test/mx_mfma_op).
+// A lane holds 32 consecutive k, or two runs of 16 for elements of 8 bits (AMD, "Matrix Core Programming on
+// AMD CDNA 3 and CDNA 4 architecture", and the tables in composable_kernel's test/mx_mfma_op).
 static uint64_t read_small(wave_t *w, const operand_t *o, const shape_t *s, int selector, float *out) {
   shape_t layout = *s;
   layout.k_run = selector < 2 ? 16 : 32;
   return read_rows(w, o, &layout, s->m, (source_t){.format = small_format(selector)}, out);
 }
 
-// Powers of two (E8M0) for each row and 32 consecutive k: lane row + rows * (k / 32) has one in byte `byte`.
+// Scales, which are powers of two (E8M0), one for each row and 32 consecutive k. Lane row + rows * (k / 32)
+// holds it in byte `byte`. Returns the rows whose scales are defined.
 typedef struct { double of[MAX_LANES]; } scales_t;
 static uint64_t read_scales(wave_t *w, const operand_t *o, const shape_t *s, int byte, scales_t *out) {
   uint64_t defined = o->kind == VGPR ? w->v_defined[o->index] : ~0ull;
@@ -63,7 +64,7 @@ static uint64_t read_scales(wave_t *w, const operand_t *o, const shape_t *s, int
   for (int l = s->m; l < LANES; l += s->m) defined &= defined >> s->m;
   return defined;
 }
-// The sum over 32 products is rounded to f32, then scaled exactly and added to D with one more rounding.
+// Each sum of 32 products is computed in f32, scaled exactly, and added to D with one rounding.
 static void multiply_scaled(const shape_t *s, matrices_t *x, const scales_t *a, const scales_t *b) {
   for (int row = 0; row < s->m; row++)
     for (int block = 0; block < s->k / 32; block++) {
@@ -96,8 +97,9 @@ static void mfma_small(wave_t *w, const instruction_t *i, const shape_t *s, bool
   count_multiply_adds(w, s);
 }
 
-// ---- sparse A, of 16 bits: of each four k, two may not be zero. A lane's kept elements have an index of two bits
-// each, a byte of SRC2 that ABID chooses, unless CBSZ is set (CDNA 3 ISA, "Sparse matrices"). C is what D was.
+// ---- sparse A of 16-bit elements: only two of each four consecutive k are stored, the others are zero. Each
+// stored element has an index of two bits. A lane's indices are a byte of SRC2 that ABID selects, or the
+// lowest bits of SRC2 if CBSZ is set (CDNA 3 ISA, "Sparse matrices"). C is the destination's old value.
 
 static void spread_by_index(
     const wave_t *w, const instruction_t *i, const shape_t *s, const float *kept, matrices_t *x) {
@@ -133,8 +135,9 @@ static void smfmac_f32(wave_t *w, const instruction_t *i, const shape_t *s, enum
   count_multiply_adds(w, &half);
 }
 
-// ---- f64: four of k; BLGP negates A, B and C. Lane 16 * k + n holds element k of row (column) n, counted
-// through all blocks. Register pair e of D holds row e * 4 + lane / 16 of column lane % 16, counted so too.
+// ---- f64 with four elements of k; BLGP negates A, B and C. Lane 16 * k + n holds element k of row n of A
+// (column n of B), numbered through all blocks. Register pair e of D holds row e * 4 + lane / 16 of column
+// lane % 16, also numbered through all blocks.
 
 static double read_double(const wave_t *w, const operand_t *o, int pair, int lane) {
   if (o->kind != VGPR) return as_f64(o->value);
@@ -145,13 +148,13 @@ static void read_doubles(const wave_t *w, const operand_t *o, int pairs, bool ne
   for (int e = 0; e < pairs; e++)
     FOR_LANES(l) out[LANES * e + l] = negates ? -read_double(w, o, e, l) : read_double(w, o, e, l);
 }
-// The lanes in which a pair of registers is defined.
+// Returns the lanes in which a pair of registers is defined.
 static uint64_t defined_pair(const wave_t *w, const operand_t *o, int pair) {
   if (o->kind != VGPR) return ~0ull;
   const unsigned first = o->index + 2u * (unsigned)pair;
   return w->v_defined[first] & w->v_defined[first + 1];
 }
-// Bit n: whether row (column) n is defined.
+// Returns a mask whose bit n tells whether all elements of row n of A (column n of B) are defined.
 static uint64_t defined_rows(const wave_t *w, const operand_t *o) {
   const uint64_t lanes = defined_pair(w, o, 0);
   return lanes & lanes >> 16 & lanes >> 32 & lanes >> 48 & 0xffff;
@@ -186,7 +189,7 @@ static void mfma_f64(wave_t *w, const instruction_t *i, const shape_t *s) {
   count_multiply_adds(w, s);
 }
 
-// ---- the operations: X(name, rows, k, blocks, format of A, format of B); A has as many rows as B columns
+// ---- operations: X(name, rows of A and columns of B, k, blocks, format of A, format of B)
 #define SHAPES_F32(X) \
   X(v_mfma_f32_32x32x1_2b_f32, 32, 1, 2, F32, F32) X(v_mfma_f32_16x16x1_4b_f32, 16, 1, 4, F32, F32) \
   X(v_mfma_f32_4x4x1_16b_f32, 4, 1, 16, F32, F32) X(v_mfma_f32_32x32x2_f32, 32, 2, 1, F32, F32) \

@@ -1,4 +1,4 @@
-// The tables of all operations, by name.
+// Finds operations by name in the tables of all files.
 #include <stdlib.h>
 
 #include "wave.h"
@@ -35,7 +35,7 @@ FOR_FILES(DECLARE)
 #define ROW(file) {file##_operations_32, file##_operations_64},
 static const named_operation_t *const tables[][2] = {FOR_FILES(ROW)};
 
-// A table ends with a row without a name.
+// Each table ends with a row without a name.
 operation_t operation_named(const char *name, int lanes) {
   for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
     for (const named_operation_t *o = tables[i][lanes == 64]; o->name; o++)

@@ -1,11 +1,12 @@
-// Packed operations: the same on both halves of 32 bits, or on both words of 64.
+// Packed operations, which compute the same on both 16-bit halves of 32 bits, or on both 32-bit words of 64
+// bits.
 #include "floating.h"
 
-// A packed source: the part that the low result reads (opsel) and the one that the high result reads
-// (opsel_hi).
+// A packed source: the half that the lower result uses (selected by opsel) and the half that the upper result
+// uses (selected by opsel_hi).
 typedef struct { lanes32_t low, high; } halves_t;
 
-// Halves of 16 bits; a constant has its value in the low one.
+// Reads halves of 16 bits. A constant has its value in the lower half.
 static void read_halves(wave_t *w, const instruction_t *i, int n, halves_t *out) {
   const int low = i->opsel >> n & 1 ? 16 : 0, high = i->opsel_hi >> n & 1 ? 16 : 0;
   lanes32_t x;
@@ -118,7 +119,7 @@ static inline uint32_t clamped(const instruction_t *i, int64_t x, int64_t least,
 UNSIGNED(DEFINE_UNSIGNED)
 SIGNED(DEFINE_SIGNED)
 
-// Two f16 side by side, bits as they are but for signs.
+// Packs the f16 of both sources into one register; only abs, neg and flushing of denormals change them.
 static void v_pack_b32_f16(wave_t *w, const instruction_t *i) {
   halves_t d;
   read_f16_bits(w, i, 0, &d.low);
@@ -127,7 +128,7 @@ static void v_pack_b32_f16(wave_t *w, const instruction_t *i) {
 }
 
 // ---- words of 64 bits
-// The word of source `n` that the low or the high result reads. Only that word need be defined.
+// Reads the word of source `n` that the lower or the upper result uses. The other word may be undefined.
 static void read_word(wave_t *w, const instruction_t *i, int n, bool is_high, lanes32_t *out) {
   const operand_t *o = &i->operand[SRC0 + n];
   const unsigned part = (is_high ? i->opsel_hi : i->opsel) >> n & 1;
@@ -145,7 +146,7 @@ static void read_word_f32(wave_t *w, const instruction_t *i, int n, bool is_high
   if (!(w->mode & KEEPS_F32_INPUT)) FOR_LANES(l) out->lane[l] = flush_f32(out->lane[l]);
 }
 
-// Both results are ready before one is written: a destination may be a source.
+// Both results must be computed before one is written, as the destination may also be a source.
 typedef struct { lanes_f32_t value; uint64_t undefined; } word_t;
 static void write_words(wave_t *w, const instruction_t *i, word_t word[2]) {
   for (unsigned part = 0; part < 2; part++) {
@@ -181,7 +182,7 @@ static void write_words(wave_t *w, const instruction_t *i, word_t word[2]) {
   }
 WORDS(DEFINE_WORDS)
 
-// The low word of the result is of source 0 and the high one of source 1, each selected by its bit of opsel.
+// The result's lower word is a word of source 0, and its upper word is one of source 1; opsel selects them.
 static void v_pk_mov_b32(wave_t *w, const instruction_t *i) {
   lanes32_t x[2];
   uint64_t undefined[2];

@@ -14,12 +14,12 @@ struct program {
 
 typedef struct { const uint8_t *at, *end; } cursor_t;
 
-// The counter that an instruction's data is waited for by.
+// Returns the counter that a kernel must wait for before it uses the instruction's data.
 static enum wait_counter wait_counter_of(const instruction_t *i, int generation) {
   switch (i->class) {
     case CLASS_LOAD: case CLASS_SCRATCH: return WAIT_LOADS;
     case CLASS_ATOMIC: return WAIT_LOADS;
-    case CLASS_STORE: return generation == 9 ? WAIT_LOADS : WAIT_NONE;  // later chips count stores apart
+    case CLASS_STORE: return generation == 9 ? WAIT_LOADS : WAIT_NONE;  // RDNA counts stores separately
     case CLASS_LDS: return WAIT_LDS;
     case CLASS_SCALAR_MEMORY: return generation == 12 ? WAIT_SCALAR : WAIT_LDS;
     default: return WAIT_NONE;

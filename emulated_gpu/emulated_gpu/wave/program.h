@@ -1,4 +1,4 @@
-// Programs: kernels as sequences of operations, made from a code object by emulated_gpu/translate.
+// Programs: kernels as sequences of operations, which emulated_gpu/translate creates from a code object.
 //
 // A program file is little-endian and packed:
 //   char magic[8] = "WAVEPRG1"; u32 num_operations; each: u8 length, name
@@ -16,7 +16,7 @@ enum operand_kind {
   NOTHING = 0,   // reads 0, writes are dropped
   SGPR = 1,      // 0..105, VCC 106, TTMP 108..123, M0 124, EXEC 126
   VGPR = 2,      // 0..255, accumulation registers 256..511, temporaries of the translator 512..519
-  CONSTANT = 3,  // `value`, in the width and format that the operation reads
+  CONSTANT = 3,  // `value`, already in the width and format that the operation reads
   SCC = 4,
   VCCZ = 5,
   EXECZ = 6,
@@ -30,7 +30,8 @@ enum instruction_class {
   CLASS_LDS, CLASS_SCRATCH, CLASS_BRANCH, CLASS_BARRIER, CLASS_WAIT, CLASS_ATOMIC, CLASS_MESSAGE, NUM_CLASSES,
 };
 
-// The counters that registers depend on. Before RDNA 4, scalar loads count with LDS (lgkmcnt).
+// The hardware's counters of outstanding accesses that fill registers. Before RDNA 4, scalar loads and LDS
+// accesses have a common counter (lgkmcnt).
 enum wait_counter { WAIT_LOADS, WAIT_LDS, WAIT_SCALAR, NUM_WAIT_COUNTERS, WAIT_NONE = NUM_WAIT_COUNTERS };
 
 enum memory_flag { MEMORY_OFFEN = 1, MEMORY_IDXEN = 2, MEMORY_TO_LDS = 4, MEMORY_RETURNS = 8, MEMORY_TFE = 16 };
@@ -56,7 +57,7 @@ typedef struct {
   uint8_t lanes;   // 32 or 64
   uint8_t generation;  // 9 (CDNA 3 and 4), 11 (RDNA 3), 12 (RDNA 4)
   uint16_t num_arguments;
-  uint32_t kernarg_bytes, lds_bytes, scratch_bytes;  // scratch: of one lane
+  uint32_t kernarg_bytes, lds_bytes, scratch_bytes;  // scratch_bytes are per lane
   uint32_t rsrc1, rsrc2, rsrc3;
   uint16_t properties, preload;
   uint16_t num_vgprs, num_agprs, num_sgprs, vgpr_spills, sgpr_spills;  // from the metadata
@@ -96,7 +97,7 @@ typedef struct {
   uint64_t value;
 } operand_t;
 
-// A record as the executor holds it.
+// A record as the executor uses it, with its operation resolved to a function.
 typedef struct instruction {
   operation_t run;
   const char *name;
@@ -112,20 +113,20 @@ typedef struct kernel {
   kernel_header_t header;
   argument_t *arguments;
   instruction_t *code;
-  uint32_t used_vgprs;  // one more than the highest VGPR that the code names
+  uint32_t used_vgprs;  // highest VGPR in the code, plus 1
 } kernel_t;
 
 typedef struct program program_t;
 
-// Returns NULL with a message in `error`.
+// Loads a program file. Returns NULL on failure, with a message in `error`.
 program_t *program_load(const char *path, char *error, size_t error_size);
 void program_free(program_t *program);
 const kernel_t *program_kernel(const program_t *program, const char *name);
-const kernel_t *program_kernel_at(const program_t *program, uint32_t index);  // NULL past the last
-// The index of the instruction at `address` in the image, or -1.
+const kernel_t *program_kernel_at(const program_t *program, uint32_t index);  // NULL if there are fewer
+// Returns the index of the instruction at `address` in the image, or -1.
 int64_t kernel_index_of(const kernel_t *kernel, uint64_t address);
 
-// Looks up an operation by its name; NULL if there is none. `lanes` is 32 or 64.
+// Returns an operation by its name, for waves of `lanes` (32 or 64); NULL if there is none.
 operation_t operation_named(const char *name, int lanes);
-// Stops the kernel and reports the instruction's name.
+// The operation of unsupported instructions: reports the instruction and stops the kernel.
 extern const operation_t unknown_operation;

@@ -3,7 +3,7 @@
 // Source: the CDNA 3, RDNA 3 and RDNA 4 ISA manuals ("SOP1", "SOP2", "SOPC" and "SOPK instructions").
 #include "wave.h"
 
-// ---- what several rows need
+// ---- functions for several operations
 static inline uint32_t reversed32(uint32_t x) {
   x = (x & 0x55555555) << 1 | (x >> 1 & 0x55555555);
   x = (x & 0x33333333) << 2 | (x >> 2 & 0x33333333);
@@ -14,16 +14,16 @@ static inline uint64_t reversed64(uint64_t x) {
   return (uint64_t)reversed32((uint32_t)x) << 32 | reversed32((uint32_t)(x >> 32));
 }
 
-// The number of the first bit that is set, from bit 0 up or from the highest bit down; -1 if there is none.
+// The position of the first set bit, counted from bit 0 up or from the highest bit down; -1 if no bit is set.
 static inline uint32_t first_set64(uint64_t x) { return x ? (uint32_t)__builtin_ctzll(x) : ~0u; }
 static inline uint32_t zeros_above32(uint32_t x) { return x ? (uint32_t)__builtin_clz(x) : ~0u; }
 static inline uint32_t zeros_above64(uint64_t x) { return x ? (uint32_t)__builtin_clzll(x) : ~0u; }
-// Its sign bit makes the bits that equal the sign zero.
+// Clears all bits that equal the sign bit, and sets the others.
 static inline uint32_t without_sign32(int32_t x) { return (uint32_t)(x ^ (x >> 31)); }
 static inline uint64_t without_sign64(int64_t x) { return (uint64_t)(x ^ (x >> 63)); }
 
 static inline uint64_t low_bits(uint32_t count) { return count < 64 ? (1ull << count) - 1 : ~0ull; }
-// A field's offset is in the low bits of `where`, its width in bits 16 to 22.
+// Bit fields: `where` has the field's offset in its lowest bits and its width in bits 16 to 22.
 static inline uint32_t width_of(uint32_t where) { return where >> 16 & 127; }
 static inline uint64_t field_u64(uint64_t x, uint32_t where) {
   return x >> (where & 63) & low_bits(width_of(where));
@@ -78,7 +78,7 @@ static inline uint32_t pack16(uint32_t low, uint32_t high) { return (low & 0xfff
   X(s_sext_i32_i16, 32, 32, (uint32_t)(int16_t)a) \
   X(s_bitreplicate_b64_b32, 32, 64, replicated(a))
 
-// The same, for those that set SCC if the result is not 0.
+// The same, for operations that set SCC to whether the result is not 0.
 #define UNARY_TESTED(X) \
   X(s_not_b32, 32, 32, ~a) \
   X(s_not_b64, 64, 64, ~a) \
@@ -107,7 +107,7 @@ static inline uint32_t pack16(uint32_t low, uint32_t high) { return (low & 0xfff
   X(s_pack_hl_b32_b16, 32, 32, 32, pack16(a >> 16, b)) \
   X(s_pack_hh_b32_b16, 32, 32, 32, pack16(a >> 16, b >> 16))
 
-// The same, for those that set SCC if the result is not 0.
+// The same, for operations that set SCC to whether the result is not 0.
 #define BINARY_TESTED(X) \
   X(s_and_b32, 32, 32, 32, a & b) \
   X(s_and_b64, 64, 64, 64, a & b) \
@@ -137,7 +137,7 @@ static inline uint32_t pack16(uint32_t low, uint32_t high) { return (low & 0xfff
   X(s_bfe_i64, 64, 32, 64, (uint64_t)field_i64((int64_t)a, b)) \
   X(s_absdiff_i32, 32, 32, 32, absolute32(a - b))
 
-// Two sources of 32 bits: name, result, the new SCC of the sources `a` and `b` and the result `d`.
+// Two sources of 32 bits: name, result from sources `a` and `b`, new SCC from a, b and the result `d`.
 #define BINARY_CARRY(X) \
   X(s_add_u32, a + b, d < a) \
   X(s_sub_u32, a - b, b > a) \
@@ -214,7 +214,7 @@ BINARY_TESTED(DEFINE_BINARY_TESTED)
 BINARY_CARRY(DEFINE_BINARY_CARRY)
 COMPARISONS(DEFINE_COMPARISON)
 
-// ---- by SCC: a source that is not chosen does not matter
+// ---- selection by SCC: the source that is not selected may be undefined
 static inline const operand_t *selected(wave_t *w, const instruction_t *i) {
   return &i->operand[read_scc(w) ? SRC0 : SRC1];
 }
@@ -235,7 +235,7 @@ static void s_cmov_b64(wave_t *w, const instruction_t *i) {
   write_scalar64(w, &i->operand[DST], read_scalar64(w, o));
 }
 
-// ---- one bit of the destination
+// ---- setting or clearing one bit of the destination
 #define BIT_SETS(X) \
   X(s_bitset0_b32, 32, d & ~(1u << (a & 31))) \
   X(s_bitset0_b64, 64, d & ~(1ull << (a & 63))) \
@@ -249,8 +249,8 @@ static void s_cmov_b64(wave_t *w, const instruction_t *i) {
   }
 BIT_SETS(DEFINE_BIT_SET)
 
-// ---- EXEC: name, new EXEC from the source `a` and EXEC `e`. `saveexec` yields the old one, `wrexec` the
-// new.
+// ---- EXEC: name, new EXEC from the source `a` and the old EXEC `e`. The destination of `saveexec` gets the
+// old EXEC, that of `wrexec` the new EXEC.
 #define SAVES(X) \
   X(s_and_saveexec, a & e) \
   X(s_or_saveexec, a | e) \

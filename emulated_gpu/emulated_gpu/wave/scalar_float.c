@@ -1,7 +1,7 @@
-// Scalar floating-point operations, which RDNA 4 has, and its transcendental functions with scalar results.
+// Scalar floating-point operations of RDNA 4, and its transcendental functions with scalar results.
 //
-// Source: the RDNA 4 ISA manual. Results are correctly rounded; the transcendental functions have an error of
-// up to 1 ulp in hardware and are here computed in f64 and rounded.
+// Source: the RDNA 4 ISA manual. Results are correctly rounded. Transcendental functions have an error of up
+// to 1 ulp in hardware; here they are computed in f64 and rounded.
 #include "floating.h"
 
 // ---- reading and writing
@@ -26,7 +26,7 @@ static uint32_t f64_to_f16(double x) {
   memcpy(&bits, &half, 2);
   return bits;
 }
-static void write_scalar_f16(wave_t *w, const instruction_t *i, double x) {  // the upper half becomes 0
+static void write_scalar_f16(wave_t *w, const instruction_t *i, double x) {  // sets the upper half to 0
   static const double factor[] = {1, 2, 4, 0.5};
   double y = x * factor[i->omod & 3];
   if (i->clamp) y = y > 0 ? (y < 1 ? y : 1) : 0;
@@ -34,10 +34,10 @@ static void write_scalar_f16(wave_t *w, const instruction_t *i, double x) {  // 
   write_scalar32(w, &i->operand[DST], w->mode & KEEPS_F16_F64_OUTPUT ? bits : flush_f16(bits));
 }
 
-// ---- minima and maxima, of which -0 is less than +0
+// ---- minima and maxima, for which -0 is less than +0
 static uint32_t quieted(float x) { return f32_bits(x) | 0x400000; }
 static bool is_less(float a, float b) { return a < b || (a == b && signbit(a) && !signbit(b)); }
-// The other one if one is NaN.
+// If one operand is a NaN, the result is the other operand.
 static float min_num(float a, float b) {
   if (isnan(a)) return isnan(b) ? as_f32(quieted(a)) : b;
   return isnan(b) || is_less(a, b) ? a : b;
@@ -46,7 +46,8 @@ static float max_num(float a, float b) {
   if (isnan(a)) return isnan(b) ? as_f32(quieted(a)) : b;
   return isnan(b) || is_less(b, a) ? a : b;
 }
-// NaN if one is, a signalling one before a quiet one.
+// Returns the NaN among a and b, made quiet. If both are NaN, a signalling one takes precedence over a quiet
+// one.
 static float nan_of(float a, float b) {
   const bool takes_b = !isnan(a) || (isnan(b) && f32_bits(a) & 0x400000 && !(f32_bits(b) & 0x400000));
   return as_f32(quieted(takes_b ? b : a));
@@ -54,19 +55,19 @@ static float nan_of(float a, float b) {
 static float minimum(float a, float b) { return isnan(a) || isnan(b) ? nan_of(a, b) : is_less(a, b) ? a : b; }
 static float maximum(float a, float b) { return isnan(a) || isnan(b) ? nan_of(a, b) : is_less(b, a) ? a : b; }
 
-// ---- conversions to integers: toward zero, NaN to 0, others to the nearest that fits
+// ---- conversions to integers: toward zero; NaN becomes 0, values out of range the nearest integer in range
 static uint32_t to_u32(float x) { return !(x > 0) ? 0 : x >= 4294967296.0f ? UINT32_MAX : (uint32_t)x; }
 static uint32_t to_i32(float x) {
   if (isnan(x)) return 0;
   return (uint32_t)(x >= 2147483648.0f ? INT32_MAX : x < -2147483648.0f ? INT32_MIN : (int32_t)x);
 }
-// f32 to f16 toward zero.
+// Converts f32 to f16, rounded toward zero.
 static uint32_t truncated_f16(float x) {
   const uint32_t bits = f32_to_f16(x);
   return fabsf(f16_to_f32(bits)) > fabsf(x) ? bits - 1 : bits;
 }
 
-// ---- name, result of the sources `a` and `b`, which are f32
+// ---- operations: name, result from the sources `a` and `b`, which are f32
 #define UNARY_F32(X) \
   X(s_ceil_f32, ceilf(a)) \
   X(s_floor_f32, floorf(a)) \
@@ -85,7 +86,7 @@ static uint32_t truncated_f16(float x) {
   X(s_max_f32, max_num(a, b)) \
   X(s_minimum_f32, minimum(a, b)) \
   X(s_maximum_f32, maximum(a, b))
-// `a` and `b` are f16 and exact in f32; an f64 result is rounded once.
+// The same, but `a` and `b` are f16 values, exact in f32. The result is f64 and rounded once to f16.
 #define UNARY_F16(X) \
   X(s_ceil_f16, ceilf(a)) \
   X(s_floor_f16, floorf(a)) \
@@ -120,7 +121,7 @@ static uint32_t truncated_f16(float x) {
   X(s_cmp_nle_##type, type, !(a <= b)) \
   X(s_cmp_neq_##type, type, a != b) \
   X(s_cmp_nlt_##type, type, !(a < b))
-// name, result in bits of the source `a`, type of the source
+// name, bits of the result from the source `a`, function that reads the source
 #define CONVERSIONS(X) \
   X(s_cvt_f32_i32, f32_bits((float)(int32_t)a), scalar_word) \
   X(s_cvt_f32_u32, f32_bits((float)a), scalar_word) \
@@ -168,7 +169,7 @@ CONVERSIONS(DEFINE_CONVERSION)
 static void s_fma_f32(wave_t *w, const instruction_t *i) {
   write_scalar_f32(w, i, fmaf(scalar_f32(w, i, 0), scalar_f32(w, i, 1), scalar_f32(w, i, 2)));
 }
-// The sum in f64 is exact, or far from a tie of f16.
+// The sum in f64 is exact or far from a tie of two f16, so it is effectively rounded once.
 static void s_fma_f16(wave_t *w, const instruction_t *i) {
   write_scalar_f16(w, i, (double)scalar_f16(w, i, 0) * scalar_f16(w, i, 1) + scalar_f16(w, i, 2));
 }

@@ -1,8 +1,9 @@
-// Scratch: memory of each lane, where registers are spilled. A lane may reload what it never stored, as EXEC
-// differs between a spill and its reload, so a load passes on which bytes are defined and reports nothing.
+// Scratch: private memory of each lane, to which registers are spilled. EXEC may differ between a spill and
+// its reload, so a lane may load bytes that it never stored. Therefore a load of undefined bytes is not
+// reported: its result is undefined.
 #include "memory.h"
 
-// The address is the sum of a scalar, a vector and a constant, of 32 bits (CDNA 3 ISA, "Scratch Space").
+// The address is the 32-bit sum of a scalar, a vector and a constant (CDNA 3 ISA, "Scratch Space").
 static uint64_t scratch_addresses(wave_t *w, const instruction_t *i, lanes32_t *address) {
   const operand_t *vector = &i->operand[SRC0];
   const uint32_t start = read_scalar32(w, &i->operand[SRC1]) + (uint32_t)i->offset;
@@ -31,7 +32,7 @@ static uint8_t *byte_at(const wave_t *w, uint32_t address, int l) {
   return (uint8_t *)&w->scratch[(size_t)(address / 4) * LANES + (size_t)l] + address % 4;
 }
 
-// Whether all of the lanes access the same whole dwords, as spills do.
+// Whether all of these lanes access the same whole dwords, as spills do.
 static bool is_uniform(const lanes32_t *address, uint64_t lanes, unsigned bytes) {
   if (!lanes || bytes < 4) return false;
   const uint32_t a = address->lane[__builtin_ctzll(lanes)];
@@ -103,7 +104,7 @@ void scratch_store_lanes(wave_t *w, const instruction_t *i, const lanes32_t *add
   else FOR_SET_LANES(l, inside) store_lane(w, address->lane[l], l, bytes, from, !has_lane(undefined, l));
 }
 
-// Registers are moved one by one: a spill of several may hold some that are undefined.
+// Registers are loaded one by one, as a spill of several registers may include undefined ones.
 static void scratch_load(wave_t *w, const instruction_t *i) {
   lanes32_t address;
   moved_t data;

@@ -1,15 +1,15 @@
-// Runs a program over a grid, without HIP; for tests of the executor (emulated_gpu_tests/wave/single_grid.py).
+// Runs a program over a grid without HIP, for tests of the executor (emulated_gpu_tests/wave/single_grid.py).
 #include "wave.h"
 
 typedef struct {
-  uint32_t grid[3], block[3];  // workgroups, and lanes of a workgroup
-  uint64_t max_instructions;   // of a wave
+  uint32_t grid[3], block[3];  // number of workgroups, and number of lanes in each
+  uint64_t max_instructions;   // of one wave
   uint32_t counts_unique_bytes;
-  uint32_t status;  // set: enum launch_status
-  counters_t counters;  // set
+  uint32_t status;  // output: enum launch_status
+  counters_t counters;  // output
 } single_grid_t;
 
-// Runs the program's first kernel. Returns false, with a message in `error`, if it cannot be loaded.
+// Runs the program's first kernel. Returns false, with a message in `error`, if the program cannot be loaded.
 __attribute__((visibility("default"))) bool single_grid_run(
     const char *path, single_grid_t *run, char *error, uint32_t error_size) {
   program_t *program = program_load(path, error, error_size);

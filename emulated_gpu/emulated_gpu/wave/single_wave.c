@@ -1,4 +1,5 @@
-// Runs a program on one wave with given registers; for tests of operations (emulated_gpu_tests/wave/single_wave.py).
+// Runs a program on one wave with given registers, for tests of operations
+// (emulated_gpu_tests/wave/single_wave.py).
 #include <stdlib.h>
 
 #include "wave.h"
@@ -34,7 +35,8 @@ static void store(const wave_t *w, single_wave_t *to) {
   to->status = w->group->status;
 }
 
-// Runs the program's first kernel to its end. Returns false, with a message in `error`, if it cannot be loaded.
+// Runs the program's first kernel until it ends. Returns false, with a message in `error`, if the program
+// cannot be loaded.
 __attribute__((visibility("default"))) bool single_wave_run(
     const char *path, single_wave_t *registers, uint8_t *lds, uint32_t lds_bytes, char *error, uint32_t error_size) {
   program_t *program = program_load(path, error, error_size);

@@ -1,9 +1,10 @@
-// Floats of 8 bits and fewer: their values, and the ones that f32 values round to.
+// Floats of at most 8 bits: conversion to f32 and from f32.
 #pragma once
 #include "wave.h"
 
-// The value of a small float without infinities and NaN. Its exponent and mantissa are put into those of an
-// f32, whose bias is then corrected by a multiplication; this is exact, and right for denormals too.
+// Converts a small float to f32; does not handle infinities and NaN. Exponent and mantissa are shifted to
+// their place in an f32, and a multiplication corrects the exponent's bias. This is exact, also for
+// denormals.
 static inline float small_float(uint32_t x, int exponent_bits, int mantissa_bits, int bias) {
   const int bits = exponent_bits + mantissa_bits;
   const float shifted = as_f32((x & ((1u << bits) - 1)) << (23 - mantissa_bits));
@@ -25,7 +26,8 @@ static const small_format_t bf8 = {2, 15, 0x7b, 0x7c, 0x7f, false};
 static const small_format_t fp8_fnuz = {3, 8, 0x7f, 0x80, 0x80, true};
 static const small_format_t bf8_fnuz = {2, 16, 0x7f, 0x80, 0x80, true};
 
-// To nearest even. `saturates`: finite numbers past the largest one become that.
+// Converts f32 to 8 bits, rounded to nearest even. `saturates`: finite numbers above the largest become the
+// largest.
 static inline uint32_t f32_to_small(small_format_t format, float f, bool saturates) {
   const uint32_t x = f32_bits(f), magnitude = x & 0x7fffffffu, sign = x >> 24 & 0x80;
   const int dropped = 23 - format.mantissa_bits;

@@ -1,10 +1,11 @@
-// The distinct bytes of global memory that a launch loads and stores: a hash table of 64-byte lines with a mask each.
+// Counts the different bytes of global memory that a launch loads and stores, in a hash table of 64-byte
+// lines with a mask of bytes each.
 #include "unique_bytes.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 
-typedef struct { uint64_t line, loaded, stored; } line_t;  // `line`: address / 64 + 1, 0 when free
+typedef struct { uint64_t line, loaded, stored; } line_t;  // `line`: address / 64 + 1; 0: this entry is free
 
 struct unique_bytes {
   line_t *lines;

@@ -1,10 +1,11 @@
-// Operations on bytes of vectors: selection, sums of absolute differences, averages.
+// Vector operations on bytes: selection, sums of absolute differences, averages.
 #include "wave.h"
 
 static inline uint32_t byte(uint32_t x, int n) { return x >> 8 * n & 255; }
 static inline uint32_t distance(uint32_t x, uint32_t y) { return x > y ? x - y : y - x; }
 
-// Byte `select` of `both`; 8 to 11: the sign of half `select` - 8, as a byte; 12: 0; 13 and more: 0xff.
+// Returns byte `select` of `both` for 0 to 7. For 8 to 11, returns the sign (0xff or 0) of a 16-bit element,
+// whose number is `select` - 8. For 12, returns 0; from 13 on, 0xff.
 static inline uint32_t selected_byte(uint64_t both, uint32_t select) {
   const uint32_t sign = both >> (16 * (select & 3) + 15) & 1 ? 255 : 0;
   const uint32_t constant = select == 12 ? 0 : 255;
@@ -21,7 +22,7 @@ static inline uint32_t byte_distances(uint32_t a, uint32_t b) {
   for (int n = 0; n < 4; n++) sum += distance(byte(a, n), byte(b, n));
   return sum;
 }
-static inline uint32_t masked_byte_distances(uint32_t a, uint32_t b) {  // without those where `b` is 0
+static inline uint32_t masked_byte_distances(uint32_t a, uint32_t b) {  // omits bytes where `b` is 0
   uint32_t sum = 0;
   for (int n = 0; n < 4; n++) sum += byte(b, n) ? distance(byte(a, n), byte(b, n)) : 0;
   return sum;
@@ -29,14 +30,14 @@ static inline uint32_t masked_byte_distances(uint32_t a, uint32_t b) {  // witho
 static inline uint32_t half_distances(uint32_t a, uint32_t b) {
   return distance(a & 0xffff, b & 0xffff) + distance(a >> 16, b >> 16);
 }
-// Averages of the bytes; bit 0 of a byte of `c`: rounded up.
+// Averages of the bytes of a and b, rounded up where bit 0 of the byte of c is set, else down.
 static inline uint32_t averages(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t x = 0;
   for (int n = 0; n < 4; n++) x |= (byte(a, n) + byte(b, n) + (byte(c, n) & 1)) >> 1 << 8 * n;
   return x;
 }
 
-// ---- name, exact result: clamping keeps it below 2^32
+// ---- name, exact result, which wraps or is clamped to 32 bits
 #define TERNARY(X) \
   X(v_perm_b32, selected_bytes(a, b, c)) \
   X(v_lerp_u8, averages(a, b, c)) \
@@ -60,8 +61,8 @@ static inline uint32_t averages(uint32_t a, uint32_t b, uint32_t c) {
   }
 TERNARY(DEFINE_TERNARY)
 
-// ---- four sums, of four bytes from byte 0, 1, 2 and 3 of the first source on; each is added to 16 bits of
-// the third
+// ---- sliding sums of absolute differences: four sums, of the four bytes that start at byte 0, 1, 2 and 3 of
+// source 0; each is added to a 16-bit element of source 2
 #define SLIDING(X) \
   X(v_qsad_pk_u16_u8, byte_distances) \
   X(v_mqsad_pk_u16_u8, masked_byte_distances)

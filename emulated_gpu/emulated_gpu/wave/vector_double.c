@@ -2,8 +2,9 @@
 #include "division.h"
 #include "floating.h"
 
-// Each row: an operation, and its result from the values a, b, c of sources 0, 1, 2; `ieee` as in is_ieee.
-// Hardware's reciprocals and roots are approximate, and compilers refine them; these are rounded correctly.
+// Each row: an operation, and its result from the values a, b, c of sources 0, 1, 2; `ieee` is the result of
+// is_ieee. Reciprocals and roots are correctly rounded here. In hardware they are approximate, and compilers
+// refine them.
 #define UNARY(X) \
   X(v_rcp_f64, 1 / a) \
   X(v_rsq_f64, 1 / sqrt(a)) \

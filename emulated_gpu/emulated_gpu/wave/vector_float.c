@@ -2,7 +2,8 @@
 #include "division.h"
 #include "floating.h"
 
-// Each row: an operation, and its result from the values a, b, c of sources 0, 1, 2; `ieee` as in is_ieee.
+// Each row: an operation, and its result from the values a, b, c of sources 0, 1, 2; `ieee` is the result of
+// is_ieee.
 #define UNARY(X) \
   X(v_rcp_f32, reciprocal(a)) \
   X(v_rcp_iflag_f32, reciprocal(a)) \

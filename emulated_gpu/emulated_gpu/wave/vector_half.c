@@ -1,11 +1,12 @@
 // Vector operations on f16, and the fused multiply-adds that mix f16 and f32.
 //
-// An f16 is computed on as the f32 of the same value; a result is rounded once, as f32 has more than twice
-// the bits.
+// Values are converted to f32 for the computation. Rounding the f32 result to f16 is as exact as rounding
+// once, as f32 has more than twice as many bits.
 #include "division.h"
 #include "floating.h"
 
-// Each row: an operation, and its result from the values a, b, c of sources 0, 1, 2; `ieee` as in is_ieee.
+// Each row: an operation, and its result from the values a, b, c of sources 0, 1, 2; `ieee` is the result of
+// is_ieee.
 #define UNARY(X) \
   X(v_rcp_f16, 1 / a) \
   X(v_rsq_f16, (float)(1 / sqrt((double)a))) \
@@ -49,7 +50,7 @@ static inline float fract_f16(float a) {
   return fraction > 0x1.ffcp-1f ? 0x1.ffcp-1f : fraction;
 }
 
-// Those with three sources came with, or were changed by, GFX9, and leave the other half alone.
+// Operations with three sources, which GFX9 introduced or changed, keep the other half of the destination.
 #define DEFINE(name, num_sources, expression) \
   DEFINE_FLOATING(name, num_sources, float, lanes_f32_t, read_f16, write_f16(w, i, &d, num_sources < 3), expression)
 UNARY(DEFINE_UNARY)
@@ -67,8 +68,8 @@ static void v_ldexp_f16(wave_t *w, const instruction_t *i) {
 
 DEFINE_FREXP_EXP(v_frexp_exp_i16_f16, lanes_f32_t, read_f16, write16(w, i, &d, true))
 
-// Source `n`: an f16 where opsel_hi says so, of the half that opsel names, else an f32. Neither CDNA's
-// v_mad_mix nor v_fma_mix rounds the product: LLVM takes the opcode for a fused multiply-add on GFX9.4.
+// Reads source `n`: an f16 in the half that opsel selects if the bit of opsel_hi is set, else an f32. CDNA's
+// v_mad_mix does not round the product either: on GFX9.4, LLVM treats this opcode as a fused multiply-add.
 static void read_mixed(wave_t *w, const instruction_t *i, int n, lanes_f32_t *out) {
   if (i->opsel_hi >> n & 1) read_f16(w, i, n, out);
   else read_f32(w, i, n, out);
@@ -85,7 +86,8 @@ static void v_fma_mix_f32(wave_t *w, const instruction_t *i) {
   mix(w, i, &d);
   write_f32(w, i, &d);
 }
-// The f32 sum is rounded to f16 anew. opsel's bit 3 names no half here.
+// The f32 result is then rounded to f16. The operation, not bit 3 of opsel, selects the half of the
+// destination.
 static void write_mixed(wave_t *w, const instruction_t *i, bool is_high) {
   instruction_t half = *i;
   lanes_f32_t d;

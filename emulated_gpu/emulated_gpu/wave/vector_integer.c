@@ -1,10 +1,10 @@
-// Integer operations on 32-bit elements of vectors: moves, arithmetic, logic, shifts and bit fields.
+// Vector operations on 32-bit integers: moves, arithmetic, logic, shifts and bit fields.
 //
-// Source: the CDNA 3, RDNA 3 and RDNA 4 ISA manuals ("VOP1", "VOP2" and "VOP3 instructions"). Those on
-// elements of 64 bits are in vector_wide.c, on bytes in vector_bytes.c, on 16 bits in vector_integer16.c.
+// Source: the CDNA 3, RDNA 3 and RDNA 4 ISA manuals ("VOP1", "VOP2" and "VOP3 instructions"). Operations on
+// 64-bit integers are in vector_wide.c, on bytes in vector_bytes.c, on 16-bit integers in vector_integer16.c.
 #include "wave.h"
 
-// ---- what several rows need
+// ---- functions for several operations
 static inline uint32_t reversed(uint32_t x) {
   x = (x & 0x55555555) << 1 | (x >> 1 & 0x55555555);
   x = (x & 0x33333333) << 2 | (x >> 2 & 0x33333333);
@@ -14,7 +14,7 @@ static inline uint32_t reversed(uint32_t x) {
 static inline uint32_t zeros_above(uint32_t x) { return x ? (uint32_t)__builtin_clz(x) : ~0u; }
 static inline uint32_t zeros_below(uint32_t x) { return x ? (uint32_t)__builtin_ctz(x) : ~0u; }
 static inline uint32_t without_sign(uint32_t x) { return x ^ (uint32_t)((int32_t)x >> 31); }
-// The next state of the generator of V_PRNG_B32, a shift register.
+// The next state of V_PRNG_B32's random generator, a linear-feedback shift register.
 static inline uint32_t next_random(uint32_t x) { return x << 1 ^ (x >> 31 ? 197u : 0u); }
 
 static inline uint32_t u24(uint32_t x) { return x & 0xffffff; }
@@ -27,7 +27,7 @@ static inline uint32_t max_u(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static inline uint32_t min_i(uint32_t a, uint32_t b) { return (int32_t)a < (int32_t)b ? a : b; }
 static inline uint32_t max_i(uint32_t a, uint32_t b) { return (int32_t)a > (int32_t)b ? a : b; }
 
-// A field of `width` bits from bit `offset` on; a width of 0 gives 0.
+// The field of `width` bits that starts at bit `offset`; 0 if the width is 0.
 static inline uint32_t field_u(uint32_t x, uint32_t offset, uint32_t width) {
   return x >> (offset & 31) & ((1u << (width & 31)) - 1);
 }
@@ -39,7 +39,7 @@ static inline uint32_t field_i(uint32_t x, uint32_t offset, uint32_t width) {
 static inline uint32_t from_pair(uint32_t high, uint32_t low, uint32_t shift) {
   return (uint32_t)(((uint64_t)high << 32 | low) >> shift);
 }
-// Bit 4a + 2b + c of `table` for each bit of the sources.
+// For each bit of the sources: bit number 4a + 2b + c of `table`.
 static inline uint32_t looked_up(uint32_t table, uint32_t a, uint32_t b, uint32_t c) {
   uint32_t x = 0;
   for (int n = 0; n < 8; n++)
@@ -112,8 +112,8 @@ static inline uint32_t lanes_below_high(int l) { return l < 32 ? 0 : (1u << (l &
   X(v_minmax_i32, max_i(min_i(a, b), c)) \
   X(v_maxmin_i32, min_i(max_i(a, b), c))
 
-// ---- with clamping, which takes an exact result to the nearest one that fits: name, type of sources and
-// result, exact result
+// ---- operations that can clamp an exact result to the range of its type: name, type of sources and result,
+// exact result
 #define CLAMPED_BINARY(X) \
   X(v_add_u32, uint32_t, (int64_t)a + b) \
   X(v_sub_u32, uint32_t, (int64_t)a - b) \
@@ -123,7 +123,7 @@ static inline uint32_t lanes_below_high(int l) { return l < 32 ? 0 : (1u << (l &
 #define CLAMPED_TERNARY(X) \
   X(v_mad_u32_u24, uint32_t, (int64_t)u24(a) * u24(b) + c) \
   X(v_mad_i32_i24, int32_t, (int64_t)i24((uint32_t)a) * i24((uint32_t)b) + c)
-// The first two sources are halves.
+// The same, but the first two sources have 16 bits.
 #define CLAMPED_HALVES(X) \
   X(v_mad_u32_u16, uint32_t, (int64_t)(uint16_t)a * (uint16_t)b + c) \
   X(v_mad_i32_i16, int32_t, (int64_t)(int16_t)a * (int16_t)b + c)
@@ -192,7 +192,8 @@ CLAMPED_BINARY(DEFINE_CLAMPED_BINARY)
 CLAMPED_TERNARY(DEFINE_CLAMPED_TERNARY)
 CLAMPED_HALVES(DEFINE_CLAMPED_HALVES)
 
-// ---- with a carry into `c` (0 or 1) and out of bit 32 of the exact result
+// ---- operations with a carry: name, exact result with the carry-in `c` (0 or 1). The carry-out is bit 32 of
+// it.
 #define CARRYING(X) \
   X(v_add_co_u32, (int64_t)a + b) \
   X(v_sub_co_u32, (int64_t)a - b) \
@@ -218,7 +219,7 @@ CLAMPED_HALVES(DEFINE_CLAMPED_HALVES)
   }
 CARRYING(DEFINE_CARRYING)
 
-// Both registers change, in the lanes that run; their definedness too.
+// Exchanges two registers in the active lanes, including whether they are defined.
 static void v_swap_b32(wave_t *w, const instruction_t *i) {
   const unsigned a = i->operand[DST].index, b = i->operand[SRC0].index;
   const uint64_t lanes = w->write_lanes, changes = (w->v_defined[a] ^ w->v_defined[b]) & lanes;

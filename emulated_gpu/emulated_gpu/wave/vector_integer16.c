@@ -1,9 +1,9 @@
 // Vector operations on 16-bit integers.
 #include "wave.h"
 
-// Each row: an operation, and its exact result from sources a, b, c, which wraps, or is clamped where the
-// instruction says so. Signed and unsigned differ in how sources are extended and in what they are clamped
-// to.
+// Each row: an operation, its number of sources, whether it clears the other half of the destination on CDNA,
+// and its exact result from sources a, b and c. The result wraps, or is clamped if the instruction's clamp
+// bit is set. Signed and unsigned operations differ in the extension of sources and the range of clamping.
 #define UNSIGNED(X) \
   X(v_add_u16, 2, true, a + b) \
   X(v_sub_u16, 2, true, a - b) \
@@ -43,7 +43,7 @@ static inline int64_t middle(int64_t a, int64_t b, int64_t c) {
   return a + b + c - largest(a, b, c) + largest(-a, -b, -c);
 }
 
-// CDNA 4's v_bitop3: a bit of the result is the table's at the number that the bits of a, b and c form.
+// CDNA 4's v_bitop3. For each bit of the sources: bit number 4a + 2b + c of `table`.
 static inline int64_t by_table(unsigned table, int64_t a, int64_t b, int64_t c) {
   int64_t d = 0;
   for (unsigned n = 0; n < 8; n++)
@@ -75,7 +75,7 @@ static inline int64_t clamped(const instruction_t *i, int64_t x, int64_t least, 
 UNSIGNED(DEFINE_UNSIGNED)
 SIGNED(DEFINE_SIGNED)
 
-// Exchanges two halves: `dst` takes source 0, `dst2` takes source 1, which is what `dst` held.
+// Exchanges two halves: `dst` gets source 0, and `dst2` gets source 1, which is the old value of `dst`.
 static void v_swap_b16(wave_t *w, const instruction_t *i) {
   instruction_t back = *i;
   lanes32_t x, y;

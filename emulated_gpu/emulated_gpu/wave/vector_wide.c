@@ -1,4 +1,4 @@
-// Integer operations on 64-bit elements of vectors.
+// Vector operations on 64-bit integers.
 #include "wave.h"
 
 static void v_mov_b64(wave_t *w, const instruction_t *i) {
@@ -7,7 +7,8 @@ static void v_mov_b64(wave_t *w, const instruction_t *i) {
   write64_upwards(w, i, &x);
 }
 
-// ---- the shift `a` of 32 bits, and the element `b`: name, result
+// ---- shifts: name, result from the 32-bit shift `a` and the 64-bit element `b`, `_upwards` as in
+// read64_upwards
 #define SHIFTS(X) \
   X(v_lshlrev_b64, b << (a & 63), _upwards) \
   X(v_lshrrev_b64, b >> (a & 63), ) \
@@ -33,8 +34,8 @@ static void v_lshl_add_u64(wave_t *w, const instruction_t *i) {
   write64_upwards(w, i, &x);
 }
 
-// ---- products of 32 bits added to 64. The carry is bit 64 of the exact sum; clamping takes a sum that does
-// not fit to the nearest value that does.
+// ---- products of 32-bit integers added to a 64-bit integer. The carry is bit 64 of the exact sum. Clamping
+// replaces a sum out of range by the nearest value in range.
 static inline uint64_t sum_unsigned(uint32_t a, uint32_t b, uint64_t c, bool clamps, uint32_t *carry) {
   const uint64_t sum = (uint64_t)a * b + c;
   *carry = sum < c;

@@ -1,8 +1,10 @@
-// Waits for memory: which registers still await data, as the hardware's counters would have it.
+// Waits for memory: tracks which registers would still be waiting for data on hardware, and reports missing
+// waits.
 //
-// The emulator delivers loaded data at once. A kernel that reads a register without the s_waitcnt that its load needs
-// would still compute the right result here, so each register remembers the access that fills it until a wait covers it.
-// Order of arrival: LLVM, "User Guide for AMDGPU Backend", memory model, and SIInsertWaitcnts.
+// The emulator delivers loaded data at once. So a kernel that reads a register without the s_waitcnt that its
+// load needs would still compute the right result. Therefore each register stores the access that fills it,
+// until a wait covers this access. Order of arrival: LLVM, "User Guide for AMDGPU Backend", memory model, and
+// SIInsertWaitcnts.
 #include "wave.h"
 
 bool waits_outstanding(const waits_t *waits) {
@@ -23,7 +25,8 @@ static dword_tickets_t *tickets(waits_t *waits, const operand_t *o) {
 
 static int num_dwords(const operand_t *o) { return o->dwords ? o->dwords : 1; }
 
-// Whether `i` reads or writes a half of an operand's dwords. What moves at most 16 bits takes one of its data.
+// Whether `i` reads or writes this half (0: lower, 1: upper) of an operand's registers. D16 loads, and stores
+// of at most 16 bits, only use one half of their data register.
 static bool takes_half(const instruction_t *i, const operand_t *o, int half) {
   if (o == &i->operand[DST]) return !i->d16 || i->d16 == half + 1;
   const bool is_data = (i->class == CLASS_STORE && o == &i->operand[SRC2]) ||
@@ -38,13 +41,14 @@ static void check_operand(wave_t *w, const instruction_t *i, const operand_t *o,
     if (!takes_half(i, o, n % 2)) continue;
     if (!is_pending(&w->waits, half) || (half->counter == same && !half->unordered)) continue;
     report(w, i, MISSING_WAIT, -1, (uint64_t)(o->index + n / 2), w->index);
-    t[n / 2][0].sequence = t[n / 2][1].sequence = 0;  // once an access
+    t[n / 2][0].sequence = t[n / 2][1].sequence = 0;  // report each access only once
   }
 }
 
 void waits_check(wave_t *w, const instruction_t *i) {
   for (int n = SRC0; n < NUM_OPERANDS; n++) check_operand(w, i, &i->operand[n], WAIT_NONE);
-  // Data of the same counter arrives in order, so that a later load may overwrite an earlier one's register.
+  // Data of one counter arrive in order, so an instruction may overwrite the register of an earlier load
+  // without a wait if both have the same counter.
   check_operand(w, i, &i->operand[DST], (enum wait_counter)i->wait_counter);
   check_operand(w, i, &i->operand[DST2], WAIT_NONE);
 }
@@ -66,7 +70,7 @@ void waits_for(wave_t *w, enum wait_counter c, int32_t remaining) {
   waits_t *waits = &w->waits;
   if (remaining < 0) return;
   const bool overtaken = waits->unordered[c] > waits->completed[c];
-  if (overtaken && remaining > 0) return;  // any of them may be the ones outstanding
+  if (overtaken && remaining > 0) return;  // accesses complete in any order: all of them may be outstanding
   const uint32_t covered = waits->issued[c] - (uint32_t)remaining;
   if ((int32_t)(covered - waits->completed[c]) > 0) waits->completed[c] = covered;
 }

@@ -1,8 +1,9 @@
 // The state of a wave, and how operations read sources and write results.
 //
-// Files of operations are compiled twice, with LANES 32 and 64. An operation reads its sources with `read_*`, which apply
-// DPP, SDWA, half selection, absolute value and negation, and writes with `write_*`, which apply clamping, half selection
-// and the lanes that may be written. Both keep track of which values are defined.
+// Files of operations are compiled twice, with LANES 32 and 64. An operation reads sources with `read_*`,
+// which apply DPP, SDWA, half selection, absolute value and negation. It writes results with `write_*`, which
+// apply clamping and half selection, and write only the lanes that EXEC and DPP allow. All of these functions
+// track which values are defined.
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -14,7 +15,7 @@
 #define VCC_INDEX 106
 #define M0_INDEX 124
 #define EXEC_INDEX 126
-#define POISON 0xffffffffu  // what undefined registers, LDS and accesses outside memory read as; NaN in every float type
+#define POISON 0xffffffffu  // value of undefined registers, LDS and invalid loads; NaN in every float type
 
 enum wave_state { WAVE_RUNS, WAVE_AT_BARRIER, WAVE_ENDED, WAVE_FAILED };
 
@@ -22,10 +23,10 @@ enum wave_state { WAVE_RUNS, WAVE_AT_BARRIER, WAVE_ENDED, WAVE_FAILED };
 // wave (plus 1) that touched it since the last barrier, SEVERAL_WAVES, or 0. The others have a bit for each byte.
 #define SEVERAL_WAVES 0xff
 typedef struct {
-  uint32_t epoch;  // of the last access: after how many barriers; what else is known is of that epoch
+  uint32_t epoch;  // epoch of the last access; `writers`, `readers` and `atomic` are of this epoch
   uint32_t writers, readers;
-  uint8_t atomic;   // last written by an atomic operation
-  uint8_t written;  // ever
+  uint8_t atomic;   // bytes last written by an atomic operation
+  uint8_t written;  // bytes written since the start of the workgroup
   uint8_t defined;
 } lds_word_t;
 
@@ -33,50 +34,49 @@ typedef struct group {
   const kernel_t *kernel;
   const launch_t *launch;
   uint32_t id[3], num_waves;
-  uint32_t epoch;  // barriers passed so far
+  uint32_t epoch;  // number of barriers passed so far, plus 1
   uint8_t *lds;
   lds_word_t *lds_words;
   uint32_t lds_bytes;
   enum launch_status status;
-  struct unique_bytes *unique;  // NULL unless they are counted
+  struct unique_bytes *unique;  // NULL unless unique bytes are counted
 } group_t;
 
 // ---- waits for memory (waits.c)
 
 typedef struct {
-  uint32_t sequence;  // of the access in its counter; 0: none outstanding
+  uint32_t sequence;  // the access's number among those of its counter; 0: no access is outstanding
   uint8_t counter;
-  uint8_t unordered;  // only a wait for 0 covers it
+  uint8_t unordered;  // whether the access may be overtaken, so that only a wait for 0 covers it
 } wait_ticket_t;
 
 typedef struct {
   uint32_t issued[NUM_WAIT_COUNTERS], completed[NUM_WAIT_COUNTERS];
-  uint32_t unordered[NUM_WAIT_COUNTERS];  // the last access that may overtake others
-  uint32_t lds;  // the last access to the memory of LDS, which exchanges between lanes do not touch
-  wait_ticket_t vgpr[520][2], sgpr[128][2];  // of each half, which D16 loads fill apart
+  uint32_t unordered[NUM_WAIT_COUNTERS];  // number of the last access that may overtake others
+  uint32_t lds;  // number of the last access to LDS memory; exchanges between lanes are none
+  wait_ticket_t vgpr[520][2], sgpr[128][2];  // per half of a register, as D16 loads fill one half
 } waits_t;
 
 typedef struct wave {
   uint32_t v[NUM_VGPRS][MAX_LANES] __attribute__((aligned(64)));
-  uint64_t v_defined[NUM_VGPRS];  // the lanes that hold a defined value
+  uint64_t v_defined[NUM_VGPRS];  // lanes with a defined value
   uint32_t s[128];
   uint8_t s_defined[128];
   uint32_t scc;
   uint32_t scc_defined;
-  uint32_t mode;  // as the MODE register: bits 4-5 f32 denormals, 6-7 f16 and f64 denormals (bit set: kept), 0-3 rounding
+  uint32_t mode;  // MODE register: bits 0-3 rounding; 4-5 f32, 6-7 f16 and f64 denormals (bit set: kept)
   uint64_t pc;    // index of the next instruction
   enum wave_state state;
   uint32_t index;  // in the workgroup
   group_t *group;
-  // Scratch as the hardware lays it out: dword by dword, each of all lanes; and for each byte the lanes in
-  // which it is defined.
+  // Scratch in the hardware's layout, [dword][lane]; and for each byte the lanes in which it is defined.
   uint32_t *scratch;
   uint64_t *scratch_defined;
-  uint32_t scratch_bytes;  // of a lane
-  // Of the instruction that runs:
-  uint64_t undefined;   // lanes that read an undefined value
-  uint64_t undefined_high;  // lanes that read one which only the upper word of the result depends on
-  uint64_t write_lanes;  // lanes whose result is kept
+  uint32_t scratch_bytes;  // per lane
+  // State of the current instruction:
+  uint64_t undefined;   // lanes that have read an undefined value
+  uint64_t undefined_high;  // the same, but only the upper word of the result depends on the value
+  uint64_t write_lanes;  // lanes whose result is written
   waits_t waits;
   uint64_t executed;
   counters_t counters;
@@ -85,11 +85,11 @@ typedef struct wave {
 bool waits_outstanding(const waits_t *waits);
 // Reports registers that `i` reads or overwrites before their data has arrived.
 void waits_check(wave_t *w, const instruction_t *i);
-// Notes an access that has been issued.
+// Records an access that `i` has issued.
 void waits_issue(wave_t *w, const instruction_t *i);
-// s_waitcnt: at most `remaining` accesses of `counter` are still outstanding afterwards; -1: no wait.
+// s_waitcnt: waits until at most `remaining` accesses of `counter` are outstanding; -1: no wait.
 void waits_for(wave_t *w, enum wait_counter counter, int32_t remaining);
-// A barrier makes nothing arrive: LDS accesses must have been waited for.
+// Reports LDS accesses that are still outstanding at a barrier, which does not wait for them.
 void waits_check_barrier(wave_t *w, const instruction_t *i);
 
 typedef struct { uint32_t lane[MAX_LANES] __attribute__((aligned(64))); } lanes32_t;
@@ -97,7 +97,7 @@ typedef struct { uint64_t lane[MAX_LANES] __attribute__((aligned(64))); } lanes6
 typedef struct { float lane[MAX_LANES] __attribute__((aligned(64))); } lanes_f32_t;
 typedef struct { double lane[MAX_LANES] __attribute__((aligned(64))); } lanes_f64_t;
 
-// Reports a finding at `i`; lane -1 stands for the whole wave.
+// Reports a finding at `i`; lane -1 means the whole wave. `fail` also stops the kernel with `status`.
 void report(wave_t *w, const instruction_t *i, enum finding_kind kind, int lane, uint64_t address, uint32_t other_wave);
 void fail(wave_t *w, const instruction_t *i, enum finding_kind kind, enum launch_status status);
 
@@ -109,7 +109,7 @@ typedef struct { const char *name; operation_t run; } named_operation_t;
 #ifdef LANES
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
-// The table of one file of operations, listed in operations.c.
+// The table of operations of one file, which operations.c lists.
 #define OPERATIONS(file) const named_operation_t JOIN(JOIN(file, operations), LANES)[]
 #define ROW(name, ...) {#name, name},
 #define ALL_LANES (LANES == 64 ? ~0ull : (1ull << (LANES & 63)) - 1)
@@ -120,7 +120,7 @@ static inline float as_f32(uint32_t x) { float f; memcpy(&f, &x, 4); return f; }
 static inline uint32_t f32_bits(float f) { uint32_t x; memcpy(&x, &f, 4); return x; }
 static inline double as_f64(uint64_t x) { double f; memcpy(&f, &x, 8); return f; }
 static inline uint64_t f64_bits(double f) { uint64_t x; memcpy(&x, &f, 8); return x; }
-// By integers, so that loops over lanes vectorise and signalling NaNs stay what they are.
+// Computed on integers, so that compilers vectorise loops over lanes, and signalling NaNs stay signalling.
 static inline float f16_to_f32(uint32_t x) {
   const uint32_t magnitude = x & 0x7fff, scaled = f32_bits(as_f32(magnitude << 13) * 0x1p112f);
   return as_f32((x & 0x8000) << 16 | (magnitude < 0x7c00 ? scaled : magnitude << 13 | 0x7f800000u));
@@ -171,7 +171,7 @@ static inline uint64_t read_scalar64(wave_t *w, const operand_t *o) {
     default: return read_scalar32(w, o);
   }
 }
-static inline uint64_t read_mask(wave_t *w, const operand_t *o) {  // one bit a lane
+static inline uint64_t read_mask(wave_t *w, const operand_t *o) {  // one bit per lane
   if (o->kind == CONSTANT) return o->value & ALL_LANES;
   return LANES == 64 ? read_scalar64(w, o) : read_scalar32(w, o);
 }
@@ -193,9 +193,10 @@ static inline void write_mask(wave_t *w, const operand_t *o, uint64_t lanes) {  
 static inline void set_scc(wave_t *w, bool value) { w->scc = value; w->scc_defined = !w->undefined; }
 
 // ---- vector sources
-// DPP: the lane whose value lane `l` takes, or -1 when there is none (RDNA 3 ISA, "DPP16"; CDNA 3 ISA, "DPP").
+// DPP: returns the lane from which lane `l` takes its value, or -1 for none (RDNA 3 ISA, "DPP16"; CDNA 3 ISA,
+// "DPP").
 int dpp16_lane(int l, int ctrl);
-// Narrows `write_lanes` and permutes `value` and the defined lanes of a source under DPP.
+// Applies DPP to a source: permutes `value` and `defined`, and removes lanes from `write_lanes`.
 static inline void apply_dpp(wave_t *w, const instruction_t *i, lanes32_t *value, uint64_t *defined) {
   const lanes32_t from = *value;
   const uint64_t from_defined = *defined, exec = exec_lanes(w);
@@ -231,7 +232,7 @@ static inline void read_register(wave_t *w, const operand_t *o, unsigned part, l
   w->undefined = before;
   FOR_LANES(l) out->lane[l] = x;
 }
-// Source `n` (0 to 3), 32 bits a lane, without float modifiers.
+// Reads source `n` (0 to 3), 32 bits per lane, without float modifiers (abs, neg).
 static inline void read32(wave_t *w, const instruction_t *i, int n, lanes32_t *out) {
   uint64_t defined;
   read_register(w, &i->operand[SRC0 + n], 0, out, &defined);
@@ -244,7 +245,8 @@ static inline void read32(wave_t *w, const instruction_t *i, int n, lanes32_t *o
   }
   w->undefined |= ~defined & exec_lanes(w);
 }
-// 64 bits a lane; which of the lanes are defined goes to `low` and `high`.
+// Reads source `n`, 64 bits per lane; `low` and `high` are the lanes in which the lower and upper word are
+// defined.
 static inline void read_pair(wave_t *w, const instruction_t *i, int n, lanes64_t *out, uint64_t *low, uint64_t *high) {
   const operand_t *o = &i->operand[SRC0 + n];
   lanes32_t words[2];
@@ -270,15 +272,16 @@ static inline void read64(wave_t *w, const instruction_t *i, int n, lanes64_t *o
   read_pair(w, i, n, out, &low, &high);
   w->undefined |= ~(low & high) & exec_lanes(w);
 }
-// For operations in which no bit of a source reaches a lower one of the result, as in a sum: compilers leave the upper
-// word undefined where they use only the lower one. To be written with `write64_upwards`.
+// For operations where no bit of the result depends on a higher bit of a source, such as sums. Compilers
+// leave a source's upper word undefined if they only use the result's lower word. Callers must write the
+// result with `write64_upwards`.
 static inline void read64_upwards(wave_t *w, const instruction_t *i, int n, lanes64_t *out) {
   uint64_t low, high;
   read_pair(w, i, n, out, &low, &high);
   w->undefined |= ~low & exec_lanes(w);
   w->undefined_high |= ~high & exec_lanes(w);
 }
-// MODE's denormal fields: bit 0 keeps denormal inputs, bit 1 denormal outputs.
+// The bits of MODE that keep denormals; without one, such denormals are flushed to 0.
 enum { KEEPS_F32_INPUT = 0x10, KEEPS_F32_OUTPUT = 0x20, KEEPS_F16_F64_INPUT = 0x40, KEEPS_F16_F64_OUTPUT = 0x80 };
 static inline float flush_f32(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
 static inline double flush_f64(double x) { return fabs(x) < 0x1p-1022 ? copysign(0, x) : x; }
@@ -297,7 +300,8 @@ static inline void read_f64(wave_t *w, const instruction_t *i, int n, lanes_f64_
   FOR_LANES(l) out->lane[l] = as_f64((x.lane[l] & and) ^ xor);
   if (!(w->mode & KEEPS_F16_F64_INPUT)) FOR_LANES(l) out->lane[l] = flush_f64(out->lane[l]);
 }
-// 16 bits a lane, zero-extended: the half that opsel names (under SDWA the selection has been made).
+// Reads 16 bits per lane, zero-extended, from the half that opsel selects (with SDWA, read32 has selected
+// it).
 static inline void read16(wave_t *w, const instruction_t *i, int n, lanes32_t *out) {
   read32(w, i, n, out);
   const int shift = i->operand[SRC0 + n].kind != CONSTANT && (i->opsel >> n & 1) ? 16 : 0;
@@ -357,8 +361,9 @@ static inline void write64_upwards(wave_t *w, const instruction_t *i, const lane
     write_register(w, i->operand[DST].index + part, half.lane);
   }
 }
-// Output modifier (VOP3 OMOD: 1 x2, 2 x4, 3 /2), which hardware ignores where the mode keeps denormal outputs or says IEEE
-// (CDNA 3 ISA, "Output modifiers"; LLVM, SIFoldOperands), and clamp to [0, 1], NaN to 0.
+// Output modifiers: a factor (VOP3 OMOD: 1 is *2, 2 is *4, 3 is /2), and a clamp to [0, 1], where NaN becomes
+// 0. Hardware ignores the factor if MODE keeps denormal outputs or has the IEEE bit (CDNA 3 ISA, "Output
+// modifiers"; LLVM, SIFoldOperands).
 static inline double omod_factor(const wave_t *w, const instruction_t *i, uint32_t keeps_output) {
   static const double factor[] = {1, 2, 4, 0.5};
   const bool ieee = w->mode >> 9 & 1 && w->group->kernel->header.generation < 12;
@@ -386,8 +391,9 @@ static inline void write_f64(wave_t *w, const instruction_t *i, const lanes_f64_
   FOR_LANES(l) bits.lane[l] = f64_bits(y.lane[l]);
   write64(w, i, &bits);
 }
-// 16 bits a lane into the half that opsel's bit 3 names. `zeroes_high`: the operation clears the other half, as most of
-// CDNA's 16-bit operations do (LLVM, zeroesHigh16BitsOfDest); on RDNA the other half always stays.
+// Writes 16 bits per lane to the half that bit 3 of opsel selects. `zeroes_high`: the operation clears the
+// other half on CDNA, as most 16-bit operations do there (LLVM, zeroesHigh16BitsOfDest). On RDNA the other
+// half is always kept.
 static inline void write16(wave_t *w, const instruction_t *i, const lanes32_t *x, bool zeroes_high) {
   const operand_t *o = &i->operand[DST];
   if (o->kind != VGPR) return;
@@ -409,13 +415,14 @@ static inline void write_f16(wave_t *w, const instruction_t *i, const lanes_f32_
   if (!(w->mode & KEEPS_F16_F64_OUTPUT)) FOR_LANES(l) bits.lane[l] = flush_f16(bits.lane[l]);
   write16(w, i, &bits, zeroes_high);
 }
-// The lanes whose element is odd.
+// Returns the lanes whose element is odd.
 static inline uint64_t odd_lanes(const lanes32_t *x) {
   uint64_t lanes = 0;
   FOR_LANES(l) lanes |= (uint64_t)(x->lane[l] & 1) << l;
   return lanes;
 }
-// A carry or comparison: bits of the lanes that are written (under DPP not all that run), 0 elsewhere.
+// Writes a carry or a comparison's result as a lane mask. Bits of lanes that are not written (inactive, or
+// excluded by DPP) are 0.
 static inline void write_carry(wave_t *w, const operand_t *o, uint64_t lanes) {
   write_mask(w, o, lanes & w->write_lanes);
 }

@@ -1,10 +1,11 @@
-// Matrix operations of RDNA 3 and 4 (WMMA): 16 x 16 results. They take no notice of EXEC.
+// Matrix operations of RDNA 3 and 4 (WMMA), with results of 16 x 16 elements. They ignore EXEC.
 #include "matrix.h"
 
-// RDNA 3: every 16 lanes hold copies of A and B, and one row of D in turn.
+// RDNA 3: each 16 lanes hold a copy of A and B, and rows of D are distributed in turn over the groups of 16
+// lanes.
 #define SHAPE_11 \
   {.m = 16, .n = 16, .k = 16, .blocks = 1, .groups = 1, .k_run = 16, .row_run = 1, .replicates = true}
-// RDNA 4: lanes hold runs of k of at most 4 (16 bits) or 8 (8 and 4 bits), and consecutive rows of D.
+// RDNA 4: lanes hold runs of k of at most 4 (16-bit elements) or 8 (8 and 4 bits), and consecutive rows of D.
 #define SHAPE_12(K, GROUPS, RUN, SWAPS) \
   {.m = 16, .n = 16, .k = K, .blocks = 1, .groups = GROUPS, .k_run = RUN, .row_run = 256 / LANES, \
    .swaps_k = SWAPS, .swaps_rows = LANES == 64}
@@ -13,12 +14,12 @@
 static const shape_t shape_11 = SHAPE_11;
 static const shape_t shape_12_16_bits = SHAPE_12(16, NUM_GROUPS, 4, false);
 static const shape_t shape_12_8_bits = SHAPE_12(16, NUM_GROUPS, 16 / NUM_GROUPS, LANES == 64);
-static const shape_t shape_12_4_bits = SHAPE_12(16, 2, 8, false);  // lanes from 32 are not read
+static const shape_t shape_12_4_bits = SHAPE_12(16, 2, 8, false);  // lanes from 32 on are not read
 static const shape_t shape_12_4_bits_32 = SHAPE_12(32, NUM_GROUPS, 32 / NUM_GROUPS, LANES == 64);
 
 static bool is_rdna3(const wave_t *w) { return w->group->kernel->header.generation == 11; }
 
-// NEG negates the low halves of A and B, NEG_HI the high halves.
+// NEG negates the lower halves of the registers of A and B, NEG_HI the upper halves.
 static source_t floats(const instruction_t *i, enum format format, int n) {
   const bool has_halves = format == F16 || format == BF16;
   return (source_t){format, has_halves && (i->neg >> n & 1), has_halves && (i->neg_hi >> n & 1), 0};
@@ -29,7 +30,7 @@ static void read_sources(
   x->a_defined = read_rows(w, &i->operand[SRC0], s, 16, a, x->a);
   x->b_defined = read_rows(w, &i->operand[SRC1], s, 16, b, x->b);
 }
-// Of C, NEG_HI takes the absolute value and NEG negates.
+// For C, NEG_HI means the absolute value, and NEG negation after it.
 static void modify_c(const instruction_t *i, float *c) {
   if (i->neg_hi & 4) for (int n = 0; n < 256; n++) c[n] = fabsf(c[n]);
   if (i->neg & 4) for (int n = 0; n < 256; n++) c[n] = -c[n];
@@ -46,8 +47,8 @@ static void wmma_f32(wave_t *w, const instruction_t *i, const shape_t *s, enum f
   count_multiply_adds(w, s);
 }
 
-// ---- 16-bit C and D: sums are rounded once. RDNA 3: an element in the half of each register that OPSEL
-// names, the other half stays; RDNA 4: two elements in each register.
+// ---- 16-bit C and D: sums are rounded once at the end. On RDNA 3, a register has one element in the half
+// that OPSEL selects, and its other half is kept. On RDNA 4, a register has two elements.
 static void place_half(const wave_t *w, const instruction_t *i, int element, unsigned *offset, int *shift) {
   *offset = (unsigned)(is_rdna3(w) ? element : element / 2);
   *shift = (is_rdna3(w) ? i->opsel & 4 : element & 1) ? 16 : 0;
@@ -99,7 +100,7 @@ static void wmma_halves(wave_t *w, const instruction_t *i, const shape_t *s, enu
   count_multiply_adds(w, s);
 }
 
-// ---- integers: NEG says that A, or B, is signed; CLAMP saturates
+// ---- integers: NEG tells whether A and B are signed; CLAMP makes sums saturate
 static source_t integers(const instruction_t *i, enum format is_signed, enum format is_unsigned, int n) {
   return (source_t){.format = i->neg >> n & 1 ? is_signed : is_unsigned};
 }
@@ -115,7 +116,7 @@ static void wmma_i32(
   count_multiply_adds(w, s);
 }
 
-// ---- the operations: X(name, how, shape on RDNA 4, ...)
+// ---- operations: X(name, function, shape on RDNA 4, formats)
 #define FOR_OPERATIONS(X) \
   X(v_wmma_f32_16x16x16_f16, wmma_f32, shape_12_16_bits, F16, F16) \
   X(v_wmma_f32_16x16x16_bf16, wmma_f32, shape_12_16_bits, BF16, BF16) \
