@@ -1,4 +1,4 @@
-"""`python -m shortfin_apps.llm` is `shortfin-llm`."""
+"""Makes `python -m shortfin_apps.llm` the same command as `shortfin-llm`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Checks of the process's address space limit (`ulimit -v`, `prlimit --as`).
+"""Checks the process's address space limit (`ulimit -v`, `prlimit --as`).
 
-A library that reaches the limit raises an obscure error or aborts the process without a reason. Therefore the
-expected need is checked before the libraries are called.
+A library that reaches the limit raises an obscure error, or aborts the process without a message. So commands
+compare the expected need with the limit before they call these libraries.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from shortfin_apps.llm.contract.errors import LlmError
 
-# Measured for importing the server's libraries, rounded up.
+# Measured need for importing the server's libraries, rounded up.
 MIN_SERVER_BYTES = 256_000_000
-THREAD_BYTES = 8 << 20  # a thread's stack; Linux reserves all of it
+THREAD_BYTES = 8 << 20  # address space that Linux reserves for a thread's stack
 NUM_OTHER_THREADS = 4  # in addition to the device's workers
 
 STATM = Path("/proc/self/statm")
@@ -24,14 +24,14 @@ class AddressSpaceError(LlmError):
 
 
 def check_total(needed_bytes: int) -> None:
-    """Raises AddressSpaceError if the limit is below `needed_bytes` for the whole process."""
+    """Raise AddressSpaceError if the limit is below `needed_bytes`, the need of the whole process."""
     limit = _limit()
     if limit is not None and limit < needed_bytes:
         raise _too_little(limit, f"starting a server takes {_megabytes(needed_bytes)}")
 
 
 def check_more(needed_bytes: int) -> None:
-    """Raises AddressSpaceError if the process may not use `needed_bytes` more than it uses now."""
+    """Raise AddressSpaceError if the limit does not allow `needed_bytes` more than the process uses now."""
     limit = _limit()
     if limit is None:
         return
@@ -42,7 +42,7 @@ def check_more(needed_bytes: int) -> None:
 
 
 def model_bytes(file_bytes: int, num_workers: int) -> int:
-    """Returns the address space for loading a model, without its KV cache: mapped files, thread stacks."""
+    """Return the address space for a model's mapped files and thread stacks, without its KV cache."""
     return file_bytes + (num_workers + NUM_OTHER_THREADS) * THREAD_BYTES
 
 
@@ -59,7 +59,7 @@ def _limit() -> int | None:
 
 
 def _taken_bytes() -> int:
-    """Returns the process's virtual memory size (proc(5)); 0 on systems without /proc."""
+    """Return the process's virtual memory size (proc(5)), or 0 on systems without /proc."""
     try:
         return int(STATM.read_text().split()[0]) * resource.getpagesize()
     except FileNotFoundError:

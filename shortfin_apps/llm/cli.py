@@ -1,6 +1,6 @@
 """The console script `shortfin-llm`.
 
-A subcommand is a module with DESCRIPTION, perhaps EPILOG, `add_arguments(parser)` and `run(args) -> int`.
+A subcommand is a module with DESCRIPTION, optionally EPILOG, `add_arguments(parser)` and `run(args) -> int`.
 Only the requested subcommand's module is imported, so `--help` is fast and `chat` never loads the compiler.
 """
 
@@ -42,22 +42,22 @@ examples:
 
 
 class Command(Protocol):
-    """The module of one subcommand."""
+    """What the module of a subcommand contains."""
 
     DESCRIPTION: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the subcommand's arguments."""
+        """Add the subcommand's arguments."""
         ...
 
     def run(self, args: argparse.Namespace) -> int:
-        """Runs the subcommand; returns the exit status. `main` prints an LlmError and exits with 2."""
+        """Run the subcommand and return the exit status. `main` prints a raised LlmError and exits with 2."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A subcommand's module and help, known without importing it."""
+    """A subcommand's module and help, so that `--help` needs no import of the module."""
 
     module: str
     help: str
@@ -65,7 +65,7 @@ class Entry:
     then: str | None = None  # a module whose `after(args)` is called after a success
 
     def load(self) -> Command:
-        """Imports the module. Raises AddressSpaceError if its libraries would not get enough memory."""
+        """Import the module. Raises AddressSpaceError if the limit is too low for its libraries."""
         check_total(self.address_space)
         return cast(Command, importlib.import_module(self.module))
 
@@ -110,19 +110,19 @@ COMMANDS = {
 
 
 def open_closed_streams() -> None:
-    """Opens /dev/null for each standard stream that the caller has closed, so that it is None.
+    """Open /dev/null as each standard stream that was closed when the process started (None in `sys`).
 
-    Otherwise the first sockets opened here would get their descriptors, and libuv then aborts the process.
+    Otherwise the first sockets would get the file descriptors 0 to 2, and libuv aborts the process then.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            fd = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is the stream's own
+            fd = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is the stream's own
             os.set_inheritable(fd, True)
             setattr(sys, name, os.fdopen(fd, mode))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand and returns its exit status; argparse itself exits on `--help` and misuse."""
+    """Run a subcommand and return the exit status. For `--help` and wrong arguments, argparse exits."""
     open_closed_streams()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
@@ -149,13 +149,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_error(text: str) -> None:
-    from shortfin_apps.llm.console import visible  # with Rich, which `--help` does not need
+    from shortfin_apps.llm.console import visible  # imports Rich, which `--help` does not need
 
     print(visible(f"error: {text}"), file=sys.stderr)
 
 
 def _run(argv: list[str]) -> int:
-    # Options before the subcommand take no values, so its name is the first word without a dash.
+    # Options before the subcommand take no values, so the first word without a dash is the subcommand.
     chosen = next((word for word in argv if not word.startswith("-")), None)
     parser = make_parser([name for name in COMMANDS if name == chosen])
     args, unknown = parser.parse_known_args(argv)
@@ -164,7 +164,7 @@ def _run(argv: list[str]) -> int:
     if args.command is None:
         parser.print_help()
         return EXIT_ERROR
-    if logging.lastResort is not None:  # formats the warnings of commands that do not set up logging
+    if logging.lastResort is not None:  # handles the warnings of commands that do not set up logging
         logging.lastResort.setFormatter(_VisibleFormatter())
     entry = COMMANDS[args.command]
     status = entry.load().run(args)
@@ -174,7 +174,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Exit with the usage of `parser`, the subcommand's, and the options that may be meant."""
+    """Print the usage of `parser`, the unknown arguments and similar options on stderr; exit."""
     names = [word.partition("=")[0] for word in unknown]
     near = [match for name in names for match in get_close_matches(name, parser._option_string_actions, 1)]
     hint = f" (did you mean {', '.join(near)}?)" if near else ""
@@ -189,7 +189,7 @@ class _VisibleFormatter(logging.Formatter):
 
 
 def make_parser(loaded: Container[str]) -> argparse.ArgumentParser:
-    """Builds a parser with the options of the `loaded` subcommands, and the names of the others."""
+    """Build a parser with all subcommands. Only those in `loaded` are imported and have options."""
     parser = argparse.ArgumentParser(
         prog="shortfin-llm",
         description=DESCRIPTION,
@@ -207,7 +207,7 @@ def make_parser(loaded: Container[str]) -> argparse.ArgumentParser:
 
 
 def add_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
-    """Adds a subcommand, with its help and arguments."""
+    """Import a subcommand and add it with its help and arguments."""
     entry = COMMANDS[name]
     command = entry.load()
     epilog = getattr(command, "EPILOG", None)
@@ -220,7 +220,7 @@ def add_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 
 
 def _discard_stdout() -> None:
-    # stdout's reader is gone, or its disk is full: the interpreter's flush at exit must not fail again.
+    # stdout has no reader or a full disk. The interpreter's flush at exit would fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

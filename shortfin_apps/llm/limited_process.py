@@ -1,19 +1,21 @@
-"""A process for work that may not terminate, each item in a worker that is killed at its limits.
+"""A process that forks workers for work that may not terminate. The kernel kills a worker at its limits.
 
 Grammars and chat templates are untrusted programs, and the libraries that run them cannot be interrupted.
-Therefore the server starts this process, which imports the library once and forks workers. The kernel ends a
-worker when a work item has used up its time or memory, or when the server closes the connection or dies.
+Therefore the server starts this process, which imports such a library once and forks workers. The kernel ends
+a worker when a work item exceeds its limit of time or memory, or when the server closes the worker's
+connection or dies.
 
-The process has one of the server's sockets. Each byte on it comes with one end of a connection for a new
-worker, and of a lifeline. Over the connection the server sends a work item as a line of JSON. The worker
-answers with two lines and waits for the next item:
+The server and the process share a control socket. To get a worker, the server sends one byte together with
+the file descriptors of two sockets: the worker's ends of a connection and of a lifeline. Over the connection
+the server sends a work item as a line of JSON. The worker answers with two lines, then waits for the next:
 
     null        the work has started: if the connection ends before the next line, a limit was reached
     result      as JSON
 
-The process ends when the server closes its socket, a worker when its connection and its lifeline are closed.
-Nothing is sent over a lifeline, because the kernel uses the same signal for closing and for data: it may
-still signal the data of a line while the worker already works on it.
+The process ends when the server closes the control socket. A worker ends when its connection and its lifeline
+are closed. The kernel sends it a signal when the lifeline is closed. Nothing is sent over a lifeline, as the
+kernel sends the same signal for data. (For the same reason, the connection cannot be used instead: a signal
+for a line of data could arrive when the worker already works on this line, and would end it.)
 """
 
 from __future__ import annotations
@@ -43,22 +45,25 @@ STACK_BYTES = 64 << 20
 LINE_BUFFER_BYTES = 1 << 16
 PART_BYTES = 1 << 18
 LATE_S = 1.0  # tolerance of the wall-clock limit on a busy machine
-SLACK_S = 5.0  # extra time for answers: the process may have to start and fork first
+SLACK_S = 5.0  # extra time for the answers, as the process may have to start and fork first
 
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
 Work = Callable[[bytes], object]
-"""The function that a worker applies to a line; it returns a JSON value."""
+"""The function that a worker applies to a work item (a line of JSON). It must return a JSON value."""
 
 Answers = list[Any]
-"""A worker's answers: both; only the first if the work reached a limit; none if its state is unknown."""
+"""A worker's answers to a work item: usually two. Only the first (null) if a limit was reached.
+
+Empty if it is unknown whether the work reached a limit, because the worker was suspended or had ended.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits per work item: seconds of processor and wall-clock time, and bytes beyond the process's own."""
+    """Limits per work item: CPU time, wall-clock time, and memory beyond that of the process itself."""
 
     cpu_s: float
     wall_s: float
@@ -66,17 +71,17 @@ class Limits:
 
     @property
     def patience_s(self) -> float:
-        """Maximum time for the answers to a work item."""
+        """The maximum time that the server waits for both answers to a work item."""
         return self.wall_s + SLACK_S
 
 
 class LimitedProcess:
-    """The server's end: owns the process. Raises OSError if none can be started."""
+    """The server's side: starts and owns the process. Raises OSError if the process cannot be started."""
 
     def __init__(self, module: str, *arguments: object, text: str = "") -> None:
-        """Starts `python -m module FD ARGUMENTS < text`, which calls `serve`; the arguments are JSON.
+        """Start `python -m module FD ARGUMENTS < text`. The module must call `serve`; arguments are JSON.
 
-        Returns before the process has read the text.
+        Returns before the process has read `text`.
         """
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
@@ -88,19 +93,19 @@ class LimitedProcess:
                 [sys.executable, "-m", module, *given],
                 stdin=file,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # libraries write there which part of a request they failed on
+                stderr=subprocess.DEVNULL,  # libraries may write parts of requests there
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the server
+                start_new_session=True,  # Ctrl-C must reach only the server
             )
         self.close = weakref.finalize(self, _end, self.process, self._control)
 
     @property
     def is_over(self) -> bool:
-        """True if the process has ended, so that there are no new workers."""
+        """Whether the process has ended, so that it forks no more workers."""
         return self.process.poll() is not None
 
     def new_worker(self) -> socket.socket:
-        """Connects to a new worker. Raises OSError if the process has ended, or too many wait for it."""
+        """Connect to a new worker. Raises OSError if the process has ended or has too many pending forks."""
         ours, theirs = _Connection.pair()
         try:
             with theirs:
@@ -112,7 +117,7 @@ class LimitedProcess:
 
 
 class _Connection(socket.socket):
-    """One end of a connection to a worker, and of its lifeline."""
+    """One end of the connection between server and worker, and the same side's end of the lifeline."""
 
     def __init__(self, fileno: int, lifeline: socket.socket) -> None:
         super().__init__(fileno=fileno)
@@ -120,7 +125,7 @@ class _Connection(socket.socket):
 
     @classmethod
     def pair(cls) -> tuple[_Connection, _Connection]:
-        """Returns both ends. Raises OSError if there are no more file descriptors."""
+        """Create a connection with a lifeline; return both ends. Raises OSError without file descriptors."""
         connections = socket.socketpair()
         try:
             lifelines = socket.socketpair()
@@ -135,16 +140,17 @@ class _Connection(socket.socket):
         return [self.fileno(), self.lifeline.fileno()]
 
     def close(self) -> None:
-        """Closes the lifeline last: a worker that starts on a line then notices either."""
+        """Close the connection, then the lifeline: a worker about to read a line notices one or the other."""
         super().close()
         self.lifeline.close()
 
 
 class Workers:
-    """Exchanges work with workers, and keeps idle workers, which end with this object.
+    """Sends work items to workers and keeps idle workers for reuse. The workers end with this object.
 
-    `begin` connects to another worker. It is called if an idle worker returns nothing about the work because
-    it was suspended or has ended. An OSError of `begin` means no answer; other errors are raised.
+    `ask` and `ask_in_loop` use an idle worker, if there is one. If there is none, or if the worker gives no
+    answers because it was suspended or has ended, `begin` is called, which must connect to another worker. An
+    OSError raised by `begin` is logged, and the answers are empty; other errors are raised.
     """
 
     def __init__(self, purpose: str, limits: Limits, clock: Clock = time.monotonic) -> None:
@@ -153,15 +159,15 @@ class Workers:
         self.close = weakref.finalize(self, _close, self.idle)
 
     def ask(self, work: bytes, begin: Callable[[], socket.socket]) -> Answers:
-        """Returns the answers to a line of JSON. For threads: each uses a separate worker."""
+        """Return the answers to a work item (a line of JSON). Blocks; several threads may call it at once."""
         for worker in self._candidates(begin):
             if answers := self.exchange(worker, work):
                 return self._kept(worker, answers)
         return []
 
     async def ask_in_loop(self, work: bytes, begin: Callable[[], socket.socket]) -> Answers:
-        """Like `ask`, for an event loop. Cancelling a call ends its worker."""
-        import asyncio  # not at module level: the process, which imports this file too, starts faster without
+        """Return the answers like `ask`, for callers in an event loop. Cancellation ends the worker."""
+        import asyncio  # imported here because the limited process, which imports this module, starts faster
 
         loop = asyncio.get_running_loop()
         for worker in self._candidates(begin):
@@ -176,7 +182,7 @@ class Workers:
         return []
 
     def exchange(self, worker: socket.socket, work: bytes) -> Answers:
-        """Returns the answers of this worker, and ends it unless it gives both."""
+        """Return the answers of `worker` to a work item; end the worker unless it gives both."""
         worker.settimeout(self._limits.patience_s)
         with _Exchange(worker, self._limits, self._clock) as exchange:
             worker.sendall(work)
@@ -189,7 +195,7 @@ class Workers:
             yield self.idle.pop()
         try:
             yield begin()
-        except OSError as error:  # no more processes or files, too many wait for the process, or it has ended
+        except OSError as error:  # out of processes or files, too many pending forks, or no process any more
             logger.warning("%s: no worker can be started: %s", self._purpose, error)
 
     def _kept(self, worker: socket.socket, answers: Answers) -> Answers:
@@ -199,7 +205,10 @@ class Workers:
 
 
 class _Exchange:
-    """A worker's response to a work item. Sets `answers` on exit, and ends the worker unless it gave both."""
+    """Collects a worker's answers to a work item, as a context manager.
+
+    When the context exits, `answers` is set, and the worker is ended unless it gave both answers.
+    """
 
     answers: Answers
 
@@ -212,7 +221,7 @@ class _Exchange:
         return self
 
     def wants_more(self, part: bytes) -> bool:
-        """Adds received data, empty if the worker has ended; returns True if more is expected."""
+        """Add received data, which is empty if the worker has ended; return whether more is expected."""
         if not self._num_lines:
             self._begun_s = self._clock()
         self._received.append(part)
@@ -228,20 +237,27 @@ class _Exchange:
         return isinstance(error, BrokenPipeError | ConnectionResetError | TimeoutError)
 
     def _was_suspended(self) -> bool:
-        """Returns True if the worker, or both sides before the first answer, may have been suspended."""
+        """Return whether the worker was suspended, or the server while it waited for the first answer.
+
+        The time limits then say nothing about the work. Without suspension, the worker would have ended at
+        its wall-clock limit.
+        """
         now_s = self._clock()
         late = now_s - self._begun_s > self._limits.wall_s + LATE_S
         return late or now_s - self._asked_s > self._limits.patience_s
 
 
 def arguments_of(limits: Limits) -> tuple[Any, ...]:
-    """Converts limits to an argument of a LimitedProcess that `serve` accepts."""
+    """Convert limits to an argument for a LimitedProcess, whose module calls `Limits(*argument)`."""
     return astuple(limits)
 
 
 def serve(control_fd: int, limits: Limits, begin: Callable[[], Work], stack_bytes: int = STACK_BYTES) -> None:
-    """Runs the process; `begin` is called in each worker, on a stack of `stack_bytes`."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers leave no zombies
+    """Fork workers until the server closes the control socket. Each worker calls `begin` once.
+
+    A worker runs the function that `begin` returns, on a stack of `stack_bytes`.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended workers must not remain as zombies
     with socket.socket(fileno=control_fd) as control:
         while connection := _next_connection(control):
             with connection:
@@ -256,7 +272,7 @@ def _next_connection(control: socket.socket) -> _Connection | None:
 
 
 def _live(connection: _Connection, limits: Limits, begin: Callable[[], Work], stack_bytes: int) -> None:
-    """Runs a worker; never returns."""
+    """Run a worker in the forked process, then exit the process. Never returns."""
     try:
         _end_when_closed(connection.lifeline)
         _limit_memory(stack_bytes + limits.memory_bytes)
@@ -278,7 +294,7 @@ def _work_on_each(connection: socket.socket, limits: Limits, work: Work) -> None
 
 
 def _limit_time(cpu_s: float, wall_s: float) -> None:
-    """Sets timers with signals that end the process even inside a library; 0 means no limit."""
+    """Set timers whose signals end this process even while it is inside a library; 0 means no limit."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, wall_s)
 
@@ -292,13 +308,13 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _end_when_closed(lifeline: socket.socket) -> None:
-    """Makes the kernel send SIGIO, which ends this process, when the other side closes its end."""
+    """Make the kernel send SIGIO, which ends this process, when the server closes its end of the lifeline."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    """Ends the process. Work in progress ends at its limits, or when its connection is closed."""
+    """End the process. Workers continue until they reach a limit or their connection is closed."""
     control.close()
     process.kill()
     process.wait()

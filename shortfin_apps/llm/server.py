@@ -1,4 +1,4 @@
-"""`python -m shortfin_apps.llm.server`, upstream's name of `shortfin-llm serve`."""
+"""Makes `python -m shortfin_apps.llm.server`, upstream's command, the same as `shortfin-llm serve`."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """Declares settings: fields of frozen dataclasses, one dataclass per subject.
 
-A field made by `setting` has a flag, an environment variable, a YAML key and a line in `--help`, all from its
-name, type, default and help. The code receives the dataclass itself.
+Each field made by `setting` gets a flag, an environment variable, a YAML key and a line in `--help`. They are
+derived from the field's name, type, default and help. Code that uses settings gets the dataclass.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _KEY = "setting"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. `type` is its annotation, `checks` are arguments of pydantic's `Field`.
+    """One setting. `type` is the field's annotation; `checks` are arguments for pydantic's `Field`.
 
-    `read` converts a value from a flag, a variable or YAML before its type is checked; it raises ValueError.
-    Only `is_common` settings are in the short help.
+    `read`, if given, converts a value from a flag, a variable or YAML before the type is checked, and may
+    raise ValueError. `--help` shows only `is_common` settings, `--help-all` shows all.
     """
 
     help: str
@@ -33,7 +33,7 @@ class Setting:
 def setting(
     default: Any, help: str, *, common: bool = False, read: Callable[[Any], Any] | None = None, **checks: Any
 ) -> Any:
-    """Return a dataclass field that is a setting."""
+    """Return a dataclass field that is a setting. `default` is a value, or a callable that creates one."""
     metadata = {_KEY: Setting(help=help, is_common=common, checks=checks, read=read)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
@@ -41,7 +41,7 @@ def setting(
 
 
 def settings_of(subject: type) -> Iterator[Setting]:
-    """Yield the settings of a dataclass and of the dataclasses in it, in order."""
+    """Yield the settings of a dataclass and of its fields that are dataclasses, in order."""
     hints = get_type_hints(subject, include_extras=True)
     for each in fields(subject):
         if _KEY in each.metadata:
@@ -60,7 +60,10 @@ def settings_of(subject: type) -> Iterator[Setting]:
 
 
 def make(subject: type, values: dict[str, Any]) -> Any:
-    """Create a dataclass and the dataclasses in it from values by name; others keep their defaults."""
+    """Create an instance of a dataclass, with nested dataclasses, from setting values by name.
+
+    Settings that are not in `values` keep their defaults.
+    """
     hints = get_type_hints(subject)
     arguments = {}
     for each in fields(subject):
@@ -72,7 +75,7 @@ def make(subject: type, values: dict[str, Any]) -> Any:
 
 
 def shown(subject: Any) -> dict[str, Any]:
-    """Return the values of a dataclass's settings, and of the dataclasses in it, by name."""
+    """Return the values of a dataclass's settings by name, including those of nested dataclasses."""
     values: dict[str, Any] = {}
     for each in fields(subject):
         value = getattr(subject, each.name)

@@ -7,7 +7,7 @@ async with LlmClient() as client:
         print(chunk.text, end="", flush=True)
 ```
 
-LlmClient needs httpx, of the extra `terminal`, and is imported when it is first used.
+LlmClient needs httpx, which the extra `terminal` installs, and is therefore imported on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -11,24 +11,24 @@ from shortfin_apps.llm.client.errors import ServerError
 ValueT = TypeVar("ValueT")
 
 Prompt = str | Sequence[int]
-"""A text, or token ids, which are sent unchanged."""
+"""A text, or token ids, which the server does not tokenise."""
 
 Message = Mapping[str, Any]
 """One turn of a conversation: `{"role": "system" | "user" | "assistant" | "tool", "content": ...}`.
 
-An assistant's turn may have `tool_calls`, each in the form of `ToolCall.message`, and `reasoning_content`. A
-tool's turn has the `tool_call_id` that it answers.
+An assistant's turn may have `reasoning_content`, and `tool_calls` in the form of `ToolCall.message`. A tool's
+turn has a `tool_call_id`: the id of the tool call whose result it is.
 """
 
 
 class Sampling(TypedDict, total=False):
-    """Sampling parameters and stop conditions; the server has defaults for missing ones.
+    """Sampling parameters and stop conditions. Missing ones have the server's defaults.
 
-    Beyond OpenAI's own: `top_k` (0: off), `min_p`, `typical_p`, `repetition_penalty`, `bad_words` (strings),
+    Not in OpenAI's API: `top_k` (0: off), `min_p`, `typical_p`, `repetition_penalty`, `bad_words` (strings),
     `allowed_token_ids`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `return_token_ids`,
     `cache_salt` (only prompts with the same salt share cached pages), and `receipt` (true, or "text" to
-    include the prompt's text). An answer matches `response_format`, or a grammar in `structured_outputs`
-    (`json`, `regex`, `choice` or `grammar`).
+    include the prompt's text). `response_format`, or one of `json`, `regex`, `choice` and `grammar` in
+    `structured_outputs`, constrains the answer's format.
     """
 
     max_tokens: int
@@ -56,9 +56,9 @@ class Sampling(TypedDict, total=False):
 
 
 class ChatOptions(Sampling, total=False):
-    """Additional fields of a chat: functions that the model may call, and settings of its reasoning.
+    """Additional fields of a chat: tools (functions that the model may call) and settings of reasoning.
 
-    `tools` and `tool_choice` have OpenAI's format. `chat_template_kwargs` are variables of the chat template.
+    `tools` and `tool_choice` have OpenAI's format. `chat_template_kwargs`: variables for the chat template.
     """
 
     tools: Sequence[Mapping[str, Any]]
@@ -71,7 +71,7 @@ class ChatOptions(Sampling, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function. `arguments` is JSON text, which may be incomplete if the answer was cut."""
+    """A tool call. `arguments` is a JSON string, which may be incomplete if the answer was truncated."""
 
     id: str
     name: str
@@ -79,14 +79,14 @@ class ToolCall:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The call as an entry of `tool_calls` in an assistant's message."""
+        """The tool call as an element of `tool_calls` in an assistant's message."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of call number `index`; the first piece has its `id` and `name`."""
+    """A piece of a streamed tool call. `index` is the call's number; only its first piece has id and name."""
 
     index: int
     arguments: str
@@ -96,7 +96,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request; `cached_tokens` counts prompt tokens found in the server's prefix cache."""
+    """Token counts of one request. `cached_tokens`: prompt tokens found in the server's prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -107,7 +107,7 @@ class Usage:
 class Generation:
     """A complete answer. `token_ids` and `usage` are None if the server does not send them.
 
-    `reasoning` holds the model's thoughts, which are not in `text`; `receipt` is set if it was requested.
+    `reasoning` is the model's reasoning text, which `text` does not contain. `receipt` is set if requested.
     """
 
     text: str
@@ -121,7 +121,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed answer. The last ones have `finish_reason`, `receipt` and `usage`."""
+    """A piece of a streamed answer. Only the last chunks have `finish_reason`, `receipt` and `usage`."""
 
     text: str
     finish_reason: str | None = None
@@ -133,7 +133,7 @@ class Chunk:
 
 
 def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """Join the calls in a stream's chunks. Raises ServerError for a call without a first piece."""
+    """Join the pieces of tool calls in a stream. Raises ServerError if a call's first piece is missing."""
     calls: dict[int, ToolCall] = {}
     for delta in deltas:
         if (call := calls.get(delta.index)) is not None:
@@ -146,7 +146,7 @@ def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
 
 
 def parse_generation(body: Any) -> Generation:
-    """Parse a complete answer of either route. Raises ServerError for anything else."""
+    """Parse a complete answer of `/v1/completions` or `/v1/chat/completions`. Raises ServerError."""
     try:
         choice = body["choices"][0]
         message = choice.get("message")
@@ -165,7 +165,7 @@ def parse_generation(body: Any) -> Generation:
 
 
 def parse_chunk(event: Any) -> Chunk:
-    """Parse one streamed event of either route. Raises ServerError for anything else."""
+    """Parse an event streamed by `/v1/completions` or `/v1/chat/completions`. Raises ServerError."""
     try:
         usage = parse_usage(event.get("usage"))
         if not event["choices"]:
@@ -187,7 +187,7 @@ def parse_chunk(event: Any) -> Chunk:
 
 
 def parse_usage(usage: Any) -> Usage | None:
-    """Parse a `usage` object, or null."""
+    """Parse a `usage` object; return None for null."""
     if usage is None:
         return None
     details = usage.get("prompt_tokens_details") or {}
@@ -197,21 +197,21 @@ def parse_usage(usage: Any) -> Usage | None:
 
 
 def _of(kind: type[ValueT], value: Any) -> ValueT | None:
-    """Return the value, which may be null. Raises TypeError for another type."""
+    """Return `value`. Raises TypeError unless it is None or of type `kind`."""
     if value is None or isinstance(value, kind):
         return value
     raise TypeError(f"{type(value).__name__} instead of {kind.__name__}")
 
 
 def _reasoning(message: Any) -> str:
-    """Return the reasoning of a message or a delta; vLLM's newer name is `reasoning`."""
+    """Return the reasoning text of a message or a delta, which newer versions of vLLM name `reasoning`."""
     if message is None:
         return ""
     return _of(str, message.get("reasoning_content") or message.get("reasoning")) or ""
 
 
 def _calls(message: Any) -> Iterator[ToolCallDelta]:
-    """Yield the calls of a message, in order, or of a delta."""
+    """Yield the tool calls of a message or a delta. In a message, calls are numbered in order."""
     for place, call in enumerate((message or {}).get("tool_calls") or ()):
         function = call.get("function") or {}
         index = _of(int, call.get("index", place))

@@ -57,15 +57,14 @@ class _Failure(NamedTuple):
 
 
 class LlmClient:
-    """Connects to one server; use `async with`, or call `aclose`. Belongs to one event loop.
+    """A client of one server. Callers must use `async with` or call `aclose`, and use one event loop only.
 
-    `base_url` may end in `/v1`. `timeout_s` is the maximum time without data from the server, not the
-    time of the full answer; an answer that is not streamed sends no data until it is complete. At most
-    `max_concurrency` requests are in flight; others wait. Failed connections and the statuses 429 and
-    503 are retried up to `max_retries` times, honouring `Retry-After`; nothing is retried once an answer
-    has started. `sleep`, `now` (Unix time) and `random` are for tests.
+    `base_url` may end in `/v1`. `timeout_s` is the maximum time without data from the server. For an answer
+    that is not streamed, this is the time until the answer is complete. At most `max_concurrency` requests
+    are in flight; others wait. Connections that cannot be opened and the statuses 429 and 503 are retried up
+    to `max_retries` times, honouring `Retry-After`. `sleep`, `now` (Unix time) and `random` are for tests.
 
-    Raises InvalidRequestError, OverloadedError, UnavailableError, RequestAbortedError or one of
+    Methods raise InvalidRequestError, OverloadedError, UnavailableError, RequestAbortedError or one of
     `client.errors`, all subclasses of LlmError.
     """
 
@@ -92,15 +91,15 @@ class LlmClient:
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers=bearer(api_key),
-            # `pool`: requests beyond `max_concurrency` wait indefinitely for a connection.
+            # `pool=None`: requests beyond `max_concurrency` wait for a connection without a time limit.
             timeout=httpx.Timeout(checked_timeout(timeout_s), connect=connect_timeout_s, pool=None),
             limits=httpx.Limits(max_connections=max_concurrency),
-            # A proxy from the environment cannot reach this host's loopback addresses.
+            # Bypass a proxy set in the environment, which could not reach this host's loopback addresses.
             mounts=LOOPBACK_WITHOUT_PROXY,
         )
 
     async def aclose(self) -> None:
-        """Close all connections; requests in flight fail."""
+        """Close all connections. Requests in flight fail."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -118,28 +117,32 @@ class LlmClient:
         return await self._complete("/v1/chat/completions", self._chat(messages, options))
 
     def stream(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> AsyncGenerator[Chunk, None]:
-        """Like `generate`, but streamed. Closing the generator disconnects, which aborts the request.
+        """Continue a prompt like `generate`, but yield the answer in chunks.
 
-        `aclose` (or `contextlib.aclosing`) disconnects at once; after a `break`, asyncio closes it later.
+        Closing the generator disconnects, which aborts the request. `aclose` (or `contextlib.aclosing`) does
+        so at once; if a loop ends by `break`, asyncio closes the generator only later.
         """
         return self._stream("/v1/completions", self._completion(prompt, sampling))
 
     def stream_chat(
         self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[Chunk, None]:
-        """Like `chat`, but streamed; see `stream`. `join_calls` joins the `tool_calls` of all chunks."""
+        """Answer a conversation like `chat`, but yield the answer in chunks, as `stream` does.
+
+        `join_calls` joins the `tool_calls` of all chunks.
+        """
         return self._stream("/v1/chat/completions", self._chat(messages, options))
 
     async def generate_native(self, body: Mapping[str, object]) -> Any:
-        """Send a complete body to this project's `/generate`; return the parsed JSON answer."""
+        """Send `body` unchanged to this project's own route `/generate`; return the parsed JSON answer."""
         return await self._json("POST", "/generate", dict(body))
 
     async def generate_batch(
         self, prompts: Sequence[Prompt], *, max_concurrency: int | None = None, **sampling: Unpack[Sampling]
     ) -> list[Generation]:
-        """Continue many prompts, at most `max_concurrency` at a time; the answers keep their order.
+        """Continue many prompts, at most `max_concurrency` at a time; return the answers in the same order.
 
-        When a prompt fails, the others are cancelled and its error is raised.
+        If a prompt fails, all others are cancelled and the error is raised.
         """
         answers: dict[int, Generation] = {}
         waiting = iter(enumerate(prompts))
@@ -160,28 +163,28 @@ class LlmClient:
             raise ServerError("the server's answer to /v1/models is not a list of models") from error
 
     async def metrics(self) -> str:
-        """The server's metrics, in Prometheus's text format."""
+        """Return the server's metrics in Prometheus's text format."""
         async with self._open("GET", "/metrics", None) as response:
             return (await response.aread()).decode("utf-8", "replace")
 
     async def server_info(self) -> dict[str, Any]:
-        """The configuration of the server and the model, from this package's `/server_info`."""
+        """Return the configuration of server and model (`/server_info`, a route of this project's server)."""
         body = await self._json("GET", "/server_info")
         if not isinstance(body, dict):
             raise ServerError("the server's answer to /server_info is not an object")
         return body
 
     async def health(self) -> bool:
-        """Whether the server runs and its engine makes progress; False if it does not answer."""
+        """Whether the server runs and its engine makes progress; False if the server does not answer."""
         return await self._probe("/health") == 200
 
     async def ready(self) -> bool:
-        """Whether the server accepts requests; `health` for a server without `/ready`."""
+        """Whether the server accepts requests. For a server without the route `/ready`, same as `health`."""
         status = await self._probe("/ready")
         return await self.health() if status == 404 else status == 200
 
     async def wait_ready(self, timeout_s: float = 600.0, interval_s: float = 0.2) -> None:
-        """Wait until the server is ready. Raises UnavailableError after `timeout_s` seconds."""
+        """Wait until the server is ready. Raises UnavailableError if it is not within `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not await self.ready():
@@ -205,10 +208,10 @@ class LlmClient:
         return parse_generation(await self._json("POST", path, body))
 
     async def _stream(self, path: str, body: dict[str, object]) -> AsyncGenerator[Chunk, None]:
-        """Stream chunks. Raises ConnectionFailedError if the finish reason or `[DONE]` is missing.
+        """Send a request and yield its chunks.
 
-        Both are required: a router may end a dead worker's stream with `[DONE]`, and a connection may break
-        after the finish reason.
+        Raises ConnectionFailedError unless the stream had a finish reason and `[DONE]`. A router may send
+        `[DONE]` without a finish reason if its worker has died, and a connection may break before `[DONE]`.
         """
         streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
         finished = done = False
@@ -219,10 +222,10 @@ class LlmClient:
             async for event in events:
                 if event.data == "[DONE]":
                     done = True
-                    continue  # read to the end, so that the connection can be reused
+                    continue  # the response must be read to its end, so that the connection can be reused
                 chunk = _chunk(event.data)
                 finished = finished or chunk.finish_reason is not None
-                if chunk != _EMPTY:  # empty: the chunk with the role, before any text
+                if chunk != _EMPTY:  # a chat's first chunk has only the role
                     yield chunk
         if not (finished and done):
             raise self._broken()
@@ -233,7 +236,7 @@ class LlmClient:
         return _parse_json(content, f"the server's answer to {path}")
 
     async def _probe(self, path: str) -> int | None:
-        """Return the status of a GET without retries; None without an answer."""
+        """Return the status of a GET, sent once; None if there is no answer."""
         try:
             return (await self._http.get(path)).status_code
         except httpx.RequestError:
@@ -243,7 +246,10 @@ class LlmClient:
     async def _open(
         self, method: str, path: str, body: dict[str, object] | None
     ) -> AsyncIterator[httpx.Response]:
-        """Open a response with status 2xx and an unread body; leaving the context disconnects."""
+        """Send a request, with retries; yield the response (status 2xx) before its body is read.
+
+        Leaving the context before the body's end disconnects. Raises LlmError.
+        """
         response = await self._send_with_retries(method, path, body)
         try:
             with self._typed_errors():
@@ -267,7 +273,7 @@ class LlmClient:
     async def _send(
         self, method: str, path: str, body: dict[str, object] | None
     ) -> httpx.Response | _Failure:
-        """Make one attempt; a response with status 2xx is returned before its body is read."""
+        """Send a request once; return a response with status 2xx before its body is read, or a failure."""
         content = None if body is None else json_of(body)
         headers = {"Content-Type": "application/json"} if content else None
         request = self._http.build_request(method, path, content=content, headers=headers)
@@ -285,7 +291,10 @@ class LlmClient:
         return _Failure(refused, response.status_code in _RETRIED_STATUSES, retry_after_s)
 
     def _answered_at(self, response: httpx.Response) -> float:
-        """Return the server's time if it sends one: its `Retry-After` date uses the same clock."""
+        """Return the time of an answer by the server's clock, as a `Retry-After` date uses that clock.
+
+        Without a valid `Date` header, return the local time.
+        """
         try:
             return parsedate_to_datetime(response.headers["Date"]).timestamp()
         except (KeyError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Errors of the client, in addition to the ones that it shares with the server.
+"""Errors of the client, and the conversion of a server's error answers to errors.
 
 LlmError
 ├── InvalidRequestError, OverloadedError, UnavailableError, RequestAbortedError   from the server's answer
@@ -43,7 +43,7 @@ class AuthenticationError(ClientError):
 
 
 class ServerError(ClientError):
-    """The server failed; `status` is the HTTP status, if there was an answer."""
+    """The server failed, or its answer is invalid. `status`: HTTP status of an error answer, else None."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -51,13 +51,16 @@ class ServerError(ClientError):
 
 
 def error_from_response(status: int, body: bytes, retry_after_s: float | None) -> LlmError:
-    """Return the error for an HTTP response with a status other than 2xx."""
+    """Convert an HTTP response with another status than 2xx to an error."""
     message, param = _message_and_param(body)
     return error_for(status, message or _phrase(status), param, retry_after_s)
 
 
 def error_for(status: int, message: str, param: str | None, retry_after_s: float | None = None) -> LlmError:
-    """Return the error for an HTTP status, or for the status code in a streamed error."""
+    """Return the error for the status of an HTTP response or a streamed error.
+
+    `param`: the request's field at fault, if the server names it.
+    """
     match status:
         case 401 | 403:
             return AuthenticationError(f"the server refuses this API key: {message}")
@@ -74,7 +77,7 @@ def error_for(status: int, message: str, param: str | None, retry_after_s: float
 
 
 def streamed_error(error: object) -> LlmError:
-    """Return the error for a `data: {"error": ...}` event; ServerError if its type is unknown."""
+    """Convert the value of `error` in a streamed event; an unknown type of error gives ServerError."""
     message, param = _describe(error)
     return error_for(_streamed_status(error), message or "no reason given", param)
 
@@ -94,7 +97,7 @@ def _message_and_param(body: bytes) -> tuple[str | None, str | None]:
         return body.decode("utf-8", "replace").strip()[:500] or None, None
     if not isinstance(parsed, dict):
         return _shown(parsed), None
-    # OpenAI's body has `error`; FastAPI's own answers have `detail`; some servers have `message` at the top.
+    # OpenAI's format has `error`; FastAPI's own errors have `detail`; some servers have only `message`.
     return _describe(parsed.get("error") or parsed.get("detail") or parsed)
 
 
@@ -107,10 +110,10 @@ def _describe(error: object) -> tuple[str | None, str | None]:
 
 
 def _shown(value: object) -> str:
-    """Return a string unchanged, anything else as JSON; both are cut to 500 characters."""
+    """Return a string unchanged and any other value as JSON, truncated to 500 characters."""
     try:
         return (value if isinstance(value, str) else orjson.dumps(value).decode())[:500]
-    except TypeError:  # orjson reads deeper nesting than it writes
+    except TypeError:  # orjson can parse deeper nesting than it can write
         return "an error that is nested too deep to be shown"
 
 

@@ -1,4 +1,4 @@
-"""Retries, headers and concurrency of requests to a server, without an HTTP library."""
+"""Retries, headers and concurrency of requests to a server, independent of an HTTP library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def parse_retry_after(value: str | None, now_s: float) -> float | None:
-    """Parse a `Retry-After` header (RFC 9110, 10.2.3), in seconds or as an HTTP date, to seconds.
+    """Convert a `Retry-After` header (RFC 9110, 10.2.3), in seconds or an HTTP date, to seconds from now.
 
     `now_s` is the Unix time of the answer. Returns None if the header is missing or invalid, and 0 for a
     date in the past.
@@ -35,9 +35,9 @@ def parse_retry_after(value: str | None, now_s: float) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Exponential backoff with jitter, never shorter than the server's `Retry-After`.
+    """Exponential backoff with jitter. A delay is at least the server's `Retry-After`.
 
-    `random` returns floats in [0, 1). A request is not retried if `Retry-After` exceeds `longest_wait_s`.
+    A request is not retried if `Retry-After` exceeds `longest_wait_s`. `random` must return floats in [0, 1).
     """
 
     max_retries: int
@@ -47,7 +47,7 @@ class RetryPolicy:
     longest_wait_s: float = 60.0
 
     def delay_s(self, attempt: int, retry_after_s: float | None = None) -> float | None:
-        """The delay before retry number `attempt` (from 0), in seconds; None: do not retry."""
+        """Return the delay in seconds before retry number `attempt`, counted from 0; None: do not retry."""
         if attempt >= self.max_retries:
             return None
         backoff_s = min(self.cap_s, self.base_s * 2.0 ** min(attempt, 32))
@@ -55,12 +55,15 @@ class RetryPolicy:
             return backoff_s * (0.5 + 0.5 * self.random())
         if retry_after_s > self.longest_wait_s:
             return None
-        # With jitter, so that clients given the same `Retry-After` do not all return at once.
+        # Jitter, so that clients that got the same `Retry-After` do not all retry at the same time.
         return retry_after_s + backoff_s * self.random()
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """Return the header with the key, if any. Raises InvalidRequestError for a key invalid in headers."""
+    """Return the `Authorization` header for a key; without a key, no header.
+
+    Raises InvalidRequestError for a key with characters that a header cannot have.
+    """
     if not api_key:
         return {}
     if not (api_key.isascii() and api_key.isprintable()):
@@ -69,14 +72,17 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 
 def checked_timeout(timeout_s: float | None) -> float | None:
-    """Return `timeout_s`. Raises InvalidRequestError unless it is positive."""
+    """Return `timeout_s` unchanged. Raises InvalidRequestError unless it is positive or None."""
     if timeout_s is not None and not timeout_s > 0:  # also refuses NaN
         raise InvalidRequestError(f"the timeout must be more than 0 seconds, not {timeout_s:g}", "timeout")
     return timeout_s
 
 
 async def together(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
-    """Run `count` coroutines from `work` at once; the first error cancels the others and is raised."""
+    """Call `work` `count` times and run the coroutines concurrently.
+
+    The first error cancels the other coroutines and is raised.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(count):

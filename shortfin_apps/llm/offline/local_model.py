@@ -1,6 +1,6 @@
-"""A model in this process, used through the server's routes without a connection.
+"""A model in this process, used by calling the server's ASGI application without a connection.
 
-Requests, defaults, answers and errors are therefore identical to the server's.
+So the same requests, defaults, answers and errors apply as with a server.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ logger = logging.getLogger(__name__)
 
 
 class AppAnswer:
-    """An application's answer. Unread pieces are kept without limit."""
+    """The answer of an ASGI application to one request, and the application's `receive` and `send`.
+
+    Body chunks that the caller has not read yet are kept, without a limit.
+    """
 
     def __init__(self, body: bytes) -> None:
-        self.status = 500  # kept if the application ends without an answer
+        self.status = 500  # unless the application sends another status
         self.headers: dict[str, str] = {}  # by lower-case name
         self._body: bytes | None = body  # None once the application has received it
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()  # None marks the end
@@ -58,7 +61,7 @@ class AppAnswer:
         await self._begun.wait()
 
     async def receive(self) -> Message:
-        """Return the request's body; later calls wait for the end of the answer."""
+        """Return the request's body (ASGI). Later calls wait for the answer's end and return a disconnect."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -66,7 +69,7 @@ class AppAnswer:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Add a message. Never waits, as the application may call it outside of a task."""
+        """Store a message of the application (ASGI). Must never wait: it may be called outside of a task."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = {
@@ -88,7 +91,10 @@ class AppAnswer:
 
 @asynccontextmanager
 async def calling(app: App, path: str, body: bytes) -> AsyncIterator[AppAnswer]:
-    """POST JSON and yield the answer once it has started; leaving the context early ends the request."""
+    """POST a JSON body to `path`; yield the answer once it has status and headers.
+
+    Leaving the context before the answer's end aborts the request.
+    """
     answer = AppAnswer(body)
     task = asyncio.ensure_future(_run(app, _scope(path, body), answer))
     try:
@@ -102,7 +108,7 @@ async def calling(app: App, path: str, body: bytes) -> AsyncIterator[AppAnswer]:
 async def _run(app: App, scope: Message, answer: AppAnswer) -> None:
     try:
         await app(scope, answer.receive, answer.send)
-    except Exception as error:  # Starlette re-raises errors that it has answered with 500
+    except Exception as error:  # Starlette answers 500 and re-raises
         logger.error("a request failed", exc_info=error)
     finally:
         answer.end()
@@ -128,22 +134,22 @@ def _scope(path: str, body: bytes) -> Message:
 
 
 class Places:
-    """As many places as the engine admits sequences; a request takes one for each of its sequences.
+    """A fair semaphore: a request holds a place for each of its sequences while the engine computes them.
 
-    Waiting requests are served in order of arrival, so that a request with many sequences is not overtaken
-    forever. For one event loop.
+    `total` is the number of sequences that the engine admits. Waiting requests get places in order of
+    arrival, so that a request with many sequences does not starve. Callers must use it in one event loop.
     """
 
     def __init__(self, total: int) -> None:
         self.total = total
         self._free = total
-        self._first = asyncio.Lock()  # held by the first of the waiting requests; a lock is fair
-        self._left = asyncio.Event()  # set, and replaced, when a request leaves
+        self._first = asyncio.Lock()  # held by the first waiting request; asyncio's locks are fair
+        self._left = asyncio.Event()  # set and replaced by a new one when a request returns its places
         self.num_left = 0  # requests that have returned their places so far
 
     @asynccontextmanager
     async def taken(self, count: int) -> AsyncIterator[None]:
-        """Hold `count` places, or all if there are fewer, during the context."""
+        """Wait for `count` places (at most `total`), and hold them during the context."""
         count = min(count, self.total)
         async with self._first:
             while count > self._free:
@@ -158,11 +164,11 @@ class Places:
             self._left = asyncio.Event()
 
     def are_all_free_but(self, count: int) -> bool:
-        """Whether all places are free, except for the `count` of one request."""
+        """Whether only one request, with `count` places, holds any places."""
         return self._free + min(count, self.total) >= self.total
 
     async def another_leaves(self, num_left: int, timeout_s: float) -> None:
-        """Wait until more than `num_left` requests have left, or for `timeout_s`."""
+        """Wait until more than `num_left` requests have returned their places, at most for `timeout_s`."""
         if self.num_left > num_left:
             return
         with contextlib.suppress(TimeoutError):
@@ -172,14 +178,14 @@ class Places:
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 OK, FULL = 200, 429
-MAX_ALONE = 5  # attempts that are refused although nothing else runs
+MAX_ALONE = 5  # refused attempts of a request while no other request runs
 POLL_S = 0.01
 RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A complete answer of a route or a server, with any status."""
+    """A complete answer of a local model or a server, with any status."""
 
     status: int
     body: bytes
@@ -188,7 +194,7 @@ class Answered:
 
 
 class LocalModel:
-    """A loaded model. Its engine runs within `running`; call the other methods in the same event loop."""
+    """A loaded model. Callers must call `post` and `stream` during `running`, in the same event loop."""
 
     def __init__(self, name: str, app: App, loaded: Loaded) -> None:
         self.name = name
@@ -219,12 +225,12 @@ class LocalModel:
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine works."""
+        """Whether the engine's thread runs and its device works."""
         return self._loaded.engine.healthy
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Answer requests during the context; at its end, requests in progress are aborted."""
+        """Run the engine during the context; abort requests in progress when the context ends."""
         self._loaded.engine.start()
         try:
             yield
@@ -233,13 +239,17 @@ class LocalModel:
             self._loaded.model.generator.close()
 
     async def post(self, path: str, body: bytes, num_sequences: int = 1) -> Answered:
-        """Answer a JSON body of a route, after waiting until the engine has room for its sequences."""
+        """POST a JSON body to a route once the engine has room for its sequences; return the answer.
+
+        An answer with status 429 is retried when another request has ended. It is returned if the request is
+        refused more than MAX_ALONE times while no other runs.
+        """
         async with self._places.taken(num_sequences):
             num_alone = 0
             while True:
                 num_left = self._places.num_left
                 answered = await self._post(path, body)
-                # 429 is still possible: `max_queue_tokens` is exceeded, or grammars are being compiled.
+                # 429 for another reason than sequences: `max_queue_tokens`, or too many grammars to compile.
                 if answered.status != FULL or num_alone == MAX_ALONE:
                     return answered
                 num_alone += self._places.are_all_free_but(num_sequences)
@@ -247,7 +257,7 @@ class LocalModel:
 
     @asynccontextmanager
     async def stream(self, path: str, body: bytes) -> AsyncIterator[AppAnswer]:
-        """Yield a streamed answer; leaving the context early aborts the request."""
+        """POST a JSON body and yield its streamed answer; leaving the context early aborts the request."""
         async with self._places.taken(1), calling(self._app, path, body) as answer:
             yield answer
 
@@ -265,6 +275,6 @@ class LocalModel:
 async def _close(engine: RunningEngine) -> None:
     try:
         await engine.close()
-    except RuntimeError:  # at interpreter exit, no thread can be started to wait; the engine's will stop
+    except RuntimeError:  # at interpreter exit no thread can be started to wait for the engine's, so poll
         while engine.healthy:
             await asyncio.sleep(POLL_S)

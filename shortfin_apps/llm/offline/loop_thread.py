@@ -1,4 +1,4 @@
-"""An event loop in its own thread, for callers without a loop, or with one that must not be blocked."""
+"""An event loop in its own thread, which runs coroutines for threads without an event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Work(Generic[T]):
-    """A coroutine to run in the loop. `ended` holds its outcome once it has fully stopped."""
+    """A coroutine to run in the loop. The future `ended` gets its result or error when it has stopped."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
         self.ended: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -25,19 +25,19 @@ class Work(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     def begin(self) -> None:
-        """Start the coroutine. Call it in the loop."""
+        """Start the coroutine. Callers must be in the loop's thread."""
         self._task = self._loop.create_task(self._coroutine)
         self._task.add_done_callback(self._settle)
 
     def cancel(self) -> None:
-        """Cancel the coroutine soon, from any thread, started or not."""
+        """Cancel the coroutine, whether started or not, without waiting for its end. Thread-safe."""
         try:
             self._loop.call_soon_threadsafe(self._cancel)
-        except RuntimeError:  # the loop is closed, which ended all started work
+        except RuntimeError:  # the loop is closed, so all work that was started has ended
             self.give_up()
 
     def give_up(self) -> None:
-        """End the work if it has not started."""
+        """If the coroutine has not started, close it and set UnavailableError as its outcome."""
         if self._task is None and not self.ended.done():
             self._coroutine.close()
             self.ended.set_exception(UnavailableError("the model is closed"))
@@ -58,10 +58,10 @@ class Work(Generic[T]):
 
 
 class LoopThread:
-    """Runs coroutines for any thread, in a context entered in the loop and left when the loop stops."""
+    """Runs coroutines for any thread, in an event loop that is inside `context` while it runs."""
 
     def __init__(self, context: Callable[[], AbstractAsyncContextManager[None]]) -> None:
-        """Wait until the context is entered; raise its errors."""
+        """Start the thread and wait until the context is entered. Raises the context's errors."""
         self._context = context
         self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._stop = asyncio.Event()
@@ -72,9 +72,10 @@ class LoopThread:
         self._loop = self._started.result()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return the coroutine's result. An exception such as Ctrl-C cancels it and waits for its end.
+        """Run a coroutine in the loop and return its result.
 
-        Raises UnavailableError if the loop has stopped, or stops before there is a result.
+        If the waiting thread gets an exception such as KeyboardInterrupt, the coroutine is cancelled and its
+        end awaited. Raises UnavailableError if the loop has stopped, or stops before there is a result.
         """
         work = self.work(coroutine)
         try:
@@ -86,11 +87,14 @@ class LoopThread:
             raise
 
     def work(self, coroutine: Coroutine[Any, Any, T]) -> Work[T]:
-        """Wrap the coroutine; start it with `begin` where exceptions such as Ctrl-C are handled."""
+        """Wrap a coroutine without starting it.
+
+        Callers must call `begin` within a `try` that cancels the work, as Ctrl-C may come at any time.
+        """
         return Work(self._loop, coroutine)
 
     def begin(self, work: Work[T]) -> None:
-        """Start the work; its outcome is an UnavailableError if the loop has stopped."""
+        """Start the work. If the loop has stopped, the work's outcome is an UnavailableError."""
         with self._lock:
             if self._has_stopped:
                 work.give_up()
@@ -98,10 +102,10 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(work.begin)
 
     def stop(self) -> None:
-        """Cancel running work, leave the context and wait for the thread. Calling it twice is a no-op."""
+        """Cancel running work, leave the context and wait for the thread's end. Idempotent."""
         with contextlib.suppress(RuntimeError):  # already stopped
             self._loop.call_soon_threadsafe(self._stop.set)
-        if threading.current_thread() is not self._thread:  # it may be, if garbage is collected in it
+        if threading.current_thread() is not self._thread:  # garbage collection may call `stop` in any thread
             self._thread.join()
 
     def _main(self) -> None:
@@ -118,7 +122,7 @@ class LoopThread:
             await self._stop.wait()
             with self._lock:
                 self._has_stopped = True
-            await asyncio.sleep(0)  # lets work queued earlier start
+            await asyncio.sleep(0)  # start work that was queued earlier, so that it is cancelled below
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""A progress bar for prompts or lines of a file, on stderr if that is a terminal."""
+"""A progress bar on stderr for answered prompts or lines of a batch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def answer_progress(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[OnAnswer]:
-    """Yield a function to call for each answer; `done` of the `total` were answered before.
+    """Show a progress bar during the context; yield a function to call with each answer's number of tokens.
 
-    The bar is shown for several answers on a terminal; `shown` overrides this. It disappears when the context
-    ends.
+    `done` of the `total` answers exist already. By default the bar is shown if stderr is a terminal and more
+    than one answer is missing; `shown` overrides this.
     """
     console = console or PlainConsole(stderr=True)
     is_shown = console.is_terminal and total - done > 1 if shown is None else shown

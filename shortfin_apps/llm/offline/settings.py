@@ -14,19 +14,20 @@ from shortfin_apps.llm.serving.server.config_sources import Note, load
 from shortfin_apps.llm.serving.server.settings import HttpSettings
 from shortfin_apps.llm.setting import settings_of
 
-# No effect without a server: connections and tenants.
+# Settings of connections and tenants, which have no effect without a server.
 OF_SERVERS = (*(each.name for each in settings_of(HttpSettings)), "tenant_weights")
 SETTINGS = tuple(name for name in ServerConfig.SETTINGS if name not in OF_SERVERS)
-# Instead of the server's default: no other clients use the queue.
+# Other defaults than the server's. The queue needs no limit, as this program is the only client.
 DEFAULTS = {"max_queue_tokens": 1 << 40}
 
 
 def local_config(
     model: str | os.PathLike[str] | None, settings: Mapping[str, Any], note: Note
 ) -> ServerConfig:
-    """Merge settings by name (None: not given), then `SHORTFIN_LLM_*` variables, then defaults.
+    """Merge `settings`, `SHORTFIN_LLM_*` variables and defaults, in this order of precedence.
 
-    Raises ServerConfigError. `note` is called for settings without effect.
+    A setting of None counts as not given. `note` is called with a message for each setting without effect.
+    Raises ServerConfigError.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     for name in given:
@@ -39,9 +40,9 @@ def local_config(
 
 
 def with_model(config: ServerConfig) -> ServerConfig:
-    """Replace sources by model directories, building them unless they are cached.
+    """Replace sources in the settings by model directories, which are built unless they are cached.
 
-    See `built`; raises BuildError where `built` raises BuildFailed.
+    Raises BuildError if a build fails (`built` raises BuildFailed, which is for commands).
     """
     try:
         return built(config)

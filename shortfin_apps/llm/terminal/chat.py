@@ -65,16 +65,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def another_seed(sampling: Sampling, times: int) -> Sampling:
-    """Return parameters for regenerating an answer: the seed plus `times`, or a random seed if unset."""
+    """Return `sampling` with another seed: the given one plus `times`, or a random one if none is given."""
     is_random = sampling.get("seed", -1) == -1
     seed = secrets.randbits(31) if is_random else sampling["seed"] + times
     return cast(Sampling, {**sampling, "seed": seed})
 
 
 class Chat:
-    """The loop that reads and answers turns. It is synchronous: it has nothing to do while the user types.
+    """Reads and answers turns in a synchronous loop, as there is nothing to do while the user types.
 
-    `asyncio.Runner` turns Ctrl-C during an answer into a cancellation, which disconnects.
+    If Ctrl-C is pressed during an answer, `asyncio.Runner` cancels the request, which disconnects.
     """
 
     def __init__(self, runner: asyncio.Runner, client: LlmClient, args: argparse.Namespace) -> None:
@@ -82,14 +82,14 @@ class Chat:
         self._client = client
         self._interactive = sys.stdin.isatty()
         self._stats: bool = args.stats
-        self._times_again = 0  # how often the last question was regenerated
+        self._times_again = 0  # how often the last question's answer was regenerated
         self._writer = answer_writer(args.plain)
         self.conversation = Conversation(args.system)
         self.commands = Commands(self.conversation, sampling_from(args), self._say, self._regenerate)
         self._read = self._typed(not args.no_history) if self._interactive else input
 
     def _typed(self, keeps_history: bool) -> Callable[[], str]:
-        # Not needed for a pipe.
+        # Imported here because input from a pipe does not need prompt_toolkit.
         from prompt_toolkit.history import InMemoryHistory
 
         from shortfin_apps.llm.terminal.prompt import Prompt, history_file, open_history
@@ -98,7 +98,7 @@ class Chat:
         return Prompt(history, self.commands.names).read
 
     def loop(self) -> None:
-        """Read and answer turns until the end of the input. Raises LlmError if no server answers."""
+        """Read and answer turns until the input ends or `/quit`. Raises LlmError if no server answers."""
         if self._interactive:
             self._greet()
         while not self.commands.done and (line := self._read_line()) is not None:
@@ -113,7 +113,7 @@ class Chat:
         print(f"{visible(', '.join(models))} at {self._client.base_url}; /help lists commands, Ctrl-D quits")
 
     def _read_line(self) -> str | None:
-        """Return the next turn without surrounding whitespace; None at the end of the input."""
+        """Read the next turn, without surrounding whitespace; return None at the end of the input."""
         while True:
             try:
                 return encodable(self._read()).strip()
@@ -134,14 +134,17 @@ class Chat:
             self.conversation.answered(question, text)
 
     def _regenerate(self) -> None:
-        # The conversation keeps the old answer until there is a new one.
+        # The conversation keeps the old answer until the new one has text.
         messages = self.conversation.asking_again()
         self._times_again += 1
         if text := self._answer(messages, another_seed(self.commands.sampling, self._times_again)):
             self.conversation.answered_again(text)
 
     def _answer(self, messages: Sequence[Message], sampling: Sampling) -> str:
-        """Print the answer and return its text; "" after an error."""
+        """Request an answer, print it and return its text, or "" after an error.
+
+        An answer stopped by Ctrl-C is returned as far as it was printed.
+        """
         answer = StreamedAnswer(writer=self._writer)
         try:
             self._runner.run(self._stream(messages, sampling, answer))
@@ -168,12 +171,15 @@ class Chat:
             await answer.show(chunks)
 
     def _say(self, text: str) -> None:
-        # In a pipe, stdout contains only answers.
+        # If stdin is a pipe, stdout must contain only answers.
         print(visible(text), file=sys.stdout if self._interactive else sys.stderr)
 
 
 def answer_writer(plain: bool) -> Callable[[], Writer]:
-    """Return the writer of answers: Markdown on a terminal that can move its cursor, unless `plain`."""
+    """Return a function that creates a writer: plain text, or Markdown on terminals that can redraw.
+
+    `plain` always selects plain text.
+    """
     console = PlainConsole()
     if plain or not console.is_terminal or console.is_dumb_terminal:
         return PlainText

@@ -17,9 +17,10 @@ _TYPES: Mapping[str, Any] = get_type_hints(Sampling)
 
 
 def changed(sampling: Sampling, text: str) -> Sampling:
-    """Apply changes from a text: `name=value` sets a parameter, `name=` restores the server's default.
+    """Return `sampling` changed by the words of `text`: `name=value` sets a parameter, `name=` unsets it.
 
-    Values are JSON, or text if the type allows it. Raises InvalidRequestError for an invalid name or value.
+    A value is parsed as JSON; if it is not JSON of the parameter's type, it is taken as a string. Raises
+    InvalidRequestError for an invalid name or value.
     """
     values = dict(sampling)
     try:
@@ -41,7 +42,7 @@ def changed(sampling: Sampling, text: str) -> Sampling:
 
 
 def shown(sampling: Sampling) -> str:
-    """Format the parameters in the syntax of `changed`."""
+    """Format parameters as text that `changed` accepts; without any, say so."""
     if not sampling:
         return "(no parameters are set; the server has defaults)"
     return " ".join(
@@ -50,10 +51,13 @@ def shown(sampling: Sampling) -> str:
 
 
 def _parsed(name: str, text: str) -> object:
-    """Return the JSON value if it has the parameter's type, or else the text if a string is allowed."""
+    """Return `text` parsed as JSON if that has the parameter's type, else `text` if it may be a string.
+
+    Raises InvalidRequestError if neither is valid.
+    """
     from pydantic import ConfigDict, TypeAdapter, ValidationError  # slow to import and rarely needed
 
-    # Strict: JSON's `true` is not accepted as a number, and neither is NaN.
+    # Strict, as pydantic would otherwise accept JSON's `true` as a number.
     adapter = TypeAdapter(_TYPES[name], config=ConfigDict(strict=True, allow_inf_nan=False))
     reason = ""
     for value in (_json(text), text):
@@ -65,7 +69,7 @@ def _parsed(name: str, text: str) -> object:
 
 
 def _json(text: str) -> object:
-    """Parse JSON; return any other text unchanged."""
+    """Parse JSON; return text that is not JSON unchanged."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -89,21 +93,24 @@ OTHER_NAMES = {"/exit": "/quit", "/reset": "/clear"}
 
 
 def is_command(turn: str) -> bool:
-    """Whether a turn is a command. A multi-line turn is pasted text, unless it sets the system message."""
+    """Whether a turn is a command: it starts with a single slash.
+
+    A turn of several lines is pasted text, not a command, except for `/system`.
+    """
     if turn.startswith("//"):
         return False
     return turn.startswith("/") and ("\n" not in turn or turn.startswith("/system "))
 
 
 def without_escape(turn: str) -> str:
-    """Return the text to send for a turn that is not a command."""
+    """Return the text to send for a turn that is not a command: `//` at its start becomes `/`."""
     return turn[1:] if turn.startswith("//") else turn
 
 
 class Commands:
-    """Executes commands on a conversation. `regenerate` answers the last question again.
+    """Executes commands on a conversation. `regenerate` must answer the last question again.
 
-    `sampling` holds the parameters as changed by commands.
+    `sampling` holds the current parameters, which `/params` changes. `done` is True after `/quit`.
     """
 
     def __init__(
@@ -135,7 +142,7 @@ class Commands:
         return list(self._commands)
 
     def run(self, line: str) -> None:
-        """Execute a command, or explain why not."""
+        """Execute a command line; if that fails, print the reason."""
         name, *rest = line.split(maxsplit=1)
         command = self._commands.get(OTHER_NAMES.get(name, name))
         try:

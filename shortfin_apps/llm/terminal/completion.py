@@ -12,7 +12,7 @@ import shtab
 from shortfin_apps.llm.cli import COMMANDS, make_parser
 
 SHELLS = ("bash", "zsh", "fish")
-FILES = ("DIR", "FILE", "IN", "MODEL", "OUT", "PATH", "SOURCE", "YAML")  # placeholders in `--help`
+FILES = ("DIR", "FILE", "IN", "MODEL", "OUT", "PATH", "SOURCE", "YAML")  # `--help`'s placeholders for files
 CHOICES = re.compile(r"\{([^{}]+)\}")
 
 DESCRIPTION = """\
@@ -39,13 +39,13 @@ def script(shell: str) -> str:
     """Return the script for one of SHELLS. Raises AddressSpaceError if a command cannot be imported."""
     parser = make_parser(COMMANDS)
     for action in _actions(parser):
-        action.help = getattr(action, "full_help", action.help)  # settings that only --help-all shows
+        action.help = getattr(action, "full_help", action.help)  # `help` is hidden except for --help-all
         _describe(action)
     return shtab.complete(parser, shell)
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield all arguments of a command and of its subcommands."""
+    """Yield all arguments of a command and, recursively, of its subcommands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
@@ -54,10 +54,9 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _describe(action: argparse.Action) -> None:
-    """Set the completion of an argument's value, if its placeholder in `--help` shows its kind.
+    """Derive the completion of an argument's value (choices or a file) from its placeholder in `--help`.
 
-    Some settings are checked by pydantic instead of argparse, which knows their choices only as a
-    placeholder.
+    Settings that pydantic checks have their choices in the placeholder (`{a,b}`) instead of `choices`.
     """
     if action.choices is not None or not isinstance(action.metavar, str):
         return

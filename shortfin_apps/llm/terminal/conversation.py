@@ -1,4 +1,4 @@
-"""The turns of a conversation, and saving and loading them."""
+"""Holds, saves and loads the turns of a conversation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARKDOWN_SUFFIXES = (".md", ".markdown")
 
 
 class Conversation:
-    """The turns after an optional system message. A loaded conversation may end with a question."""
+    """A conversation: an optional system message, then turns. If loaded, it may end with a question."""
 
     def __init__(self, system: str | None = None) -> None:
         self.system = None if system is None else encodable(system)
@@ -22,16 +22,16 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """The messages of a chat request."""
+        """The system message, if any, and all turns, as `messages` of a chat request."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *self._turns]
 
     def asking(self, question: str) -> list[Message]:
-        """Return the messages with a new question, which is added to the history once it is answered."""
+        """Return the messages followed by a new question, which `answered` will add to the conversation."""
         return [*self.messages, {"role": "user", "content": question}]
 
     def asking_again(self) -> list[Message]:
-        """Return the messages up to the last question. Raises InvalidRequestError if there is none."""
+        """Return the messages up to the last question. Raises InvalidRequestError without a question."""
         after = self._last_question() + 1
         return self.messages[: len(self.messages) - len(self._turns) + after]
 
@@ -44,14 +44,17 @@ class Conversation:
         self._turns.append({"role": "assistant", "content": answer})
 
     def undo(self) -> str:
-        """Remove the last question and its answer; return the question. Raises InvalidRequestError."""
+        """Remove the last question and its answer; return the question.
+
+        Raises InvalidRequestError without a question.
+        """
         place = self._last_question()
         question = str(self._turns[place]["content"])
         del self._turns[place:]
         return question
 
     def _last_question(self) -> int:
-        """Return the index of the last question in the turns."""
+        """Return the index in the turns of the last question. Raises InvalidRequestError if there is none."""
         for place in reversed(range(len(self._turns))):
             if self._turns[place]["role"] == "user":
                 return place
@@ -62,9 +65,9 @@ class Conversation:
         self._turns.clear()
 
     def save(self, file: Path, overwrite: bool = False) -> None:
-        """Write the body of a chat request, `{"messages": [...]}`, or Markdown if the suffix says so.
+        """Write Markdown to a file with a Markdown suffix, else the JSON `{"messages": [...]}`.
 
-        Raises InvalidRequestError if the file exists, unless `overwrite`, or cannot be written.
+        Raises InvalidRequestError if the file cannot be written, or if it exists and `overwrite` is False.
         """
         text = self._markdown() if file.suffix in MARKDOWN_SUFFIXES else self._json()
         try:
@@ -83,9 +86,9 @@ class Conversation:
         return "\n".join(f"## {m['role'].capitalize()}\n\n{m['content']}\n" for m in self.messages)
 
     def load(self, file: Path) -> None:
-        """Replace the conversation by the messages in a JSON file from `save`.
+        """Replace the conversation by the messages in a JSON file written by `save`.
 
-        Raises InvalidRequestError for any other file, without changing anything.
+        For any other file, the conversation is unchanged and InvalidRequestError is raised.
         """
         messages = _messages_of(file)
         self.system = str(messages.pop(0)["content"]) if messages[0]["role"] == "system" else None
@@ -93,7 +96,10 @@ class Conversation:
 
 
 def _messages_of(file: Path) -> list[Message]:
-    """Read at least one message; only the first may be the system's."""
+    """Read the messages in a JSON file: at least one, of which only the first may be the system's.
+
+    Raises InvalidRequestError.
+    """
     try:
         body = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """Return the text from the argument, the file or stdin. Raises InvalidRequestError if there is none."""
+    """Return the text of the argument, the file or stdin. Raises InvalidRequestError without a text."""
     if file is not None:
         return _read_file(file)
     if prompt == "-" or (prompt is None and not sys.stdin.isatty()):

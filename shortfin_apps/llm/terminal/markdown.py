@@ -1,4 +1,4 @@
-"""Renders streamed Markdown: complete blocks are printed permanently, only the last one is redrawn."""
+"""Renders streamed Markdown: prints complete blocks once, and redraws only the last, growing block."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from rich.segment import Segment
 
 from shortfin_apps.llm.console import visible
 
-FRAME_S = 0.08  # delay between the arrival of text and its drawing
-DRAWING_SHARE = 0.2  # maximum share of time spent drawing, as a long block is slow to draw
+FRAME_S = 0.08  # minimum delay before text that has arrived is drawn
+DRAWING_SHARE = 0.2  # maximum share of time spent on drawing: long blocks take long to draw
 
-# HTML is shown as text, not left out. References are off, as a definition would change earlier blocks.
+# `html: False` shows HTML as text. References are off: a later definition would change earlier blocks.
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable("reference")
 
 
 class AnswerMarkdown(Markdown):
-    """Markdown of a model, with link addresses visible.
+    """A model's Markdown, as a rich renderable that shows link addresses.
 
-    `spaced`: the text before it requires a blank line in between.
+    `spaced`: whether a blank line must precede this Markdown, because of the block printed before.
     """
 
     def __init__(self, markup: str, spaced: bool = False) -> None:
         super().__init__("", code_theme="ansi_dark", hyperlinks=False)
         self.markup = markup
-        # An invisible element, after which Rich leaves a blank line as after others.
+        # Rich puts a blank line after this empty element, as after any other.
         before = [Token("html_block", "", 0)] if spaced else []
         self.parsed = [*before, *_PARSER.parse(markup)]
 
     @property
     def wants_space(self) -> bool:
-        """Whether a blank line separates it from the next block; rules add their own."""
+        """Whether a blank line must follow this Markdown. Rich adds one after a horizontal rule by itself."""
         return bool(self.parsed) and self.parsed[-1].type != "hr"
 
 
 class OpenText:
-    """Growing text, split into top-level blocks that can no longer change, and the remainder."""
+    """Growing Markdown text. Its leading top-level blocks can be removed once they can no longer change."""
 
     def __init__(self) -> None:
         self._text = ""
-        self._held = ""  # a carriage return, until the next character is known
+        self._held = ""  # a carriage return at the end of the text, which a line feed may follow
 
     @property
     def rest(self) -> str:
@@ -59,9 +59,9 @@ class OpenText:
         self._text += text.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")
 
     def closed(self) -> list[str]:
-        """Remove complete blocks from the text and return them."""
+        """Remove the blocks that can no longer change from the text and return them."""
         lines = self._text.split("\n")
-        # A growing line may still become another kind of block, unless it starts with a letter.
+        # An unfinished last line that does not start with a letter may still become another kind of block.
         settled = lines if lines[-1][:1].isalpha() else [*lines[:-1], ""]
         starts = list(_starts("\n".join(settled)))
         blocks = ["\n".join(lines[a:b]) for a, b in itertools.pairwise(starts)]
@@ -71,14 +71,14 @@ class OpenText:
 
 
 def _starts(text: str) -> Iterator[int]:
-    """Yield the first line of each top-level block."""
+    """Yield the number of each top-level block's first line."""
     for token in _PARSER.parse(text):
         if token.level == 0 and token.nesting >= 0 and token.map is not None:
             yield token.map[0]
 
 
 class Timer(Protocol):
-    """Return value of an event loop's `call_later`."""
+    """What an event loop's `call_later` returns."""
 
     def cancel(self) -> None: ...
 
@@ -87,9 +87,9 @@ Later = Callable[[float, Callable[[], None]], Timer]
 
 
 class StreamedMarkdown:
-    """Writes one text to a terminal, which may be resized.
+    """Writes one Markdown text to a terminal while it grows. The terminal may be resized meanwhile.
 
-    `later` calls back after a number of seconds, like an event loop's `call_later`.
+    `later` must behave like an event loop's `call_later`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class StreamedMarkdown:
             self._timer = self._later(self._pause_s, self._draw)
 
     def finish(self) -> None:
-        """Print the remainder permanently. The writer cannot be used afterwards."""
+        """Print the rest of the text for good. Callers must not use the writer afterwards."""
         if self._timer is not None:
             self._timer.cancel()
         self._open.add("\n")
@@ -126,7 +126,7 @@ class StreamedMarkdown:
         try:
             self._console.print(*self._rendered([*blocks, self._open.rest]))
         finally:
-            self._live.stop()  # also shows the cursor
+            self._live.stop()  # also shows the cursor again
 
     def _draw(self) -> None:
         started = self._clock()
@@ -135,7 +135,7 @@ class StreamedMarkdown:
         blocks = self._rendered(self._open.closed())
         self._live.update(_Bottom(AnswerMarkdown(self._open.rest, self._spaced)))
         if blocks:
-            self._console.print(*blocks)  # also draws the live part
+            self._console.print(*blocks)  # also redraws the live block below
         else:
             self._live.refresh()
         self._pause_s = max(FRAME_S, (self._clock() - started) / DRAWING_SHARE)
@@ -149,7 +149,7 @@ class StreamedMarkdown:
 
 
 class _Bottom:
-    """The last lines of a renderable that fit on a terminal, leaving one line free."""
+    """Renders the last lines of `whole`, at most as many as the terminal has minus one."""
 
     def __init__(self, whole: RenderableType) -> None:
         self._whole = whole

@@ -16,7 +16,7 @@ API_KEY_VARIABLE = "SHORTFIN_LLM_API_KEY"
 
 
 def add_address_options(group: argparse._ActionsContainer) -> None:
-    """Add options for the server's address and key."""
+    """Add options for the server's address and API key."""
     group.add_argument("--url", default=DEFAULT_URL, help="the server's address (default: %(default)s)")
     group.add_argument(
         "--api-key",
@@ -39,7 +39,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def own_key() -> str | None:
-    """Return the first API key in the environment variable, which may list several for a server."""
+    """Return the first API key in the environment variable, or None. A server's variable may list several."""
     return os.environ.get(API_KEY_VARIABLE, "").partition(",")[0].strip() or None
 
 
@@ -51,7 +51,7 @@ def open_client(args: argparse.Namespace) -> LlmClient:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
-    """Add options with the names of `Sampling`'s fields as destinations."""
+    """Add options whose destinations are field names of `Sampling`; `max_tokens` is a default."""
     group = parser.add_argument_group("sampling", "the server has defaults for options that are not given")
     group.add_argument(
         "-n",
@@ -83,6 +83,6 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:
-    """Return the sampling options given on the command line."""
+    """Return the sampling parameters given on the command line, and those with a default."""
     chosen = {name: getattr(args, name, None) for name in Sampling.__annotations__}
     return cast(Sampling, {name: value for name, value in chosen.items() if value is not None})

@@ -1,4 +1,4 @@
-"""Prints a streamed answer as it arrives, and measures its tokens and times."""
+"""Prints a streamed answer as it arrives, and measures token counts and times."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Writer(Protocol):
     def write(self, text: str) -> None: ...
 
     def finish(self) -> None:
-        """End the last line; nothing is written afterwards."""
+        """End the last line. Callers must not write afterwards."""
         ...
 
 
 class PlainText:
-    """Writes text to stdout unchanged; on a terminal without control characters."""
+    """Writes text to stdout. On a terminal, control characters are replaced by visible symbols."""
 
     def __init__(self) -> None:
         self._shown = visible if sys.stdout.isatty() else str
-        self._at_start = False  # at the start of a line
+        self._at_start = False  # whether the output is at the start of a line
 
     def write(self, text: str) -> None:
         self._at_start = text.endswith("\n")
@@ -41,10 +41,10 @@ class PlainText:
 
 
 class StreamedAnswer:
-    """A streamed answer, printed to stdout. `text` is the text printed so far, even if the stream fails.
+    """Prints a streamed answer to stdout. `text` is the text printed so far, even if the stream fails.
 
-    On a terminal, the model's reasoning is printed first, dimmed; elsewhere it is omitted. `writer` creates
-    the writer of the text.
+    On a terminal, the model's reasoning is printed too, dimmed; elsewhere it is omitted. `writer` must create
+    a writer for each passage of text.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StreamedAnswer:
         self._make_writer = writer
         self._writer: Writer | None = None
         self._pieces: list[str] = []
-        self._reasons = False  # whether reasoning was printed last
+        self._reasons = False  # whether the last printed piece is reasoning
         self.finish_reason: str | None = None
         self.usage: Usage | None = None
         self.ttft_s: float | None = None
@@ -65,7 +65,7 @@ class StreamedAnswer:
         return "".join(self._pieces)
 
     async def show(self, chunks: AsyncIterator[Chunk]) -> None:
-        """Print and flush each piece of text, and end the last line, even if the stream fails."""
+        """Print each chunk as it arrives. The last line is ended even if the stream fails."""
         started = self._clock()
         try:
             async for chunk in chunks:
@@ -105,7 +105,7 @@ class StreamedAnswer:
             self._writer = None
 
     def summary(self) -> str:
-        """Format token counts and times in one line."""
+        """Return one line with token counts, times and the finish reason, as far as known."""
         parts = [f"{self.total_s:.2f} s", *self._token_counts()]
         if self.ttft_s is not None:
             parts.append(f"first text after {self.ttft_s * 1e3:.0f} ms")
@@ -116,7 +116,7 @@ class StreamedAnswer:
         return ", ".join(parts)
 
     def figures(self) -> str:
-        """Format the known figures to show below an answer: tokens, tokens/s, TTFT and cached tokens."""
+        """Return one line to show below an answer: tokens, tokens/s, TTFT, cached tokens, as far as known."""
         parts = []
         if self.usage is not None:
             parts.append(f"{self.usage.completion_tokens} tokens")

@@ -1,4 +1,4 @@
-"""Reads turns typed at a terminal, with line editing, and keeps them in a history file."""
+"""Reads a user's turns at a terminal, with line editing, and appends them to a history file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ OWNER_ONLY = 0o600
 
 
 def history_file() -> Path:
-    """Return its path in the XDG state directory: ~/.local/state, unless XDG_STATE_HOME is set."""
+    """Return the history file's path in XDG_STATE_HOME, by default ~/.local/state."""
     return platformdirs.user_state_path("shortfin-llm") / "chat_history"
 
 
 def open_history(file: Path, say: Callable[[str], None]) -> History:
-    """Open the history in a file readable only by its owner; if that fails, report it and use memory."""
+    """Open the history file and make it readable only by its owner.
+
+    If that fails, call `say` with the reason and keep the history in memory.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, OWNER_ONLY)
@@ -43,14 +46,14 @@ def open_history(file: Path, say: Callable[[str], None]) -> History:
 
 
 def _check_own(descriptor: int) -> None:
-    """Raise OSError for another user's file, which a link may point to, and for anything not a file."""
+    """Raise OSError unless the open file is a regular file of this user: its path may have been a link."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
         raise OSError(errno.EPERM, "it is not a file of this user")
 
 
 class _KeptHistory(FileHistory):
-    """History that lets the chat continue if it cannot be written, and reports that once."""
+    """A history file. The first error when writing is reported to `say`; then nothing more is written."""
 
     def __init__(self, file: Path, say: Callable[[str], None]) -> None:
         super().__init__(str(file))
@@ -68,10 +71,10 @@ class _KeptHistory(FileHistory):
 
 
 class Prompt:
-    """Reads turns, which may have several lines; Tab completes `commands`.
+    """Reads turns, which may have several lines. Tab completes `commands`.
 
-    Enter sends, Alt-Enter or Ctrl-J starts a new line. Pasted text is one turn, even with several lines,
-    thanks to bracketed paste.
+    Enter sends; Alt-Enter or Ctrl-J starts a new line. Bracketed paste makes pasted text one turn, even if it
+    has several lines.
     """
 
     def __init__(self, history: History, commands: Sequence[str]) -> None:

@@ -111,7 +111,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the batch. Raises LlmError if it cannot start or continue."""
+    """Run the batch; return the exit status. Raises LlmError if the batch cannot start or continue."""
     settings = {name: getattr(args, name) for name in SETTINGS if name in args}
     is_local = args.model is not None or bool(settings)
     if is_local:
@@ -175,7 +175,7 @@ async def _answer_all(
 
 
 def _summary(tally: Tally) -> str:
-    """Summarise the full batch, and the tokens of this run if it answered any lines."""
+    """Describe the whole batch; if this run answered any line, also the tokens of this run."""
     lines = "1 line" if tally.num_done == 1 else f"{tally.num_done:,} lines"
     before = f" ({tally.num_before:,} before)" if tally.num_before else ""
     text = f"{lines}{before}: {tally.num_done - tally.num_failed:,} answered, {tally.num_failed:,} failed"
@@ -189,7 +189,7 @@ def _summary(tally: Tally) -> str:
 
 @contextmanager
 def _resumable(tally: Tally) -> Iterator[None]:
-    """Print how to resume when the context exits, unless the batch is complete."""
+    """When the context exits with lines left, by an error or not, print how to resume the batch."""
     try:
         yield
     finally:
@@ -205,7 +205,7 @@ def _say(text: str) -> None:
 
 
 def _check_no_server_options(args: argparse.Namespace) -> None:
-    """Raise InvalidRequestError for options that do not apply to a model in this process."""
+    """Raise InvalidRequestError for options that apply only to a server, as the model is in this process."""
     for name in SERVER_OPTIONS:
         if getattr(args, name) is not None:
             raise InvalidRequestError(

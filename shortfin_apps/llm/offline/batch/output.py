@@ -1,9 +1,10 @@
-"""The output files of a batch: existing results, appending new ones, and which input they answer.
+"""The output files of a batch: reads earlier results, appends new ones, and records which input they answer.
 
-Results survive a crash at any time, as complete lines, each once. A process killed while appending leaves a
-partial line at the end. A machine crash may lose unsynced data and leave zeros in its place. Both are cut off
-when the batch resumes. The state file `OUTPUT.state.json` is written to disk before the first result and
-kept, so that a complete batch is recognised as such.
+After a crash at any time, the files have complete results, and no request has two. If the process was killed
+while appending, the last line is incomplete. If the machine crashed, unsynced data may be missing or replaced
+by zeros. When the batch resumes, an incomplete line or zeros at the end are truncated. The state file
+`OUTPUT.state.json` is written to disk before the first result. It is kept when the batch is complete, so that
+the same command then has nothing to do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from shortfin_apps.llm.serving.http.streaming import json_line
 
 
 class Finished(NamedTuple):
-    """A line of the input that has a result; `is_ok` is True for status 200."""
+    """A line of the input that has a result. `is_ok` is True if its status is 200."""
 
     custom_id: str
     is_ok: bool
@@ -54,7 +55,7 @@ class _Line(msgspec.Struct):
 
 
 def result_of(custom_id: str, answered: Answered) -> Result:
-    """Create the result of a request answered with any status."""
+    """Create the output line for an answer with any status."""
     body = _parsed(answered.body)
     response = {"status_code": answered.status, "request_id": answered.request_id, "body": body}
     line = {
@@ -76,7 +77,7 @@ def result_of(custom_id: str, answered: Answered) -> Result:
 
 
 def read_result(line: bytes) -> Finished | None:
-    """Parse a line of an output; None if it is not a result."""
+    """Parse a line of an output file; return None if the line is not a result."""
     try:
         read = msgspec.json.decode(line, type=_Line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -85,7 +86,7 @@ def read_result(line: bytes) -> Finished | None:
 
 
 def _parsed(body: bytes) -> Any:
-    """Parse JSON; return anything else, such as a proxy's error page, as text."""
+    """Parse JSON; return a body that is not JSON, such as a proxy's error page, as a string."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -103,11 +104,11 @@ class ResultFile:
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
-        self._ends_in_part = False  # ends in a partial line, which must not be extended
+        self._ends_in_part = False  # the last line is incomplete, so nothing may be appended
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open the file, creating it if necessary. Raises BatchFileError."""
+        """Open and lock the file, creating it if necessary. Raises BatchFileError."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         except OSError as error:
@@ -124,9 +125,9 @@ class ResultFile:
         return os.fstat(self._fd).st_size == 0
 
     def finished(self) -> Iterator[Finished]:
-        """Yield finished lines, then cut off anything left by a crash.
+        """Yield the results in the file, then truncate an incomplete line or zeros that a crash has left.
 
-        Raises BatchFileError for a line that is neither a result nor left by a crash.
+        Raises BatchFileError for any other line that is not a result.
         """
         end = 0
         with self._reader() as file:
@@ -144,7 +145,7 @@ class ResultFile:
         self._cut(end)
 
     def append(self, line: bytes) -> None:
-        """Append a line. Raises BatchFileError if it cannot be written in full; so do all later calls."""
+        """Append a line. Raises BatchFileError if writing fails, and in all later calls."""
         if self._ends_in_part:
             raise BatchFileError(f"cannot write {self.path}: it ends in a part of a line")
         before = os.fstat(self._fd).st_size
@@ -154,7 +155,7 @@ class ResultFile:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             self._ends_in_part = True
-            with contextlib.suppress(OSError):  # then the next run cuts it off
+            with contextlib.suppress(OSError):  # if this fails, the next run truncates the line
                 os.ftruncate(self._fd, before)
             raise self._unwritable(error) from error
 
@@ -204,7 +205,10 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BatchState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`errors` is the file of failed lines, relative to the output's directory; None without one."""
+    """The state file's content: which input the results answer, and the file of failed lines.
+
+    `errors` is the path of that file relative to the output's directory; None if there is no such file.
+    """
 
     input_sha256: str
     errors: str | None
@@ -212,16 +216,16 @@ class BatchState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def state_path(output: Path) -> Path:
-    return output.parent / f"{output.name}{SUFFIX}"  # also of `.` and `/`, which have no name
+    return output.parent / f"{output.name}{SUFFIX}"  # with_name would raise for `.` and `/`
 
 
 def files_beside(output: Path) -> tuple[Path, Path]:
-    """Return the files that `write_state` replaces."""
+    """Return the two files that `write_state` overwrites: the state file and its temporary file."""
     return state_path(output), output.parent / f"{output.name}{SUFFIX}.new"
 
 
 def read_state(output: Path) -> BatchState | None:
-    """Return the state, or None if it is missing or malformed."""
+    """Read the state file of `output`; return None if it is missing or malformed."""
     path = state_path(output)
     try:
         return msgspec.json.decode(path.read_bytes(), type=BatchState) if path.is_file() else None
@@ -230,10 +234,10 @@ def read_state(output: Path) -> BatchState | None:
 
 
 def write_state(output: Path, state: BatchState) -> None:
-    """Replace the state atomically and sync it to disk. Raises BatchFileError."""
+    """Replace the state file of `output` atomically and sync it to disk. Raises BatchFileError."""
     path, new = files_beside(output)
     try:
-        new.unlink(missing_ok=True)  # left by a crash, or a link to a file that must not be overwritten
+        new.unlink(missing_ok=True)  # a crash may have left it, or it may be a link to another file
         with os.fdopen(os.open(new, _NEW_FILE, 0o666), "wb") as file:
             file.write(msgspec.json.encode(state) + b"\n")
             file.flush()
@@ -245,7 +249,7 @@ def write_state(output: Path, state: BatchState) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Sync the names in `directory`, including the output's."""
+    """Sync the directory's entries to disk, so that new and renamed files survive a machine crash."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -253,15 +257,15 @@ def _sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-SYNC_AT = 128  # lines; as many more may be written while they are synced
+SYNC_AT = 128  # unsynced lines that start a sync; during the sync, as many more may be written
 SYNC_S = 1.0
 
 
 class BatchOutput:
-    """Accepts results in any order. If there is an `errors` file, failed lines are written to it.
+    """The output files of a batch: `results`, and `errors` (if any) for results with another status than 200.
 
-    A machine crash can lose at most 2 * SYNC_AT lines or about SYNC_S seconds of results; a killed process
-    loses none. `finished` are the results that existed when the files were opened.
+    A killed process loses no result. A machine crash loses at most the last 2 * SYNC_AT results, and only
+    those of about the last SYNC_S seconds. `finished`: the results that existed when the files were opened.
     """
 
     def __init__(self, results: ResultFile, errors: ResultFile | None, finished: dict[str, bool]) -> None:
@@ -273,7 +277,7 @@ class BatchOutput:
 
     @classmethod
     def open(cls, path: Path, errors: Path | None, batch: BatchInput, *, restart: bool) -> Self:
-        """Open the files and read an earlier run's results; `restart` empties them instead.
+        """Open the files and read an earlier run's results; with `restart`, empty the files instead.
 
         Raises BatchFileError for files in use by another run, or with results of another input.
         """
@@ -296,7 +300,7 @@ class BatchOutput:
         return cls(files[0], files[1] if errors else None, finished)
 
     async def write(self, result: Result) -> None:
-        """Append a line. Raises BatchFileError."""
+        """Append a result to its file, waiting if too many are unsynced. Raises BatchFileError."""
         while self._num_unsynced >= SYNC_AT:
             await self.sync(SYNC_AT)
         file = self._results if self._errors is None or result.finished.is_ok else self._errors
@@ -304,10 +308,7 @@ class BatchOutput:
         self._num_unsynced += 1
 
     async def sync(self, at: int = 1) -> None:
-        """Write results to disk if at least `at` lines are not synced.
-
-        Raises BatchFileError.
-        """
+        """Sync the files to disk if at least `at` lines are not synced. Raises BatchFileError."""
         async with self._syncing:
             if (num_lines := self._num_unsynced) >= at:
                 for file in self._files():
@@ -329,7 +330,7 @@ class BatchOutput:
 
 
 def _check_different(paths: Iterable[Path], replaced: Iterable[Path]) -> None:
-    """Raise BatchFileError for a file that is named twice, or that is in `replaced`."""
+    """Raise BatchFileError if two of `paths` are the same file, or if one is in `replaced`."""
     seen = {_resolved(path.parent) / path.name for path in replaced}
     for path in paths:
         if (resolved := _resolved(path)) in seen:
@@ -340,12 +341,12 @@ def _check_different(paths: Iterable[Path], replaced: Iterable[Path]) -> None:
 
 
 def _resolved(path: Path) -> Path:
-    """Follow links. A loop of links stays unchanged; Path.resolve raises RuntimeError for it."""
+    """Follow symbolic links. Unlike Path.resolve, return a path with a loop of links without an error."""
     return Path(os.path.realpath(path))
 
 
 def _seen_from(path: Path, errors: Path) -> str:
-    """Return the errors file's path relative to the output. Raises BatchFileError unless it is UTF-8."""
+    """Return the path of `errors` relative to the directory of `path`. Raises BatchFileError unless UTF-8."""
     relative = os.path.relpath(_resolved(errors), _resolved(path).parent)
     try:
         relative.encode()
@@ -355,7 +356,7 @@ def _seen_from(path: Path, errors: Path) -> str:
 
 
 def _check_same(path: Path, state: BatchState) -> None:
-    """Raise BatchFileError unless the results in `path` belong to this batch."""
+    """Raise BatchFileError unless the state file next to `path` equals `state`, the state of this batch."""
     before = read_state(path)
     remedy = "name another output, or begin anew with --restart, which empties it"
     if before is None:
@@ -372,7 +373,7 @@ def _check_same(path: Path, state: BatchState) -> None:
 
 
 def _finished(files: Iterable[ResultFile], batch: BatchInput) -> dict[str, bool]:
-    """Return whether each finished line succeeded, by `custom_id`."""
+    """Return, for each finished line's `custom_id`, whether its status is 200. Raises BatchFileError."""
     known = {line.custom_id for line in batch.lines}
     finished: dict[str, bool] = {}
     for file in files:

@@ -2,8 +2,9 @@
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once upon a time"}}
 
-The file is read twice: first in full, to check every line before anything runs, then each line again when its
-request is sent. Memory therefore holds only ids and requests in progress, however large the file is.
+The file is read twice. The first pass checks all lines before any request is sent. Later, each line is read
+again when its request is sent. So memory holds only the position and `custom_id` of each line, and the
+requests in progress.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ class BatchFileError(LlmError):
     """A file of a batch cannot be read or written, or does not belong to the batch."""
 
 
-BOM = b"\xef\xbb\xbf"  # written first by Windows' editors
-MAX_SHOWN = 20  # bad lines
+BOM = b"\xef\xbb\xbf"  # byte order mark, which editors on Windows write at the start of a file
+MAX_SHOWN = 20  # bad lines in an error message
 PATH = re.compile(r"/(?!/)[!-~]*")
 
 CheckUrl = Callable[[str], str | None]
-"""Returns the problem with a line's `url`, or None."""
+"""Returns a description of the problem with a line's `url`, or None if there is none."""
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     custom_id: Annotated[str, msgspec.Meta(min_length=1)]
     method: str
     url: str
-    body: msgspec.Raw  # unchanged bytes, except for lone surrogates
+    body: msgspec.Raw  # the bytes in the file, except that lone surrogates are replaced
 
 
 class _Streamed(msgspec.Struct):
@@ -56,7 +57,7 @@ class _Counts(msgspec.Struct):
 
 
 class BatchLine(NamedTuple):
-    """Location of a line: its number from 1, and its bytes in the file."""
+    """Location of a line in the file: its number, counted from 1, its byte offset and its length in bytes."""
 
     number: int
     custom_id: str
@@ -66,7 +67,7 @@ class BatchLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """The request in a line. `num_sequences` is the number of sequences that it occupies in the engine."""
+    """The request in a line. `num_sequences`: sequences that the engine runs for it (prompts x choices)."""
 
     custom_id: str
     url: str
@@ -75,7 +76,7 @@ class BatchRequest:
 
 
 class BatchInput:
-    """A checked input, kept open. `sha256` is the hexadecimal hash of the full file."""
+    """An input file whose lines have been checked, kept open. `sha256` is the file's hash in hexadecimal."""
 
     def __init__(self, path: Path, fd: int, lines: Sequence[BatchLine], sha256: str) -> None:
         self.path = path
@@ -85,7 +86,7 @@ class BatchInput:
 
     @classmethod
     def open(cls, path: Path, check_url: CheckUrl) -> Self:
-        """Open and check a file. Raises BatchFileError listing bad lines, at most MAX_SHOWN of them."""
+        """Open a file and check its lines. Raises BatchFileError, which lists up to MAX_SHOWN bad lines."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -97,7 +98,7 @@ class BatchInput:
             raise
 
     def request(self, line: BatchLine) -> BatchRequest:
-        """Read a line again. Raises BatchFileError if the file has changed since it was checked."""
+        """Read the request in a line. Raises BatchFileError if the line has changed since `open`."""
         raw = os.pread(self._fd, line.num_bytes, line.offset)
         try:
             parsed = msgspec.json.decode(without_lone_surrogates(raw), type=_Line)
@@ -113,7 +114,7 @@ class BatchInput:
 
 
 def local_url(routes: Sequence[str]) -> CheckUrl:
-    """Return the URL check for a model in this process, which has these routes."""
+    """Return a URL check for a model in this process, which accepts only `routes`."""
 
     def check(url: str) -> str | None:
         return None if url in routes else f"`url` is {url!r}, but must be {' or '.join(routes)}"
@@ -122,12 +123,12 @@ def local_url(routes: Sequence[str]) -> CheckUrl:
 
 
 def server_url(url: str) -> str | None:
-    """Check a URL for a server: any path, but no other host."""
+    """Check a URL for a server, which accepts any path but no host; return the problem or None."""
     return None if PATH.fullmatch(url) else f"`url` is {url!r}, but must be a path such as /v1/completions"
 
 
 def num_sequences(body: bytes) -> int:
-    """Return the number of sequences that the engine generates or scores; 1 for an invalid request."""
+    """Return how many sequences the engine generates or scores for a request; 1 for an invalid request."""
     try:
         counts = msgspec.json.decode(body, type=_Counts)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -164,7 +165,10 @@ def _checked(path: Path, fd: int, check_url: CheckUrl) -> tuple[list[BatchLine],
 
 
 def _numbered(path: Path, fd: int, hashed: Callable[[bytes], object]) -> Iterator[tuple[int, int, bytes]]:
-    """Yield number, offset and bytes (without line end) of each line that is not blank."""
+    """Yield number, byte offset and content (without line end) of each line that is not blank.
+
+    `hashed` is called with the bytes of every line. Raises BatchFileError if the file cannot be read.
+    """
     offset = 0
     try:
         with open(fd, "rb", closefd=False) as file:
@@ -180,7 +184,7 @@ def _numbered(path: Path, fd: int, hashed: Callable[[bytes], object]) -> Iterato
 
 
 def _custom_id(raw: bytes, check_url: CheckUrl) -> str:
-    """Check a line and return its `custom_id`. Raises ValueError describing the problem."""
+    """Check a line and return its `custom_id`. Raises ValueError with a description of the problem."""
     try:
         line = msgspec.json.decode(without_lone_surrogates(raw), type=_Line)
         streamed = msgspec.json.decode(line.body, type=_Streamed)

@@ -21,13 +21,13 @@ SERVER_FAILED = 500
 
 
 class LocalSender:
-    """Sends to a model in this process."""
+    """Sends requests to a model in this process."""
 
     def __init__(self, model: LocalModel) -> None:
         self._model = model
 
     async def send(self, request: BatchRequest) -> Answered:
-        """Send a request. Raises UnavailableError if the device has failed, which is not the line's fault."""
+        """Send a request. Raises UnavailableError if the device has failed, as all other lines would fail."""
         answered = await self._model.post(request.url, request.body, request.num_sequences)
         if answered.status >= SERVER_FAILED and not self._model.healthy:
             raise UnavailableError(
@@ -36,21 +36,21 @@ class LocalSender:
         return answered
 
 
-# Statuses not caused by the line itself: other lines would get the same, and a retry may succeed.
+# Statuses that the line itself does not cause: other lines would get the same one, and a retry may succeed.
 NOT_NOW = (401, 403, 429, 502, 503, 504)
 
 
 class Sender(Protocol):
-    """Answers requests, with a local model or a server."""
+    """Sends requests to a model in this process or to a server."""
 
     async def send(self, request: BatchRequest) -> Answered:
-        """Return the answer, with any status. Raises LlmError if there is none, for this line or for all."""
+        """Return the answer, with any status. Raises LlmError if there is no answer, which ends the batch."""
         ...
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of a batch: lines include earlier runs, tokens do not."""
+    """Counts of a batch. Counts of lines include earlier runs; counts of tokens are of this run only."""
 
     num_lines: int
     num_before: int  # finished by earlier runs
@@ -70,7 +70,7 @@ class Tally:
 
 
 def tally_of(batch: BatchInput, output: BatchOutput) -> Tally:
-    """Return the tally at the start of a run."""
+    """Return the tally at the start of a run, with the lines that earlier runs have finished."""
     num_before = len(output.finished)
     num_failed = sum(not is_ok for is_ok in output.finished.values())
     return Tally(len(batch.lines), num_before, num_before, num_failed)
@@ -84,10 +84,10 @@ async def run_batch(
     tally: Tally,
     on_answer: OnAnswer,
 ) -> None:
-    """Send all remaining lines; return once all results are on disk.
+    """Send all remaining lines, at most `concurrency` at once; return once all results are on disk.
 
-    At most `concurrency` lines are sent at once. Raises LlmError if it cannot continue. Results up to then
-    are written, and another run resumes from there.
+    Raises LlmError if the batch cannot continue. Earlier results are then on disk, and another run resumes
+    the batch.
     """
     waiting = (line for line in batch.lines if line.custom_id not in output.finished)
 
@@ -106,14 +106,14 @@ async def run_batch(
 
 
 def _check_is_for_line(answered: Answered) -> None:
-    """Raise LlmError for an answer that was not caused by the line itself."""
+    """Raise LlmError for an answer with a status that the line itself did not cause (NOT_NOW)."""
     if answered.status in NOT_NOW:
         raise error_from_response(answered.status, answered.body, None)
 
 
 @asynccontextmanager
 async def _synced(output: BatchOutput) -> AsyncIterator[None]:
-    """Sync the output regularly during the context, and fully at its end."""
+    """Sync the output to disk regularly during the context, and once more when the context ends."""
     syncing = asyncio.ensure_future(output.sync_often())
     try:
         yield

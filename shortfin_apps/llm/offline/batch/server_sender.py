@@ -20,11 +20,12 @@ RETRIED_STATUSES = (429, 502, 503, 504)
 
 
 class ServerSender:
-    """Sends to a server; use it with `async with`. `timeout_s` is the maximum time without data from it.
+    """Sends requests to a server. Callers must use it as an async context manager.
 
-    Requests that the server refuses for now, or that are lost with a connection, are retried up to
-    `max_retries` times. The count restarts whenever the server answers another line, so a busy server is
-    waited for as long as it makes progress. `sleep`, `now` (Unix time) and `random` are for tests.
+    A request is retried after a lost connection or a status in RETRIED_STATUSES, up to `max_retries` times.
+    The count restarts whenever the server answers another line, so a slow server is waited for as long as it
+    makes progress. `timeout_s`: maximum time without data from the server. `sleep`, `now` (Unix time) and
+    `random` are for tests.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ServerSender:
         await self._http.aclose()
 
     async def send(self, request: BatchRequest) -> Answered:
-        """Send a request until it is answered. Raises ConnectionFailedError."""
+        """Send a request, with retries; return the answer with any status. Raises ConnectionFailedError."""
         attempt, num_answered = 0, self._num_answered
         while True:
             outcome, retry_after_s = await self._send(request)
@@ -78,7 +79,10 @@ class ServerSender:
                 raise outcome
 
     async def _send(self, request: BatchRequest) -> tuple[Answered | ConnectionFailedError, float | None]:
-        """Make one attempt; return also `Retry-After`. Raises ConnectionFailedError for a timeout."""
+        """Send a request once; return the answer or the connection's error, and `Retry-After` in seconds.
+
+        A timeout is not retried: it raises ConnectionFailedError.
+        """
         try:
             response = await self._http.post(request.url, content=request.body)
         except httpx.TimeoutException as error:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """An argparse type: a number of seconds, at least SHORTEST_INTERVAL_S."""
+    """Parse a number of seconds of at least SHORTEST_INTERVAL_S, as an argparse type."""
     try:
         value = float(text)
     except ValueError:

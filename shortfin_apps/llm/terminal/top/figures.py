@@ -1,4 +1,4 @@
-"""Figures of a server for the time between two snapshots of its `/metrics`."""
+"""Reads a server's `/metrics` and computes figures for the time between two readings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LARGEST = 2.0**64
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All samples by name, read at `at_s` (seconds of a monotonic clock)."""
+    """All samples of `/metrics` by name, read at `at_s` (seconds of a monotonic clock)."""
 
     at_s: float
     samples: Mapping[str, list[tuple[Labels, float]]]
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Return the sum of the samples with these labels; None if there are none."""
+        """Return the sum of a metric's samples with these labels; None if there are none."""
         values = [
             value
             for found, value in self.samples.get(name, ())
@@ -34,7 +34,7 @@ class Reading:
         return sum(values) if values else None
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
-        """Return the samples' sums, grouped by the value of a label."""
+        """Return the sums of a metric's samples, by the value of a label."""
         sums: dict[str, float] = {}
         for found, value in self.samples.get(name, ()):
             if label in found:
@@ -42,15 +42,14 @@ class Reading:
         return sums
 
     def buckets(self, name: str) -> dict[float, float]:
-        """Return a histogram's cumulative counts by upper bound; the last bound is infinite."""
+        """Return a histogram's cumulative counts by upper bound, of which the last is infinite."""
         return {float(bound): count for bound, count in self.by_label(f"{name}_bucket", "le").items()}
 
 
 def parsed(text: str, at_s: float) -> Reading:
     """Parse Prometheus's text format. Raises ServerError for any other text.
 
-    A metric with a sample that is not a usable number is omitted: summaries of other servers are NaN before
-    their first observation.
+    A metric with an unusable sample is omitted: some servers report NaN before the first observation.
     """
     samples: dict[str, list[tuple[Labels, float]]] = {}
     unusable: set[str] = set()
@@ -66,7 +65,7 @@ def parsed(text: str, at_s: float) -> Reading:
 
 
 def _is_figure(value: float, labels: Labels) -> bool:
-    """Whether the value is finite and not too large, and a bucket's bound is a number."""
+    """Whether a sample's value is finite and at most LARGEST, and its bucket's bound, if any, a number."""
     try:
         return abs(value) <= LARGEST and float(labels.get("le", 0)) > -math.inf
     except ValueError:
@@ -89,7 +88,7 @@ INVOCATIONS, COMPUTED, TASKS = (
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Pages of the KV cache: used by requests, cached for prefix reuse, and free."""
+    """Numbers of pages of the KV cache: used by requests, cached for prefix reuse, and free."""
 
     total: int
     used: int
@@ -99,7 +98,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class EntryMix:
-    """The work of one entry of the compiled model. `tasks` is the mean per invocation."""
+    """The work of one entry of the compiled model in an interval. `tasks` is the mean per invocation."""
 
     entry: str
     invocations_per_s: float
@@ -111,10 +110,11 @@ class EntryMix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Figures of an interval, and the state at its end; None if the server does not report a figure.
+    """Figures of an interval between two readings; None for a figure that the server does not report.
 
-    Percentiles are interpolated within the server's buckets, as Prometheus does. `finished` and `refused` are
-    the interval's requests by reason. `busy_share` is the share of the interval spent in engine steps.
+    `running`, `waiting` and the pages are as of the interval's end. `finished` and `refused`: numbers of
+    requests by reason. `busy_share`: share of the interval spent in engine steps. Percentiles are
+    interpolated within the server's histogram buckets, as Prometheus does.
     """
 
     running: int | None
@@ -137,7 +137,7 @@ class Figures:
 
 
 def is_same_process(before: Reading, after: Reading) -> bool:
-    """Whether the server was not restarted in between, which resets all counters to zero."""
+    """Whether both readings are of the same process of the server. A restart would reset all counters."""
     started = "process_start_time_seconds"
     if before.total(started) != after.total(started):
         return False
@@ -146,7 +146,10 @@ def is_same_process(before: Reading, after: Reading) -> bool:
 
 
 def figures_of(before: Reading | None, after: Reading) -> Figures:
-    """Compute the figures between two readings of the same process; only the state without `before`."""
+    """Compute the figures between two readings of the same process.
+
+    Without `before`, only the figures of the state at `after` are set.
+    """
     state = Figures(
         running=_whole(after.total("vllm:num_requests_running")),
         waiting=_whole(after.total("vllm:num_requests_waiting")),
@@ -193,7 +196,7 @@ class _Between:
         return some / all_ if some is not None and all_ else None
 
     def counts(self, name: str, label: str) -> dict[str, int]:
-        """Return the change of a counter by the value of a label."""
+        """Return the nonzero changes of a counter in the interval, by the value of a label."""
         before = self._before.by_label(name, label)
         changes = {
             key: value - before.get(key, 0.0) for key, value in self._after.by_label(name, label).items()
@@ -206,7 +209,7 @@ class _Between:
         return None if seconds is None else seconds * 1e3
 
     def entries(self) -> tuple[EntryMix, ...]:
-        """Return the entries invoked, sorted by computed tokens in descending order."""
+        """Return the entries invoked in the interval, the one with the most computed tokens first."""
         invoked = self.counts(INVOCATIONS, "entry")
         mixes = [self._mix(entry, invocations) for entry, invocations in invoked.items() if invocations > 0]
         return tuple(sorted(mixes, key=lambda mix: -(mix.prefill_tokens_per_s + mix.decode_tokens_per_s)))
@@ -227,10 +230,10 @@ class _Between:
 
 
 def quantile(cumulative: Mapping[float, float], share: float) -> float | None:
-    """Return a histogram's quantile like Prometheus's histogram_quantile; None if it is empty.
+    """Return a histogram's quantile like Prometheus's histogram_quantile; None for an empty histogram.
 
-    `cumulative` has counts by upper bound; the last bound is infinite. The quantile is interpolated within
-    its bucket; in the last bucket, it is the last finite bound.
+    `cumulative`: counts by upper bound, of which the last is infinite. The quantile is interpolated linearly
+    within its bucket. If it is in the infinite bucket, the largest finite bound is returned.
     """
     bounds = sorted(cumulative)
     if not bounds or cumulative[bounds[-1]] <= 0:
@@ -259,7 +262,7 @@ def _whole(value: float | None) -> int | None:
 
 
 class WatchedServer:
-    """Reads figures; `info` is `/server_info`, empty before the first reading or if there is none."""
+    """Reads a server's figures. `info`: its `/server_info`; empty before the first reading or without one."""
 
     def __init__(self, client: LlmClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -272,7 +275,10 @@ class WatchedServer:
         return self._client.base_url
 
     async def read(self) -> Figures:
-        """Return the figures since the last reading of the same process. Raises LlmError."""
+        """Read the figures since the last reading, or only the state if the server was restarted since.
+
+        Raises LlmError.
+        """
         reading = parsed(await self._metrics(), self._clock())
         if self._last is None or not is_same_process(self._last, reading):
             self._last = None
@@ -292,5 +298,5 @@ class WatchedServer:
     async def _server_info(self) -> Mapping[str, Any]:
         try:
             return await self._client.server_info()
-        except InvalidRequestError:  # another kind of server, without this route
+        except InvalidRequestError:  # not this project's server: it does not have this route
             return {}

@@ -1,4 +1,4 @@
-"""The live table on a terminal; keys pause and quit it."""
+"""Shows a live table on a terminal; keys pause and quit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from shortfin_apps.llm.contract.errors import OverloadedError, UnavailableError
 from shortfin_apps.llm.terminal.top.figures import Figures, WatchedServer
 from shortfin_apps.llm.terminal.top.table import FiguresTable, Fitted, server_line
 
-AWAY = (ConnectionFailedError, OverloadedError, ServerError, UnavailableError)  # may be temporary
+AWAY = (ConnectionFailedError, OverloadedError, ServerError, UnavailableError)  # possibly temporary errors
 QUIT_KEYS = ("q", "Q", Keys.ControlC, Keys.ControlD)
 HEAD_LINES, FOOT_LINES = 2, 2
 
 
 class LiveTable:
-    """Reads a server every `interval_s` seconds and draws its figures, until a key quits it."""
+    """Reads a server's figures every `interval_s` seconds and draws them, until a key quits."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class LiveTable:
         )
 
     async def watch(self) -> None:
-        """Run until a key quits. Raises LlmError for permanent errors, such as a wrong key."""
+        """Show the table until a key quits. Raises LlmError for permanent errors, such as a wrong API key."""
         reading = asyncio.ensure_future(self._keep_reading())
         quitting = asyncio.ensure_future(self._quit.wait())
         try:
@@ -76,7 +76,7 @@ class LiveTable:
             await asyncio.sleep(self._interval_s)
 
     async def read(self) -> None:
-        """Read the next figures, or record why there are none."""
+        """Read the next figures. For a temporary error, keep the last figures and store the error to show."""
         try:
             self._figures = await self._server.read()
             self._problem = None
@@ -115,7 +115,7 @@ class LiveTable:
 
 @contextmanager
 def _typed(take: Callable[[str], None]) -> Iterator[Input]:
-    """Call `take` with each pressed key; keys are not echoed."""
+    """Call `take` with each pressed key during the context, in which the terminal does not echo keys."""
     terminal = create_input()
 
     def ready() -> None:
@@ -128,7 +128,7 @@ def _typed(take: Callable[[str], None]) -> Iterator[Input]:
 
 @contextmanager
 def _resized(redraw: Callable[[], None]) -> Iterator[None]:
-    """Redraw when the terminal's size changes."""
+    """Call `redraw` when the terminal's size changes during the context."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGWINCH, redraw)
     try:

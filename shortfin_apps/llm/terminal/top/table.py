@@ -1,4 +1,4 @@
-"""The table of a server's figures, for a terminal of any size."""
+"""Draws a server's figures as a table, for a terminal of any size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NONE = "-"
 
 
 def server_line(url: str, info: Mapping[str, Any]) -> str:
-    """Describe the model, its address and settings, as far as `/server_info` has them."""
+    """Describe the model, the server's address, version and settings, as far as `/server_info` has them."""
     name = info.get("served_model_name")
     parts = [f"{name} at {url}" if name else url]
     if version := info.get("version"):
@@ -33,7 +33,7 @@ def server_line(url: str, info: Mapping[str, Any]) -> str:
 
 
 class FiguresTable:
-    """All figures; if `lines` is given, only as many entries as fit."""
+    """A rich renderable of all figures. With `lines`, it shows only as many entries as fit in these lines."""
 
     def __init__(self, figures: Figures, lines: int | None = None) -> None:
         self._figures = figures
@@ -102,7 +102,7 @@ def _percent(share: float | None) -> str:
 
 
 class PageBar:
-    """A bar of pages, as wide as its text allows."""
+    """A rich renderable of page counts as text and, if there is room, a bar."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
@@ -124,14 +124,14 @@ class PageBar:
 
 
 def _within(width: int, column: float) -> int:
-    """Return the nearest column of a bar; a server may report more used pages than exist."""
+    """Round `column` and clip it to the bar, as a server may report more used pages than exist."""
     return round(max(0, min(width, column)))
 
 
 def _entries(entries: Sequence[EntryMix], room: int | None) -> RenderResult:
     hidden = 0 if room is None else max(0, len(entries) - room)
     if hidden:
-        hidden += 1  # the line with their number replaces one
+        hidden += 1  # the line that tells how many are hidden takes the place of one
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("entry", no_wrap=True, overflow="ellipsis")
     for heading in ("calls/s", "tasks", "prefill tok/s", "decode tok/s", "padding"):
@@ -151,7 +151,7 @@ def _entries(entries: Sequence[EntryMix], room: int | None) -> RenderResult:
 
 
 class Fitted:
-    """A renderable clipped to the console's height, above a foot that stays at the bottom."""
+    """A rich renderable: `parts` clipped to the console's height, above a foot at the bottom."""
 
     def __init__(self, *parts: RenderableType, foot: RenderableType) -> None:
         self._body = Group(*parts)

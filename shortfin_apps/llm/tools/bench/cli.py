@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chosen_workloads(args: argparse.Namespace) -> list[Workload]:
-    """The chosen presets, or a custom workload. Raises InvalidRequestError when both are given."""
+    """Return the presets or the custom workload chosen by the flags. Raises InvalidRequestError for both."""
     names = ("prompt_tokens", "output_tokens", "concurrency", "requests", "shared_prefix_tokens")
     given = [name for name in names if getattr(args, name) is not None]
     if not given:
@@ -144,7 +144,7 @@ def chosen_workloads(args: argparse.Namespace) -> list[Workload]:
 
 async def _measure(args: argparse.Namespace, workloads: Sequence[Workload]) -> dict[str, Any]:
     started = datetime.now(UTC)
-    # With a fresh seed, no server has the prompts cached.
+    # Without --seed, the seed is random, so that no server has the prompts cached.
     seed = secrets.token_hex(4) if args.seed is None else args.seed
     options = TargetOptions(
         model=args.model,
@@ -174,7 +174,7 @@ async def _measure(args: argparse.Namespace, workloads: Sequence[Workload]) -> d
 
 
 def draws_histograms(chosen: bool | None) -> bool:
-    """Default to drawing histograms only on a terminal."""
+    """Whether to draw histograms; None in `chosen` (no flag): only if stdout is a terminal."""
     return sys.stdout.isatty() if chosen is None else chosen
 
 

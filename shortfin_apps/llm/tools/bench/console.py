@@ -18,8 +18,8 @@ TABLE_WIDTH = 180  # columns, if stdout is not a terminal
 
 
 def progress_bar(unit: str) -> Progress:
-    """A bar on stderr that counts `unit`s, if stderr is a terminal."""
-    # Only two frames per second, as drawing takes CPU time from the measured server.
+    """Create a progress bar on stderr, hidden unless stderr is a terminal; `unit` is what it counts."""
+    # Only two frames per second, as drawing takes CPU time from a measured server on the same machine.
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -34,12 +34,12 @@ def progress_bar(unit: str) -> Progress:
 
 
 def table_console() -> PlainConsole:
-    """A console on stdout, TABLE_WIDTH wide if that is not a terminal."""
+    """Create a console on stdout, with TABLE_WIDTH columns if stdout is not a terminal."""
     return PlainConsole(width=None if sys.stdout.isatty() else TABLE_WIDTH)
 
 
 def write_json(doc: dict[str, Any], destination: str) -> None:
-    """Write to a file, or to stdout for `-`. Raises InvalidRequestError if the file cannot be written."""
+    """Write `doc` as JSON to a file, or to stdout for `-`. Raises InvalidRequestError if writing fails."""
     text = json.dumps(doc, indent=2)
     if destination == "-":
         print(text)
@@ -51,7 +51,7 @@ def write_json(doc: dict[str, Any], destination: str) -> None:
 
 
 def show(doc: dict[str, Any], destination: str | None, print_tables: Callable[[PlainConsole], None]) -> None:
-    """Print tables, unless the JSON document is sent to stdout; write it to `destination` if given."""
+    """Write `doc` as JSON to `destination`, if given; print tables unless `destination` is `-` (stdout)."""
     if destination != "-":
         print_tables(table_console())
     if destination is not None:
@@ -59,19 +59,19 @@ def show(doc: dict[str, Any], destination: str | None, print_tables: Callable[[P
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:
-    """Add `--json`, for `show`."""
+    """Add the option `--json`, whose value is the `destination` of `show`."""
     parser.add_argument(
         "--json", metavar="FILE", help="write the results as JSON; `-`: to stdout, without tables"
     )
 
 
 def positive(text: str) -> int:
-    """An argparse type: a positive integer."""
+    """Parse a positive integer, as an argparse type."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
 
 
 def positives(text: str) -> list[int]:
-    """An argparse type: comma-separated positive integers, without duplicates."""
+    """Parse comma-separated positive integers, as an argparse type; drop duplicates."""
     return list(dict.fromkeys(positive(part.strip()) for part in text.split(",")))

@@ -1,7 +1,8 @@
 """Load generator: streams completions, records the arrival of each chunk, and runs workloads in turns.
 
-It shares the machine with the server under test, so the path of a chunk is short: raw bytes split into
-lines, one orjson call per event, one clock reading per read from the network.
+The load generator often shares the machine with the server under test, so it spends little CPU time per
+chunk: it splits raw bytes into lines, and makes one orjson call per event and one clock reading per network
+read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _END = b"[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request of fixed length: a prompt, the number of output tokens, and other `fields` of its body."""
+    """A prompt, the number of output tokens to request, and further `fields` of the request body."""
 
     prompt: str | list[int]
     output_tokens: int
@@ -37,7 +38,10 @@ class BenchRequest:
 
 @dataclass(slots=True)
 class _Arrivals:
-    """The arrivals of one stream so far."""
+    """What one stream has delivered so far: `perf_counter` times of chunks with text, and the usage.
+
+    `last_s` is the time of the last event with a choice, None before the first.
+    """
 
     chunks_s: list[float] = field(default_factory=list)
     usage: Usage | None = None
@@ -51,7 +55,10 @@ async def run_pass(
     concurrency: int,
     on_end: Callable[[RequestRecord], None] | None = None,
 ) -> list[RequestRecord]:
-    """Send every request, at most `concurrency` at once. Does not raise for failed requests."""
+    """Send every request, at most `concurrency` at once. A failed request is a record with an `error`.
+
+    `on_end` is called with each record as soon as its request ends.
+    """
     records: list[RequestRecord] = []
     waiting = iter(requests)
 
@@ -66,7 +73,7 @@ async def run_pass(
 
 
 async def measure(http: httpx.AsyncClient, model: str | None, request: BenchRequest) -> RequestRecord:
-    """Send one streaming `/v1/completions` request; a failure becomes the record's `error`."""
+    """Send one streaming `/v1/completions` request. A failure is reported in the record's `error`."""
     content = orjson.dumps(_body(model, request))
     arrivals, error = _Arrivals(), None
     sent_s = time.perf_counter()
@@ -118,7 +125,7 @@ async def _stream(http: httpx.AsyncClient, content: bytes, arrivals: _Arrivals) 
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[float, bytes]]:
-    """Arrival time (`perf_counter`) and payload of each `data:` line except `[DONE]`."""
+    """Yield arrival time (`perf_counter`) and payload of each `data:` line except `[DONE]`."""
     rest = b""
     async for piece in response.aiter_raw():
         now_s = time.perf_counter()
@@ -162,17 +169,17 @@ async def run_campaign(
     on_pass: Callable[[str], None],
     on_end: Callable[[RequestRecord], None],
 ) -> AsyncIterator[PassResult]:
-    """Run every workload against every server, `repeats` times. All texts derive from `seed`.
+    """Run every workload against every server, `repeats` times. All prompts derive from `seed`.
 
-    `on_pass` is called with a description of each pass before it starts, `on_end` with each request's record.
-    The order of the servers alternates between repeats.
+    `on_pass` is called with a description of each workload and server before they run, `on_end` with each
+    request's record. Every second repeat runs the servers in reverse order.
     """
     for repeat in range(repeats):
         for workload in workloads:
             order = targets if repeat % 2 == 0 else targets[::-1]
             for target in order:
                 on_pass(f"{workload.name} on {target.label}")
-                # Two addresses may lead to the same server, so targets share no text.
+                # Two addresses may be the same server, whose cache must not help the second target.
                 own_seed = f"{seed}/{repeat}/{workload.name}/{target.label}"
                 async for name, summary in run_workload(target, workload, own_seed, on_end):
                     yield PassResult(target.label, name, repeat, summary)
@@ -181,7 +188,7 @@ async def run_campaign(
 async def run_workload(
     target: Target, workload: Workload, seed: str, on_end: Callable[[RequestRecord], None] | None = None
 ) -> AsyncIterator[tuple[str, Summary]]:
-    """Run the passes of one workload against one server, after one unmeasured request of the same shape."""
+    """Yield name and summary of each pass of a workload on one server, after one unmeasured request."""
     await _warm_up(target, workload, seed)
     for name in workload.passes:
         requests = await make_requests(target, workload, f"{seed}/{name}", f"{seed}/prefix")
@@ -193,7 +200,7 @@ async def run_workload(
 async def make_requests(
     target: Target, workload: Workload, seed: str, prefix_seed: str
 ) -> list[BenchRequest]:
-    """The requests of one pass, all different after the shared prefix."""
+    """Return the requests of one pass; their prompts differ after the shared prefix."""
     return [
         BenchRequest(
             await target.make_prompt(f"{seed}/{index}", tokens, prefix_seed, workload.shared_prefix_tokens),

@@ -57,7 +57,7 @@ def document(
     seed: str,
     started: datetime,
 ) -> dict[str, Any]:
-    """The JSON document of a run: each pass, the medians over repeats, the ratios to the first server."""
+    """Return the JSON document of a run: all passes, medians over repeats, ratios to the first server."""
     runs = [
         {"target": r.target, "workload": r.workload, "repeat": r.repeat, **asdict(r.summary)} for r in results
     ]
@@ -102,7 +102,7 @@ def _grouped(runs: Iterable[Figures]) -> dict[Key, list[Figures]]:
 
 
 def read_document(file: Path) -> dict[str, Any]:
-    """Read the JSON of an earlier run. Raises InvalidRequestError if the file is something else."""
+    """Read the JSON document of an earlier run. Raises InvalidRequestError for any other file."""
     try:
         earlier = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -120,9 +120,9 @@ def read_document(file: Path) -> dict[str, Any]:
 
 
 def compare(now: Figures, earlier: Figures) -> list[dict[str, Any]]:
-    """Return the ratios of medians, now over earlier, for each server and workload in both runs.
+    """Return the ratios of medians, `now / earlier`, for each server and workload that both runs have.
 
-    Servers are matched by label; an earlier run of a single server is compared with every server.
+    Servers are matched by label. If the earlier run has only one server, every server is compared with it.
     """
     before = {(m["target"], m["workload"]): m for m in earlier["medians"]}
     labels = [target["label"] for target in earlier["targets"]]
@@ -151,7 +151,7 @@ def print_report(console: Console, doc: Figures, histograms: bool = False) -> No
 
 
 def _print_histograms(console: Console, doc: Figures) -> None:
-    """TTFT and ITL of each workload and server, over all repeats."""
+    """Print histograms of TTFT and ITL for each workload and server, over all repeats."""
     groups = _grouped(doc["runs"])
     for row in sorted(doc["medians"], key=lambda m: _order(doc, m)):
         workload, target = row["workload"], row["target"]
@@ -184,7 +184,10 @@ def _table(doc: Figures) -> Table:
 
 
 def _cells(median: Figures, runs: Sequence[Figures]) -> list[str]:
-    """Return a table row. Cached prompt tokens and client CPU time help to judge the other columns."""
+    """Return a table row of medians, share of cached prompt tokens, errors and client CPU share.
+
+    Many cached tokens or a busy client explain unusual figures in the other columns.
+    """
     times = [
         f"{_number(median[f'{figure}_ms_p50'])} / {_number(median[f'{figure}_ms_p99'])}"
         for figure in ("ttft", "itl", "tpot", "latency")
@@ -203,14 +206,14 @@ def _cells(median: Figures, runs: Sequence[Figures]) -> list[str]:
 
 
 def _order(doc: Figures, row: Figures) -> tuple[int, int]:
-    """The groups ordered by workload, so that servers can be compared line by line."""
+    """Return the sort key of a table row: by workload, then by server, so that servers are adjacent."""
     workloads = list(dict.fromkeys(run["workload"] for run in doc["runs"]))
     labels = [target["label"] for target in doc["targets"]]
     return workloads.index(row["workload"]), labels.index(row["target"])
 
 
 def ratio_table(rows: Sequence[Figures], title: str) -> Table:
-    """Table of ratios from `paired_ratios`. Above 1 is better for tokens/s and worse for times."""
+    """Create a table of the ratios from `paired_ratios`. Above 1 is better for tokens/s, worse for times."""
     table = Table(title=title)
     table.add_column("workload")
     table.add_column("server")
@@ -222,7 +225,7 @@ def ratio_table(rows: Sequence[Figures], title: str) -> Table:
 
 
 def _remarks(runs: Sequence[Figures]) -> list[str]:
-    """Return warnings about anything that makes the figures unreliable."""
+    """Return warnings about failed requests and short answers, which make the figures unreliable."""
     remarks = []
     for (target, workload), group in _grouped(runs).items():
         where = f"{workload} on {target}"

@@ -19,21 +19,21 @@ ROWS = 10
 LEAST_BAR = 8  # columns
 
 Bin = tuple[float, float, int]
-"""Start (inclusive) and end (exclusive) in ms, and the number of times."""
+"""Start (inclusive) and end (exclusive) in ms, and the number of measured times in this range."""
 
 
 def counted(times_ms: Iterable[float]) -> list[Bin]:
-    """Count times in bins; return the nonempty ones in ascending order."""
+    """Count times in logarithmic bins; return the nonempty bins in ascending order."""
     return _bins(Counter(_index(time_ms) for time_ms in times_ms), 1)
 
 
 def _index(time_ms: float) -> int:
-    # The boundaries of a bin are rounded powers: its start must still fall into the bin.
+    # A bin's stored start is a rounded power of ten. The 1e-9 makes that start fall into its own bin.
     return math.floor(math.log10(max(time_ms, SHORTEST_MS)) * BINS_PER_DECADE + 1e-9)
 
 
 def _bins(counts: Counter[int], width: int) -> list[Bin]:
-    """Return bins `width` grid steps wide, from counts by first index."""
+    """Return bins of `width` grid steps in ascending order; `counts` is by index of a bin's first step."""
     return [
         (10 ** (first / BINS_PER_DECADE), 10 ** ((first + width) / BINS_PER_DECADE), count)
         for first, count in sorted(counts.items())
@@ -41,7 +41,7 @@ def _bins(counts: Counter[int], width: int) -> list[Bin]:
 
 
 def merged(bins: Iterable[Sequence[float]], rows: int = ROWS) -> list[Bin]:
-    """Merge bins into at most `rows` ranges of equal ratio, including empty ranges."""
+    """Merge bins into at most `rows` ranges with a common ratio of end to start, including empty ranges."""
     counts: Counter[int] = Counter()
     for start_ms, _, count in bins:
         counts[_index(start_ms)] += int(count)
@@ -56,9 +56,9 @@ def merged(bins: Iterable[Sequence[float]], rows: int = ROWS) -> list[Bin]:
 
 
 class Histogram:
-    """Bars that fill the available width, each preceded by its range of times and followed by its count.
+    """A rich renderable: one bar per range of times, preceded by the range and followed by its count.
 
-    The bars consist of `#` if the output supports only ASCII.
+    The longest bar fills the available width. Bars consist of `#` if the console supports only ASCII.
     """
 
     def __init__(self, title: str, bins: Iterable[Sequence[float]]) -> None:
@@ -80,7 +80,7 @@ class Histogram:
 
 
 def _ranges(bins: Sequence[Bin]) -> list[str]:
-    """Return labels of equal width, with times of three digits."""
+    """Return a label of start and end per bin, all of equal width; times have three significant digits."""
     ends = [(_three_digits(start), _three_digits(end)) for start, end, _ in bins]
     width = max(len(time) for pair in ends for time in pair)
     return [f"{start:>{width}} - {end:>{width}}" for start, end in ends]
@@ -91,7 +91,10 @@ def _three_digits(time_ms: float) -> str:
 
 
 def bar(share: float, room: int, *, ascii_only: bool) -> str:
-    """Return a bar of `share` of the room; if not 0, at least an eighth of a column (ASCII: a column)."""
+    """Return a bar of `share * room` columns.
+
+    A bar for a share above 0 is at least an eighth of a column wide, or one column in ASCII.
+    """
     if share <= 0:
         return ""
     if ascii_only:
@@ -101,7 +104,7 @@ def bar(share: float, room: int, *, ascii_only: bool) -> str:
 
 
 def side_by_side(histograms: Sequence[Histogram]) -> Table:
-    """Lay out histograms in columns of equal width."""
+    """Lay out histograms next to each other, in columns of equal width."""
     grid = Table.grid(padding=(0, 3), expand=True)
     for _ in histograms:
         grid.add_column(ratio=1)
@@ -111,10 +114,10 @@ def side_by_side(histograms: Sequence[Histogram]) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request as seen by the client. Times are `perf_counter` seconds.
+    """One request as measured by the client. Times are `perf_counter` seconds.
 
-    `chunks_s` are the arrival times of events with text. A chunk may contain several tokens, so tokens are
-    counted by the server's `usage`. A request with an `error` counts only as an error.
+    `chunks_s` are the arrival times of chunks with text. A chunk may contain several tokens, so token counts
+    are taken from the server's `usage`. Tokens and times of a record with an `error` are not counted.
     """
 
     sent_s: float
@@ -132,25 +135,25 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token."""
+        """Time to first token; None if no chunk arrived."""
         return self.chunks_s[0] - self.sent_s if self.chunks_s else None
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first."""
+        """Time per output token after the first; None for fewer than two tokens."""
         if not self.chunks_s or self.output_tokens < 2:
             return None
         return (self.ended_s - self.chunks_s[0]) / (self.output_tokens - 1)
 
     @property
     def itl_s(self) -> list[float]:
-        """Inter-token latencies: the gaps between chunks, one per chunk however many tokens it has."""
+        """Inter-token latencies: the time between two chunks, even if a chunk contains several tokens."""
         return [after - before for before, after in zip(self.chunks_s, self.chunks_s[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The figures of one pass, times in ms. None for an undefined figure, such as TPOT of a single token."""
+    """The figures of one pass, times in ms. An undefined figure, such as TPOT of a single token, is None."""
 
     requests: int
     errors: int
@@ -184,7 +187,7 @@ FIGURES = HIGHER_IS_BETTER + LOWER_IS_BETTER
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The percentile by linear interpolation (numpy's default); None for no values."""
+    """Return a percentile by linear interpolation (numpy's default), or None if `values` is empty."""
     if not values:
         return None
     ordered = sorted(values)
@@ -195,7 +198,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def summarise(records: Sequence[RequestRecord], client_cpu_s: float = 0.0) -> Summary:
-    """The figures of one pass, from sending its first request to the end of its last."""
+    """Compute the figures of one pass. Its duration is from the first request sent to the last one ended."""
     served = [record for record in records if record.error is None]
     errors = Counter(record.error for record in records if record.error is not None)
     duration_s = _span_s(records)
@@ -224,16 +227,17 @@ def summarise(records: Sequence[RequestRecord], client_cpu_s: float = 0.0) -> Su
 
 
 def median_figures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return the median of each figure over the repeats in which it exists."""
+    """Return the median of each figure over the repeats where it is not None; None if there are none."""
     return {name: _median(s[name] for s in summaries) for name in FIGURES}
 
 
 def paired_ratios(
     figures: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> dict[str, tuple[float, float, float] | None]:
-    """Return the ratios `figures / baseline` per repeat: their median, minimum and maximum, by figure.
+    """Return median, minimum and maximum over the repeats of `figures / baseline`, by figure.
 
-    The n-th repeats of both ran one after the other, so machine drift largely cancels.
+    Ratios are computed per repeat: target and baseline ran one after the other in each repeat, so drift of
+    the machine's speed largely cancels. A figure that no repeat has in both is None.
     """
     ratios: dict[str, tuple[float, float, float] | None] = {}
     for name in FIGURES:

@@ -1,4 +1,4 @@
-"""Target: a server to be measured, and the source of its prompts."""
+"""Connects to the servers to measure, and tokenises their prompts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def text_prompt(seed: str, tokens: int, prefix_seed: str, prefix_tokens: i
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure; `http` is connected to `url`, which has no `/v1`."""
+    """A server to measure. `url` is its base URL without `/v1`, which `http` requests are relative to."""
 
     label: str
     url: str
@@ -54,7 +54,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """Connection options. `model` None: the server's first model; `tokenizer` None: its `/tokenize`."""
+    """Connection options. `model` None: the first model that the server lists.
+
+    `tokenizer` None: prompts are tokenised by the server's `/tokenize`.
+    """
 
     model: str | None = None
     api_key: str | None = None
@@ -64,9 +67,9 @@ class TargetOptions:
 
 
 def parse_urls(urls: Sequence[str]) -> list[tuple[str, str]]:
-    """Parse labels and addresses from `URL` or `LABEL=URL`; the default label is the address.
+    """Parse label and URL from each `URL` or `LABEL=URL`; the default label is the URL without scheme.
 
-    Raises InvalidRequestError when two have the same label.
+    Raises InvalidRequestError when two servers have the same label.
     """
     pairs = [_parse_url(url) for url in urls]
     if len({label for label, _ in pairs}) < len(pairs):
@@ -83,7 +86,7 @@ def _parse_url(url: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def open_target(label: str, url: str, options: TargetOptions) -> AsyncIterator[Target]:
-    """Connect and determine the model's name. Raises LlmError if the server cannot be measured."""
+    """Connect to a server and determine its model's name. Raises LlmError if the server is unusable."""
     async with LlmClient(url, options.api_key, timeout_s=30.0, max_retries=1) as client:
         base_url = client.base_url
         model = options.model or await _first_model(client)
@@ -92,10 +95,10 @@ async def open_target(label: str, url: str, options: TargetOptions) -> AsyncIter
 
 
 def http_client(base_url: str, api_key: str | None = None, *, timeout_s: float) -> httpx.AsyncClient:
-    """Create a client without a limit on connections, over aiohttp.
+    """Create an httpx client over aiohttp, without a limit on connections.
 
-    httpx's own transport uses several times the CPU time per chunk of a stream, which a server on the same
-    machine then lacks.
+    httpx's own transport needs several times the CPU time per chunk, which would slow down a server on the
+    same machine.
     """
     return HttpxAiohttpClient(
         base_url=base_url,
@@ -122,7 +125,10 @@ def _make_prompt(http: httpx.AsyncClient, model: str | None, options: TargetOpti
 
 
 def file_tokenizer(file: Path) -> Tokenize:
-    """Tokenise with a Hugging Face `tokenizer.json`. Raises InvalidRequestError if it cannot be read."""
+    """Return a tokenise function of a Hugging Face `tokenizer.json`.
+
+    Raises InvalidRequestError if the file is unusable; so does the returned function if tokenising fails.
+    """
     from tokenizers import Tokenizer  # imported only when it is used
 
     try:
@@ -140,19 +146,19 @@ def file_tokenizer(file: Path) -> Tokenize:
 
 
 def _unusable(file: Path, error: BaseException) -> BaseException:
-    """Convert an error of the tokenizer library; return any other unchanged."""
+    """Convert an error of the tokenizer library to InvalidRequestError; return any other error unchanged."""
     if not is_library_error(error):
         return error
     return InvalidRequestError(f"{file} is not a usable tokenizer.json ({error})", "tokenizer")
 
 
 def server_tokenizer(http: httpx.AsyncClient, model: str | None) -> Tokenize:
-    """Tokenise with the server's `POST /tokenize`, in vLLM's or llama.cpp's format."""
+    """Return a tokenise function that calls the server's `/tokenize` in vLLM's or llama.cpp's format."""
     named = {} if model is None else {"model": model}
 
     async def tokenize(text: str) -> list[int]:
         vllm = await _tokens(http, {"prompt": text, "add_special_tokens": False, **named})
-        # llama.cpp ignores `prompt` and answers with no tokens.
+        # llama.cpp ignores `prompt` and returns no tokens.
         tokens = vllm or await _tokens(http, {"content": text, "add_special": False})
         if not tokens:
             raise _no_tokenizer(http)
@@ -165,7 +171,7 @@ async def _tokens(http: httpx.AsyncClient, body: dict[str, object]) -> list[int]
     try:
         try:
             response = await http.post("/tokenize", json=body)
-        except httpx.ConnectTimeout:  # raised by httpx-aiohttp if the server has closed the connection
+        except httpx.ConnectTimeout:  # httpx-aiohttp raises this for a connection closed by the server
             response = await http.post("/tokenize", json=body)
     except httpx.TransportError as error:
         raise ConnectionFailedError(f"the connection to {http.base_url} broke: {error}") from error

@@ -10,7 +10,7 @@ from itertools import islice
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 Tokenize = Callable[[str], Awaitable[list[int]]]
-"""Token ids of a text, without special tokens."""
+"""Returns the token ids of a text, without special tokens."""
 
 
 def _words(text: str) -> list[str]:
@@ -35,7 +35,7 @@ _PLACES = ["near the {}", "behind the {}", "beyond the {}", "under the {}", "ins
 
 
 def sentence(rng: random.Random) -> str:
-    """One sentence of 10 to 20 words."""
+    """Return a random sentence of 10 to 20 words."""
 
     def noun() -> str:
         return f"{rng.choice(_ADJECTIVES)} {rng.choice(_NOUNS)}"
@@ -48,9 +48,9 @@ def sentence(rng: random.Random) -> str:
 
 
 def text(seed: str, words: int) -> str:
-    """Text of at least `words` words. Texts of different seeds differ within their first few words.
+    """Return a text of at least `words` words. Texts of different seeds differ within the first three words.
 
-    The same seed gives the same text, and a longer text begins with the shorter one.
+    The text depends only on `seed` and `words`. For one seed, a shorter text is a prefix of a longer one.
     """
     rng = random.Random(seed)
     sentences: list[str] = [
@@ -64,9 +64,9 @@ def text(seed: str, words: int) -> str:
 
 
 async def token_prompt(seed: str, tokens: int, tokenize: Tokenize) -> list[int]:
-    """Exactly `tokens` token ids of a text. Raises InvalidRequestError if the tokenizer yields none."""
+    """Return exactly `tokens` token ids. Raises InvalidRequestError if the tokenizer yields too few."""
     words = tokens
-    # A word is almost always at least one token, so the first attempt is nearly always enough.
+    # A word is nearly always at least one token, so the first attempt almost always yields enough.
     for _ in range(8):
         token_ids = await tokenize(text(seed, words))
         if len(token_ids) >= tokens:
@@ -78,17 +78,17 @@ async def token_prompt(seed: str, tokens: int, tokenize: Tokenize) -> list[int]:
 
 
 def word_prompt(seed: str, tokens: int) -> str:
-    """Text of about `tokens` tokens, assuming 1.3 tokens per word."""
+    """Return a text of about `tokens` tokens, assuming 1.3 tokens per word."""
     return " ".join(islice(text(seed, tokens).split(), max(1, round(tokens / 1.3))))
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests sent by `concurrency` clients, each of which waits for an answer before its next request.
+    """Requests sent by `concurrency` clients. Each client waits for an answer before its next request.
 
     `prompt_tokens` has one length per request, without the shared prefix. With `shared_prefix_tokens`, all
-    prompts start with the same tokens and there are two passes with the suffixes `c` and `w`: cold, with an
-    uncached prefix, and warm, with the same prefix followed by new tokens.
+    prompts start with the same tokens, and the workload runs as two passes: cold (name ending in `c`), with
+    an uncached prefix, then warm (`w`), with the cached prefix and new tokens after it.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Workload:
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """The names of the passes, in the order of running."""
+        """The names of the passes, in the order in which they run."""
         if self.shared_prefix_tokens:
             return (f"{self.name}c", f"{self.name}w")
         return (self.name,)
@@ -142,7 +142,7 @@ def custom_workloads(
     requests: int | None,
     shared_prefix_tokens: int = 0,
 ) -> list[Workload]:
-    """One workload per concurrency; by default every client sends two requests."""
+    """Return a workload per concurrency. Without `requests`, each client sends two requests."""
     return [
         Workload(
             name=f"C{concurrency}",

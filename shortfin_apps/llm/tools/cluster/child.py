@@ -1,7 +1,7 @@
-"""`python -m shortfin_apps.llm.tools.cluster.child PID MODULE WORD...`: ends with its parent PID.
+"""`python -m shortfin_apps.llm.tools.cluster.child PID MODULE WORD...`: runs MODULE until its parent ends.
 
-It asks the kernel for SIGTERM when the parent ends for any reason, then runs MODULE like
-`python -m MODULE WORD...`. Workers and smg drain at SIGTERM, so answers in progress are still completed.
+The process requests SIGTERM from the kernel for when its parent, process PID, ends for any reason. Then it
+runs `python -m MODULE WORD...`. Workers and smg drain at SIGTERM, so answers in progress are still completed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def end_with(parent_pid: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:  # it ended before the prctl, which then has no effect
+    if os.getppid() != parent_pid:  # the parent ended before the prctl, so no SIGTERM will come
         sys.exit(128 + signal.SIGTERM)
 
 

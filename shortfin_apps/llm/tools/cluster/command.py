@@ -90,11 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the cluster until a signal; return the exit status. Raises LlmError if it cannot start."""
+    """Run the cluster until a signal; return the exit status. Raises LlmError if the cluster cannot start."""
     notes: list[str] = []
     config = server_flags.from_arguments(args, notes.append)
     server_logging.set_up(config.http.log_level, config.http.log_format)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # at info it logs every probe
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO, httpx logs every readiness probe
     for note in notes:
         logger.warning(note)
     options = ClusterOptions(
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(config: ServerConfig, options: ClusterOptions, name: str) -> int:
-    """Start the cluster. A signal stops it; a second one ends it at once."""
+    """Run the cluster until a signal, which drains it; a second signal kills it. Return the exit status."""
     wanted = [
         Wanted(config.http.host, config.http.port, "--port"),
         Wanted(LOOPBACK, options.metrics_port, "--metrics-port"),
@@ -130,7 +130,7 @@ async def _serve(config: ServerConfig, options: ClusterOptions, name: str) -> in
 
 
 def _held_port(taken: Sequence[int]) -> HeldPort:
-    """Open a port for a worker. Raises ClusterError."""
+    """Open a port for a worker, except the ports in `taken`. Raises ClusterError."""
     try:
         return HeldPort(LOOPBACK, taken)
     except OSError as error:
@@ -147,7 +147,7 @@ async def _serve_on(
     options: ClusterOptions,
     name: str,
 ) -> int:
-    """Serve on the router's two `ports`: one for clients and one for metrics."""
+    """Run the cluster until a signal. `ports`: the router's port for clients, and its port for metrics."""
     port, metrics_port = ports
     options = replace(options, metrics_port=metrics_port)
     url = _url(config, port)
@@ -182,7 +182,7 @@ async def _stop(supervisor: Supervisor, hurried: asyncio.Event) -> None:
 
 
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Return events set by the first and the second Ctrl-C or SIGTERM."""
+    """Return two events: the first Ctrl-C or SIGTERM sets the first event, any later one the second."""
     first, second = asyncio.Event(), asyncio.Event()
 
     def handle() -> None:
@@ -217,7 +217,7 @@ def _supervisor(
 
 
 def _worker(number: int, held: HeldPort, settings: dict[str, Any]) -> Member:
-    """Pass the address on the command line, and other settings, including keys, on standard input."""
+    """Return a worker that gets its address on the command line, and all other settings and keys on stdin."""
     flags = ["--host", LOOPBACK, "--port", str(held.port), "--config", "/dev/stdin"]
     words = [PROGRAM, "worker", *map(str, held.fds), *flags]
     program = Program(f"worker {number}", words, settings, port=held)
@@ -230,14 +230,14 @@ def _router(options: ClusterOptions, flags: Sequence[str], ready_url: str) -> Me
 
 
 def _url(config: ServerConfig, port: int) -> str:
-    """Return the router's address as seen from this machine."""
+    """Return the router's URL for clients on this machine."""
     host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(config.http.host, config.http.host)
     scheme = "http" if config.http.ssl_certfile is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _banner(options: ClusterOptions, url: str, model: str) -> str:
-    """Describe the cluster. The example names the model, which smg requires."""
+    """Describe the running cluster, with example requests. They name the model, which smg requires."""
     body = json.dumps({"model": model, "prompt": "The capital of France is", "temperature": 0})
     return (
         f"Serving {model} at {url} with {options.workers} workers behind {options.router}"
@@ -254,7 +254,7 @@ def _port(text: str) -> int:
 
 
 def _announce(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # standard output is closed or has no reader
+    with contextlib.suppress(OSError, ValueError):  # stdout is closed or has no reader
         print(visible(text), flush=True)
 
 
@@ -263,5 +263,5 @@ def _show(name: str, line: str) -> None:
 
 
 def _show_unchanged(name: str, line: str) -> None:
-    """Write a JSON line unchanged: it names the program that logged it."""
+    """Write a JSON log line without a prefix, as the JSON names the program that logged it."""
     server_logging.write_line(visible(line))

@@ -1,8 +1,8 @@
-"""TCP ports of a cluster: free ones for the router, and held ones for workers.
+"""TCP ports of a cluster: free ports for the router, and held ports for workers.
 
-The cluster's process holds a worker's port open while no worker accepts connections on it. If a worker bound
-its port itself, the port would be free during a restart. Any local program could then take it and receive
-prompts and keys from the router.
+A held port is bound by the cluster's process and passed to the worker. If a worker bound its port itself, the
+port would be free during a restart. Any local program could then bind the port and receive prompts and keys
+from the router.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Wanted(NamedTuple):
-    """A port needed on `host`, 0 for any; `flag` sets it and is named in the error message."""
+    """A port to bind on `host`; port 0 is any free one. Error messages name `flag`, which sets the port."""
 
     host: str
     port: int
@@ -30,9 +30,9 @@ class Wanted(NamedTuple):
 
 
 def free_ports(wanted: Iterable[Wanted]) -> list[int]:
-    """Return a distinct free port for each. Raises ServerConfigError, naming the flag, for one in use.
+    """Return distinct ports, one per element of `wanted`. Raises ServerConfigError if a port is in use.
 
-    Another process may still take a port before its intended user, which then fails with an error.
+    The ports are not held: if another process binds one first, its intended user fails with an error.
     """
     with contextlib.ExitStack() as bound:
         sockets = [bound.enter_context(_bind(*each)) for each in wanted]
@@ -60,16 +60,16 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
 
 BACKLOG = 2048
 RETRY_S = 1.0
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a connection resets it
+RESET = struct.pack("ii", 1, 0)  # value of SO_LINGER with which `close` resets the connection
 ACCEPTS, ACCEPTS_NO_MORE = b"+", b"-"
 
 
 class HeldPort:
-    """Listens on a port of `host`, not in `taken`, until `close`, so that no other process can bind it.
+    """A port of `host` that is not in `taken`, bound until `close`, so that no other process can bind it.
 
     `fds` are passed to a worker: the listener, and a socket on which the worker reports when it starts and
     stops accepting connections (`HandedDown`). At other times this process refuses connections, so that the
-    router tries another worker. Create, use and close it in one event loop. Raises OSError.
+    router tries another worker. Callers must use a HeldPort in one event loop only. Raises OSError.
     """
 
     def __init__(self, host: str, taken: Container[int] = ()) -> None:
@@ -95,7 +95,7 @@ class HeldPort:
         return self._listener.fileno(), self._reporter.fileno()
 
     def refuse(self) -> None:
-        """Refuse connections, as the worker has ended, until the next worker accepts them. Idempotent."""
+        """Refuse connections until the next worker accepts them, as the last worker has ended. Idempotent."""
         with contextlib.suppress(BlockingIOError):
             while self._reports.recv(64):
                 pass  # discard the ended worker's messages
@@ -114,7 +114,7 @@ class HeldPort:
             self._refuse()
 
     def _accept(self) -> None:
-        """Leave connections to the worker."""
+        """Leave connections to the worker: stop accepting and resetting them in this process."""
         self._loop.remove_reader(self._listener)
         if self._retry is not None:
             self._retry.cancel()
@@ -136,13 +136,13 @@ class HeldPort:
 
 
 class HandedDown(socket.socket):
-    """The listener in a worker, which reports when connections are accepted and when no longer."""
+    """The listener in a worker. It tells the `HeldPort` when it starts and stops accepting connections."""
 
     def __init__(self, listener_fd: int, reporter_fd: int) -> None:
         super().__init__(fileno=listener_fd)
         self._reporter = socket.socket(fileno=reporter_fd)
         for each in (self, self._reporter):
-            each.set_inheritable(False)  # the worker's own child processes must not inherit them
+            each.set_inheritable(False)  # child processes of the worker must not inherit the sockets
 
     def listen(self, backlog: int = BACKLOG) -> None:
         super().listen(backlog)
@@ -154,7 +154,7 @@ class HandedDown(socket.socket):
         super().close()
 
     def _report(self, what: bytes) -> None:
-        with contextlib.suppress(OSError):  # the cluster's process has ended, and this one will
+        with contextlib.suppress(OSError):  # the cluster's process has ended, and this worker will too
             self._reporter.send(what)
 
 

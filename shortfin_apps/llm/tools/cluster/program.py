@@ -4,8 +4,8 @@
     python -m shortfin_apps.llm.tools.cluster.program router PACKAGE
 
 A worker runs `serve` on a port held by the cluster's process: LISTENER and REPORTER are the file descriptors
-of HandedDown. A router, smg or vllm_router, reads its flags as JSON from stdin, because they contain keys,
-which the process list would show to all users of the machine.
+of HandedDown. A router (PACKAGE is smg or vllm_router) reads its flags as JSON from stdin. They contain keys,
+and a command line is visible to all users of the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def worker(argv: Sequence[str]) -> int:
 
 
 def router(package: str, flags: list[str]) -> None:
-    """Run the router until a signal; the packages are forks with a common API."""
+    """Run the router until a signal. smg and vllm_router are forks of one project with the same API."""
     launch = importlib.import_module(f"{package}.launch_router")
     module = importlib.import_module(f"{package}.router")
     module.Router.from_args(launch.parse_router_args(flags)).start()

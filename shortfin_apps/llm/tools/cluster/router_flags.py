@@ -16,14 +16,14 @@ ROUTER_NAMES: tuple[RouterName, ...] = get_args(RouterName)
 METRICS_PORT = 29000  # the routers' default
 PACKAGES: dict[RouterName, str] = {"smg": "smg", "vllm-router": "vllm_router"}
 INSTALLS: dict[RouterName, str] = {"smg": "'shortfin-llm[cluster]'", "vllm-router": "'vllm-router==0.1.*'"}
-# Route on the clients' port with the metrics of all workers.
+# The route for the metrics of all workers, on the clients' port.
 METRICS_ROUTES: dict[RouterName, str] = {"smg": "/engine_metrics", "vllm-router": "/metrics"}
-GRACE_S = 5  # a worker's grace after its drain, which the router must outlast
+GRACE_S = 5  # the router outlasts a worker's drain by this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Options in addition to the flags of `serve`; `router_flags` are passed unchanged, after ours."""
+    """Options besides the flags of `serve`. `router_flags` are appended to the router's command line."""
 
     workers: int = 2
     router: RouterName = "smg"
@@ -35,9 +35,9 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """Keys of a cluster. `public` are the users' and `admin` the admins'; both may be empty.
+    """Keys of a cluster. `public` are for clients and `admin` for administrators; either may be empty.
 
-    The router authenticates to workers with `worker`; `control` opens the router's control plane.
+    `worker` authenticates the router to workers; `control` authenticates to the router's control plane.
     """
 
     public: tuple[str, ...]
@@ -47,9 +47,9 @@ class Keys:
 
     @property
     def of_workers(self) -> tuple[str, ...]:
-        """The keys that workers accept: routers pass client keys on, so that workers can distinguish tenants.
+        """The keys that workers accept. Empty without public keys, as clients may then send any key.
 
-        Empty without public keys, as clients may then send any key.
+        Workers accept public keys too: the router forwards a client's key, by which workers tell tenants.
         """
         return (*self.public, self.worker) if self.public else ()
 
@@ -65,7 +65,7 @@ def check_installed(router: RouterName) -> None:
 
 
 def dangers(config: ServerConfig, router: RouterName, keys: Keys) -> Iterator[str]:
-    """Describe dangerous permissions of anyone who can reach a router that is not on loopback."""
+    """Yield warnings about what anyone who reaches the router may do; none for a router on loopback."""
     if is_loopback(config.http.host):
         return
     if not keys.public:
@@ -80,7 +80,7 @@ def dangers(config: ServerConfig, router: RouterName, keys: Keys) -> Iterator[st
 def router_flags(
     config: ServerConfig, options: ClusterOptions, keys: Keys, port: int, worker_ports: Sequence[int]
 ) -> list[str]:
-    """Return the router's flags. Raises ServerConfigError for settings that it does not support."""
+    """Return the router's flags. Raises ServerConfigError for settings that the router does not support."""
     own = {"smg": _smg, "vllm-router": _vllm_router}[options.router]
     return [*_common(config, options, keys, port, worker_ports), *own(config, keys), *options.router_flags]
 
@@ -94,13 +94,13 @@ def _common(
         "--policy": options.policy,
         "--prometheus-host": LOOPBACK,
         "--prometheus-port": options.metrics_port,
-        # A draining or loading worker is not ready. By default, both routers ask once a minute.
+        # A draining or loading worker is not ready. By default, both routers check only once a minute.
         "--health-check-endpoint": "/ready",
         "--health-check-interval-secs": 1,
         "--health-failure-threshold": 2,
         "--health-success-threshold": 1,
         "--worker-startup-check-interval": 1,
-        # Delay before retrying a worker that came back, instead of a minute.
+        # A worker that is ready again gets requests after 5 s, instead of the default of a minute.
         "--cb-timeout-duration-secs": 5,
         "--cb-success-threshold": 1,
     }

@@ -23,16 +23,16 @@ from shortfin_apps.llm.tools.cluster.ports import HeldPort
 
 TAIL_LINES = 15
 MAX_LINE_BYTES = 1 << 20
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the routers colour their log even if it is a pipe
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # routers write colours even to a pipe
 
 Show = Callable[[str, str], None]  # receives a process's name and a line of its log
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command: `python -m` these words, with `stdin` as JSON, which other users cannot read.
+    """A command: `python -m` followed by `words`. It gets `stdin` as JSON on stdin, hidden from other users.
 
-    `port` is passed down, and refuses connections while the program does not run.
+    `port` is inherited by the process; connections to it are refused while the program does not run.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Program:
 
 
 class Process:
-    """A running program. It receives SIGTERM when this process ends for any reason."""
+    """A running program. It receives SIGTERM when this (the supervising) process ends for any reason."""
 
     def __init__(self, program: Program, process: asyncio.subprocess.Process, show: Show) -> None:
         self.program = program
@@ -67,7 +67,7 @@ class Process:
             env=_environment(),
         )
         assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it has ended, and its log has the reason
+        with contextlib.suppress(ConnectionError):  # the program has ended, and its log has the reason
             process.stdin.write(json.dumps(program.stdin).encode())
             await process.stdin.drain()
         process.stdin.close()
@@ -78,16 +78,16 @@ class Process:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Wait for the process and its log; return its exit status, negative for a signal."""
+        """Wait for the process and the end of its log; return its exit status, negative for a signal."""
         status = await self._process.wait()
         if self.program.port is not None:
             self.program.port.refuse()
-        # A process that it left running may hold the log open.
+        # A child that the process left running may hold the log open.
         await asyncio.wait({self._reading}, timeout=1)
         return status
 
     async def stop(self, patience_s: float) -> None:
-        """Send SIGTERM, and SIGKILL if it has not ended after `patience_s`."""
+        """Send SIGTERM, and SIGKILL if the process has not ended after `patience_s`; wait for its end."""
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # a stopped process (SIGSTOP) handles SIGTERM only once it continues
         try:
@@ -109,18 +109,18 @@ class Process:
         while True:
             try:
                 line = await stream.readline()
-            except ValueError:  # longer than MAX_LINE_BYTES: dropped
+            except ValueError:  # a line longer than MAX_LINE_BYTES is dropped
                 continue
             if not line:
                 return
             text = COLOUR.sub("", line.decode(errors="replace")).rstrip()
             self.tail.append(text)
-            with contextlib.suppress(OSError, ValueError):  # a closed log must not block the process
+            with contextlib.suppress(OSError, ValueError):  # read on if our log is closed: a full pipe blocks
                 self._show(self.program.name, text)
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment without settings: they were already read and are passed on stdin."""
+    """Return this process's environment without settings of `serve`, which programs get on stdin."""
     kept = {ENV_PREFIX + name for name in OTHER_VARIABLES}
     return {
         name: value
@@ -133,8 +133,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 PROBE_TIMEOUT_S = 5.0
-LATE_S = 1.0  # a timeout that fires later than this was delayed by a suspension (SIGSTOP, sleep)
-MARGIN_S = 10.0  # added to a process's drain time
+LATE_S = 1.0  # if a timeout fires later than this, the process was suspended (SIGSTOP, sleep)
+MARGIN_S = 10.0  # added to the drain time before SIGKILL
 
 
 class ClusterError(LlmError):
@@ -143,14 +143,17 @@ class ClusterError(LlmError):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A program with the URL that answers 200 once it is ready."""
+    """A program, and the URL that answers 200 once the program is ready."""
 
     program: Program
     ready_url: str
 
 
 class Supervisor:
-    """Manages a cluster's processes; `announce` gets readable messages about processes that are ready."""
+    """Starts, restarts and stops a cluster's processes.
+
+    `announce` is called with a message when a process is ready, `show` with each line of a process's log.
+    """
 
     def __init__(
         self,
@@ -171,7 +174,7 @@ class Supervisor:
         self._clock = asyncio.get_running_loop().time
 
     async def start(self) -> None:
-        """Return once all workers, and then the router, are ready. Raises ClusterError."""
+        """Start all workers, then the router; return once all are ready. Raises ClusterError."""
         try:
             async with asyncio.TaskGroup() as starting:
                 for number, worker in enumerate(self._workers, 1):
@@ -183,9 +186,9 @@ class Supervisor:
         self._keepers = [asyncio.create_task(self._keep(member)) for member in members]
 
     async def stop(self) -> None:
-        """Stop the processes without losing answers: the router refuses new requests, then the workers drain.
+        """Drain and stop the router, then the workers, so that requests in progress are completed.
 
-        The router has as much time for its requests as the workers.
+        Each of these two steps has the drain time plus MARGIN_S. Processes that need longer are killed.
         """
         for keeper in self._keepers:
             keeper.cancel()
@@ -194,7 +197,7 @@ class Supervisor:
         await self._stop(self._workers)
 
     def kill(self) -> None:
-        """Kill all remaining processes; `stop` then returns."""
+        """Kill all remaining processes, so that a running `stop` returns."""
         for process in self._processes.values():
             process.kill()
 
@@ -209,7 +212,10 @@ class Supervisor:
         self._announce(f"worker {which} is ready (process {process.pid}, {url})")
 
     async def _start_member(self, member: Member) -> Process:
-        """Start a process. Raises ClusterError with its last log lines if it ends or is not ready in time."""
+        """Start a process and wait until it is ready.
+
+        Raises ClusterError with the last log lines if the process ends or is not ready in time.
+        """
         name = member.program.name
         try:
             process = await self._run(member)
@@ -229,7 +235,10 @@ class Supervisor:
         return process
 
     async def _until_first(self, *tasks: asyncio.Task[Any]) -> None:
-        """Wait for a task or the start timeout, which restarts if this process was suspended."""
+        """Wait until a task is done or the start timeout has passed.
+
+        The timeout starts anew if this process was suspended meanwhile.
+        """
         timeout_s = self._start_timeout_s
         while True:
             due_s = self._clock() + timeout_s
@@ -255,11 +264,11 @@ class Supervisor:
             process = await self._run_again(member, delay)
             try:
                 await self._announce_ready_again(member, process)
-            except Exception:  # the process runs even if the announcement fails
+            except Exception:  # keep supervising the process even if the probe or the announcement fails
                 logger.exception("%s was started again, but it is not known whether it is ready", name)
 
     async def _run_again(self, member: Member, delay: RestartDelay) -> Process:
-        """Retry until the process starts: descriptors, processes or memory may be exhausted for a while."""
+        """Start the process; retry on errors, as file descriptors or memory may be exhausted for a while."""
         while True:
             try:
                 return await self._run(member)
@@ -273,7 +282,7 @@ class Supervisor:
             await asyncio.sleep(wait_s)
 
     async def _announce_ready_again(self, member: Member, process: Process) -> None:
-        """Return once the process is ready or has ended."""
+        """Wait until the process is ready or has ended; announce it if it is ready."""
         async with _ready_or_ended(member, process) as (ready, ended):
             await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
@@ -285,7 +294,7 @@ class Supervisor:
 async def _ready_or_ended(
     member: Member, process: Process
 ) -> AsyncIterator[tuple[asyncio.Task[None], asyncio.Task[int]]]:
-    """Yield tasks that end once the process is ready, and once it has ended."""
+    """Yield two tasks: one is done once the process is ready, the other once the process has ended."""
     ready = asyncio.create_task(_until_ready(member.ready_url))
     ended = asyncio.create_task(process.wait())
     try:
@@ -296,10 +305,10 @@ async def _ready_or_ended(
 
 
 async def _until_ready(url: str) -> None:
-    """Return once `url` answers 200."""
+    """Wait until `url` answers 200."""
     import httpx  # of an extra
 
-    # Local processes: no proxy, and the certificate may be for another name.
+    # The process is on this machine: no proxy is needed, and its certificate may be for another host name.
     async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False, verify=False) as client:
         while True:
             try:

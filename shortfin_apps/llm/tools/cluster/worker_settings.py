@@ -1,7 +1,7 @@
 """Derives each worker's settings from the cluster's.
 
-The settings are those of `serve`. The router takes the ones about the address that clients see
-(`router_flags.py`). Each worker gets all others, except that devices and CPUs are divided between workers.
+A cluster has the settings of `serve`. Those about the address for clients go to the router
+(`router_flags.py`). Each worker gets all other settings; devices and CPUs are divided between the workers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check(config: ServerConfig) -> None:
 def worker_settings(
     config: ServerConfig, ports: Sequence[int], keys: Sequence[str], admin_keys: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the settings of one worker for each of `ports`, by name, as JSON types.
+    """Return one worker's settings, by name and as JSON types, for each of `ports`.
 
     Raises ServerConfigError if the devices cannot be divided evenly.
     """
@@ -63,12 +63,15 @@ def worker_settings(
 
 
 def takes_threads(config: ServerConfig) -> bool:
-    """Whether to divide CPUs: otherwise each worker would start as many threads as there are CPUs."""
+    """Whether to set each worker's number of threads. By default a worker starts a thread per CPU."""
     return not on_gpu(config) and config.engine.threads is None and config.engine.runtime != "shortfin"
 
 
 def dealt_devices(config: ServerConfig, num_workers: int) -> list[tuple[str, ...]]:
-    """Return each worker's `--device-ids`: equal shares, in order. The default is one GPU per worker."""
+    """Return each worker's `--device-ids`: equal shares of the given ones, in order.
+
+    If none are given: GPU i for worker i; no ids on CPUs. Raises ServerConfigError for unequal shares.
+    """
     ids = config.engine.device_ids
     if not ids:
         return [(str(index),) if on_gpu(config) else () for index in range(num_workers)]

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay and print; return the exit status. Raises LlmError."""
+    """Replay the dump, write its trace or do both; return the exit status. Raises LlmError."""
     from shortfin_apps.llm.components.recorder.dump_file import read_dump
     from shortfin_apps.llm.tools.dump_replay.report import document, print_dump, print_summary
 

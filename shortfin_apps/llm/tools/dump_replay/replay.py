@@ -1,11 +1,12 @@
 """Runs a dump's invocations again with their recorded arguments and compares the results.
 
-Pages written before the first record are recomputed when a request first reads them: the tokens before its
-task are prefilled into its own pages. Windows and states cannot be recomputed, as their earlier pages were
-freed. Rows that read them are run but not compared.
+Pages that the server wrote before the first record are recomputed when a request first reads them: the
+request's tokens before its task are prefilled into these pages. Window pages and states cannot be recomputed,
+as the server has freed earlier pages that they depend on. Requests that read them are run, but their results
+are not compared.
 
-A page that this replay wrote with tokens other than its reader expects is left unchanged, as it was on the
-server.
+If a page that the replay wrote has other tokens than its reader expects, the page is left unchanged, as it
+was on the server, and reported in `findings`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from shortfin_apps.llm.tools.dump_replay.state import (
 
 
 class Verdict(Enum):
-    """Result of comparing a record with its replay."""
+    """The result of comparing a record with its replay."""
 
     SAME = "same"
     DIFFERS = "differs"
@@ -46,7 +47,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of one record. `request_id` and `position` are from the first row that differs."""
+    """The outcome of one record. `request_id` and `position` are of the first token row that differs."""
 
     record: Invocation
     verdict: Verdict
@@ -57,7 +58,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _RunningLoop:
-    """The running decode loop and its next step."""
+    """The running decode loop (an entry that decodes and samples), and the index of its next step."""
 
     loop: Loop
     device_loop: DecodeLoop
@@ -65,11 +66,11 @@ class _RunningLoop:
 
 
 class Replay:
-    """Replays one dump on a runner with an empty page table of the same size as the server's.
+    """Replays one dump. Callers must give a runner with as many pages as the server's, all unused.
 
-    `is_same_program` is False for a program other than the server's: rows are then compared by their best
-    candidates, as checksums differ with rounding. Raises DumpError for a dump that contradicts itself or the
-    model.
+    `is_same_program` is False for a program other than the server's. Rows of logits are then compared by
+    their best candidate instead of their checksum, which changes with rounding. Raises DumpError for a dump
+    that contradicts itself or the model.
     """
 
     def __init__(
@@ -94,13 +95,13 @@ class Replay:
         self._inexact: set[int] = set()  # requests that read pages that cannot be recomputed
         self._result: BatchResult | None = None
         self._running: _RunningLoop | None = None
-        self._chosen: tuple[Loop, Sequence[int]] | None = None  # tokens of the server's last loop step
+        self._chosen: tuple[Loop, Sequence[int]] | None = None  # the server's tokens of the last loop step
         self._is_lost = False
-        self.prefilled_tokens = 0  # to recompute pages written before the first record
-        self.findings: list[str] = []  # pages with other tokens than their readers expect
+        self.prefilled_tokens = 0  # tokens computed to restore pages from before the first record
+        self.findings: list[str] = []  # each describes a page with other tokens than its reader expects
 
     def run(self, first: int = 0, last: int | None = None) -> Iterator[Outcome]:
-        """Yield outcomes of records `first` to `last`; earlier records are run, too."""
+        """Yield the outcomes of records `first` to `last`. Earlier records run too, as they write pages."""
         for record in self._recording.records:
             if isinstance(record, Turn) or (last is not None and record.number > last):
                 continue
@@ -182,7 +183,10 @@ class Replay:
         return self._compared(record, tasks, [(record.token_ids, token_ids)])
 
     def _start(self, record: Step, loop: Loop, tasks: Sequence[Task]) -> _RunningLoop:
-        """Start the loop at this step; it is not the first if earlier steps dropped out of the ring."""
+        """Start the decode loop at this step, which may be later than the loop's first step.
+
+        That happens if the recorder's ring buffer has lost the earlier steps, or if their results differ.
+        """
         self._drop_loop()
         prepared = self._prepared(tasks)
         for task in prepared:
@@ -194,7 +198,7 @@ class Replay:
         return self._running
 
     def _tasks_of_step(self, record: Step, loop: Loop) -> list[Task]:
-        """Return tasks with the token that each row computes in this step."""
+        """Return a task per sequence of the batch, with the token that this step computes, if it is known."""
         tasks = []
         chosen = self._chosen[1] if self._chosen is not None and self._chosen[0] is loop else ()
         for row, first in enumerate(loop.tasks):
@@ -247,7 +251,7 @@ class Replay:
         tasks: Sequence[Task],
         pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     ) -> Outcome:
-        """Compare each row of each (recorded, replayed) pair."""
+        """Compare recorded and replayed results: each of `pairs` has both, with one value per token row."""
         if record.error is not None:
             return Outcome(record=record, verdict=Verdict.NOT_REPRODUCED)
         if record.ended_s is None:
@@ -283,7 +287,7 @@ class Replay:
         )
 
     def _prepared(self, tasks: Sequence[Task]) -> list[LlmTaskInput]:
-        """Convert the tasks, after filling the pages that they read."""
+        """Convert the tasks for a batch, after restoring the pages that they read."""
         prepared = []
         for task in tasks:
             self._check(task)
@@ -310,7 +314,10 @@ class Replay:
         return LlmTaskInput(request, list(task.token_ids), task.start, end, *tables)
 
     def _fill_pages(self, task: Task) -> None:
-        """Recompute pages from before the first record, or exclude the request from comparison."""
+        """Recompute the pages that the task reads and that were written before the first record.
+
+        If that is impossible (windows, states), exclude the request from comparison.
+        """
         before = self._requests.tokens(task.request, task.start)
         window = self._config.window_tokens
         request, stride = self._requests[task.request], self._config.stride
@@ -332,7 +339,7 @@ class Replay:
             self._inexact.add(task.request)
 
     def _compute(self, task: Task, before: Sequence[int], blocks: Sequence[int]) -> None:
-        """Prefill the tokens in these blocks; `before` holds all tokens before the task."""
+        """Prefill the tokens of these blocks of the request; `before`: all its tokens before the task."""
         stride = self._config.stride
         if not self._config.has_prefill_position:
             self._prefill(task, before, 0, len(before))
@@ -351,7 +358,7 @@ class Replay:
         self.prefilled_tokens += end - start
 
     def _wrote(self, tasks: Sequence[Task]) -> None:
-        """Record what the tasks wrote; tasks of the same request are consecutive."""
+        """Record which tokens the tasks wrote to pages. Tasks of one request must follow each other."""
         tokens: dict[int, list[int]] = {}
         for task in tasks:
             number, request = task.request, self._requests[task.request]
@@ -371,7 +378,7 @@ class Replay:
 
 
 def _chunk_tokens(runner: BatchRunner) -> int:
-    """Return a token count that each prefill shape accepts for one row: that of the smallest."""
+    """Return how many tokens one sequence may have in every prefill shape: as many as in the smallest."""
     return min(
         shape.tokens // shape.rows
         for shape in runner.buckets.smallest_shapes()

@@ -15,7 +15,7 @@ from shortfin_apps.llm.tools.dump_replay.session import Summary
 
 
 def about(dump: Dump) -> dict[str, Any]:
-    """Summarise the dump itself."""
+    """Summarise the dump, without the replay, for the JSON document."""
     header, records = dump.header, dump.recording.records
     kinds = {"invocations": 0, "failed": 0, "unfinished": 0}
     for record in records:
@@ -37,7 +37,7 @@ def about(dump: Dump) -> dict[str, Any]:
 
 
 def document(dump: Dump, summary: Summary | None) -> dict[str, Any]:
-    """Return the JSON document with all results."""
+    """Return the JSON document with all results; `summary` is None if the dump was not replayed."""
     doc: dict[str, Any] = {"dump": about(dump), "replay": None}
     if summary is not None:
         doc["replay"] = {

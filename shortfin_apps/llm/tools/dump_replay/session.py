@@ -1,4 +1,4 @@
-"""Opens an artefact for a replay, and runs a dump on it."""
+"""Opens an artefact and replays a dump on it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.tools.bench.roofline.counts import open_emulated_gpu
 from shortfin_apps.llm.tools.dump_replay.replay import Outcome, Replay, Verdict
 
-NUM_SHOWN = 50  # maximum of kept outcomes that are not the same
+NUM_SHOWN = 50  # maximum number of kept outcomes other than SAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """The device of a replay; `emulated` selects an emulated AMD GPU, with its checks."""
+    """The device of a replay; `emulated` selects an emulated AMD GPU, which also checks the kernels."""
 
     device: str = "cpu"
     runtime: Runtime = "auto"
@@ -35,7 +35,7 @@ class Where:
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """The results of a replay. `notable` are the first outcomes that are not the same."""
+    """The results of a replay. `notable` are the first NUM_SHOWN outcomes other than SAME."""
 
     program: str
     is_same_program: bool
@@ -43,11 +43,11 @@ class Summary:
     notable: list[Outcome] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     prefilled_tokens: int = 0
-    first_exact: int | None = None  # all rows are compared from this record on
+    first_exact: int | None = None  # number of the record from which on all records are compared
 
     @property
     def is_as_recorded(self) -> bool:
-        """Whether all results match the server's, without findings."""
+        """Whether all compared results match the server's and there are no findings."""
         wrong = (Verdict.DIFFERS, Verdict.FAILED, Verdict.NOT_REPRODUCED)
         return not self.findings and not any(self.counts[verdict] for verdict in wrong)
 
@@ -61,7 +61,10 @@ def replay(
     last: int | None = None,
     on_record: Callable[[], None] = lambda: None,
 ) -> Summary:
-    """Replay a dump on the artefact. Raises DumpError, ArtifactError and InvalidRequestError."""
+    """Replay a dump on the artefact in `directory`; call `on_record` after each record.
+
+    Raises DumpError, ArtifactError and InvalidRequestError.
+    """
     artifact = Artifact.open(directory)
     is_same = _is_same_program(artifact, dump.header)
     summary = Summary(program=str(directory), is_same_program=is_same)
@@ -98,7 +101,7 @@ def _add(summary: Summary, outcome: Outcome) -> None:
 
 
 def _is_same_program(artifact: Artifact, header: Header) -> bool:
-    """Whether the artefact has the same files as the server; True if they are unknown."""
+    """Whether the artefact's program and parameters are the server's; True if the hashes are unknown."""
     manifest = artifact.manifest
     if manifest is None or not header.files:
         return True
@@ -108,7 +111,7 @@ def _is_same_program(artifact: Artifact, header: Header) -> bool:
 
 @contextlib.contextmanager
 def _opened(artifact: Artifact, where: Where) -> Iterator[tuple[Device, Callable[[], list[str]]]]:
-    """Open the device; the second value returns the findings of an emulated device."""
+    """Open the device; yield it and a function that returns an emulated device's findings so far."""
     findings: Callable[[], list[str]] = list
     if where.emulated:
         assert artifact.manifest is not None, "a directory has one"

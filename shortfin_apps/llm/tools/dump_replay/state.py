@@ -34,7 +34,7 @@ def check_tokens(task: Task, vocab_size: int | None) -> None:
 
 
 def draw_arguments(record: Draw, result: BatchResult) -> dict[str, Values]:
-    """Return the arguments of a draw from `result`. Raises DumpError."""
+    """Return the recorded arguments of a draw, by name. Raises DumpError if they do not fit `result`."""
     names = _SAMPLE | _ADJUSTED if "edits" in record.arguments else _SAMPLE
     if set(record.arguments) != set(names):
         raise DumpError(f"record {record.number} has other arguments than a draw takes")
@@ -85,7 +85,7 @@ UNKNOWN_TOKEN = -1  # not a token id of any request
 
 
 class Held(Enum):
-    """How a page's content compares to what a request expects."""
+    """Whether a page holds the tokens that a request expects."""
 
     SAME = "same"
     OTHER = "other"
@@ -94,14 +94,21 @@ class Held(Enum):
 
 @dataclass(slots=True)
 class _Content:
-    """The tokens of a page, and a digest of all tokens before; None if computed from unknown pages."""
+    """The tokens of a page. `before`: digest of the sequence's earlier tokens; None if the page is inexact.
+
+    A page is inexact if it was computed from pages with unknown contents.
+    """
 
     before: bytes | None
     token_ids: list[int]
 
 
 class KnownPages:
-    """Pages of `stride` tokens. State pages depend on all their tokens, so they are compared exactly."""
+    """The tokens that the replay wrote to each page of `stride` tokens.
+
+    `is_exact` is for pages of states. A state depends on all tokens of its page, so the page must hold
+    exactly the expected tokens. A KV page may hold more tokens than expected.
+    """
 
     def __init__(self, stride: int, *, is_exact: bool = False) -> None:
         self._stride = stride
@@ -109,7 +116,7 @@ class KnownPages:
         self._pages: dict[int, _Content] = {}
 
     def held(self, page_ids: Sequence[int], token_ids: Sequence[int], first: int) -> list[tuple[int, Held]]:
-        """Return the blocks of `token_ids` from `first` on, each with the state of its page."""
+        """Return each block (page of the sequence) from `first` on, with what its page holds."""
         stride = self._stride
         found = []
         for block, digest in enumerate(_digests(token_ids, stride)):
@@ -126,7 +133,10 @@ class KnownPages:
         return Held.SAME if content.before == before and held == list(expected) else Held.OTHER
 
     def wrote(self, page_ids: Sequence[int], token_ids: Sequence[int], start: int, *, is_known: bool) -> None:
-        """Record writes of the tokens from `start` on; `is_known` is False if unknown pages were read."""
+        """Record that the tokens from `start` on were written.
+
+        `is_known` is False if they were computed from pages with unknown contents.
+        """
         stride = self._stride
         for block in range(start // stride, -(-len(token_ids) // stride)):
             begin = block * stride
@@ -134,7 +144,7 @@ class KnownPages:
             self._pages[page_ids[block]] = _Content(before, list(token_ids[begin : begin + stride]))
 
     def forget(self, page_ids: Iterable[int]) -> None:
-        """Forget pages that were zeroed."""
+        """Forget the contents of pages, which were zeroed."""
         for page_id in page_ids:
             self._pages.pop(page_id, None)
 
@@ -144,7 +154,7 @@ def _digest(token_ids: Sequence[int]) -> bytes:
 
 
 def _digests(token_ids: Sequence[int], stride: int) -> Iterator[bytes]:
-    """Yield a digest of the tokens before each block."""
+    """Yield, for each block of `stride` tokens, a digest of all tokens before it."""
     sum_ = hashlib.blake2b(digest_size=16)
     for begin in range(0, len(token_ids), stride):
         yield sum_.copy().digest()
@@ -152,7 +162,10 @@ def _digests(token_ids: Sequence[int], stride: int) -> Iterator[bytes]:
 
 
 class ReplayedRequests:
-    """Requests by number. The pages of requests in `unchecked` have not been checked yet."""
+    """The dump's requests, by number.
+
+    `unchecked` are the numbers of requests whose pages may have to be recomputed before the next task.
+    """
 
     def __init__(self, known: Sequence[KnownRequest]) -> None:
         self._requests = {each.number: _request(each) for each in known}
@@ -162,7 +175,7 @@ class ReplayedRequests:
         return self._requests[number]
 
     def change(self, pages: Sequence[Pages]) -> None:
-        """Apply changes to block tables. Raises DumpError for a change that leaves a gap."""
+        """Apply recorded changes of block tables. Raises DumpError if one would leave a gap."""
         for each in pages:
             request = self._requests[each.request]
             assert request.lease is not None, "it was given one"
@@ -176,7 +189,7 @@ class ReplayedRequests:
             table[each.offset :] = each.page_ids
 
     def tokens(self, number: int, end: int) -> list[int]:
-        """Return the request's first `end` tokens. Raises DumpError if it has fewer."""
+        """Return a request's first `end` tokens. Raises DumpError if the dump has fewer."""
         token_ids = self._requests[number].token_ids
         if end > len(token_ids):
             raise DumpError(f"request {number} has no token at position {len(token_ids)}")

@@ -1,7 +1,7 @@
-"""The timeline of a dump in the trace-event format, for https://ui.perfetto.dev.
+"""Converts a dump to a timeline in the trace-event format, for https://ui.perfetto.dev.
 
-engine     steps of the engine's thread; running and waiting requests
-device     invocations; overlapping steps of decode loops are on two tracks
+engine     steps of the engine's thread; numbers of running and waiting requests
+device     invocations; steps of a decode loop alternate between two tracks, as consecutive steps overlap
 requests   one track per request: queued, prefill, decode
 """
 
@@ -32,7 +32,7 @@ INVOCATIONS, LOOP_STEPS = 1, 2  # odd steps of a loop use track LOOP_STEPS + 1
 
 
 def trace(dump: Dump) -> dict[str, Any]:
-    """Return a trace-event JSON object; times are in microseconds since the first event."""
+    """Return the timeline as a trace-event JSON object; times are in microseconds since the first event."""
     timeline = _Timeline(dump)
     return {
         "displayTimeUnit": "ms",
@@ -47,7 +47,7 @@ class _Timeline:
         self._requests = dump.recording.requests
         self._records = dump.recording.records
         self._loops: dict[int, Loop] = {loop.number: loop for loop in dump.recording.loops}
-        # If a request already had pages before the first record, its earlier records may be missing.
+        # Only these have all their records: records before the dump's first one wrote the others' pages.
         self._new = [request for request in self._requests if not request.page_ids]
         begins_s = [each.began_s for each in self._records] + [each.arrival_s for each in self._new]
         self._zero_s = min(begins_s, default=dump.header.written_s)
@@ -122,7 +122,7 @@ class _Timeline:
     def _slice(
         self, process: int, thread: int, name: str, began_s: float, ended_s: float, args: Event | None = None
     ) -> Event:
-        """Create a slice that starts no earlier than its track's last slice ends: slices cannot overlap."""
+        """Create a slice (an event with a duration) that does not overlap the track's previous slice."""
         track = process, thread
         begin_us = max(self._us(began_s), self._ends_us.get(track, 0.0))
         end_us = max(begin_us, self._us(ended_s))

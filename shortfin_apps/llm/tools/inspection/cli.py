@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report. Raises LlmError."""
+    """Print the report; return the exit status. Raises LlmError."""
     from rich.console import Console
 
     from shortfin_apps.llm.tools.inspection.report import document, make_report, select_entries

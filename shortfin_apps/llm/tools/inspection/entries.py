@@ -23,10 +23,10 @@ KernelsByGlobal = Mapping[int, Sequence[KernelFacts]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFacts:
-    """An exported function. Types are in MLIR's syntax, None if the VMFB declares none.
+    """An exported function. `arguments` and `results` are MLIR types by name, None if the VMFB has none.
 
-    `num_dispatches` counts the dispatches of one invocation, None if it is not constant. `launches` counts
-    them by kernel name, None if unknown.
+    `num_dispatches`: dispatches of one invocation, None if the number is not constant. `launches`: dispatches
+    by kernel name, None if unknown.
     """
 
     name: str
@@ -40,7 +40,7 @@ class EntryFacts:
 
 
 def read_entries(subject: Subject, code: GpuCode | None) -> tuple[EntryFacts, ...]:
-    """Returns the entries of the VMFB, sorted by family and size. Raises ArtifactError."""
+    """Return the entries of the VMFB, sorted by family, rows and length. Raises ArtifactError."""
     exports = read_exports(subject.vmfb, subject.config.module_name)
     calls = read_calls(subject.vmfb)
     dispatches = {name: None if each is None else dispatched_kernels(each) for name, each in calls.items()}
@@ -101,10 +101,10 @@ def _results(signature: EntrySignature, entry: Entry | None, config: ModelConfig
 
 
 def dispatched_kernels(calls: Calls) -> tuple[Dispatched, ...]:
-    """Returns the global of the executable, and the number of the kernel in it, for each dispatch.
+    """Return two numbers for each dispatch: the executable's VM global, and the kernel in this executable.
 
-    Both forms of the call (workgroups given as numbers or in a buffer) begin with the command buffer, the
-    executable and the kernel number. Either value is None if it is not a constant.
+    Either is None if it is not a constant. Direct and indirect dispatches (workgroup counts as scalars or in
+    a buffer) have the same first arguments: command buffer, executable, kernel number.
     """
     dispatches = (call for call in calls if call.function.startswith(_DISPATCH))
     return tuple((call.global_numbers[1], call.arguments[2]) for call in dispatches)
@@ -113,7 +113,10 @@ def dispatched_kernels(calls: Calls) -> tuple[Dispatched, ...]:
 def _kernels_by_global(
     dispatches: Iterable[Sequence[Dispatched] | None], code: GpuCode
 ) -> KernelsByGlobal | None:
-    """Matches code objects to globals, which have the same order; None if some globals are unknown."""
+    """Map each executable's global to the kernels of its code object; None if a global is unknown.
+
+    Globals and code objects are in the same order.
+    """
     found = {number for each in dispatches if each is not None for number, _ in each if number is not None}
     if len(found) != len(code.code_objects):
         return None
@@ -121,7 +124,7 @@ def _kernels_by_global(
 
 
 def _launches(dispatched: Sequence[Dispatched], kernels: KernelsByGlobal) -> dict[str, int] | None:
-    """Returns how often each kernel is launched, or None if a dispatch may select one of several kernels."""
+    """Return the number of launches by kernel name, or None if a dispatch's kernel is not a constant."""
     names = []
     for executable, number in dispatched:
         own = () if executable is None else kernels[executable]

@@ -32,7 +32,10 @@ SCHEMA = "shortfin-llm-inspect/2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The contents of the files; `code` is None without AMD machine code, `notes` list what was not read."""
+    """The contents of the inspected files.
+
+    `code` is None without readable AMD machine code; `notes` say which parts could not be read.
+    """
 
     subject: Subject
     entries: tuple[EntryFacts, ...]
@@ -51,12 +54,12 @@ class Report:
 
     @property
     def is_counted(self) -> bool:
-        """True if the launches of each kernel are known for every entry."""
+        """Whether the launches per kernel are known for every entry."""
         return self.code is not None and all(entry.launches is not None for entry in self.entries)
 
 
 def make_report(subject: Subject) -> Report:
-    """Reads all files. Raises ArtifactError if they are missing, damaged or do not fit together."""
+    """Read all files of `subject`. Raises ArtifactError if files are missing, damaged or inconsistent."""
     check_file(subject.vmfb)
     notes: tuple[str, ...] = ()
     try:
@@ -74,9 +77,10 @@ def make_report(subject: Subject) -> Report:
 
 
 def select_entries(report: Report, patterns: Sequence[str]) -> Report:
-    """Reduces the report to the entries that match, and the kernels that they launch.
+    """Reduce the report to entries that match one of the shell-style `patterns`, and the kernels they launch.
 
-    Raises InvalidRequestError if no entry matches a pattern.
+    Without patterns, the report is returned unchanged. Raises InvalidRequestError for a pattern that matches
+    no entry.
     """
     if not patterns:
         return report
@@ -96,7 +100,7 @@ def select_entries(report: Report, patterns: Sequence[str]) -> Report:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """Returns the JSON document; sizes in bytes, None for unknown values."""
+    """Return the JSON document: sizes are in bytes, unknown values are None."""
     manifest, config = report.subject.manifest, report.subject.config
     return {
         "schema": SCHEMA,
@@ -121,7 +125,7 @@ def document(report: Report) -> dict[str, Any]:
 
 
 def _program(program: ProgramRecord, manifest: Manifest) -> dict[str, Any]:
-    """Describes a program of the artefact, this one or another, from the manifest."""
+    """Describe one of the artefact's programs, whether it is the inspected one or not."""
     return {
         "cpu": program.target.name,
         "vmfb": program.vmfb,
@@ -142,15 +146,15 @@ def _kernel(kernel: KernelFacts) -> dict[str, Any]:
 
 
 def after(args: argparse.Namespace) -> None:
-    """Prints on stderr what `build` made for a GPU. Raises ArtifactError."""
+    """After `build --device hip...`, print a summary of the kernels on stderr. Raises ArtifactError."""
     if args.device.startswith("hip"):
         print(visible("\n".join(summary(args.output))), file=sys.stderr)
 
 
 def summary(directory: Path) -> list[str]:
-    """Returns the lines that `build` prints about its artefact's kernels. Raises ArtifactError.
+    """Return the lines that `build` prints about its artefact's kernels. Raises ArtifactError.
 
-    Without the extra that reads machine code, which a build does not need, returns a line that names it.
+    If the optional dependency that reads machine code is missing, return one line that names it.
     """
     try:
         report = make_report(open_directory(directory))

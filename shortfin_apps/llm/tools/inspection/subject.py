@@ -1,4 +1,4 @@
-"""The files to inspect, an artefact's directory or a VMFB with its config, and their sizes."""
+"""Opens the files to inspect (an artefact's directory, or a VMFB with its config) and sums up their sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The files to inspect. Loose files have no manifest, and may lack parameters."""
+    """The files to inspect. Files given one by one have no manifest, and possibly no parameters."""
 
     name: str
     vmfb: Path
@@ -26,7 +26,7 @@ class Subject:
 
 
 def open_directory(directory: Path, cpu: str | None = None) -> Subject:
-    """Opens an artefact for any machine; of several programs, the one for `cpu`, or the first.
+    """Open an artefact, even if this machine cannot run it. Raises ArtifactError.
 
     Raises ArtifactError.
     """
@@ -41,13 +41,13 @@ def open_directory(directory: Path, cpu: str | None = None) -> Subject:
 
 
 def open_files(vmfb: Path, model_config: Path, parameters: tuple[Path, ...]) -> Subject:
-    """Opens files given one by one, as for `serve`. Raises ArtifactError."""
+    """Open files that are not in an artefact's directory. Raises ArtifactError."""
     return Subject(name=vmfb.stem, vmfb=vmfb, config=ModelConfig.load(model_config), parameters=parameters)
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """The parameters of one type, in MLIR's spelling; None for files without type information."""
+    """Count and total size of the parameters of one MLIR type; `type` is None if there is no manifest."""
 
     type: str | None
     count: int
@@ -56,9 +56,10 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSizes:
-    """The KV cache, over all slabs; `context_tokens` is the maximum per request.
+    """Sizes of the KV cache, summed over all slabs. `context_tokens` is the maximum per request.
 
-    If some layers see only `window_tokens` and have separate pages, there are fewer of these.
+    `window_tokens` is set if sliding-window layers have pages of their own, of which there are fewer than
+    `pages`.
     """
 
     type: str
@@ -84,7 +85,7 @@ def cache_sizes(config: ModelConfig) -> CacheSizes:
 
 
 def parameter_groups(subject: Subject) -> tuple[ParameterGroup, ...]:
-    """Returns the parameters by type, the type with the most bytes first. Raises ArtifactError."""
+    """Return a group per type of parameters, most bytes first. Raises ArtifactError."""
     found = parameter_bytes(subject.parameters)
     types = {} if subject.manifest is None else _types(subject.manifest, len(found))
     sizes: defaultdict[str | None, list[int]] = defaultdict(list)
@@ -96,7 +97,7 @@ def parameter_groups(subject: Subject) -> tuple[ParameterGroup, ...]:
 
 def _types(manifest: Manifest, num_parameters: int) -> dict[str, str]:
     layers = len(manifest.spec.layers)
-    if layers > num_parameters:  # checked first: parameter names are generated for every layer
+    if layers > num_parameters:  # a damaged number of layers would generate too many parameter names below
         raise ArtifactError(
             f"the manifest's model has {layers} layers, but the parameters are {num_parameters}; rebuild "
             "with `shortfin-llm build`"

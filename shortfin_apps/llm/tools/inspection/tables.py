@@ -1,4 +1,4 @@
-"""A report as tables for a terminal."""
+"""Formats a report as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MIN_WIDTH = 150  # columns, so that the table of kernels is legible
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Kernels shown as one row: they differ only in the numbers of SGPRs and instructions."""
+    """Kernels shown as one table row. They compute the same and differ only in SGPRs and code length."""
 
     kernels: tuple[KernelFacts, ...]
     launches: int | None  # maximum in one invocation of any entry
 
     @property
     def num_instructions(self) -> int:
-        """Number of instructions of the longest kernel."""
+        """The number of instructions of the longest kernel in the row."""
         return max(kernel.num_instructions for kernel in self.kernels)
 
     @property
@@ -35,7 +35,7 @@ class Row:
 
 
 def tables(report: Report, *, show_all: bool) -> Iterator[RenderableType]:
-    """Yields the output from top to bottom; with `show_all` every kernel, else only kernels with remarks."""
+    """Yield the output from top to bottom. Without `show_all`, only kernels with remarks are shown."""
     yield _overview(report)
     yield _entries(report)
     if report.kernels:
@@ -81,7 +81,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _programs(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yields the programs for several kinds of CPU, best first, with their files."""
+    """Yield a (name, value) pair per program of an artefact for several kinds of CPU, best program first."""
     for index, each in enumerate(manifest.programs if len(manifest.programs) > 1 else ()):
         sizes = ", ".join(
             f"{name} {_megabytes(manifest.files[name].size_bytes)}"
@@ -114,7 +114,7 @@ def _arguments(entry: EntryFacts) -> str:
 
 
 def _remarks_of(entry: EntryFacts, found: dict[str, tuple[Remark, ...]]) -> str:
-    """Describes how many of the entry's dispatches have each remark."""
+    """Describe how many of the entry's dispatches run a kernel with each remark."""
     launches = entry.launches or {}
     counts = {
         remark: sum(count for name, count in launches.items() if remark in found[name]) for remark in Remark
@@ -162,7 +162,7 @@ def _rows(report: Report) -> list[Row]:
 
 
 def _order(row: Row) -> tuple[object, ...]:
-    """Sorts by the most serious remark, then by launches, most first, then by code length, longest first."""
+    """Return the sort key: most serious remark first, then most launches, then longest code."""
     gravest = list(Remark).index(row.remarks[0]) if row.remarks else len(Remark)
     return gravest, -(row.launches or 0), -row.num_instructions, row.kernels[0].name
 
@@ -175,7 +175,7 @@ def _launches(group: list[KernelFacts], report: Report) -> int | None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    """Returns the columns except the remarks."""
+    """Return a table row without its last column, the remarks."""
     kernel = row.kernels[0]
     return (
         kernel.operation,

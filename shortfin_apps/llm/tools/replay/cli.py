@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay receipts and print the outcome. Raises LlmError."""
+    """Replay receipts and print the outcome; return the exit status. Raises LlmError."""
     from shortfin_apps.llm.tools.replay.compare import table
     from shortfin_apps.llm.tools.replay.reading import read_receipts
 

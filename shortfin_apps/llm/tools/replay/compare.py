@@ -15,10 +15,11 @@ from shortfin_apps.llm.serving.receipts.receipt import Receipt, from_text, to_te
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A replayed answer, up to the receipt's last token or further.
+    """A replayed answer. It may have more tokens than the receipt.
 
-    `marks` are its chain's marks, and `end` the chain's end as text. `logits` are set if the answer was
-    computed in this process. `finish` is None if the replay stopped earlier.
+    `marks` are the marks of its chain (one byte of the digest per token), `end` is the chain's final digest
+    as text. `logits` are set if this process computed the answer. `finish` is None if the replay was stopped
+    before the answer finished.
     """
 
     token_ids: tuple[int, ...]
@@ -29,7 +30,7 @@ class Replayed:
 
 
 def replayed_of(receipt: Receipt) -> Replayed:
-    """Convert a server's receipt of a replayed answer."""
+    """Convert the receipt that a server returned for a replayed answer."""
     return Replayed(
         token_ids=receipt.output_ids,
         marks=from_text(receipt.marks),
@@ -41,7 +42,7 @@ def replayed_of(receipt: Receipt) -> Replayed:
 def computed_again(
     receipt: Receipt, token_ids: Sequence[int], logits: Sequence[float], finish: FinishReason | None
 ) -> Replayed:
-    """Create the result of a replay in this process, from tokens and logits."""
+    """Convert an answer that this process computed; `logits` has one logit per token."""
     chain = receipt.new_chain()
     for token_id, logit in zip(token_ids, logits, strict=True):
         chain.add(token_id, logit)
@@ -55,7 +56,7 @@ def computed_again(
 
 
 def other_model(receipt: Receipt, identity: ModelIdentity) -> str | None:
-    """Describe how the model differs from the receipt's; None if it does not."""
+    """Describe how the model `identity` differs from the receipt's model; None if they are the same."""
     names = [field.name for field in fields(identity)]
     differing = [
         f"its {name} is {getattr(receipt, name)}, and this one {getattr(identity, name)}"
@@ -66,9 +67,9 @@ def other_model(receipt: Receipt, identity: ModelIdentity) -> str | None:
 
 
 def difference(receipt: Receipt, replayed: Replayed) -> str | None:
-    """Describe where the answer first differs from the receipt; None if all bits are the same.
+    """Describe where the replayed answer first differs from the receipt; None if all bits are the same.
 
-    An aborted answer is compared up to where it was aborted.
+    If the receipt's answer was aborted, further tokens of the replayed answer are no difference.
     """
     ids, again, marks = receipt.output_ids, replayed.token_ids, from_text(receipt.marks)
     for index, (was, now) in enumerate(zip(ids, again, strict=False)):
@@ -92,7 +93,10 @@ def _logit(token_id: int, index: int, replayed: Replayed) -> str:
 
 
 def _other_finish(receipt: Receipt, replayed: Replayed) -> str | None:
-    """Compare finish reasons, except for aborts and for stop strings, which a local replay does not apply."""
+    """Describe a difference of finish reasons, or return None.
+
+    Aborts are not compared, nor is a stop at a stop string in a local replay, which does not apply them.
+    """
     was, now = receipt.finish, replayed.finish
     if now is None or was is now or was is FinishReason.ABORT or now is FinishReason.ABORT:
         return None
@@ -103,9 +107,10 @@ def _other_finish(receipt: Receipt, replayed: Replayed) -> str | None:
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of one schedule: `differences` by receipt number, from 1. `skipped`: why it was not run.
+    """The outcome of one schedule (one way to recompute the answers).
 
-    `details` are counts that prove that the schedule did what its name says.
+    `differences`: by receipt number, counted from 1; `skipped`: why the schedule was not run, None if it was;
+    `details`: counts, such as preemptions, which prove that the schedule did what its name says.
     """
 
     schedule: str
@@ -119,7 +124,7 @@ class Outcome:
         return 0 if self.skipped else self.num_receipts - len(self.differences)
 
     def add(self, index: int, difference: str | None) -> None:
-        """Record the outcome of receipt `index`, counted from 0."""
+        """Record the outcome of receipt `index`, counted from 0; a `difference` of None: no difference."""
         if difference is not None:
             self.differences[index + 1] = difference
 

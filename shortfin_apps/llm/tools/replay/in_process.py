@@ -1,4 +1,4 @@
-"""Replays receipts on engines in this process, which serve no other requests, under various schedules."""
+"""Replays receipts under various schedules, on engines in this process that serve no other requests."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ CHUNK_PAGES = 1  # chunk size of a chunked schedule
 class Schedule:
     """How to compute an answer again.
 
-    `is_warm`: all full pages of prompt and output are in the prefix cache. `fills_batch`: other prompts run
-    in the same steps. `is_chunked`: prompts are computed one page at a time. `preempts`: requests lose their
-    pages after the first token, and again halfway.
+    `is_warm`: all full pages of prompt and output are already in the prefix cache. `fills_batch`: other
+    requests run in the same steps. `is_chunked`: prompts are computed one page at a time. `preempts`: each
+    request is preempted after the first token, and again after half of its tokens.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Schedule:
 
     @property
     def suits_any_model(self) -> bool:
-        """Whether every model has the required entries."""
+        """Whether the schedule needs only entries that every model has."""
         return self.mode == "default" and not self.is_chunked
 
     @property
@@ -80,13 +80,13 @@ SCHEDULES = {
 }
 
 
-FULL_BATCH = 8  # requests in a step; companions fill it up, with prompts below COMPANION_TOKENS
+FULL_BATCH = 8  # requests in a step, filled up with companions (random prompts below COMPANION_TOKENS)
 COMPANION_TOKENS = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """An open artefact, and the receipts with their requests' sampling parameters."""
+    """An open artefact, and the receipts to replay with the sampling parameters of each."""
 
     artifact: Artifact
     device: Device
@@ -99,7 +99,10 @@ class Subject:
 
 @contextmanager
 def opened(directory: Path, receipts: Sequence[Receipt], device_name: str = "cpu") -> Iterator[Subject]:
-    """Open an artefact. Raises ReceiptError if receipts are of another model, and ArtifactError."""
+    """Open an artefact and a device to replay receipts on.
+
+    Raises ArtifactError, and ReceiptError if a receipt is of another model or impossible for this model.
+    """
     artifact = Artifact.open(directory)
     _check_model(artifact, receipts)
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
@@ -124,7 +127,10 @@ def opened(directory: Path, receipts: Sequence[Receipt], device_name: str = "cpu
 
 
 def replay(subject: Subject, schedule: Schedule) -> Outcome:
-    """Replay every answer under the schedule. Raises ArtifactError if the model cannot run."""
+    """Replay every answer under the schedule, or skip it if the model lacks the entries for it.
+
+    Raises ArtifactError if the model cannot run.
+    """
     outcome = Outcome(schedule.name, len(subject.receipts))
     size = FULL_BATCH if schedule.fills_batch else 1
     try:
@@ -146,7 +152,7 @@ def replay(subject: Subject, schedule: Schedule) -> Outcome:
 
 @dataclass(slots=True)
 class _Answer:
-    """An answer in progress; it is complete after `wanted` tokens at the latest."""
+    """An answer in progress. It is done when it finishes or has `wanted` tokens."""
 
     wanted: int
     token_ids: list[int] = field(default_factory=list)
@@ -169,7 +175,7 @@ class _Answer:
 
 
 class _Run:
-    """One schedule on its own engine."""
+    """Runs one schedule on an engine of its own."""
 
     def __init__(self, engine: Engine, schedule: Schedule, subject: Subject) -> None:
         self._engine = engine
@@ -179,7 +185,7 @@ class _Run:
         self._num_cached = 0
 
     def answers(self, indices: range, size: int) -> list[_Answer]:
-        """Answer the receipts' prompts in a batch filled with companions up to `size` requests."""
+        """Compute the answers of the receipts `indices`, in a batch filled up to `size` with companions."""
         if self._schedule.is_warm:
             self._run(indices, 1)
         found = self._run(indices, size)
@@ -187,7 +193,7 @@ class _Run:
         return found
 
     def details(self) -> dict[str, int]:
-        """Return counts that prove what the schedule did."""
+        """Return counts that prove what the schedule did: cached tokens, preemptions."""
         counts = {"cached_tokens": self._num_cached} if self._schedule.is_warm else {}
         preemptions = self._engine.stats().preemptions
         return counts | ({"preemptions": preemptions} if self._schedule.preempts else {})
@@ -222,7 +228,7 @@ class _Run:
         return GenerateCall(request_id=str(index), prompt_token_ids=receipt.prompt_ids, params=params)
 
     def _companion(self, name: str, max_tokens: int) -> GenerateCall:
-        """Create a companion request; companions differ in each batch."""
+        """Create a request with a random prompt, to fill up a batch."""
         length = self._random.randrange(1, COMPANION_TOKENS)
         prompt = tuple(self._random.randrange(self._subject.vocab_size) for _ in range(length))
         params = SamplingParams(max_tokens=max(1, max_tokens), temperature=0, ignore_eos=True)
@@ -259,7 +265,7 @@ def _check_model(artifact: Artifact, receipts: Sequence[Receipt]) -> None:
 
 
 def _check_size(receipt: Receipt, artifact: Artifact, tokenizer: Tokenizer) -> None:
-    """Raise ReceiptError if the receipt's tokens or their number are impossible for this model."""
+    """Raise ReceiptError for tokens outside of the vocabulary, an empty prompt, or too many tokens."""
     token_ids = (*receipt.prompt_ids, *receipt.output_ids)
     bad_id = first_out_of_range(token_ids, tokenizer.vocab_size)
     if not receipt.prompt_ids or bad_id is not None or len(token_ids) > artifact.config.max_seq_len:

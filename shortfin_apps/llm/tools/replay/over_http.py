@@ -15,7 +15,7 @@ from shortfin_apps.llm.tools.replay.compare import Outcome, difference, other_mo
 
 
 async def replay_on(client: LlmClient, receipts: Sequence[Receipt], concurrency: int) -> Outcome:
-    """Request every answer again, `concurrency` at a time. Raises LlmError, also for another model."""
+    """Request every answer again, `concurrency` at a time. Raises LlmError, also if the model differs."""
     outcome = Outcome("served", len(receipts))
     waiting = iter(enumerate(receipts))
 

@@ -1,4 +1,4 @@
-"""Finds receipts in a file: a receipt, a complete answer, a stream, or lines of any of them."""
+"""Finds receipts in a file that holds a receipt, a complete answer, a stream, or one of them per line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import orjson
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, ReceiptError
 
 STDIN = "-"
-EVENT = "data:"  # prefix in a stream, which ends with [DONE] and may contain comments
+EVENT = "data:"  # prefix of a line in a stream; the stream ends with [DONE] and may contain comments
 
 
 def read_receipts(source: str) -> list[Receipt]:
-    """Return the receipts in a file, or in stdin for `-`. Raises ReceiptError if none or one is invalid."""
+    """Return the receipts in a file, or on stdin for `-`.
+
+    Raises ReceiptError if there is no receipt, or one that is invalid.
+    """
     receipts = list(receipts_in(_text(source)))
     if not receipts:
         raise ReceiptError(f'{source}: holds no receipt; an answer has one if `"receipt": true` asks for it')
@@ -23,7 +26,7 @@ def read_receipts(source: str) -> list[Receipt]:
 
 
 def receipts_in(text: bytes) -> Iterator[Receipt]:
-    """Yield receipts in a JSON text or in lines of JSON. Raises ReceiptError."""
+    """Yield the receipts in one JSON document, or in one document per line. Raises ReceiptError."""
     for value in _documents(text):
         yield from map(Receipt.parse, _found_in(value))
 
@@ -52,7 +55,7 @@ def _documents(text: bytes) -> Iterator[object]:
 
 
 def _found_in(document: object) -> Iterator[object]:
-    """Yield the receipts nested in a document, in order; the document itself if it is a receipt."""
+    """Yield the receipts in a JSON document, at any depth and in order; the document may be one itself."""
     left = [document]
     while left:
         value = left.pop()

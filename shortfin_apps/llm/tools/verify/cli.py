@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the results. Raises LlmError."""
+    """Verify the artefact and print the results; return the exit status. Raises LlmError."""
     from shortfin_apps.llm.tools.verify.run import document, tables, verify
 
     found = verify(args.directory, threads=args.threads)

@@ -27,14 +27,14 @@ from shortfin_apps.llm.contract.host_cpu import this_host
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 
 CPU = "cpu"
-# Pages per row, in addition to shared ones.
+# Pages per sequence of a batch, besides SHARED_PAGES that all sequences share.
 ROW_PAGES = 3
 SHARED_PAGES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
-    """The results of one program on one device; `problem` is the error if it could not be loaded."""
+    """The results of one program on one device; `problem`: why the program could not run, None if it did."""
 
     program: str
     device: str
@@ -51,7 +51,7 @@ class ProgramResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """All results; `untested` explains why no program, or which programs, did not run."""
+    """All results. `untested`: why no program was run; None if one was, or if the test's files are wrong."""
 
     directory: Path
     manifest: Manifest
@@ -69,7 +69,10 @@ class Verified:
 
 
 def verify(directory: Path, *, threads: int | None = None) -> Verified:
-    """Verifies files and programs. Raises ArtifactError without an artefact of the installed IREE release."""
+    """Verify an artefact's files and programs.
+
+    Raises ArtifactError if `directory` is no artefact, or if the installed IREE release cannot load it.
+    """
     artifact = Artifact.open(directory, for_this_host=False, check_sizes=False)
     manifest = artifact.manifest
     assert manifest is not None, "an artefact has one"
@@ -91,7 +94,7 @@ def verify(directory: Path, *, threads: int | None = None) -> Verified:
 
 
 def _places(programs: Sequence[ProgramRecord]) -> Iterator[tuple[ProgramRecord, str, tuple[str, ...]]]:
-    """Yields each program with each available device that can run it: its kind and, for GPUs, its index."""
+    """Yield each program with each available device that can run it: the device's kind, and ids for GPUs."""
     host = this_host()
     for program in programs:
         target = program.target
@@ -104,7 +107,7 @@ def _places(programs: Sequence[ProgramRecord]) -> Iterator[tuple[ProgramRecord, 
 
 
 def _num_pages(config: ModelConfig) -> int:
-    """Returns the number of pages for rows that fill every entry."""
+    """Return the number of pages with which the self-test can fill the largest batch of every entry."""
     return SHARED_PAGES + max(ROW_PAGES * max(config.prefill_batch_sizes), *config.decode_batch_sizes, 32)
 
 
@@ -144,7 +147,7 @@ def _tested(
 
 
 def tables(found: Verified) -> Iterator[Table | str]:
-    """Yields the wrong files, and a table of each program's entries."""
+    """Yield lines about files, a table of entries per program, and a line if nothing was tested."""
     count = len(found.manifest.files)
     if not found.wrong_files:
         yield f"{found.directory}: all {count} files are unchanged since the build"

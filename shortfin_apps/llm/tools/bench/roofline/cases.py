@@ -1,12 +1,15 @@
 """The invocations to time, and their minimum work.
 
-Cases are batches as a server creates them, with pages in shuffled order. The roofline cost model counts:
+A case is a batch like those of a server, with page ids in shuffled order. The cost model of the roofline
+counts:
 
-    bytes  every weight once; the embedding table only in the tokens' rows (in full if it is also the head);
-           as many routed experts as a token uses; of the KV cache, the pages of each task's earlier tokens
-           and K and V of the new tokens
-    FLOPs  2 x tokens x every matrix of every layer (experts: as many as a token uses); 2 x rows x head;
-           attention: 4 x (p + 1) x head_dim x query heads in each layer for a token at position p
+    bytes  all weights once, with two exceptions: of the embedding table, only the rows of the batch's tokens
+           (the whole table if it is also the head); of the routed experts, as many as one token uses.
+           Of the KV cache: reading the pages of each task's earlier tokens, and writing K and V of its new
+           tokens
+    FLOPs  2 x tokens x elements of all matrices of all layers (experts: as many as a token uses);
+           2 x sequences x elements of the head;
+           attention: in each layer 4 x (p + 1) x head_dim x query heads for a token at position p
 
 Activations and logits are not counted, as they can stay in the CPU's caches. Padding is not counted.
 """
@@ -35,7 +38,10 @@ from shortfin_apps.llm.model.spec import ModelSpec, weight_shapes
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A batch before pages are assigned: `rows` tasks of `new_tokens` each, ending at `context - 1`."""
+    """A batch before its tasks get pages. `rows`: number of tasks; `new_tokens`: tokens of each task.
+
+    The last token of each task is at position `context - 1`.
+    """
 
     family: EntryFamily
     rows: int
@@ -48,7 +54,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A plan, its batch, and the entry that the runner selects for it."""
+    """A plan, its batch, and the name of the entry that computes this batch."""
 
     entry: str
     plan: Plan
@@ -56,7 +62,10 @@ class Case:
 
 
 class Choice(NamedTuple):
-    """Shell-style patterns of entries, contexts of decodes, and lengths of prompts, in tokens."""
+    """What to measure: shell-style patterns of entry names, context lengths of decodes, and prompt lengths.
+
+    Lengths are in tokens. Without patterns, all entries are measured.
+    """
 
     patterns: Sequence[str]
     contexts: Sequence[int]
@@ -64,9 +73,9 @@ class Choice(NamedTuple):
 
 
 def plans(config: ModelConfig, choice: Choice, *, has_extend: bool) -> Iterator[Plan]:
-    """Yield every decode batch size at every context, and prefill and extend at every prompt length.
+    """Yield a plan per decode batch size and context, and prefill and extend plans per prompt length.
 
-    Lengths beyond the model's context are skipped.
+    Lengths above the model's maximum context are skipped.
     """
     for context in choice.contexts:
         for rows in config.decode_batch_sizes:
@@ -82,7 +91,7 @@ def plans(config: ModelConfig, choice: Choice, *, has_extend: bool) -> Iterator[
 
 
 def choose(all_plans: Iterable[Plan], buckets: Buckets, stride: int, patterns: Sequence[str]) -> list[Case]:
-    """Return cases for the plans with an entry that matches a shell-style pattern, or all without patterns.
+    """Return the cases whose entry matches one of the shell-style `patterns`, or all cases without patterns.
 
     Raises InvalidRequestError if no case remains.
     """
@@ -100,7 +109,7 @@ def _make_case(plan: Plan, buckets: Buckets, stride: int) -> Case:
 
 
 def make_batch(plan: Plan, stride: int) -> Batch:
-    """Create a batch with the lowest page ids after the scratch page, in shuffled order."""
+    """Create the plan's batch, with the page ids 1 to `plan.pages(stride)` in shuffled order."""
     page_ids = list(range(1, 1 + plan.pages(stride)))
     random.Random(0).shuffle(page_ids)
     per_row = len(page_ids) // plan.rows
@@ -129,7 +138,7 @@ class Work:
     flops: int
 
     def floor_s(self, bytes_per_s: float, flops_per_s: float) -> float:
-        """The minimum time at these speeds, with memory traffic and computation overlapping."""
+        """Return the minimum time at these speeds, if memory traffic and computation fully overlap."""
         return max(self.num_bytes / bytes_per_s, self.flops / flops_per_s)
 
     def is_memory_bound(self, bytes_per_s: float, flops_per_s: float) -> bool:
@@ -137,14 +146,17 @@ class Work:
 
 
 class CostModel:
-    """Computes the work of a batch for one model. `parameter_bytes` are the sizes in its archive, by name."""
+    """Computes the minimum work of a batch for one model, as the module docstring defines it.
+
+    `parameter_bytes`: size of each parameter in the artefact, by name.
+    """
 
     def __init__(self, spec: ModelSpec, config: ModelConfig, parameter_bytes: Mapping[str, int]) -> None:
         self._spec = spec
         self._stride = config.stride
         self._elements = self._matrix_elements()
         self._page_bytes = sum(config.page_elements) * config.paged_kv_cache.dtype.itemsize
-        # Includes the scales of a block-quantised table.
+        # The prefix also matches the scales of a block-quantised table.
         table = sum(size for name, size in parameter_bytes.items() if name.startswith(EMBEDDING))
         self._row_bytes = table // spec.vocab_size
         self._weight_bytes = sum(parameter_bytes.values()) - (0 if spec.tie_word_embeddings else table)
@@ -163,7 +175,7 @@ class CostModel:
         )
 
     def _matrix_elements(self) -> int:
-        """Number of matrix elements that multiply a token in all layers, without embedding and head."""
+        """Return the number of matrix elements that one token uses, without embedding and head."""
         shapes, elements = weight_shapes(self._spec), 0
         for operation in self._spec.operations():
             match operation:
@@ -180,6 +192,6 @@ class CostModel:
         return pages_read * self._page_bytes + written
 
     def _attention_flops(self, task: LlmTaskInput) -> int:
-        """Causal attention: the sum of (p + 1) over the task's positions, times the FLOPs of one pair."""
+        """Return the FLOPs of causal attention: number of (query, key) pairs x FLOPs of a pair."""
         pairs = (task.seq_len * (task.seq_len + 1) - task.start_position * (task.start_position + 1)) // 2
         return 4 * pairs * sum(block.attended_features for layer in self._spec.layers for block in layer)

@@ -69,7 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Raises LlmError."""
+    """Measure or count, as `--emulated` tells, and print the results. Raises LlmError."""
     return _run_emulated(args) if args.emulated else _run_timed(args)
 
 

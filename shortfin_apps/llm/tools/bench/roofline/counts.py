@@ -1,10 +1,11 @@
 """Counts the memory traffic and matrix operations of entries on the emulated AMD GPU.
 
-    bytes    distinct bytes loaded plus distinct bytes stored, per launch: the memory bus traffic if every
-             launch started with cold caches that are large enough for all that it reads
-    matrix   multiply-adds of matrix instructions, without vector instructions
-    floor    bytes and FLOPs of the cost model in cases.py
-    waves    waves of a kernel that a SIMD holds at once (`gpu_code/occupancy.py`), averaged over launches
+    bytes    distinct bytes loaded plus distinct bytes stored, summed over launches: the memory traffic if
+             each launch started with cold caches that can hold everything it reads
+    matrix   FLOPs of matrix instructions, without vector instructions
+    floor    minimum bytes and FLOPs by the cost model in cases.py
+    waves    occupancy: waves of a kernel that fit on a SIMD at once (`gpu_code/occupancy.py`), averaged over
+             launches
 
 No time is measured. `Limits` convert bytes and FLOPs to the minimum time that the chip needs for them.
 """
@@ -27,7 +28,10 @@ _MEMORY_BYTES = 128 << 30  # of the device; the host allocates only what is used
 
 
 def open_emulated_gpu(chip: str) -> Control:
-    """Make this process use an emulated GPU; it must not have used HIP. Raises InvalidRequestError."""
+    """Make this process use an emulated GPU. Callers must not have used HIP before.
+
+    Raises InvalidRequestError if the emulator is not installed or cannot be built.
+    """
     try:
         from emulated_gpu.control import Control
         from emulated_gpu.errors import EmulatedGpuError
@@ -48,7 +52,7 @@ def open_emulated_gpu(chip: str) -> Control:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A product's published peaks: memory bytes per second, and dense bf16 FLOPs of the matrix units."""
+    """A product's published peaks: memory bandwidth, and dense bf16 FLOP/s of the matrix units."""
 
     product: str
     bytes_per_s: float
@@ -64,7 +68,10 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunches:
-    """A kernel's launches in one invocation; `waves` is None for a kernel outside of the VMFB."""
+    """A kernel's number of launches in one invocation, and its waves per SIMD.
+
+    `waves` is None for a kernel that is not in the VMFB.
+    """
 
     name: str
     launches: int
@@ -73,7 +80,7 @@ class KernelLaunches:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The counts of one invocation, with its minimum work."""
+    """The counts of one invocation, and `work`, its minimum by the cost model."""
 
     case: Case
     work: Work
@@ -85,7 +92,7 @@ class Counts:
 
     @property
     def waves(self) -> float | None:
-        """Waves per SIMD, averaged over the launches with known values."""
+        """Waves per SIMD, averaged over the launches where they are known; None if there are none."""
         known = [(each.launches, each.waves) for each in self.kernels if each.waves is not None]
         launches = sum(count for count, _ in known)
         return sum(count * waves for count, waves in known) / launches if launches else None
@@ -99,7 +106,7 @@ class Counts:
         return self.matrix_flops / self.work.flops
 
     def shortest_s(self, limits: Limits) -> float:
-        """Return the minimum time that the chip needs for these bytes and FLOPs."""
+        """Return the minimum time for the counted bytes and the larger of counted and minimum FLOPs."""
         flops = max(self.matrix_flops, self.work.flops)
         return Work(self.num_bytes, flops).floor_s(limits.bytes_per_s, limits.flops_per_s)
 
@@ -111,9 +118,9 @@ def count(
     waves: Mapping[str, float],
     on_case: Callable[[Case], None],
 ) -> list[Counts]:
-    """Run every case once; `on_case` is called before each. `waves` holds waves per SIMD by kernel.
+    """Run every case once; call `on_case` before each. `waves`: waves per SIMD by kernel name.
 
-    Raises InvocationError if a kernel is faulty, as its counts would be meaningless.
+    Raises InvocationError if the emulator reports a faulty kernel, whose counts would be meaningless.
     """
     results = []
     for case, work in cases:

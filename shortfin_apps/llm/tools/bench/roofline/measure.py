@@ -2,8 +2,9 @@
 
 Two probes measure the limits. They are compiled for the artefact's target and run on its device:
 
-stream [rows, 16384] i32   reads every byte once, summing over rows
-matmul [1024, 1024] f32    norm and q, k, v projection, each 1024 wide, lowered like the model's own
+stream [rows, 16384] i32   reads every byte once: sums each row
+matmul [1024, 1024] f32    an RMS norm and a projection to q, k and v of 1024 features each, lowered like the
+                           model's own layers
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _I32 = np.dtype(np.int32)
 
 
 class Machine:
-    """The two probes on a device. Each result is the best of several back-to-back runs."""
+    """Runs the two probes on a device. Each result is the best of several back-to-back runs."""
 
     def __init__(
         self,
@@ -54,11 +55,11 @@ class Machine:
         self.program = program
         self._clock = clock
         self._streamed: DeviceBuffer | None = None
-        # Noise, here and in the weights: multiplying zeros takes less power, which allows higher clocks.
+        # Random values, here and in the weights: multiplying zeros takes less power and so raises the clock.
         self._x = device.upload(np.random.default_rng(0).standard_normal((SIZE, SIZE), np.float32))
 
     def bytes_per_s(self, num_bytes: int) -> float:
-        """Return the bandwidth of reading about `num_bytes`; caches hold more of a smaller read."""
+        """Return the bandwidth of reading about `num_bytes`. Caches make smaller reads faster."""
         rows = max(1, round(num_bytes / STREAM_ROW_BYTES))
         if self._streamed is None or self._streamed.shape[0] != rows:
             self._streamed = None  # frees the old buffer before allocating the new one
@@ -78,7 +79,7 @@ class Machine:
 
 
 def load_machine(device: Device, spec: ModelSpec, options: BuildOptions) -> Machine:
-    """Compile the probes for the artefact's target, which takes seconds. Raises BuildError."""
+    """Compile the probes for the artefact's target and load them. Takes seconds. Raises BuildError."""
     with tempfile.TemporaryDirectory(prefix="roofline-") as folder:
         vmfb, parameters = Path(folder, "machine.vmfb"), Path(folder, "machine.irpa")
         target = resolve_target(options.device)
@@ -94,7 +95,7 @@ def load_machine(device: Device, spec: ModelSpec, options: BuildOptions) -> Mach
 
 
 def _probe_spec(spec: ModelSpec) -> ModelSpec:
-    """Return the spec of a layer of square matrices, so that the peak is independent of the model's sizes."""
+    """Return the spec of one layer with SIZE x SIZE matrices, so that the peak is the same for all models."""
     attention = spec.attention
     heads = SIZE // attention.head_dim
     return replace(
@@ -145,12 +146,12 @@ def _write_noise(path: Path, types: StoredTypes) -> None:
 
 
 MIN_RUNS = 3
-MIN_SAMPLE_S = 0.25  # of back-to-back runs; their median is one sample
+MIN_SAMPLE_S = 0.25  # total time of the back-to-back runs whose median is one sample
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One repeat of one case: the case's time, and the machine's speeds right after it."""
+    """One repeat of one case: the entry's time, and the machine's speeds measured right after it."""
 
     time_s: float
     bytes_per_s: float
@@ -179,7 +180,7 @@ class Result:
 
     @property
     def ratios(self) -> list[float]:
-        """Time over floor of each repeat."""
+        """Each repeat's time divided by its floor (minimum time)."""
         return [sample.time_s / self._floor_s(sample) for sample in self.samples]
 
     @property
@@ -199,7 +200,7 @@ def measure(
     repeats: int,
     on_sample: Callable[[Case], None],
 ) -> list[Result]:
-    """Take `repeats` samples of every case, alternating cases; `on_sample` is called before each."""
+    """Take `repeats` samples of every case, one of each case per round; call `on_sample` before each."""
     samples: dict[int, list[Sample]] = {index: [] for index in range(len(cases))}
     for _ in range(repeats):
         for index, (case, work) in enumerate(cases):
@@ -210,7 +211,7 @@ def measure(
 
 
 def sample_s(runner: BatchRunner, batch: Batch) -> float:
-    """The median time of back-to-back invocations, after one unmeasured."""
+    """Return the median time of back-to-back invocations, after one unmeasured invocation."""
     runner.run(batch)
     times: list[float] = []
     while len(times) < MIN_RUNS or sum(times) < MIN_SAMPLE_S:

@@ -1,10 +1,10 @@
 """Sampling profiler: the CPU time that an entry spends in each dispatch.
 
-A VMFB for CPUs contains machine code as an ELF file with debug information. The runtime copies its segments
-to memory; the profiler finds them by searching the process's mappings for the code.
-Linux perf events sample the
-instruction pointers of this process's threads: layouts are from `linux/perf_event.h`, version 0 attributes,
-the software CPU clock of each thread, and one record per tick with only the instruction pointer.
+A VMFB for CPUs contains machine code as an ELF file with debug information. The runtime copies the ELF
+segments to memory; the profiler finds the copies by comparing the process's executable mappings with the
+code. Linux perf events sample the instruction pointers of this process's threads. Each thread has an event
+of its software CPU clock, which writes one record per tick with only the instruction pointer. Layouts are
+from `linux/perf_event.h`, with attributes of version 0 (64 bytes).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _DISABLED, _EXCLUDE_KERNEL = 1 << 0, 1 << 5
 _ATTRIBUTES = struct.Struct("<IIQQQQQ")  # type, size, config, period, sample type, read format, flags
 _ATTRIBUTES_SIZE = 64
 _ENABLE, _DISABLE = 0x2400, 0x2401
-_HEAD_OFFSET = 1024  # of data_head in the first page; data_tail follows
+_HEAD_OFFSET = 1024  # byte offset of data_head in the first page; data_tail follows it
 _RECORD = struct.Struct("<IHH")  # type, misc, size
 _RECORD_SAMPLE = 9
-_RING_PAGES = 256  # a power of two: seconds of ticks
+_RING_PAGES = 256  # the kernel needs a power of two; enough for several seconds of ticks
 
 
 class Sampler:
-    """The perf events of all threads alive at construction. Used by `sampling`."""
+    """The perf events of the threads that were passed to `open`. Used by `sampling`."""
 
     def __init__(self) -> None:
         self._files: list[int] = []
@@ -59,7 +59,7 @@ class Sampler:
             _ioctl(file, _ENABLE if on else _DISABLE)
 
     def addresses(self) -> Iterator[int]:
-        """The instruction pointers of all ticks, unordered between threads."""
+        """Yield the instruction pointers of all ticks, one thread after the other."""
         for ring in self._rings:
             yield from _addresses(ring)
 
@@ -72,10 +72,10 @@ class Sampler:
 
 @contextmanager
 def sampling() -> Iterator[list[int]]:
-    """Sample this process's threads in a context; the yielded list is filled when it exits.
+    """Sample this process's threads during the context; the yielded list is filled when the context exits.
 
-    One address per PERIOD_NS of CPU time. Raises InvalidRequestError if the system does not allow a process
-    to sample itself.
+    The list has one instruction address per PERIOD_NS of CPU time. Threads started later are not sampled.
+    Raises InvalidRequestError if the system does not allow a process to sample itself.
     """
     addresses: list[int] = []
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def sampling() -> Iterator[list[int]]:
 
 
 def _open_event(thread: int) -> int:
-    # With kernel time if permitted, otherwise without.
+    # Sample time in the kernel too, if that is permitted.
     for flags in (_DISABLED, _DISABLED | _EXCLUDE_KERNEL):
         attributes = _ATTRIBUTES.pack(
             _TYPE_SOFTWARE, _ATTRIBUTES_SIZE, _CPU_CLOCK, PERIOD_NS, _SAMPLE_IP, 0, flags
@@ -143,7 +143,7 @@ OUTSIDE = "outside of dispatches"  # scheduling, waiting, and the operating syst
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """The machine code of one dispatch, at `[begin, end)` in the ELF file's addresses."""
+    """The machine code of one dispatch: ELF addresses from `begin` (inclusive) to `end` (exclusive)."""
 
     name: str
     begin: int
@@ -152,7 +152,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """CPU time of one dispatch in one invocation, summed over all threads."""
+    """CPU time of one dispatch per invocation, summed over all threads."""
 
     name: str
     cpu_s: float
@@ -160,7 +160,7 @@ class Share:
 
 
 class CodeMap:
-    """Maps an address in this process to a dispatch; `bases` are where the program's copies are loaded."""
+    """Maps an address in this process to a dispatch; `bases`: load addresses of the program's copies."""
 
     def __init__(self, functions: Iterable[Function], bases: Iterable[int]) -> None:
         self._functions = sorted(functions, key=lambda function: function.begin)
@@ -177,7 +177,10 @@ class CodeMap:
 
 
 def load_code_map(vmfb: Path) -> CodeMap:
-    """The code map of a program loaded by this process. Raises InvalidRequestError unless it is for a CPU."""
+    """Return the code map of a program that this process has loaded.
+
+    Raises InvalidRequestError if the program is not for CPUs or not found in memory.
+    """
     with zipfile.ZipFile(vmfb) as archive:
         names = [name for name in archive.namelist() if name.endswith(".so")]
         if len(names) != 1:
@@ -189,18 +192,18 @@ def load_code_map(vmfb: Path) -> CodeMap:
 
 
 def functions_of(elf: Any) -> Iterator[Function]:
-    """The functions in the debug information, as the file has no symbols."""
+    """Yield the functions in the DWARF debug information, as the ELF file has no symbol table."""
     for unit in elf.get_dwarf_info().iter_CUs():
         for entry in unit.iter_DIEs():
             if entry.tag == "DW_TAG_subprogram" and "DW_AT_low_pc" in entry.attributes:
                 begin = entry.attributes["DW_AT_low_pc"].value
                 size = entry.attributes["DW_AT_high_pc"].value  # an offset from low_pc, since DWARF 4
-                if begin:  # 0 for duplicates dropped by the linker
+                if begin:  # the linker sets 0 for a duplicate that it dropped
                     yield Function(entry.attributes["DW_AT_name"].value.decode(), begin, begin + size)
 
 
 def profile(runner: BatchRunner, batch: Batch, code: CodeMap) -> list[Share]:
-    """Sample back-to-back invocations; the largest share comes first."""
+    """Sample back-to-back invocations for PROFILE_S; return the dispatches, most CPU time first."""
     runner.run(batch)
     runs, begin = 0, runner.device_s
     with sampling() as addresses:
@@ -218,7 +221,7 @@ def shares(samples: Counter[str], runs: int) -> list[Share]:
 
 
 def _load_addresses(elf: Any) -> list[int]:
-    """The load addresses of all copies of the program in this process, found by comparing bytes."""
+    """Find the load addresses of all copies of the program in this process by comparing code bytes."""
     segment = next(s for s in elf.iter_segments("PT_LOAD") if s["p_flags"] & 1)  # PF_X
     code = segment.data()
     within = segment["p_vaddr"] % 4096
@@ -233,7 +236,7 @@ def _load_addresses(elf: Any) -> list[int]:
 
 
 def _anonymous_code() -> Iterator[Sequence[int]]:
-    """Begin and end of the anonymous executable mappings."""
+    """Yield begin and end address of each anonymous executable mapping of this process."""
     for line in filter(None, os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n")):
         place, permissions, _, _, inode, *name = line.split()
         if "x" in permissions and "r" in permissions and inode == "0" and not name:

@@ -27,7 +27,10 @@ COUNTS_SCHEMA = "shortfin-llm-roofline-counts/1"
 def document(
     manifest: Manifest, results: Sequence[Result], profiles: Sequence[Sequence[Share]] | None
 ) -> dict[str, Any]:
-    """Return a run's JSON document; times in seconds, speeds per second. `profiles` parallels `results`."""
+    """Return the JSON document of a timed run: times in seconds, speeds per second.
+
+    `profiles`, if given, has one list of shares per result, in the same order.
+    """
     entries = [_entry(result) for result in results]
     for entry, shares in zip(entries, profiles or (), strict=False):
         entry["profile"] = [asdict(share) for share in shares]
@@ -40,7 +43,10 @@ def document(
 
 
 def counts_document(manifest: Manifest, results: Sequence[Counts]) -> dict[str, Any]:
-    """Return the JSON document of a run on the emulated GPU; `shortest_s` is for the peaks in `limits`."""
+    """Return the JSON document of a run on the emulated GPU.
+
+    `floor_s` and `shortest_s` are minimum times at the peaks in `limits`, or None if the peaks are unknown.
+    """
     limits, resources = LIMITS.get(manifest.program.target.cpu), RESOURCES.get(manifest.program.target.cpu)
     return {
         **_header(COUNTS_SCHEMA, manifest),
@@ -112,7 +118,7 @@ def _waves(waves: float | None, most: int | None) -> str:
 
 
 def limits_line(doc: dict[str, Any]) -> str:
-    """Describe the peaks used for the times in `counts_table`, in one line."""
+    """Return one line that states the peaks from which the times in `counts_table` were computed."""
     if (limits := doc["limits"]) is None:
         return f"no times: the peaks of {doc['chip']} are not known here"
     return (
@@ -142,7 +148,7 @@ def _entry(result: Result) -> dict[str, Any]:
 
 
 def speeds(doc: dict[str, Any]) -> str:
-    """A line with the machine's speeds in this run."""
+    """Return one line with the bandwidths and matmul speeds that the probes measured in this run."""
     bandwidths = [value for entry in doc["entries"] for value in entry["bytes_per_s"]]
     peaks = [value for entry in doc["entries"] for value in entry["flops_per_s"]]
     return (
@@ -168,7 +174,7 @@ def table(doc: dict[str, Any]) -> Table:
 
 
 def profile_tables(doc: dict[str, Any]) -> Iterator[Table]:
-    """A table of CPU time per dispatch for each entry that has a profile."""
+    """Yield a table of CPU time per dispatch for each entry that has a profile."""
     for entry in doc["entries"]:
         if "profile" not in entry:
             continue
@@ -187,7 +193,7 @@ def _title(doc: dict[str, Any]) -> str:
 
 
 def _entry_table(title: str, *numbers: str) -> Table:
-    """Create a table with columns for `_case_cells` and then for `numbers`."""
+    """Create a table: the columns of `_case_cells`, then a right-aligned column per name in `numbers`."""
     made = Table(title=title, title_justify="left")
     for name in ("entry", "rows x tokens", "context"):
         made.add_column(name)

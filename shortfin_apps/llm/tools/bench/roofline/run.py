@@ -29,7 +29,7 @@ from shortfin_apps.llm.tools.bench.roofline.report import counts_document, docum
 def roofline(
     directory: Path, choice: Choice, repeats: int, threads: int | None, *, with_profile: bool
 ) -> dict[str, Any]:
-    """Measure the artefact in `directory` and return the document of report.py. Raises LlmError."""
+    """Time the artefact's entries; return the JSON document of the run (report.py). Raises LlmError."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None, "a directory has one"
     name = artifact.manifest.options.device.partition(":")[0]
@@ -44,7 +44,10 @@ def roofline(
 
 
 def roofline_counts(directory: Path, choice: Choice) -> dict[str, Any]:
-    """Count the work of the artefact's entries on an emulated AMD GPU. Raises LlmError."""
+    """Count the work of the artefact's entries on an emulated AMD GPU; return the JSON document.
+
+    Raises LlmError.
+    """
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None, "a directory has one"
     target = artifact.manifest.program.target
@@ -65,7 +68,7 @@ def roofline_counts(directory: Path, choice: Choice) -> dict[str, Any]:
 def _prepare(
     artifact: Artifact, device: Device, choice: Choice
 ) -> tuple[BatchRunner, list[tuple[Case, Work]]]:
-    """Return a runner of the artefact's program, and the cases with their work."""
+    """Load the artefact's program; return its runner, and each chosen case with its minimum work."""
     assert artifact.manifest is not None
     config = artifact.config
     program = device.load_program(artifact.vmfb, artifact.parameters, config.module_name)
@@ -81,7 +84,7 @@ def _prepare(
 
 @contextmanager
 def _progress(unit: str, total: int) -> Iterator[Callable[[Case], None]]:
-    """Show a progress bar; call the yielded function before each unit of work on a case."""
+    """Show a progress bar. Callers must call the yielded function before each unit of work on a case."""
     with progress_bar(unit) as bar:
         task = bar.add_task("", total=total)
         yield lambda case: bar.update(task, description=case.entry, advance=1)
