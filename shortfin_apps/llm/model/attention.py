@@ -1,4 +1,4 @@
-"""Attention: heads, their rotation, what a token may see, and what it computes."""
+"""Attention: its parameters, operations and numpy reference."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from shortfin_apps.llm.model.rope import Rope, Rotation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(Block):
-    """Attention of `heads` query heads over the keys and values of `kv_heads`, plus its input.
+    """Grouped-query attention with a residual connection: `heads` query heads, `kv_heads` key/value heads.
 
-    Rows of q and k are in the half-split rotary order: element i of a head rotates with element i +
-    head_dim / 2. If only part of the head rotates, it is the first part of both halves.
+    Rows of q and k are in the half-split rotary order: elements i and i + head_dim / 2 of a head form a
+    rotated pair. If only some elements rotate, they are the first ones of each half.
     """
 
     KIND: ClassVar[str] = "attention"
     heads: int
     kv_heads: int
     head_dim: int
-    rope: Rope | None  # None: q and k do not rotate
-    window: int | None = None  # number of last tokens that a token sees, including itself; None: all
-    sinks: bool = False  # each head's softmax has an extra learned score with value 0
+    rope: Rope | None  # None: q and k are not rotated
+    window: int | None = None  # a token attends to itself and the window - 1 tokens before it; None: to all
+    sinks: bool = False  # the softmax of each head has an extra learned score, whose value vector is 0
     cap: float | None = None  # scores are cap * tanh(score / cap)
     score_scale: float = 1.0  # multiplies scores, in addition to 1 / sqrt(head_dim)
     qk_norm: bool = False  # RMS norm of each head of q and k before rotation
     whole_qk_norm: bool = False  # RMS norm over all heads of q, and of k
     bias: bool = False  # of q, k and v
     output_bias: bool = False
-    gate: bool = False  # the result is multiplied by the sigmoid of gates projected with q
+    gate: bool = False  # heads' outputs are multiplied by sigmoid(gates); q's projection includes the gates
     norm_before: bool = True
-    norm_after: bool = False  # norm of the result before adding it
-    fused_qkv: bool = False  # q, k and v are one tensor of the source
+    norm_after: bool = False  # norm of the output before the residual addition
+    fused_qkv: bool = False  # the source has one tensor for q, k and v
 
     @property
     def q_features(self) -> int:
@@ -76,7 +76,7 @@ class Attention(Block):
         return self.q_features
 
     def within(self, context: int) -> Attention:
-        """Drop a window that sequences of `context` tokens fit in."""
+        """Return the block without its window if sequences of `context` tokens fit into the window."""
         return self if self.window is None or self.window < context else replace(self, window=None)
 
     def tensors(self, hidden: int) -> Iterator[ModelTensor]:
@@ -107,7 +107,7 @@ class Attention(Block):
             yield ModelTensor("post_attention_norm.weight", (hidden,))
 
     def operations(self, layer: int, x: str, out: str) -> Iterator[Operation]:
-        """List the operations from the residual stream `x` to `out`."""
+        """List the operations that read the residual stream `x` and write the new one to `out`."""
         prefix = f"blk.{layer}."
         yield norm_before(x, f"{prefix}attn_norm.weight" if self.norm_before else None)
         yield Linear("normed", "gated_qkv" if self.gate else "qkv", f"{prefix}attn_qkv.weight")
@@ -148,7 +148,7 @@ class Attention(Block):
         return layer.normed(added, "post_attention_norm.weight")
 
     def _projected(self, h: F32, layer: ReferenceLayer) -> F32:
-        """Project to q, k and v before the rotation: [tokens, heads, head_dim]."""
+        """Return q, k and v before the rotation: [tokens, heads + 2 * kv_heads, head_dim]."""
         weights, eps = layer.weights, layer.rms_norm_eps
         weight, queries = weights["attn_qkv.weight"], self.q_features
         if self.gate:
@@ -184,7 +184,10 @@ class Attention(Block):
 
 
 def quantised_heads(x: F32) -> tuple[npt.NDArray[np.int8], F32]:
-    """Quantise x [.., head_dim] to 8 bits; return it and the heads' scales [..]: largest magnitude / 127."""
+    """Quantise x [.., head_dim] to i8; return the quants and one scale per head, [..].
+
+    A scale is the largest magnitude in the head divided by 127.
+    """
     scales = np.abs(x).max(axis=-1) / np.float32(127)
     divisors = np.where(scales > 0, scales, np.float32(1))[..., None]
     return np.rint(x / divisors).astype(np.int8), scales
@@ -199,7 +202,7 @@ def dequantised_heads(quants: npt.NDArray[np.int8], scales: F32) -> F32:
 class NormHeads(Operation):
     """q, k and v [tokens, qkv features] f32 -> the same shape: RMS norm of each head of q and of k.
 
-    `weight` [2 * head_dim] holds the weights of q's heads, then of k's.
+    `weight` [2 * head_dim]: the weights for every head of q, then those for every head of k.
     """
 
     weight: str
@@ -208,9 +211,9 @@ class NormHeads(Operation):
 
 @dataclass(frozen=True, slots=True)
 class NormWhole(Operation):
-    """NormHeads, but over all heads of q together, and over all heads of k.
+    """q, k and v [tokens, qkv features] f32 -> the same shape: one RMS norm of all of q, and one of all of k.
 
-    `weight` [(heads + kv_heads) * head_dim] holds q's weights, then k's.
+    `weight` [(heads + kv_heads) * head_dim]: q's weights, then k's.
     """
 
     weight: str
@@ -221,8 +224,8 @@ class NormWhole(Operation):
 class Attend(PagedOperation):
     """q, k and v [tokens, qkv features] f32 -> [tokens, heads * head_dim], in the matmuls' activation type.
 
-    Rotates q and k as the `block` says, writes k and v to the layer's part of the KV cache, and attends over
-    it, within the block's window. `sinks` names its sinks [heads] f32.
+    Rotates q and k, writes k and v to the layer's KV cache, and attends to the cached positions within the
+    block's window. `sinks` names the weight of the sinks, [heads] f32.
     """
 
     block: Attention
@@ -237,7 +240,7 @@ class Attend(PagedOperation):
 class DropGates(Operation):
     """[tokens, q features + qkv features] f32 -> [tokens, qkv features]: q, k and v without the gates.
 
-    The gates of attention's result are between q and k.
+    In `x`, the order is q, gates, k, v.
     """
 
     block: Attention
@@ -245,9 +248,9 @@ class DropGates(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Gate(Operation):
-    """[tokens, heads * head_dim] -> the same shape and type: `x` times the sigmoid of its gates.
+    """[tokens, heads * head_dim] -> the same shape and type: `x` times the sigmoid of the gates.
 
-    `gates` names the value that DropGates reads.
+    `gates` names the value with q, gates, k and v that DropGates reads.
     """
 
     READS: ClassVar = ("x", "gates")

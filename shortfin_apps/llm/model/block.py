@@ -1,4 +1,4 @@
-"""What the code asks a block of a layer, whether an attention, a state, a feed-forward or another kind."""
+"""`Block`: the interface of a layer's blocks, such as attention, a gated delta net or a feed-forward."""
 
 from __future__ import annotations
 
@@ -21,55 +21,56 @@ from shortfin_apps.llm.model.rope import Rotation
 
 @dataclass(frozen=True, slots=True)
 class Block(ABC):
-    """A part of a layer that adds to the residual stream [tokens, hidden] f32.
+    """A part of a layer that adds its output to the residual stream [tokens, hidden] f32.
 
-    A kind of block is a frozen dataclass in a module of this folder, next to the operations that only it has.
+    Each subclass is a frozen dataclass in a module of this folder. The module also has the operations that
+    only this kind of block uses.
     """
 
-    KIND: ClassVar[str]  # in the plural, for errors
+    KIND: ClassVar[str]  # the name of the kind in the plural, for error messages
 
     def __init_subclass__(cls) -> None:
         _KINDS[cls.__name__] = cls
 
     @abstractmethod
     def tensors(self, hidden: int) -> Iterator[ModelTensor]:
-        """List the tensors, and the weights that they are stacked into, by their names in the layer."""
+        """List the tensors and the weights they are stacked into, with names without `blk.N.`."""
 
     @abstractmethod
     def operations(self, layer: int, x: str, out: str) -> Iterator[Operation]:
-        """List the operations from the residual stream `x` to `out`."""
+        """List the operations that read the residual stream `x` and write the new one to `out`."""
 
     @abstractmethod
     def compute(self, x: F32, layer: ReferenceLayer) -> F32:
-        """Compute in numpy what the block adds to the residual stream `x` of one sequence."""
+        """Compute in numpy the block's addition to the residual stream `x` of one sequence."""
 
     @property
     def kv_layout(self) -> KVLayout | None:
-        """What a token stores, and in which pool of pages."""
+        """What the block stores per token or page, and in which pool; None if it stores nothing."""
         return None
 
     @property
     def rotation(self) -> Rotation | None:
-        """The rotation that the batch needs for the block."""
+        """The rotation whose cosines and sines the block needs; None if it needs none."""
         return None
 
     @property
     def attended_features(self) -> int:
-        """The features of a token that are multiplied by each visible token's keys, and by its values."""
+        """Query features per token, to count the arithmetic of attention; 0 for other blocks."""
         return 0
 
     @property
     def vector_sizes(self) -> dict[str, int]:
-        """The sizes that CPU kernels need in whole vectors, by their names in errors."""
+        """Name in errors -> size that must be a multiple of the CPU kernels' vector length."""
         return {}
 
     def within(self, context: int) -> Block:
-        """Return the block for sequences of at most `context` tokens."""
+        """Return the block for sequences of at most `context` tokens, by default unchanged."""
         return self
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """In files, a block is its fields and, as `block`, the name of its class."""
+        """Return the schema, by which files have a block's fields plus `block`, the name of its class."""
         if cls is not Block:
             return handler(source)
         for module in iter_modules([str(Path(__file__).parent)]):
@@ -90,7 +91,7 @@ def _named(block: Block) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CachedTokens:
-    """K, already rotated, and V of a layer, as in the cache: [tokens, kv_heads, head_dim]."""
+    """The new K (after rotation) and V of a layer, each [tokens, kv_heads, head_dim], as cached."""
 
     keys: F32
     values: F32
@@ -98,11 +99,11 @@ class CachedTokens:
 
 @dataclass(slots=True, kw_only=True)
 class ReferenceLayer:
-    """What the numpy reference gives the blocks of a layer: its weights, by names without `blk.N.`, and past.
+    """A layer's inputs to `Block.compute`, the numpy reference.
 
-    `past` [2, positions, kv_heads, head_dim] is K and V of the preceding positions; None is for a sequence
-    from position 0. A block that stores keys and values sets `cached`, rounded to 8 bits for a quantised
-    cache.
+    `weights`: by names without `blk.N.`; `past` [2, positions, kv_heads, head_dim]: K and V of the preceding
+    positions, or None for a sequence that starts at position 0. A block that stores keys and values sets
+    `cached`; for a quantised cache, these values are rounded to 8 bits.
     """
 
     weights: Mapping[str, F32]
@@ -113,6 +114,6 @@ class ReferenceLayer:
     cached: CachedTokens | None = None
 
     def normed(self, x: F32, weight: str) -> F32:
-        """Return the RMS norm of `x` by a weight; `x` itself if the layer has no such weight."""
+        """Return the RMS norm of `x` with the named weight; `x` itself if the layer has no such weight."""
         found = self.weights.get(weight)
         return x if found is None else rms_norm(self.rms_norm_eps, x, found)

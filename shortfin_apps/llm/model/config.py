@@ -1,4 +1,4 @@
-"""The artefact's `config.json`, from the model and the build's options."""
+"""Create the artefact's `config.json` from the model and the build's options."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shortfin_apps.llm.model.kv_layout import KV_DTYPE_NAMES, kv_dtype
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 DEFAULT_CONTEXT_LENGTH = 8192
-DEFAULT_CONTEXTS = 8  # full contexts that the pages hold
+DEFAULT_CONTEXTS = 8  # sequences of maximum length that the pages hold
 DEFAULT_SLAB_BYTES = 1 << 30
 
 
 def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
-    """Create the config. Raises BuildError, naming the flag, if the options do not fit the model."""
+    """Create the config. Raises BuildError, naming the flag, if an option does not fit the model."""
     _check_sizes(options)
     dims = [each.head_dim for each in spec.blocks_of(Attention)]
     if options.kv == "q8_0" and (odd := [dim for dim in dims if dim % SCALE_BYTES]):
@@ -29,7 +29,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
         raise BuildError(f"--top-k: {options.top_k} exceeds the vocabulary of {spec.vocab_size} tokens")
     spec = within(spec, max_seq_len)
     elements = pool_elements(spec, options)
-    # States have a separate number of pages, which the server chooses.
+    # Pages of states are not counted here: the server chooses their number.
     of_tokens = sum(count for pool, count in elements.items() if pool != "state")
     attention = spec.attention
     return ModelConfig(
@@ -94,9 +94,9 @@ def _require_positive(flag: str, values: tuple[int, ...]) -> None:
 
 
 def context_length(spec: ModelSpec, options: BuildOptions) -> int:
-    """Return the maximum tokens of a sequence.
+    """Return the maximum number of tokens of a sequence.
 
-    Raises BuildError, naming the flag, if the model supports fewer.
+    Raises BuildError, naming the flag, if the requested context exceeds the model's or is less than a page.
     """
     own, asked, stride = spec.max_position_embeddings, options.context_length, options.block_seq_stride
     if asked is not None and asked > own:
@@ -108,19 +108,19 @@ def context_length(spec: ModelSpec, options: BuildOptions) -> int:
 
 
 def within(spec: ModelSpec, context: int) -> ModelSpec:
-    """Drop the windows that sequences of `context` tokens fit in."""
+    """Return the model for sequences of at most `context` tokens: without windows of at least this size."""
     layers = tuple(tuple(block.within(context) for block in layer) for layer in spec.layers)
     return replace(spec, layers=layers)
 
 
 def window_of(spec: ModelSpec) -> int | None:
-    """Return the number of last tokens that a token reads in the pages that are not kept; None if all are."""
+    """Return the size of the largest window (a state counts as 2); None if no layer has either."""
     windows = {layout.window for _, layout in spec.kv_layouts} - {None}
     return max((window for window in windows if window is not None), default=None)
 
 
 def pool_elements(spec: ModelSpec, options: BuildOptions) -> dict[Pool, int]:
-    """Return the elements of a page in each pool of the model."""
+    """Return the number of elements of one page, for each pool of the model."""
     elements = dict.fromkeys(spec.pools, 0)
     for _, layout in spec.kv_layouts:
         elements[layout.pool] += layout.page_elements(options.kv, options.block_seq_stride)
@@ -128,7 +128,10 @@ def pool_elements(spec: ModelSpec, options: BuildOptions) -> dict[Pool, int]:
 
 
 def _page_count(options: BuildOptions, max_seq_len: int, elements: int) -> int:
-    """Return the number of pages, including scratch: 8 contexts within 1 GiB, but at least one context."""
+    """Return the number of pages, including the scratch page; `elements`: cache elements of one page.
+
+    By default: enough for 8 sequences of maximum length, at most 1 GiB, but at least enough for one sequence.
+    """
     if options.device_block_count is not None:
         return options.device_block_count
     context_pages = -(-max_seq_len // options.block_seq_stride)

@@ -16,17 +16,18 @@ from shortfin_apps.llm.model.reference.pointwise import F32, rms_norm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet(Block):
-    """A gated delta net, plus its input.
+    """A gated delta net with a residual connection.
 
-    A value head has a state S [key_dim, value_dim] f32. With a token's decay g and rate b, both scalars per
-    head, and its q, k [key_dim] and v [value_dim]:
+    Each value head has a state S [key_dim, value_dim] f32. A token has, per value head, a scalar decay g, a
+    scalar rate b, and vectors q, k [key_dim] and v [value_dim]. For each token, S and the output o are:
 
         S = exp(g) S;  S += k (b (v - k S));  o = q S
 
-    q, k and v come from a causal convolution along the tokens, with `taps` inputs per channel. Value heads
-    share key heads: consecutive ones, or, if `tiled`, every `key_heads`th. A source may fuse the projections
-    of q, k, v and gates into one tensor (`fused_inputs`), and the projections of b and a (`fused_rates`), key
-    head by key head.
+    q, k and v are the outputs of a causal depthwise convolution along the tokens, with `taps` taps per
+    channel. Several value heads share a key head: consecutive value heads, or, if `tiled`, those whose
+    indices are equal modulo `key_heads`.
+    `fused_inputs`: the source has one tensor for the projections of q, k, v and gates, grouped by key head;
+    `fused_rates`: likewise one tensor for the projections of b and a (the decay's input).
     """
 
     KIND: ClassVar[str] = "gated delta nets"
@@ -54,22 +55,25 @@ class DeltaNet(Block):
 
     @property
     def head_channels(self) -> int:
-        """Channels that a value head reads."""
+        """Convolution channels that one value head reads: its q, k and v."""
         return 2 * self.key_dim + self.value_dim
 
     @property
     def past_elements(self) -> int:
-        """Past inputs of the convolution that a value head keeps."""
+        """Past inputs of the convolution in one value head's part of the state."""
         return (self.taps - 1) * self.head_channels
 
     @property
     def state_elements(self) -> int:
-        """f32 elements of a layer's state; value heads each keep past inputs of the key head they share."""
+        """f32 elements of a layer's state.
+
+        Each value head has its own copy of the past q and k inputs, although value heads share key heads.
+        """
         return self.value_heads * (self.past_elements + self.key_dim * self.value_dim)
 
     @property
     def block_elements(self) -> int:
-        """Elements of a head's S with both dimensions rounded up to a power of two."""
+        """Elements of a head's S, with each dimension of S rounded up to a power of two."""
         return 1 << ((self.key_dim - 1).bit_length() + (self.value_dim - 1).bit_length())
 
     @property
@@ -81,7 +85,7 @@ class DeltaNet(Block):
         return {"size of all value heads": self.value_features}
 
     def tensors(self, hidden: int) -> Iterator[ModelTensor]:
-        """List the tensors."""
+        """List the tensors, by their names in the layer."""
         yield ModelTensor("attn_norm.weight", (hidden,))
         if self.fused_inputs:
             yield ModelTensor("ssm_in.weight", (self.channels + self.value_features, hidden))
@@ -90,7 +94,7 @@ class DeltaNet(Block):
             yield ModelTensor("attn_gate.weight", (self.value_features, hidden), "ssm_in.weight")
         heads = self.value_heads
         rates = {"ssm_ba": 2 * heads} if self.fused_rates else {"ssm_beta": heads, "ssm_alpha": heads}
-        for name, rows in rates.items():  # in floats, as they act on all later tokens
+        for name, rows in rates.items():  # stored as floats, as errors in rates affect all later tokens
             yield ModelTensor(f"{name}.weight", (rows, hidden), "ssm_rates.weight", stored="floats")
         yield ModelTensor("ssm_conv1d.weight", (self.channels, self.taps), stored="taps")
         yield ModelTensor("ssm_dt.bias", (self.value_heads,), "ssm_steps.bias")
@@ -99,7 +103,7 @@ class DeltaNet(Block):
         yield ModelTensor("ssm_out.weight", (hidden, self.value_features))
 
     def operations(self, layer: int, x: str, out: str) -> Iterator[Operation]:
-        """List the operations from the residual stream `x` to `out`."""
+        """List the operations that read the residual stream `x` and write the new one to `out`."""
         prefix = f"blk.{layer}."
         yield norm_before(x, f"{prefix}attn_norm.weight")
         yield Linear("normed", "mixed", f"{prefix}ssm_in.weight")
@@ -121,7 +125,7 @@ class DeltaNet(Block):
         return self.gated_values(h, layer) @ layer.weights["ssm_out.weight"].T
 
     def gated_values(self, h: F32, layer: ReferenceLayer) -> F32:
-        """Compute [tokens, value features] token by token, from position 0 on."""
+        """Run the recurrence from position 0 on; return the gated head outputs [tokens, value features]."""
         weights = layer.weights
         mixed, gates = np.split(h @ weights["ssm_in.weight"].T, [self.channels], axis=1)
         padded = np.concatenate([np.zeros((self.taps - 1, self.channels), np.float32), mixed])
@@ -156,20 +160,22 @@ def _unit(x: F32) -> F32:
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule(PagedOperation):
-    """Inputs of a gated delta net (DeltaNet) -> [tokens, value features], in the matmuls' activation type.
+    """The recurrence of a gated delta net (DeltaNet), with its convolution, norm and gates.
 
-    `x` [tokens, channels + value features] f32 holds the convolution's inputs and the result's gates. `rates`
-    [tokens, 2 * value_heads] f32 holds b before its sigmoid, and the inputs of the decay: g is the second
-    half of `steps` times the softplus of the input plus the first half. q and k are divided by their lengths,
-    q also by sqrt(key_dim). The result of each head is an RMS norm of o by `norm`, times the SiLU of its
-    gates. Padding yields zeros.
+    `x` [tokens, channels + value features] f32: the convolution's inputs, then the gates of the output.
+    `rates` [tokens, 2 * value_heads] f32: b before its sigmoid, then the decay's inputs a.
+    `out` [tokens, value features], in the matmuls' activation type; zeros for padding tokens.
 
-    A layer's state is in its pages of the pool "state". The page of the preceding token's block is
-    read; the page of each block with tokens receives the state after the last of them.
+    With (shift, slope) = the halves of `steps`: g = slope * softplus(a + shift). q and k are divided by their
+    L2 norms, and q also by sqrt(key_dim). A head's output is RMSNorm(o, `norm`) * silu(gate).
+
+    The state is stored in pages of the pool "state". The operation reads the page of the block that contains
+    the preceding token. To the page of each block with new tokens, it writes the state after the last of
+    these tokens.
     """
 
     READS: ClassVar = ("x", "rates")
     rates: str
-    conv: str  # [channels, taps]
-    steps: str  # [2 * value_heads]
-    norm: str  # [value_dim]
+    conv: str  # names the taps, [channels, taps]
+    steps: str  # names the decay's parameters, [2 * value_heads]
+    norm: str  # names the norm's weight, [value_dim]

@@ -1,4 +1,4 @@
-"""The feed-forward blocks: one for all tokens, and routed experts."""
+"""The feed-forward blocks: dense (MLP), and routed experts (MoE)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from shortfin_apps.llm.model.reference.pointwise import F32, gated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP(Block):
-    """A gated feed-forward of `features` elements between its projections, plus its input."""
+    """A gated feed-forward with a residual connection; `features`: its intermediate size."""
 
     KIND: ClassVar[str] = "gated feed-forwards"
     features: int
     activation: Activation = "silu"
     norm_before: bool = True
-    norm_after: bool = False  # norm of the result before adding it
-    fused_gate_up: bool = False  # gate and up are one tensor of the source
+    norm_after: bool = False  # norm of the output before the residual addition
+    fused_gate_up: bool = False  # the source has one tensor for gate and up
 
     @property
     def vector_sizes(self) -> dict[str, int]:
@@ -52,7 +52,7 @@ class MLP(Block):
             yield ModelTensor("post_ffw_norm.weight", (hidden,))
 
     def operations(self, layer: int, x: str, out: str) -> Iterator[Operation]:
-        """List the operations from the residual stream `x` to `out`."""
+        """List the operations that read the residual stream `x` and write the new one to `out`."""
         prefix = f"blk.{layer}."
         yield norm_before(x, f"{prefix}ffn_norm.weight" if self.norm_before else None)
         yield GatedLinear("normed", "gated", f"{prefix}ffn_gate_up.weight", self.activation)
@@ -70,12 +70,14 @@ class MLP(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoE(Block):
-    """Routed experts, each a gated feed-forward of `features` elements, plus their input.
+    """Routed experts with a residual connection; each expert is a gated feed-forward.
 
-    A token takes the `per_token` largest of the softmax over all `count` router logits, with ties to the
-    lower index; they are rescaled to add up to 1 if `is_normalised`. With `biases`, the router and every
-    projection of an expert have a bias. With `shared`, all tokens also use an expert of `shared` features,
-    times the sigmoid of a gate, a scalar per token.
+    `count`: experts; `per_token`: experts per token; `features`: intermediate size of an expert.
+    A token uses the experts with the largest router logits; on ties, those of lower index. Their weights are
+    the softmax over all router logits, rescaled to a sum of 1 if `is_normalised`. `biases`: the router and
+    all projections of experts have a bias. `shared`: intermediate size of an additional expert for all
+    tokens; its result is multiplied by sigmoid(gate), where a learned projection computes a scalar gate per
+    token.
     """
 
     KIND: ClassVar[str] = "routed experts"
@@ -96,7 +98,7 @@ class MoE(Block):
         """List the tensors; the experts' matrices are stacked."""
         if self.norm_before:
             yield ModelTensor("ffn_norm.weight", (hidden,))
-        # In floats, as it is small and makes discrete choices.
+        # Stored as floats: the router is small, and rounding errors could select other experts.
         yield ModelTensor("ffn_gate_inp.weight", (self.count, hidden), stored="floats")
         if self.biases:
             yield ModelTensor("ffn_gate_inp.bias", (self.count,))
@@ -114,14 +116,14 @@ class MoE(Block):
             yield ModelTensor("ffn_down_shexp.weight", (hidden, self.shared))
 
     def _of_experts(self, kinds: Sequence[str], weight: str, shape: tuple[int, ...]) -> Iterator[ModelTensor]:
-        """List the tensors of every expert that are stacked into `weight`."""
+        """List the tensors of all experts that are stacked into the stored weight `weight`."""
         suffix = weight.rpartition(".")[2]
         for number in range(self.count):
             for kind in kinds:
                 yield ModelTensor(f"ffn_{kind}.{number}.{suffix}", shape, weight, expert=number)
 
     def operations(self, layer: int, x: str, out: str) -> Iterator[Operation]:
-        """List the operations from the residual stream `x` to `out`."""
+        """List the operations that read the residual stream `x` and write the new one to `out`."""
         prefix = f"blk.{layer}."
         yield norm_before(x, f"{prefix}ffn_norm.weight" if self.norm_before else None)
         if self.shared:
@@ -157,13 +159,13 @@ class MoE(Block):
 
 
 def _projections(weights: Mapping[str, F32], name: str) -> tuple[F32, F32]:
-    """Return the weights [experts, out, in] and biases [experts, out]."""
+    """Return a projection's weights [experts, out, in] and biases [experts, out] (zeros if it has none)."""
     weight = weights[f"{name}.weight"]
     return weight, weights.get(f"{name}.bias", np.zeros(weight.shape[:2], np.float32))
 
 
 def route(experts: MoE, logits: F32) -> tuple[npt.NDArray[np.int64], F32]:
-    """Return each token's experts, most likely first, and their weights [tokens, experts per token]."""
+    """Return each token's experts, most likely first, and their weights; both [tokens, per_token]."""
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     chosen = np.argsort(-logits, axis=-1, kind="stable")[:, : experts.per_token]
@@ -175,18 +177,18 @@ def route(experts: MoE, logits: F32) -> tuple[npt.NDArray[np.int64], F32]:
 class Route(Operation):
     """Router logits [tokens, experts] f32 -> each token's experts and their weights (see MoE).
 
-    The result is an input of the two operations below, in a form private to their kernels. Padding has no
-    experts.
+    Only GatedExperts and SumExperts read the result, whose format each lowering defines. Padding tokens have
+    no experts.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class GatedExperts(Operation):
-    """[tokens, in] -> [tokens * experts per token, out / 2]: GatedLinear of each of a token's experts.
+    """[tokens, in] -> [tokens * experts per token, out / 2]: each token's GatedLinear by each of its experts.
 
-    Results are in the matmuls' activation type, most likely expert first. `weight` is [experts, out, in];
-    `bias` [experts, out] f32 is added before the activation; `routing` is Route's value. Weights of experts
-    that no token uses are not read. Results for padding are undefined.
+    Results are in the matmuls' activation type; a token's most likely expert comes first. `weight`:
+    [experts, out, in]; `bias` [experts, out] f32: added before the activation; `routing`: Route's result.
+    Weights of experts that no token uses are not read. Results for padding tokens are undefined.
     """
 
     READS: ClassVar = ("x", "routing")
@@ -197,10 +199,11 @@ class GatedExperts(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SumExperts(Operation):
-    """[tokens * experts per token, in] -> [tokens, out] f32: the `residual` plus the experts' Linear results.
+    """[tokens * experts per token, in] -> [tokens, out] f32: weighted sum over the experts, plus `residual`.
 
-    Each is multiplied by the expert's weight, most likely expert first. `weight` is [experts, out, in];
-    `bias` [experts, out] f32 is part of the Linear. Padding gets only the residual.
+    An expert's result is `x` times the transpose of its matrix, plus its bias. It is multiplied by the
+    expert's routing weight, and a token's most likely expert is added first. `weight`: [experts, out, in];
+    `bias`: [experts, out] f32. Padding tokens get only the residual.
     """
 
     READS: ClassVar = ("x", "routing", "residual")

@@ -1,8 +1,8 @@
 """What a layer stores for the tokens of a sequence, and in which pool of pages.
 
-A pool's pages have one block table. Layers share a pool if a request needs the same pages for all of them.
-Another attention has its own layout here: latent attention (MLA) would store one compressed row per token,
-with `page_elements` of `stride * (rank + rotated elements)`, in the pool "whole".
+Each pool has one block table. Layers share a pool if a request needs the same pages for all of them. A new
+kind of attention gets its own layout here: latent attention (MLA) would store one compressed vector per
+token, with `page_elements` of `stride * (rank + rotated elements)`, in the pool "whole".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KV_DTYPE_NAMES: dict[KVType, str] = {
 
 @dataclass(frozen=True, slots=True)
 class KeysValues:
-    """A row of keys and a row of values per token; a token reads the last `window` ones, or all of them."""
+    """Keys and values per token. A token reads those of the last `window` tokens; None: of all tokens."""
 
     kv_heads: int
     head_dim: int
@@ -36,19 +36,19 @@ class KeysValues:
         return "whole" if self.window is None else "window"
 
     def row_elements(self, kv: KVType) -> int:
-        """Return the elements of a token's keys, or of its values."""
+        """Return the cache elements of one token's keys (its values have as many), including scales."""
         return cache_row_elements(self.kv_heads, self.head_dim, kv_dtype(kv))
 
     def page_elements(self, kv: KVType, stride: int) -> int:
-        """Return the elements of the layer in a page of `stride` tokens."""
+        """Return the layer's cache elements in a page of `stride` tokens."""
         return 2 * self.row_elements(kv) * stride
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state of `elements` f32 as of the last token of a page.
+    """A recurrent state of `elements` f32 per page: the state after the page's last token.
 
-    A token reads the state after the token before it, as if the window were two tokens.
+    A token reads the state after the preceding token, so pages are kept as for a window of two tokens.
     """
 
     elements: int
@@ -59,7 +59,7 @@ class State:
         return "state"
 
     def page_elements(self, kv: KVType, stride: int) -> int:
-        """Return the elements of the layer in a page, counted in elements of the cache's type."""
+        """Return the layer's elements in a page, counted in elements of the cache's dtype."""
         return 4 // kv_dtype(kv).itemsize * self.elements
 
 
@@ -67,5 +67,5 @@ KVLayout = KeysValues | State
 
 
 def kv_dtype(kv: KVType) -> np.dtype[Any]:
-    """Return the type of an element of the cache."""
+    """Return the dtype of a cache element."""
     return KV_DTYPES[KV_DTYPE_NAMES[kv]]

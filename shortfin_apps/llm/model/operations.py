@@ -1,7 +1,8 @@
-"""The vocabulary for describing a model family: its tensors, and a layer as a list of operations.
+"""The classes that describe a model for the builder: source tensors, and the operations of a layer.
 
-Values are named by strings and may be overwritten: a read gets the last written value. Activations are
-`[tokens, features]`; weights are named as in model/spec.py.
+An operation names its input and output values by strings. Several operations may write the same name; a
+later operation reads the value written last. Activations are `[tokens, features]`; weights are named as in
+`ModelSpec.tensors`.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ from typing import ClassVar, Literal
 
 from shortfin_apps.llm.model.rope import Rotation
 
-# For gate g and up u: silu(g) * u and gelu(g) * u (with gelu approximated by tanh); gpt-oss's clamped is g *
-# sigmoid(1.702 g) * (u + 1), with g at most 7 and u from -7 to 7.
+# For gate g and up u: silu(g) * u; gelu(g) * u, with gelu approximated by tanh; "clamped" (gpt-oss) is
+# g * sigmoid(1.702 g) * (u + 1), with g clamped to at most 7 and u to -7 .. 7.
 Activation = Literal["silu", "gelu", "clamped"]
-# Of matrices, while vectors are in f32: in the build's weight type; in floats, however small that type is; or
-# tap by tap, for the factors [channels, taps] of a convolution.
+# How a matrix is stored (vectors are always f32): in the build's weight type; as floats, even if that type is
+# quantised; or transposed, for the taps [channels, taps] of a convolution.
 Stored = Literal["weights", "floats", "taps"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """A source's tensor: its GGUF name and shape, and the stored weight that stacks its rows.
+    """A tensor of the source, and the stored weight that contains its rows.
 
-    It is stored times `scale`, which is 1 unless the weight is a vector. The weight of a layer's experts is
-    [experts, out, in]; `expert` is the number of a tensor's expert.
+    `name` and `shape`: as in GGUF; `weight`: the stored weight, with several tensors stacked along rows
+    ("": the tensor alone, under its own name); `scale`: a factor applied when storing, 1 unless the weight is
+    a vector; `expert`: the expert's number, if the stored weight is [experts, out, in].
     """
 
     name: str
@@ -35,16 +37,16 @@ class ModelTensor:
     stored: Stored = "weights"
 
     def of_layer(self, layer: int) -> ModelTensor:
-        """Return the tensor of a layer, given by its names in the layer."""
+        """Return the tensor with the prefix `blk.LAYER.` added to its name and its weight's name."""
         name, weight = (f"blk.{layer}.{each}" for each in (self.name, self.weight or self.name))
         return replace(self, name=name, weight=weight)
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation that reads the value `x` and writes the value `out`.
+    """An operation that reads the value named by `x` and writes the value named by `out`.
 
-    READS and WRITES list the fields that name values; a field may be None.
+    READS and WRITES list the fields that name values. A field in READS that is None reads nothing.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("x",)
@@ -63,19 +65,19 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class PagedOperation(Operation):
-    """An operation that reads and writes the pages of `layer`."""
+    """An operation that reads and writes the KV cache or state pages of `layer`."""
 
     layer: int
 
     @property
     def rotation(self) -> Rotation | None:
-        """The rotation that it applies to its input."""
+        """The rotation that the operation applies to q and k; None for none."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Embed(Operation):
-    """Token ids [tokens] i64 -> rows of `weight` times the spec's `embedding_scale`, [tokens, hidden] f32."""
+    """Token ids [tokens] i64 -> embeddings [tokens, hidden] f32: rows of `weight` * spec.embedding_scale."""
 
     weight: str
 
@@ -84,7 +86,7 @@ class Embed(Operation):
 class Norm(Operation):
     """RMS norm: [tokens, hidden] f32 -> the same shape, in the matmuls' activation type.
 
-    Only operations with matmuls read the result, as kernels may leave the norm to them.
+    Other operations than matmuls must not read the result, as kernels may fuse the norm into the matmul.
     """
 
     weight: str
@@ -92,7 +94,7 @@ class Norm(Operation):
 
 @dataclass(frozen=True, slots=True)
 class AddNormed(Operation):
-    """RMS norm of `x` plus the value `residual`: [tokens, hidden] f32 -> the same shape, f32."""
+    """RMS norm of `x`, then the addition of `residual`: [tokens, hidden] f32 -> the same shape, f32."""
 
     READS: ClassVar = ("x", "residual")
     weight: str
@@ -101,17 +103,17 @@ class AddNormed(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Narrow(Operation):
-    """[tokens, hidden] f32 -> the same shape, in the matmuls' activation type."""
+    """Conversion: [tokens, hidden] f32 -> the same shape, in the matmuls' activation type."""
 
 
 def norm_before(x: str, weight: str | None) -> Operation:
-    """Return the operation before a block's matmuls: `x` to the value `normed`, with or without a norm."""
+    """Return the operation that makes the value "normed" of `x`: a Norm, or a Narrow if `weight` is None."""
     return Narrow(x, "normed") if weight is None else Norm(x, "normed", weight)
 
 
 @dataclass(frozen=True, slots=True)
 class Linear(Operation):
-    """[tokens, in] -> [tokens, out] f32: `x` times the transpose of `weight`, plus the value `residual`."""
+    """[tokens, in] -> [tokens, out] f32: `x` times the transpose of `weight`, plus `residual` if not None."""
 
     READS: ClassVar = ("x", "residual")
     weight: str
@@ -120,16 +122,16 @@ class Linear(Operation):
 
 @dataclass(frozen=True, slots=True)
 class AddBias(Operation):
-    """[tokens, features] f32 -> the same shape: `weight` [features] added to every row."""
+    """[tokens, features] f32 -> the same shape: adds `weight` [features] to each token."""
 
     weight: str
 
 
 @dataclass(frozen=True, slots=True)
 class GatedLinear(Operation):
-    """[tokens, in] -> [tokens, out / 2], in the matmuls' activation type: the activation of gate, times up.
+    """[tokens, in] -> [tokens, out / 2], in the matmuls' activation type: activation(gate) * up.
 
-    `weight` holds gate and up.
+    `weight` [out, in] has the rows of the gate projection, then those of the up projection.
     """
 
     weight: str
@@ -138,17 +140,20 @@ class GatedLinear(Operation):
 
 @dataclass(frozen=True, slots=True)
 class LastTokens(Operation):
-    """[tokens, hidden] -> [rows, hidden]: each row's last token that is not padding."""
+    """[tokens, hidden] -> [rows, hidden]: the last token, without padding, of each sequence of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapLogits(Operation):
-    """[rows, vocab] f32 -> the same shape: cap * tanh(x / cap), with the spec's `logit_cap`."""
+    """[rows, vocab] f32 -> the same shape: cap * tanh(x / cap), with cap = spec.logit_cap."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopK(Operation):
-    """[rows, vocab] f32 -> `out` [rows, k] f32 and `indices` [rows, k] i64, in descending order."""
+    """Logits [rows, vocab] f32 -> the k largest, `out` [rows, k] f32, and their `indices` [rows, k] i64.
+
+    Both results are in descending order of the logits.
+    """
 
     WRITES: ClassVar = ("out", "indices")
     indices: str
@@ -156,10 +161,11 @@ class TopK(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Sample(Operation):
-    """TopK's candidates -> `out` [rows] i64, the token that a decode loop draws for each row.
+    """TopK's results -> `out` [rows] i64, the token that a decode loop samples for each sequence.
 
-    `logits` [rows, vocab] f32 are the full rows of the candidates. Reads the loop's `sampling` [fields, rows]
-    i64, and advances its `tokens` and `positions` [rows] i64.
+    A decode loop runs several decode steps in one invocation. `logits` [rows, vocab] f32: all logits;
+    `sampling` [fields, rows] i64: the sampling parameters; `tokens` and `positions` [rows] i64: the loop's
+    current tokens and positions, which the operation replaces by the next ones.
     """
 
     WRITES: ClassVar = ("out", "tokens", "positions")

@@ -1,8 +1,8 @@
-"""Scalings of the rotary embedding, which extend a model to longer contexts.
+"""The rotary embedding (RoPE), and its scalings, which extend a model to longer contexts.
 
-Each takes the frequencies [rotated / 2] f64 of the base `theta`, in radians per position, and the maximum
-number of positions that a program is compiled for, `context`. Cosines and sines are multiplied by its
-`magnitude`, and so every score by the square of it.
+`scaled` of each scaling converts the frequencies [rotated / 2] f64, in radians per position. `theta` is their
+base, `context` the maximum number of positions that the program is compiled for. Cosines and sines are
+multiplied by the scaling's `magnitude`, so attention scores are multiplied by its square.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
-    """Divides low frequencies by `factor`, keeps high ones, and blends others (`rope_type: llama3`)."""
+    """Divides low frequencies by `factor`, keeps high ones, interpolates between (`rope_type: llama3`)."""
 
     factor: float
     low_freq_factor: float
@@ -51,10 +51,11 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnScaling:
-    """YaRN (arXiv:2309.00071, `rope_type: yarn`): like Llama 3's, but blended along the frequency index.
+    """YaRN (arXiv:2309.00071, `rope_type: yarn`): like Llama3Scaling, but linear in the frequency index.
 
-    Frequencies that turn `beta_fast` times or more within the original context are kept, and ones that turn
-    at most `beta_slow` times are divided by `factor`; `truncate` rounds both bounds outwards to an index.
+    Frequencies with at least `beta_fast` rotations within the original context are kept, and those with at
+    most `beta_slow` are divided by `factor`. `truncate`: the indices of these two bounds are rounded outwards
+    to integers.
     """
 
     factor: float
@@ -78,7 +79,10 @@ class YarnScaling:
         return _blended(frequencies, self.factor, 1 - slowed)
 
     def _index(self, turns: float, count: int, theta: float) -> float:
-        """Return the (fractional) index of a frequency with `turns` turns among `count` frequencies."""
+        """Return the fractional index, among `count` frequencies, of the one with `turns` rotations.
+
+        Rotations are counted within the original context.
+        """
         wavelength = self.original_max_position_embeddings / turns
         return count * math.log(wavelength / (2 * math.pi)) / math.log(theta)
 
@@ -87,8 +91,9 @@ class YarnScaling:
 class LongRopeScaling:
     """LongRoPE (arXiv:2402.13753): each frequency is divided by its own factor.
 
-    `short_factors` apply if no context can exceed the original one, otherwise `long_factors`. Transformers
-    switches between them while a sequence grows, which cached keys could not follow.
+    A program uses `short_factors` if its maximum context is within the original one, otherwise
+    `long_factors`. Transformers instead switches to the long factors once a sequence exceeds the original
+    context, which would invalidate the keys already in the cache.
     """
 
     short_factors: tuple[float, ...]  # [rotated / 2]
@@ -112,17 +117,20 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """The rotation of q and k by position, at frequencies that are powers of `theta`, after `scaling`."""
+    """The rotary embedding of q and k: base `theta`, then `scaling` of the frequencies."""
 
     theta: float = 10000.0
     scaling: RopeScaling | None = None
     dim: int | None = None  # elements of a head that rotate; None: all
-    name: str = "global"  # of its tables of cosines and sines in the program
+    name: str = "global"  # of the tables of cosines and sines in the program
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A rotation of heads, with the scale of scores, which its cosines and sines include."""
+    """A rotation of the heads of q and k; None for `rope`: no element rotates.
+
+    `score_scale` multiplies attention scores: cosines and sines include its square root.
+    """
 
     head_dim: int
     rope: Rope | None
@@ -135,17 +143,17 @@ class Rotation:
 
 
 def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's attention temperature for contexts extended by `factor`."""
+    """Return YaRN's attention factor (the magnitude) for contexts extended by `factor`."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def longrope_attention_factor(factor: float, original: int) -> float:
-    """Return LongRoPE's attention temperature for contexts extended by `factor` from `original`."""
+    """Return LongRoPE's attention factor (the magnitude) for an `original` context extended by `factor`."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _blended(frequencies: Frequencies, factor: float, kept: Frequencies) -> Frequencies:
-    """Keep `frequencies` where `kept` is 1 or more, divide by `factor` where it is 0 or less, else blend."""
+    """Interpolate from `frequencies / factor` (where `kept` <= 0) to `frequencies` (where `kept` >= 1)."""
     share = np.clip(kept, 0.0, 1.0)
     blended: Frequencies = frequencies * (share + (1 - share) / factor)
     return blended

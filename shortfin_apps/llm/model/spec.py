@@ -1,10 +1,10 @@
-"""The shape of a model, and the options of a build.
+"""The structure of a model (ModelSpec), and the options of a build (BuildOptions).
 
-Where features that are not here yet belong: latent attention (MLA) is another block with another KV layout
-(kv_layout.py). An adapter (LoRA) is an additive term of a Linear operation, with a row's adapter as a value
-of the batch. Image embeddings are an input next to `tokens`, which Embed writes over the rows of placeholder
-ids. Sharded weights are an axis of a block's `ModelTensor`, with a sum over devices after the Linear that
-ends a block.
+Where features that are not implemented yet belong:
+- latent attention (MLA): a new block with its own KV layout (kv_layout.py);
+- adapters (LoRA): an additive term of Linear, and each sequence's adapter as an input of the batch;
+- image embeddings: an input next to `tokens`, with which Embed replaces the embeddings of placeholder ids;
+- sharded weights: an axis of a block's `ModelTensor`, and a sum over devices after the block's last Linear.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from shortfin_apps.llm.model.weight_blocks import BlockType
 
 FloatType = Literal["bf16", "f16", "f32"]
 WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
-OWN_TYPES = "auto"  # keeps the source's weight types
+OWN_TYPES = "auto"  # the choice that keeps the source's weight types
 WeightChoice = Literal["auto", WeightType]
 
-Layer = tuple[Block, ...]  # each adds to the residual stream
+Layer = tuple[Block, ...]  # each block adds its output to the residual stream
 BlockKind = TypeVar("BlockKind", bound=Block)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What is of a whole decoder, and its layers; names as in Hugging Face's `config.json`.
+    """A decoder: its layers, and what they share; fields are named as in Hugging Face's `config.json`.
 
-    Norm weights and biases are always f32.
+    Norm weights and biases are always stored in f32.
     """
 
     name: str
@@ -61,33 +61,34 @@ class ModelSpec:
 
     @property
     def blocks(self) -> list[Block]:
-        """The different blocks of the layers."""
+        """The distinct blocks of all layers."""
         return list(dict.fromkeys(block for layer in self.layers for block in layer))
 
     def blocks_of(self, kind: type[BlockKind]) -> list[BlockKind]:
-        """Return the different blocks of one kind."""
+        """Return the distinct blocks of one kind."""
         return [block for block in self.blocks if isinstance(block, kind)]
 
     @property
     def attention(self) -> Attention:
-        """The first attention, for formats with one number of heads and one size of head."""
+        """The first attention block, for formats with a single head count and head size."""
         return self.blocks_of(Attention)[0]
 
     @property
     def experts(self) -> MoE | None:
-        """The model's routed experts, which are equal in all layers that have any."""
+        """The block of routed experts, equal in all layers that have one; None for a model without."""
         return next(iter(self.blocks_of(MoE)), None)
 
     @property
     def delta_net(self) -> DeltaNet | None:
-        """The model's gated delta nets, which are equal in all layers that have any."""
+        """The gated delta net, equal in all layers that have one; None for a model without."""
         return next(iter(self.blocks_of(DeltaNet)), None)
 
     @property
     def pools(self) -> dict[Pool, tuple[int, ...]]:
-        """The layers that store their tokens in each pool of pages, in the order of POOLS.
+        """Pool -> numbers of the layers that store their tokens in its pages, in the order of POOLS.
 
-        Pages outside a window can only be freed if no layer without a window stores its tokens in them.
+        Layers with and without a window have separate pools: pages outside the window can only be freed if
+        all layers that use them have a window.
         """
         stored = [(layout.pool, number) for number, layout in self.kv_layouts]
         pools = {pool: tuple(number for its, number in stored if its == pool) for pool in POOLS}
@@ -95,13 +96,13 @@ class ModelSpec:
 
     @property
     def kv_layouts(self) -> list[tuple[int, KVLayout]]:
-        """The layout of each layer that stores something, with the layer's number."""
+        """(Layer number, layout) for each block that stores something in pages."""
         layouts = ((n, block.kv_layout) for n, layer in enumerate(self.layers) for block in layer)
         return [(number, layout) for number, layout in layouts if layout is not None]
 
     @property
     def rotations(self) -> list[Rotation]:
-        """The rotations of all blocks, by name; the ones without a rope last."""
+        """The distinct rotations of all blocks, sorted by the name of their rope; those without rope last."""
         found = dict.fromkeys(block.rotation for block in self.blocks)
         rotations = [each for each in found if each is not None]
         return sorted(rotations, key=lambda each: (each.rope is None, each.rope.name if each.rope else ""))
@@ -112,7 +113,7 @@ class ModelSpec:
         return "token_embd.weight" if self.tie_word_embeddings else "output.weight"
 
     def tensors(self) -> Iterator[ModelTensor]:
-        """List every tensor in the order in which an invocation reads them; a matrix is [out, in]."""
+        """List all tensors in the order in which an invocation reads them. Matrices are [out, in]."""
         table = "token_embd.weight"
         yield ModelTensor(table, (self.vocab_size, self.hidden_size), table)
         for number, layer in enumerate(self.layers):
@@ -124,7 +125,10 @@ class ModelSpec:
             yield ModelTensor("output.weight", (self.vocab_size, self.hidden_size), "output.weight")
 
     def operations(self) -> Iterator[Operation]:
-        """List the operations from `tokens` [tokens] i64 to `logits` [rows, vocab] f32 of last tokens."""
+        """List the operations from the value `tokens` [tokens] i64 to `logits` [rows, vocab] f32.
+
+        `logits` has a row per sequence of the batch, for its last token.
+        """
         yield Embed("tokens", "x", "token_embd.weight")
         for number, layer in enumerate(self.layers):
             for index, block in enumerate(layer):
@@ -138,12 +142,12 @@ class ModelSpec:
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the tensors that a source must have: GGUF's name -> shape."""
+    """Return the tensors that a source must have: GGUF name -> shape."""
     return {tensor.name: tensor.shape for tensor in spec.tensors()}
 
 
 def weight_parts(tensors: Iterable[ModelTensor]) -> dict[str, list[ModelTensor]]:
-    """Return the stored weights in the order of their first tensors: name -> tensors stacked on rows."""
+    """Group tensors by stored weight: weight name -> tensors stacked along rows, in order of appearance."""
     parts: dict[str, list[ModelTensor]] = {}
     for tensor in tensors:
         parts.setdefault(tensor.weight, []).append(tensor)
@@ -151,7 +155,7 @@ def weight_parts(tensors: Iterable[ModelTensor]) -> dict[str, list[ModelTensor]]
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the stored weights, in an invocation's read order: name -> shape."""
+    """Return the stored weights in the order in which an invocation reads them: name -> shape."""
     return {name: stacked_shape(parts) for name, parts in weight_parts(spec.tensors()).items()}
 
 
@@ -164,8 +168,8 @@ def stacked_shape(parts: Sequence[ModelTensor]) -> tuple[int, ...]:
     return experts, rows // experts, *last.shape[1:]
 
 
-# Any number of rows up to 16, the smallest matmul tile, takes about as long. Entries of fixed size know their
-# number of tokens, which selects the tiles.
+# Matmuls of up to 16 rows, the smallest tile, take about equally long. Entries of static size know their
+# number of tokens, from which the builder selects the tiles.
 _GPU_DEFAULTS: dict[str, Any] = {
     "decode_batch_sizes": (1, 8, 16, 32, 64, 128, 256),
     "extend_sizes": (64, 128, 256, 384, 512),
@@ -176,12 +180,13 @@ _GPU_DEFAULTS: dict[str, Any] = {
 class BuildOptions:
     """The options of `shortfin-llm build`; all are part of the artefact's identity.
 
-    Defaults are for CPUs, where entries of static shape were no faster (docs/measurements.md). `for_device`
-    has the defaults of other devices. `chunk_sizes` are the chunk lengths (tokens) with a prefill entry of
-    static shape, `prefill_bs{N}_s{S}`, in addition to the dynamic `prefill_bs{N}`. `extend_sizes` are the
-    token counts with an `extend_t{T}`, in addition to the dynamic `extend`. `decode_loop_sizes` are the batch
-    sizes with a `decode_loop_bs{N}`, which samples on the device. `top_k` is the on-device sampler's width.
-    With `batch_invariant`, every entry computes the same bits for a token on AMD GPUs; CPUs always do.
+    Defaults are for CPUs, where entries of static shape were no faster (docs/measurements.md); `for_device`
+    has the defaults of other devices.
+    `chunk_sizes`: chunk lengths in tokens with a prefill entry of static shape, `prefill_bs{N}_s{S}`, in
+    addition to the dynamic `prefill_bs{N}`; `extend_sizes`: token counts with an entry `extend_t{T}`, in
+    addition to the dynamic `extend`; `decode_loop_sizes`: batch sizes with an entry `decode_loop_bs{N}`
+    (several decode steps in one invocation); `top_k`: candidates per sequence of the on-device sampler.
+    `batch_invariant`: on AMD GPUs, all entries compute the same bits for a token; on CPUs, they always do.
     """
 
     device: str = "cpu"  # "cpu" (this host), "cpu:<llvm cpu name>", "hip:gfx942", ...
@@ -191,27 +196,27 @@ class BuildOptions:
     decode_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     chunk_sizes: tuple[int, ...] = ()
     extend_sizes: tuple[int, ...] = ()
-    decode_loop_sizes: tuple[int, ...] | None = None  # None: the decode batch sizes on GPUs, none on CPUs
+    decode_loop_sizes: tuple[int, ...] | None = None  # None: the decode batch sizes on GPUs, empty on CPUs
     block_seq_stride: int = 16
-    context_length: int | None = None  # None: the model's own, at most 8192
+    context_length: int | None = None  # None: the model's maximum, limited to 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
     batch_invariant: bool = False
-    # Weights stored in other types than `weights`; None stands for floats of the activations' type.
+    # (name, type) of weights stored in another type than `weights`; type None: floats of `activations`' type.
     block_types: tuple[tuple[str, BlockType | None], ...] = ()
 
     @classmethod
     def for_device(cls, device: str, **given: Any) -> BuildOptions:
-        """Create options from `given`, with the device's defaults for options that are None or missing."""
+        """Create options from `given`; options that are None or missing get the device's defaults."""
         options = {} if device.startswith("cpu") else _GPU_DEFAULTS
         options = options | {name: value for name, value in given.items() if value is not None}
         return cls(device=device, **options)
 
     @property
     def loop_sizes(self) -> tuple[int, ...]:
-        """The batch sizes with a decode loop.
+        """The batch sizes with a decode loop (several decode steps in one invocation).
 
-        On GPUs, decode loops keep host and device busy; on a CPU, both use the same cores.
+        By default only on GPUs, where host and device then work in parallel; on a CPU they share the cores.
         """
         if self.decode_loop_sizes is not None:
             return self.decode_loop_sizes
@@ -219,13 +224,16 @@ class BuildOptions:
 
     @property
     def stored_weights(self) -> str:
-        """The types of the weights, for users."""
+        """A description of the weights' types, for users."""
         count = len(self.block_types)
         return f"{self.weights}, {count} of them in the source's own types" if count else self.weights
 
     @property
     def activations(self) -> FloatType:
-        """The dtype of activations; matmuls widen blocks to it, or quantise it (blocks, int8 and fp8)."""
+        """The dtype of activations.
+
+        For quantised weights, matmuls either dequantise the weights to this dtype, or quantise activations.
+        """
         match self.weights:
             case "q8_0" | "q4" | "int8" | "fp8":
                 return "bf16"
@@ -234,16 +242,16 @@ class BuildOptions:
 
     @property
     def quantises_activations(self) -> bool:
-        """Whether activations are rounded to 8 bits, on CPUs with integer dot products."""
+        """Whether matmuls quantise activations to 8 bits, as on CPUs with integer dot products."""
         in_blocks = any(block is not None for _, block in self.block_types)
         return self.device.startswith("cpu") and (in_blocks or self.weights in ("q8_0", "q4", "int8"))
 
     @property
     def cache_dtype(self) -> str:
-        """The MLIR type of an element of the cache."""
+        """The MLIR type of a cache element."""
         return "i8" if self.kv == "q8_0" else self.kv
 
     @property
     def query_dtype(self) -> FloatType:
-        """The dtype of queries that read the cache on GPUs: its own, or the type its bytes are widened to."""
+        """The dtype of queries on GPUs: the cache's; for a q8_0 cache, the dtype it is dequantised to."""
         return self.activations if self.kv == "q8_0" else self.kv

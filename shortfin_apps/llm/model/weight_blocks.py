@@ -1,8 +1,9 @@
-"""Matrices quantised in blocks: neighbours along a row share a scale and, in some types, a minimum.
+"""Matrices quantised in blocks: adjacent weights of a row share a scale and, in some types, a minimum.
 
-`w = scale * q` or `w = scale * q + minimum`. q is an integer, or twice the value of a 4-bit float. Scales and
-minima are f16, as in GGUF's Q8_0; or, as in Q4_K, an f16 shared by several blocks times a small integer per
-block. Both factors are stored, as f16 would round their product.
+`w = scale * q` or `w = scale * q + minimum`, where q is an integer, or twice the value of a 4-bit float.
+A scale or a minimum is either an f16, as in GGUF's Q8_0, or an f16 shared by several blocks times a small
+integer per block, as in Q4_K. In the second case both factors are stored, as their product in f16 would be
+rounded.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK = 32
-PAIR = 16  # elements that share a byte in the GPU layout are this far apart along K
+PAIR = 16  # in the GPU layout, a byte holds the 4-bit elements k and k + PAIR
 
 Number = TypeVar("Number", bound=np.generic)
 Bits = Literal[8, 4]
 Rows = npt.NDArray[np.intp]
 
-# Twice the values of 4-bit floats (e2m1 of MXFP4), indexed by their bits; doubled, they are integers.
+# Twice the values of 4-bit floats (e2m1 of MXFP4), indexed by their bits. Doubled values are integers.
 E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
 
@@ -32,10 +33,11 @@ _E2M1_BITS[E2M1[::-1].view(np.uint8)] = np.arange(16, dtype=np.uint8)[::-1]
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """The format of blocks: `size` weights of `bits` each, a scale and, with `has_minima`, a minimum.
+    """The format of a block: `size` weights of `bits` bits, a scale and, with `has_minima`, a minimum.
 
-    A term (a scale or a minimum) is an f16. With a `group`, it is an f16 shared by `group` neighbours (a
-    multiple of `size`) times an i8 per block. `is_e2m1` means that the 4 bits encode a float.
+    Scales and minima are "terms" in the code. Without a `group`, a term is an f16 per block. With one, a term
+    is an i8 per block times an f16 that `group` adjacent weights share; `group` is a multiple of `size`.
+    `is_e2m1`: the 4 bits encode a float.
     """
 
     bits: Bits
@@ -54,7 +56,7 @@ class BlockType:
 
     @property
     def spread(self) -> int:
-        """The number of neighbours that share an f16."""
+        """The number of adjacent weights that share an f16."""
         return self.group or self.size
 
 
@@ -65,13 +67,17 @@ MXFP4 = BlockType(4, is_e2m1=True)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`values` [rows, columns / spread] f16 and, with groups, `multiples` [rows, columns / size] i8."""
+    """The scales, or the minima, of a matrix.
+
+    `values` [rows, columns / spread] f16 and, with groups, the integer factors `multiples`
+    [rows, columns / size] i8.
+    """
 
     values: npt.NDArray[np.float16]
     multiples: npt.NDArray[np.int8] | None = None
 
     def wide(self) -> npt.NDArray[np.float32]:
-        """Return one term per block, [rows, columns / size], which f32 represents exactly."""
+        """Return one scale or minimum per block, [rows, columns / size]; exact in f32."""
         values = self.values.astype(np.float32)
         if self.multiples is None:
             return values
@@ -81,7 +87,10 @@ class Terms:
         return Terms(self.values[rows], None if self.multiples is None else self.multiples[rows])
 
     def converted(self, blocks: int, groups: int | None) -> Terms:
-        """Convert to `blocks` terms and `groups` groups per row; without groups, terms are rounded to f16."""
+        """Convert to `blocks` blocks and `groups` groups per row.
+
+        If `groups` is None, each scale or minimum is rounded to one f16.
+        """
         if groups is None:
             largest = np.finfo(np.float16).max
             return Terms(_repeated(self.wide().clip(-largest, largest).astype(np.float16), blocks))
@@ -92,10 +101,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix [rows, columns] of complete blocks (and groups) of `type`.
+    """A quantised matrix [rows, columns], whose rows consist of complete blocks (and groups) of `type`.
 
-    `quants` [rows, columns]: i8 for 8-bit types and for E2M1 (the doubled values), u8 in 0..15 for other
-    4-bit types. `minima` is None if the type has none.
+    `quants` [rows, columns]: i8 for 8-bit types and for E2M1 (doubled values), u8 in 0..15 for other 4-bit
+    types. `minima` is None if the type has no minima.
     """
 
     type: BlockType
@@ -125,9 +134,10 @@ class Blocks:
         return replace(self, quants=self.quants[rows], scales=self.scales.take_rows(rows), minima=minima)
 
     def converted(self, to: BlockType) -> Blocks | None:
-        """Convert to another block type with the same quants; return None if `to` cannot hold them.
+        """Convert to the block type `to` without changing the quants; return None if `to` cannot hold them.
 
-        Values stay the same, except that grouped terms are rounded to f16 if `to` has no groups.
+        Weights keep their values, except that scales and minima with groups are rounded to f16 if `to` has no
+        groups.
         """
         if self.type == to:
             return self
@@ -150,7 +160,7 @@ class Blocks:
 
 
 def common_type(types: Sequence[BlockType]) -> BlockType:
-    """Return the smallest type that blocks of every given type convert to."""
+    """Return the smallest type to which blocks of all given types can be converted."""
     first = types[0]
     if all(each == first for each in types):
         return first
@@ -164,7 +174,7 @@ def common_type(types: Sequence[BlockType]) -> BlockType:
 
 
 def stack(parts: Sequence[Blocks]) -> Blocks:
-    """Concatenate matrices of equal columns and type along their rows."""
+    """Stack matrices of the same type and number of columns along the rows."""
     if len(parts) == 1:
         return parts[0]
     terms = [_stack_terms(each) for each in zip(*(part.terms for part in parts), strict=True)]
@@ -184,5 +194,5 @@ def _zeros_like(terms: Terms) -> Terms:
 
 
 def _repeated(terms: npt.NDArray[Number], count: int) -> npt.NDArray[Number]:
-    """Expand `terms` to `count` columns by repeating each one."""
+    """Expand `terms` to `count` columns by repeating each column."""
     return np.repeat(terms, count // terms.shape[1], axis=1)

@@ -1,4 +1,4 @@
-"""The supported families of models, one module each for close kin."""
+"""The supported families of models; a module has one family or several closely related ones."""
 
 from __future__ import annotations
 

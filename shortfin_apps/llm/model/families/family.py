@@ -1,4 +1,4 @@
-"""What the families share: the configuration that they read, and what each of them defines."""
+"""`Config`, the model configuration that all families read, and `Family`, what each of them defines."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import Layer, ModelSpec
 
 MAX_LAYERS = 4096
-# Limited, as lists with an item per layer are created before the layers' tensors are looked up.
+# Limited, as lists with an item per layer are created before the file's tensors are checked.
 LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
-# Limited, as JSON numbers have any length; these can be converted to floats, multiplied and printed.
+# Limited, as JSON integers can have any length. Within the limit, they can be converted to floats and
+# printed.
 Size = Annotated[int, Field(gt=0, lt=1 << 63)]
 
-# The fields that the reader of a file sets; `config.json` does not have them.
+# The fields of Config that readers of files compute; they are not fields of `config.json`.
 SET_BY_READER = frozenset({"in_gguf", "activation", "output_bias", "rotated_dim", "rope", "local_rope"})
 
 
 class Config(BaseModel):
-    """Sizes and switches of a model, named as in Hugging Face's `config.json`.
+    """The configuration of a model; fields are named as in Hugging Face's `config.json`.
 
-    The keys of GGUF files are renamed to these. A field that no family lists in its `fields` is accepted for
-    all families.
+    The keys of GGUF files are renamed to these names. A field listed in `Family.fields` is accepted only for
+    the families that list it, other fields for all families.
     """
 
     model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
 
     in_gguf: bool = False
     activation: Activation = "silu"
-    output_bias: bool = False  # of attention's output; `attention_bias` is the one of q, k and v
+    output_bias: bool = False  # bias of attention's output projection; `attention_bias`: of q, k and v
     rotated_dim: Size | None = None  # elements of a head that rotate; None: all
     rope: Rope = Rope()
     local_rope: Rope = Rope()  # of layers with a window
@@ -73,7 +74,7 @@ class Config(BaseModel):
     max_window_layers: NonNegativeInt | None = None
 
     num_experts: NonNegativeInt | None = None
-    num_local_experts: NonNegativeInt | None = None  # an alias
+    num_local_experts: NonNegativeInt | None = None  # an alias of `num_experts`
     num_experts_per_tok: NonNegativeInt = 0
     moe_intermediate_size: Size | None = None  # None: `intermediate_size`
     shared_expert_intermediate_size: Size | None = None
@@ -88,7 +89,7 @@ class Config(BaseModel):
     linear_value_head_dim: Size = 128
     linear_num_key_heads: Size = 16
     linear_num_value_heads: Size = 32
-    mtp_num_hidden_layers: NonNegativeInt | None = None  # of a draft model, which is left out
+    mtp_num_hidden_layers: NonNegativeInt | None = None  # layers of a draft model, which are not built
 
     @property
     def head_size(self) -> int:
@@ -101,14 +102,14 @@ class Config(BaseModel):
 
     @property
     def window_size(self) -> int | None:
-        """The tokens that a layer with sliding attention sees; None without such layers."""
+        """Tokens that a layer with sliding attention attends to; None if the model has no such layers."""
         return self.sliding_window if self.use_sliding_window else None
 
     def window(self, layer: int) -> int | None:
-        """Return the tokens that the layer sees; None for all.
+        """Return the number of tokens that the layer attends to; None for all.
 
-        Windows are in the layers listed in `layer_types`, in all but the last of each interval, or from
-        `max_window_layers` on.
+        Layers with a window are those listed in `layer_types`; without it, all but the last of every
+        `sliding_window_pattern` layers; without either, those from `max_window_layers` (default 0) on.
         """
         if self.layer_types:
             has_window = self.layer_types[layer] == "sliding_attention"
@@ -119,12 +120,19 @@ class Config(BaseModel):
         return self.window_size if has_window else None
 
     def has_experts(self, layer: int) -> bool:
-        """Whether it is a `decoder_sparse_step`th layer that is not in `mlp_only_layers`, of a mixture."""
+        """Whether the layer has routed experts.
+
+        In a mixture of experts, these are every `decoder_sparse_step`th layer, except `mlp_only_layers`.
+        """
         is_dense = layer in (self.mlp_only_layers or ()) or (layer + 1) % self.decoder_sparse_step != 0
         return self.expert_count > 0 and not is_dense
 
     def has_state(self, layer: int) -> bool:
-        """Whether the layer is linear: as `layer_types` lists, or all but the last of each interval."""
+        """Whether the layer has linear attention, with a recurrent state.
+
+        These layers are listed in `layer_types`; without it, they are all but the last of every
+        `full_attention_interval` layers.
+        """
         if self.layer_types:
             return self.layer_types[layer] == "linear_attention"
         return (layer + 1) % self.full_attention_interval != 0
@@ -132,39 +140,39 @@ class Config(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gguf:
-    """What differs in a family's GGUF files, which llama.cpp's converter writes.
+    """How a family's GGUF files, as llama.cpp's converter writes them, differ from a Llama's.
 
-    `names` renames kinds of tensors to our names, which are llama.cpp's for a Llama. `defaults` are for
-    fields that files lack.
+    `names`: kind of tensor in the file -> our name, which is llama.cpp's for a Llama; `defaults`: values of
+    Config's fields that files lack.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    pairs: bool = False  # rows of q and k that rotate together are neighbours
-    yarn_truncates: bool = True  # rounds the bounds of the slowed frequencies to an index
-    finetuned_rotates: bool = False  # `rope.scaling.finetuned` = false disables rotation
+    pairs: bool = False  # the two rows of q or k that form a rotated pair are adjacent
+    yarn_truncates: bool = True  # `YarnScaling.truncate`
+    finetuned_rotates: bool = False  # `rope.scaling.finetuned` = false means that q and k are not rotated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Models with the same blocks.
+    """A family of models: its layers, its configuration fields, and its names in files.
 
-    `names`, `ignored`, `norms_from_zero` and `stacks_experts` describe tensors of Hugging Face files, `gguf`
-    describes GGUF files.
+    `names`, `ignored`, `norms_from_zero` and `stacks_experts` describe the tensors of Hugging Face files;
+    `gguf` describes GGUF files.
     """
 
-    title: str  # the models, for users
+    title: str  # names of the models, for users
     model_type: str  # in `config.json`
     architecture: str  # in GGUF files and in specs
-    layer: Callable[[Config, int], Layer]  # the blocks of a layer, by its number
-    fields: AbstractSet[str] = frozenset()  # of the configuration, in addition to Llama's
-    harmless: AbstractSet[str] = frozenset()  # fields of `config.json` without effect, likewise
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that `config.json` may lack
-    names: Mapping[str, str] = field(default_factory=dict)  # of a layer's tensors, in addition to Llama's
-    ignored: tuple[str, ...] = ()  # prefixes of names of tensors that are left out
-    norms_from_zero: bool = False  # norms add 1 to their weights
+    layer: Callable[[Config, int], Layer]  # returns the blocks of a layer, given by its number
+    fields: AbstractSet[str] = frozenset()  # fields of Config that this family uses, in addition to Llama's
+    harmless: AbstractSet[str] = frozenset()  # fields of `config.json` without effect, in addition to Llama's
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # for fields that `config.json` lacks
+    names: Mapping[str, str] = field(default_factory=dict)  # tensor names -> ours, in addition to Llama's
+    ignored: tuple[str, ...] = ()  # prefixes of names of tensors that are not built
+    norms_from_zero: bool = False  # norms multiply by 1 + weight
     stacks_experts: bool = False  # one tensor has a projection of all experts of a layer
-    scales_embedding: bool = False  # by the square root of `hidden_size`
+    scales_embedding: bool = False  # multiplies embeddings by the square root of `hidden_size`
     gguf: Gguf = Gguf()
     in_gguf: bool = True  # False: its GGUF files have the architecture of another family
 

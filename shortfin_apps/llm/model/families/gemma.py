@@ -1,8 +1,8 @@
 """Gemma 2 (arXiv:2408.00118) and Gemma 3 without images (arXiv:2503.19786).
 
-They are Llama with gelu, norms before and after each block, an embedding scaled by the square root of its
-width, another scale of scores, and windows in most layers. Gemma 2 caps scores and logits. Gemma 3 has norms
-of q and k, and another rotation in layers with windows.
+Both are Llama with gelu, norms before and after each block, an embedding multiplied by the square root of
+`hidden_size`, another scale of attention scores, and sliding windows in most layers. Gemma 2 caps scores and
+logits. Gemma 3 has norms of q and k, and another RoPE base in layers with windows.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def gemma3_layer(config: Config, number: int) -> Layer:
 
 
 def score_scale(config: Config, layers_of_27b: int) -> float:
-    """Return the scale in addition to 1 / sqrt(head_dim).
+    """Return the factor of attention scores in addition to 1 / sqrt(head_dim).
 
-    GGUF files lack `query_pre_attn_scalar`. Like llama.cpp, this recognises the 27B by its number of layers.
+    GGUF files lack `query_pre_attn_scalar`, which only matters for the 27B model. As in llama.cpp, the 27B is
+    recognised by its number of layers.
     """
     scalar = config.query_pre_attn_scalar
     if config.in_gguf and config.num_hidden_layers == layers_of_27b:

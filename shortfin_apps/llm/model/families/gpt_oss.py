@@ -1,7 +1,7 @@
-"""gpt-oss (arXiv:2508.10925): routed experts in all layers, and windows in every second one.
+"""gpt-oss (arXiv:2508.10925): routed experts in all layers, sliding windows in every second layer.
 
-Attention has sinks: a learned score of each head that joins the softmax. Everything but the norms has a bias,
-and the experts' SwiGLU has limits.
+Attention has sinks: each head's softmax has an extra learned score. All projections have a bias, and the
+experts' SwiGLU clamps its inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GPT_OSS = Family(
     architecture="gpt-oss",
     layer=layer,
     fields=llama.EXPERTS,
-    # The last two repeat other fields.
+    # `experts_per_token` and `initial_context_length` repeat other fields.
     harmless=llama.ROUTER_TRAINING | {"experts_per_token", "initial_context_length"},
     defaults={
         "attention_bias": True,

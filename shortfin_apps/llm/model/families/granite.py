@@ -1,6 +1,7 @@
 """Granite 3, and the models of Granite 4 without state space layers and experts.
 
-They are Llama with four scalars: of the embedding, of residual additions, of scores and of logits.
+They are Llama with four scalar multipliers: of the embedding, of blocks' outputs, of attention scores and of
+logits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAMBA = {
 
 
 def attention(config: Config, layer: int) -> Attention:
-    """Return Llama's, with `attention_multiplier` instead of 1 / sqrt(head_dim)."""
+    """Return Llama's attention, with `attention_multiplier` instead of the factor 1 / sqrt(head_dim)."""
     block, scale = llama.attention(config, layer), config.attention_multiplier
     return block if scale is None else replace(block, score_scale=scale * block.head_dim**0.5)
 

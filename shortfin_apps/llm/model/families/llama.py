@@ -1,6 +1,6 @@
-"""Llama (arXiv:2307.09288), which other families are variations of, and Mistral and Mixtral.
+"""Llama (arXiv:2307.09288), Mistral and Mixtral; the other families are variations of Llama.
 
-A layer is attention and a gated feed-forward, both with an RMS norm of their input. Mistral's attention has a
+A layer is attention and a gated feed-forward, each with an RMS norm of its input. Mistral's attention has a
 sliding window (arXiv:2310.06825). Mixtral has routed experts (arXiv:2401.04088).
 """
 
@@ -13,7 +13,8 @@ from shortfin_apps.llm.model.families.family import Config, Family, Gguf
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.spec import Layer
 
-# Hugging Face's names of tensors -> ours, without suffixes, which are kept. Several families have each.
+# Hugging Face's names of tensors -> ours, both without suffixes such as `.weight`. Each is used by several
+# families.
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -31,7 +32,7 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# The fields of mixtures of experts, and the ones that only matter in training.
+# The fields of mixtures of experts, and those of their routers that only matter in training.
 EXPERTS = {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"}
 ROUTER_TRAINING = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
 
@@ -88,5 +89,5 @@ MIXTRAL = replace(
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
     names={"block_sparse_moe.gate": "ffn_gate_inp"},
     gguf=Gguf(pairs=True),
-    in_gguf=True,  # the architecture of Llama and Mistral too
+    in_gguf=True,  # for Llama and Mistral, too, as their GGUF files have the same architecture
 )

@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv:2501.00656): Llama with norms after each block instead of before, and norms of q and k."""
+"""OLMo 2 (arXiv:2501.00656): Llama with norms after blocks instead of before them, and norms of q and k."""
 
 from __future__ import annotations
 

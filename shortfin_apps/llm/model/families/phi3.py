@@ -1,6 +1,6 @@
 """Phi-3 (arXiv:2404.14219), Phi-3.5-mini, Phi-4-mini (arXiv:2503.01743): Llama with fused tensors.
 
-Their longer contexts have LongRoPE; Phi-4-mini rotates a part of each head.
+Models with long contexts use LongRoPE. Phi-4-mini rotates only some elements of each head.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PHI3 = Family(
     architecture="phi3",
     layer=layer,
     fields={"partial_rotary_factor"},
-    harmless={"auto_map"},  # transformers includes that code by now
+    harmless={"auto_map"},  # names custom code that transformers now includes
     names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_gate_up"},
     gguf=Gguf(names={"ffn_up": "ffn_gate_up"}),
 )

@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5 (arXiv:2412.15115), Qwen3 and its mixtures of experts (arXiv:2505.09388).
 
-Qwen2 is Llama with a bias of q, k and v. Qwen3 has an RMS norm of each head of q and k instead.
+Qwen2 is Llama with a bias of q, k and v. Qwen3 has no such bias, but an RMS norm of each head of q and k.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from shortfin_apps.llm.model.families import llama
 from shortfin_apps.llm.model.families.family import Config, Family
 from shortfin_apps.llm.model.spec import Layer
 
-# The fields of mixtures that have feed-forwards without experts in some layers.
+# The fields of mixtures of experts in which some layers have a dense feed-forward.
 SPARSE = llama.EXPERTS | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"}
 
 

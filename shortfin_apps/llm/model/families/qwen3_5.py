@@ -1,6 +1,7 @@
-"""Qwen3-Next, Qwen3.5 and its mixtures: Qwen3 with gated delta nets in all but every fourth layer.
+"""Qwen3-Next and Qwen3.5: Qwen3 with gated delta nets in three of four layers.
 
-The attention of the other layers has gates. Mixtures have an expert for all tokens next to the routed ones.
+Every fourth layer has attention with an output gate. Mixtures of experts also have a shared expert, which all
+tokens use.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FIELDS = {
     *("attn_output_gate", "partial_rotary_factor", "mtp_num_hidden_layers"),
 }
 EXPERTS = llama.EXPERTS | {"shared_expert_intermediate_size"}
-# The type of states, which are always f32 here, and a property of the draft model.
+# The dtype of states (always f32 here), and a property of the draft model (not built).
 HARMLESS = {"mamba_ssm_dtype", "mtp_use_dedicated_embeddings"}
 NAMES = {
     "linear_attn.in_proj_qkv": "attn_qkv",
@@ -43,13 +44,13 @@ NAMES = {
 
 
 def qwen3_5_layer(config: Config, number: int) -> Layer:
-    # llama.cpp's converter puts value heads in the order in which it repeats key heads.
+    # llama.cpp's converter reorders value heads: value head i uses key head i modulo the number of key heads.
     net = replace(delta_net(config), tiled=config.in_gguf)
     return net if config.has_state(number) else attention(config, number), feed_forward(config, number)
 
 
 def qwen3_next_layer(config: Config, number: int) -> Layer:
-    # llama.cpp's converter splits q, k and v from the gates.
+    # llama.cpp's converter splits the fused tensor: q, k and v in one, the gates in another.
     net = replace(delta_net(config), fused_inputs=not config.in_gguf, fused_rates=True)
     return net if config.has_state(number) else attention(config, number), feed_forward(config, number)
 

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama with layers that do not rotate q and k (arXiv:2501.18795), by default every fourth one."""
+"""SmolLM3: Llama without RoPE in some layers (arXiv:2501.18795), by default in every fourth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def layer(config: Config, number: int) -> Layer:
     attention = llama.attention(config, number)
     rotates = (number + 1) % (config.no_rope_layer_interval or 4) != 0
     if config.no_rope_layers:
-        rotates = config.no_rope_layers[number]  # 1 for layers that rotate
+        rotates = config.no_rope_layers[number]  # despite the name, 1 means that the layer has RoPE
     return attention if rotates else replace(attention, rope=None), llama.mlp(config)
 
 

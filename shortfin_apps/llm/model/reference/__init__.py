@@ -1,1 +1,1 @@
-"""The reference forward pass for compiled models: in numpy, f32 and dense."""
+"""The numpy reference forward pass for compiled models: in f32, with dequantised weights."""

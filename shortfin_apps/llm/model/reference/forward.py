@@ -1,4 +1,4 @@
-"""The forward pass, layer by layer, so that callers need only one layer's weights in memory."""
+"""The reference forward pass; `run_layer` lets callers keep only one layer's weights in memory."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def forward(
 ) -> F32:
     """Compute the logits [tokens, vocab] of one sequence.
 
-    `past` [layers, 2, positions, kv_heads, head_dim] is K and V of the positions before `tokens`, K already
-    rotated; without it, the sequence starts at position 0. With a quantised cache, K and V of `tokens` are
-    rounded to 8 bits, as in `quantised_heads`.
+    `past` [layers, 2, positions, kv_heads, head_dim]: K (after rotation) and V of the positions before
+    `tokens`; None: the sequence starts at position 0. With `has_quantised_cache`, K and V of `tokens` are
+    rounded to 8 bits by `quantised_heads`.
     """
     x = embedded(spec, weights["token_embd.weight"][tokens])
     for layer in range(len(spec.layers)):
@@ -36,18 +36,18 @@ def forward(
 
 
 def embedded(spec: ModelSpec, rows: F32) -> F32:
-    """Scale rows [tokens, hidden] of the embedding to the first layer's input."""
+    """Return the first layer's input: `rows` [tokens, hidden] of the embedding * spec.embedding_scale."""
     scaled: F32 = rows * np.float32(spec.embedding_scale)
     return scaled
 
 
 def normed(spec: ModelSpec, x: F32, weight: F32) -> F32:
-    """Norm the last layer's output for the head."""
+    """Return the RMS norm of the last layer's output `x`, the input of the head."""
     return rms_norm(spec.rms_norm_eps, x, weight)
 
 
 def weights_of(weights: Weights, layer: int) -> dict[str, F32]:
-    """Return the layer's own weights, by their names without `blk.N.`."""
+    """Return the weights of a layer, by their names without `blk.N.`."""
     prefix = f"blk.{layer}."
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
@@ -60,10 +60,10 @@ def run_layer(
     past: F32 | None = None,
     has_quantised_cache: bool = False,
 ) -> tuple[F32, CachedTokens | None]:
-    """Run a layer; return the residual stream [tokens, hidden] and the layer's new cache entries.
+    """Run a layer; return the residual stream [tokens, hidden], and K and V of the new tokens.
 
-    `past` [2, positions, kv_heads, head_dim] is K and V of the preceding positions. A layer with a state has
-    no cache entries and must start at position 0.
+    `past` [2, positions, kv_heads, head_dim]: K and V of the preceding positions. For a layer with a
+    recurrent state, callers must start at position 0, and None is returned instead of K and V.
     """
     its = ReferenceLayer(
         weights=weights,

@@ -1,4 +1,4 @@
-"""Norms, caps and the feed-forward's activation, in f32."""
+"""RMS norm, soft caps and activations of the feed-forward, in f32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def activated(activation: Activation, gate: F32) -> F32:
 
 
 def gated(activation: Activation, both: F32) -> F32:
-    """Combine gate and up: [.., 2 * features] -> [.., features]."""
+    """Return activation(gate) * up: [.., 2 * features] -> [.., features]; `both` has gate, then up."""
     gate, up = np.split(both, 2, axis=-1)
     if activation != "clamped":
         return activated(activation, gate) * up

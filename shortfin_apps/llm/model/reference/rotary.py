@@ -1,4 +1,4 @@
-"""Rotary position embedding by definition, case by case as in the papers' code."""
+"""Rotary position embedding by its definition, as in the papers' code, independently of model/rope.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def rotate(x: F32, cos: F32, sin: F32) -> F32:
 
 
 def rotary(rotation: Rotation, start: int, tokens: int, max_position_embeddings: int) -> tuple[F32, F32]:
-    """Return cosines and sines, [tokens, 1, head_dim / 2] each, for programs of the maximum context."""
+    """Return the cosines and sines, each [tokens, 1, head_dim / 2], for positions from `start` on.
+
+    `max_position_embeddings`: the program's maximum context, which selects LongRoPE's factors.
+    """
     rope, rotated, half = rotation.rope or Rope(), rotation.rotated, rotation.head_dim // 2
     frequencies, magnitudes = np.zeros(half), np.full(half, rotation.score_scale**0.5)
     frequencies[: rotated // 2] = [
@@ -37,7 +40,7 @@ def rotary(rotation: Rotation, start: int, tokens: int, max_position_embeddings:
 
 
 def _scaled(rope: Rope, rotated: int, index: int, frequency: float, max_position_embeddings: int) -> float:
-    """Scale a frequency as the model does, case by case as in the papers' code."""
+    """Return the scaled `frequency`, which is number `index` of the frequencies of `rotated` elements."""
     match rope.scaling:
         case None:
             return frequency
