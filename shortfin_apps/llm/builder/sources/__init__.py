@@ -1,1 +1,1 @@
-"""Model sources: one module per kind; `catalogue.open_source` selects one by name."""
+"""The sources of models, such as GGUF files; `catalogue.open_source` opens the one that the user names."""

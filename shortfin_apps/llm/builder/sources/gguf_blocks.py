@@ -1,10 +1,9 @@
-"""Matrices in a GGUF file: those of stacked experts one by one, and quantised blocks as Blocks.
+"""Matrices in a GGUF file: split stacked experts into matrices, and convert quantised tensors to Blocks.
 
-One tensor holds all matrices of a layer's experts, [experts, out, in], or all biases.
+In a file, one tensor has the matrices of all experts of a layer, [experts, out, in], or all biases.
 
-K-quants have an f16 for 256 weights and an integer for 16 or 32 weights; their products are scales and
-minima. Blocks keep both factors. The layouts are defined in llama.cpp's `ggml/src/ggml-common.h` (block_q8_0,
-block_q4_K, ...).
+In K-quants, a scale or a minimum is an f16 per 256 weights times an integer per 16 or 32 weights; Blocks
+store both factors. llama.cpp's `ggml/src/ggml-common.h` defines the layouts (block_q8_0, block_q4_K, ...).
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ _FEW_BITS = re.compile(r"(I?Q|TQ|MXFP|NVFP)[1-4](_.*)?")
 _STACKED = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.(weight|bias)")
 _RANKS = {"weight": 3, "bias": 2}
 _F16 = np.dtype("<f2")
-_IQ4_VALUES = np.array(IQ4_NL.kvalues, np.int8)  # of the quants of IQ4_NL and IQ4_XS
+_IQ4_VALUES = np.array(IQ4_NL.kvalues, np.int8)  # 4-bit index -> value, in IQ4_NL and IQ4_XS
 
 Bytes = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]
 Quants = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
-# Quants [rows, blocks, .., quants], scales and, for some types, minima.
+# Quants (whose axes after the rows are flattened later), scales and, for some types, minima.
 Read = tuple[Quants, Terms] | tuple[Quants, Terms, Terms]
 
 
 def each_matrix(where: str, tensors: Iterable[ReaderTensor]) -> Iterator[ReaderTensor]:
-    """Yield the tensors, splitting tensors of a layer's experts into one per expert, without copying.
+    """Yield the tensors, but split a tensor of stacked experts into one tensor per expert, without copying.
 
-    They have the names of older files, `blk.LAYER.ffn_gate.EXPERT.weight`. Raises BuildError for more experts
-    than any model has; `where` names the file.
+    The new tensors are named as in older GGUF files, `blk.LAYER.ffn_gate.EXPERT.weight`. Raises BuildError
+    for more than MAX_EXPERTS experts; `where` names the file.
     """
     num_experts = 0
     for tensor in tensors:
@@ -47,7 +46,7 @@ def each_matrix(where: str, tensors: Iterable[ReaderTensor]) -> Iterator[ReaderT
         if stacked is None or len(tensor.shape) != _RANKS[stacked[2]]:
             yield tensor
             continue
-        num_experts += len(tensor.data)  # unlimited by the file's size, if the experts are empty
+        num_experts += len(tensor.data)  # checked, as a small file can claim many experts of size 0
         check_at_most(where, "its tensors hold {} experts", num_experts, MAX_EXPERTS)
         for expert, data in enumerate(tensor.data):
             yield tensor._replace(
@@ -61,7 +60,7 @@ def each_matrix(where: str, tensors: Iterable[ReaderTensor]) -> Iterator[ReaderT
 
 
 def read_blocks(tensor: ReaderTensor) -> Blocks | None:
-    """Return the blocks of a matrix of a type in `_READERS`; None for other types."""
+    """Return a matrix as Blocks; None if its type is not in `_READERS`."""
     if tensor.tensor_type not in _READERS:
         return None
     kind, read = _READERS[tensor.tensor_type]
@@ -70,7 +69,7 @@ def read_blocks(tensor: ReaderTensor) -> Blocks | None:
 
 
 def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
-    """Return the quantisation of the most common weight type; None if it is a float type."""
+    """Return the quantisation of the type with the most weights; None if this is a float type."""
     weights: Counter[GGMLQuantizationType] = Counter()
     for tensor in tensors:
         weights[tensor.tensor_type] += int(tensor.n_elements)
@@ -82,7 +81,10 @@ def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
 
 
 def block_type_of(kind: GGMLQuantizationType) -> BlockType | None:
-    """Return the type of `read_blocks`, or the nearest for other quantised types; None for float types."""
+    """Return the block type for a GGUF type; None for float types.
+
+    For quantised types that `read_blocks` does not support, this is the nearest block type.
+    """
     if kind.name in FLOAT_TYPES:
         return None
     if kind in _READERS:
@@ -91,7 +93,7 @@ def block_type_of(kind: GGMLQuantizationType) -> BlockType | None:
 
 
 class _Data:
-    """The bytes of a tensor's blocks."""
+    """The bytes of a tensor, [rows, blocks, bytes per block]."""
 
     def __init__(self, tensor: ReaderTensor) -> None:
         weights, size = GGML_QUANT_SIZES[tensor.tensor_type]
@@ -99,11 +101,11 @@ class _Data:
         self._blocks = data.reshape(-1, int(tensor.shape[0]) // weights, size)
 
     def part(self, start: int, end: int | None = None) -> Bytes:
-        """Return bytes of every block, [rows, blocks, end - start]."""
+        """Return bytes `start` to `end` of each block, [rows, blocks, end - start]."""
         return np.ascontiguousarray(self._blocks[..., start:end])
 
     def f16(self, start: int) -> F16:
-        """Return the f16 at byte `start` of every block, [rows, blocks]."""
+        """Return the f16 at byte `start` of each block, [rows, blocks]."""
         return self.part(start, start + _F16.itemsize).view(_F16)[..., 0].astype(np.float16)
 
 
@@ -148,7 +150,7 @@ def _q2_k(data: _Data) -> Read:
 
 
 def _q3_k(data: _Data) -> Read:
-    """Read `scale * (q - 4)`: the minimum is -4 scales, stored as twice the f16 times an i8."""
+    """Read Q3_K, `w = scale * (q - 4)`: the minimum is -4 * scale, stored as (2 * f16) * (-2 * integer)."""
     third = np.unpackbits(data.part(0, 32)[..., None, :], axis=-2, bitorder="little")
     quants = _bit_pairs(data.part(32, 96)) | third.reshape(*third.shape[:2], -1) << 2
     first, second, high = (data.part(start, start + 4) for start in (96, 100, 104))
@@ -184,7 +186,7 @@ def _mxfp4(data: _Data) -> Read:
     return blocks.quants, blocks.scales
 
 
-_K_QUANT = 256  # weights that share an f16
+_K_QUANT = 256  # weights per super-block, which share an f16
 _Q5_1 = BlockType(8, has_minima=True)
 _READERS: dict[GGMLQuantizationType, tuple[BlockType, Callable[[_Data], Read]]] = {
     GGMLQuantizationType.Q8_0: (Q8_0, _q8_0),
@@ -204,15 +206,17 @@ _READERS: dict[GGMLQuantizationType, tuple[BlockType, Callable[[_Data], Read]]] 
 
 
 def _terms(units: F16, multiples: Bytes | npt.NDArray[np.int8]) -> Terms:
-    """Return terms with `multiples` [rows, groups, blocks of a group]."""
+    """Return Terms of `units` [rows, groups] f16 and integer `multiples` [rows, groups, blocks per group]."""
     return Terms(units, multiples.view(np.int8).reshape(len(units), -1))
 
 
 def _k_terms(data: _Data) -> tuple[Terms, Terms]:
-    """Return scales and minima of Q4_K and Q5_K: two f16, then integers of six bits.
+    """Return the scales and minima of Q4_K and Q5_K.
 
-    The integers of the first four blocks come first, then four bits of each of the others; the remaining two
-    bits are above the integers of the first four.
+    A super-block of 8 blocks starts with two f16, then 12 bytes with 6-bit integers. Bytes 0 to 3 have the
+    scales of blocks 0 to 3 in their low 6 bits, bytes 4 to 7 the minima of these blocks. Bytes 8 to 11 have
+    the low 4 bits of the scales (low half) and minima (high half) of blocks 4 to 7. Their high 2 bits are the
+    high bits of bytes 0 to 3 (scales) and 4 to 7 (minima).
     """
     scale, minimum, rest = np.split(data.part(4, 16), 3, axis=-1)
     scales = np.concatenate([scale & 63, rest & 15 | scale >> 2 & 48], axis=-1)
@@ -221,23 +225,23 @@ def _k_terms(data: _Data) -> tuple[Terms, Terms]:
 
 
 def _nibbles(quants: Bytes) -> Bytes:
-    """Unpack 4-bit values: byte j of a block has element j in its low and j + 16 in its high bits."""
+    """Unpack 4-bit values: the low halves of all bytes along the last axis, then the high halves."""
     return np.concatenate([quants & 15, quants >> 4], axis=-1)
 
 
 def _nibbles_of_two(quants: Bytes) -> Bytes:
-    """Unpack K-quants' 4-bit values: 32 bytes have a block in the low and the next in the high bits."""
+    """Unpack 4-bit values of K-quants: 32 bytes have one block in their low halves, the next in the high."""
     return _nibbles(quants.reshape(*quants.shape[:2], 4, BLOCK)).reshape(*quants.shape[:2], -1)
 
 
 def _bit_pairs(quants: Bytes) -> Bytes:
-    """Unpack 2-bit values: 32 bytes hold four times 32 of them, the first in their lowest bits."""
+    """Unpack 2-bit values: each 32 bytes have values 0-31 in bits 0-1, values 32-63 in bits 2-3, etc."""
     halves = quants.reshape(*quants.shape[:2], 2, 32)
     fours = np.concatenate([halves >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
     return fours.reshape(*quants.shape[:2], -1)
 
 
 def _five_bits(high: Bytes, low: Bytes) -> npt.NDArray[np.int8]:
-    """Unpack 5-bit values, with one bit in `high` and four in `low`."""
+    """Unpack 5-bit values: the highest bits are packed in `high`, the other four bits in `low`."""
     fifth = np.unpackbits(high, axis=-1, bitorder="little")
     return (_nibbles(low) | fifth << 4).view(np.int8)

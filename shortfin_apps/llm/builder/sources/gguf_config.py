@@ -1,4 +1,4 @@
-"""The keys of a GGUF file, renamed to the fields of `config.json`."""
+"""Read a model's configuration from the keys of a GGUF file, renamed to the fields of `config.json`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import OF_ARCHITECTURE, OF_SOME_FAMILIES
 from shortfin_apps.llm.model.families.family import Config, Family
 
-# Keys below the architecture's name -> fields of Config.
+# GGUF keys without the prefix `ARCHITECTURE.` -> fields of Config.
 FIELDS: Final = {
-    "block_count": "num_hidden_layers",  # with the ones of a draft model, which are the last
+    "block_count": "num_hidden_layers",  # including the layers of a draft model, which come last
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -44,10 +44,10 @@ FIELDS: Final = {
     "ssm.group_count": "linear_num_key_heads",
     "ssm.state_size": "linear_key_head_dim",
     "ssm.time_step_rank": "linear_num_value_heads",
-    "ssm.inner_size": "linear_value_head_dim",  # of all heads together
+    "ssm.inner_size": "linear_value_head_dim",  # the sum over all value heads; `read_config` divides
 }
 _KEYS = {field: key for key, field in FIELDS.items()}
-# Fields for which 0 stands for none, as in llama.cpp.
+# Fields whose value 0 means that the field is not set, as in llama.cpp.
 _NONE_IF_0 = names(
     "intermediate_size moe_intermediate_size shared_expert_intermediate_size attn_logit_softcapping "
     "final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
@@ -55,14 +55,14 @@ _NONE_IF_0 = names(
 
 
 def gguf_family(where: str, architecture: object) -> Family:
-    """Return the family of a file. Raises BuildError if it is unsupported."""
+    """Return the family with this GGUF architecture. Raises BuildError if there is none."""
     if not isinstance(architecture, str) or architecture not in OF_ARCHITECTURE:
         raise unsupported(where, f"architecture `{architecture}`")
     return OF_ARCHITECTURE[architecture]
 
 
 def keys_below(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the metadata keys that start with `prefix`, without it."""
+    """Return the metadata items whose keys start with `prefix`, with the prefix removed."""
     return {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
 
 
@@ -73,10 +73,10 @@ def read_config(
     shapes: Mapping[str, tuple[int, ...]],
     factors: Mapping[str, Array],
 ) -> Config:
-    """Read the keys below the architecture's name.
+    """Return the configuration. Raises BuildError for invalid keys and unsupported models.
 
-    `shapes` are the file's tensors, `factors` the values of the ones in FACTORS. Raises BuildError for
-    invalid keys and unsupported models.
+    `keys`: metadata without the prefix `ARCHITECTURE.`; `shapes`: tensor name -> shape for all tensors of the
+    file; `factors`: tensor name -> values for those of FACTORS that the file has.
     """
     if keys.get("expert_count") and "num_experts" not in family.fields:
         raise unsupported(where, "a mixture of experts")
@@ -103,7 +103,7 @@ def read_config(
 def _fields(
     where: str, family: Family, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
-    """Return the fields of a Config."""
+    """Return the fields of a Config: from the keys, the tensors' shapes and the family's defaults."""
     known = known_keys(family).used
     given = {field: keys[key] for key, field in FIELDS.items() if key in keys and key in known}
     given = {field: value for field, value in given.items() if value != 0 or field not in _NONE_IF_0}
@@ -117,7 +117,7 @@ def _fields(
         "output_bias": "blk.0.attn_output.bias" in shapes,
     }
     lacking = {
-        "intermediate_size": features,  # mixtures without dense layers may lack it
+        "intermediate_size": features,  # files of mixtures of experts without dense layers may lack it
         "shared_expert_intermediate_size": features,
         "linear_value_head_dim": 4096,
     }
@@ -125,23 +125,23 @@ def _fields(
 
 
 def known_keys(family: Family) -> KnownFields:
-    """Return the table of keys below the architecture's name."""
+    """Return the known keys, without the prefix `ARCHITECTURE.`, of files of this family."""
     return GGUF_MODEL.using({key for key, field in FIELDS.items() if field in family.fields})
 
 
 def check_keys(where: str, family: Family, metadata: Mapping[str, Any], accepted: Collection[str]) -> None:
-    """Raise BuildError for a key that would change the computation; `accepted` are unknown ones to ignore."""
+    """Raise BuildError for a key that would change the computation; `accepted`: unknown keys to ignore."""
     GGUF_FILE.check(where, {key: value for key, value in metadata.items() if key in GGUF_FILE.neutral})
     for prefix, known in ((f"{family.architecture}.", known_keys(family)), ("tokenizer.", GGUF_TOKENIZER)):
         known.check(where, keys_below(metadata, prefix), accepted, prefix)
 
 
-# Of the keys that are read, the ones that all families have. docs/gguf.md and `llama_model_loader` of
-# llama.cpp have the others.
+# `used` has the keys that are read for all families. The other tables were made from ggml's docs/gguf.md and
+# llama.cpp's `llama_model_loader`.
 GGUF_MODEL = KnownFields(
     used=frozenset(key for key, field in FIELDS.items() if field not in OF_SOME_FAMILIES)
     | {*ROPE_FIELDS, "rope.scaling.finetuned", "attention.value_length"},
-    # The sections are for positions in images; text has the same position in all of them.
+    # The sections separate time, height and width of positions in images; for text, all three are equal.
     harmless=names("vocab_size tensor_data_layout rope.dimension_sections"),
     neutral={
         **dict.fromkeys(
@@ -157,7 +157,7 @@ GGUF_MODEL = KnownFields(
         ),
         **dict.fromkeys(("expert_shared_feed_forward_length", "expert_feed_forward_length"), (0,)),
         "expert_gating_func": (0, 1),  # softmax, explicitly or by default
-        "expert_weights_norm": (True,),  # always true, regardless of the key
+        "expert_weights_norm": (True,),  # experts' weights are always normalised, regardless of the key
         "expert_weights_scale": (0, 1),
         **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
         **dict.fromkeys(("nextn_predict_layers", "interleave_moe_layer_step"), (0,)),
@@ -168,7 +168,8 @@ GGUF_MODEL = KnownFields(
     },
 )
 
-# The only other keys that llama.cpp reads; keys that quantisers add under separate names are harmless.
+# Keys without the prefixes `ARCHITECTURE.` and `tokenizer.` that llama.cpp reads; all other such keys, as
+# quantisers add them, are harmless.
 GGUF_FILE = KnownFields(
     used=frozenset({"general.architecture"}),
     neutral={
@@ -177,7 +178,7 @@ GGUF_FILE = KnownFields(
     },
 )
 
-# `tokenizer.*`, without the prefix. llama.cpp uses whitespace and character maps for `t5` only.
+# Keys `tokenizer.*`, without the prefix.
 GGUF_TOKENIZER = KnownFields(
     used=frozenset(field.alias or name for name, field in GgufVocabulary.model_fields.items())
     - {"named_templates"},

@@ -1,7 +1,7 @@
-"""Source: a model in a GGUF file, or in the parts of one, quantised or not.
+"""Source: a model in a GGUF file or in split GGUF files, quantised or not.
 
-The format is llama.cpp's (docs/gguf.md). For some architectures, its converter interleaves the rows of q and
-k for its rotary embedding; this module restores the half-split order.
+The format is defined in ggml's docs/gguf.md. For some architectures, llama.cpp's converter makes the two rows
+of a rotated pair of q or k adjacent; this module restores the half-split order.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 
 
 class GgufSource(ModelSource):
-    """A GGUF file, or the file that `path` is a part of.
+    """A model in a GGUF file, or in split files of which `path` is one.
 
-    Raises BuildError if it is damaged, lacks a part or is of an unsupported family. `sampling` are defaults
-    for `generation_config.json`; `accepted` are unknown keys to ignore.
+    Raises BuildError if a file is damaged or missing, or if the model's family is not supported.
+    `sampling`: defaults for `generation_config.json`; `accepted`: unknown keys to ignore.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class GgufSource(ModelSource):
         return block_type_of(self._tensors[name].tensor_type)
 
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
-        """Return the file's row index of each row of `tensor`; None if the order is the same."""
+        """Return, for each row of tensor `name`, its row index in the file; None if the order is the same."""
         if not OF_ARCHITECTURE[self.spec.architecture].gguf.pairs:
             return row_order(self.spec, name)
         attention = self.spec.attention
@@ -141,23 +141,26 @@ class GgufSource(ModelSource):
 
 
 def _own_name(gguf: Gguf, name: str) -> str:
-    """Return our name of the file's tensor `name`."""
+    """Return our name of the tensor called `name` in the file."""
     *block, kind, suffix = name.split(".") if name.count(".") > 1 else [name, ""]
     renamed = gguf.names.get(kind)
     return ".".join([*block, renamed, suffix]) if renamed else name
 
 
 def model_name(stem: str) -> str:
-    """Return the file's name without its quantisation suffix; `general.name` inside is often meaningless."""
+    """Return the model's name: the file's stem without the quantisation suffix, such as `-Q4_K_M`.
+
+    The key `general.name` in the file is not used, as it is often meaningless.
+    """
     return re.sub(r"[.-](I?Q\d\w*|B?F16|F32)$", "", stem, flags=re.IGNORECASE)
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
-    """Return the tensor's shape, with the gate of a shared expert as a matrix; files store a vector."""
+    """Return the tensor's shape, as [1, in] for the gate of a shared expert (a vector in files)."""
     shape = tuple(int(size) for size in reversed(tensor.shape))
     return (1, *shape) if tensor.name.endswith(_SHARED_GATE) and len(shape) == 1 else shape
 
 
 def _half_split(heads: int, head_dim: int) -> npt.NDArray[np.intp]:
-    """Reorder rows from `[heads, head_dim / 2, 2]` (llama.cpp's pairs) to `[heads, 2, head_dim / 2]`."""
+    """Return the row order from `[heads, head_dim / 2, 2]` (llama.cpp's) to `[heads, 2, head_dim / 2]`."""
     return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)

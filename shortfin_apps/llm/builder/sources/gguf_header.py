@@ -1,7 +1,7 @@
-"""The metadata and tensors of a GGUF file, and the files of a model in parts.
+"""Read the metadata and the tensors of a GGUF file, and find all files of a model in split files.
 
-The format is docs/gguf.md of ggml. Metadata becomes Python objects, so it is limited by MAX_ITEMS and similar
-constants.
+The format is defined in ggml's docs/gguf.md. The sizes of metadata are limited (metadata_limits.py), as it
+becomes Python objects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.source_name import PART
 
 _MAGIC, _VERSIONS, _ALIGNMENT = b"GGUF", (2, 3), 32
-# struct formats of value types, by type number.
+# Number of a scalar's value type -> its struct format.
 _NUMBERS = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _DTYPES = {
@@ -41,7 +41,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A file's metadata by key, and its tensors, which are read when their data is used."""
+    """A file's metadata by key, and its tensors, whose data is memory-mapped."""
 
     metadata: dict[str, Any]
     tensors: list[ReaderTensor]
@@ -53,7 +53,7 @@ class _EndsTooEarlyError(ValueError):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read a file's header. Raises BuildError if the file is not GGUF or ends too early."""
+    """Read a file's metadata and map its tensors. Raises BuildError if it is not GGUF or ends too early."""
     try:
         with path.open("rb") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -67,7 +67,10 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def metadata_at_start(where: str, start: bytes) -> dict[str, Any]:
-    """Return the keys in a file's first bytes, `start`. Raises BuildError if it is not a GGUF file."""
+    """Return the metadata that is complete in `start`, the first bytes of a file.
+
+    Raises BuildError if the file is not a GGUF file.
+    """
     found: dict[str, Any] = {}
     try:
         for key, value in _Reader(where, memoryview(start)).metadata():
@@ -88,7 +91,7 @@ class _Reader:
         self._num_tensors = 0
 
     def metadata(self) -> Iterator[tuple[str, Any]]:
-        """Yield the keys with their values."""
+        """Yield each metadata key with its value."""
         if self._data[:4] != _MAGIC:
             raise ValueError("it does not begin with `GGUF`")
         self._at = 4
@@ -104,7 +107,7 @@ class _Reader:
             yield key, self._value(self._number("I"))
 
     def tensors(self, metadata: dict[str, Any]) -> Iterator[ReaderTensor]:
-        """Yield the tensors, after all of `metadata`."""
+        """Yield the tensors. Callers must have consumed `metadata()` before, and pass its items."""
         check_at_most(self._where, "it has {} tensors", self._num_tensors, MAX_TENSORS)
         infos = [self._tensor_info() for _ in range(self._num_tensors)]
         if len({name for name, *_ in infos}) < len(infos):
@@ -117,7 +120,7 @@ class _Reader:
             yield self._tensor(name, shape, GGMLQuantizationType(kind), start + offset)
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Return a tensor's name, its sizes from the last dimension to the first, its type, its offset."""
+        """Return a tensor's name, its sizes (innermost dimension first), its type number and its offset."""
         name = self._text("a tensor's name has {} bytes", MAX_NAME_CHARS)
         num_dims = self._number("I")
         check_at_most(self._where, "a tensor has {} dimensions", num_dims, MAX_DIMENSIONS)
@@ -171,16 +174,16 @@ class _Reader:
 
 
 def _form(kind: int) -> str:
-    """Return the struct format of a number type."""
+    """Return the struct format of a scalar type. Raises ValueError for other types."""
     if kind not in _NUMBERS:
         raise ValueError(f"a value has type {kind}")
     return _NUMBERS[kind]
 
 
 def read_parts(path: Path) -> list[GgufFile]:
-    """Read all files of the model that `path` belongs to.
+    """Read all split files of the model that `path` belongs to, or the only file.
 
-    Raises BuildError, also if a file's metadata contradicts the part number in its name.
+    Raises BuildError, also if a file's metadata contradicts the number in its name.
     """
     paths = parts_of(path)
     files = [read_gguf(part) for part in paths]
@@ -197,7 +200,10 @@ def read_parts(path: Path) -> list[GgufFile]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return all files of the model that `path` belongs to; the first has its metadata. Raises BuildError."""
+    """Return all split files of the model that `path` belongs to, or only `path` if the model is not split.
+
+    The first file has the model's metadata. Raises BuildError if a file is missing.
+    """
     match = PART.fullmatch(path.stem)
     if match is None:
         return [path]

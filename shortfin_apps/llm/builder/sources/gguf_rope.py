@@ -1,4 +1,4 @@
-"""Rotary scaling in a GGUF file: from `rope.scaling.*` keys, or from a tensor for Llama 3."""
+"""Read the rotary scaling in a GGUF file: from `rope.scaling.*` keys, or from tensors (Llama 3, LongRoPE)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.model.families.family import Config, Family
 from shortfin_apps.llm.model.rope import Llama3Scaling, Rope
 
-# [rotated / 2]: divisors of the rotary frequencies, by Llama 3's rule or LongRoPE's two sets
+# Tensors [rotated / 2] with divisors of the rotary frequencies: Llama 3's, and LongRoPE's two sets.
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 FACTORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 _LONGROPE = {"short_factor": SHORT_FACTORS, "long_factor": LONG_FACTORS}
 
-# GGUF stores Llama 3's factors but not the rule that made them; every published Llama 3 uses these.
+# GGUF stores Llama 3's divisors, but not the parameters from which they were computed. All published Llama 3
+# models use these.
 LLAMA3_LOW_FREQ_FACTOR = 1.0
 LLAMA3_HIGH_FREQ_FACTOR = 4.0
 LLAMA3_ORIGINAL_CONTEXT = 8192
 
-# Keys below the architecture's name -> fields of HfRope; 0 stands for none, as in llama.cpp.
+# GGUF keys without the prefix `ARCHITECTURE.` -> fields of HfRope. The value 0 means that the field is not
+# set, as in llama.cpp.
 ROPE_FIELDS: Final = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
@@ -39,9 +41,10 @@ _KEYS = {field: key for key, field in ROPE_FIELDS.items()}
 def ropes(
     where: str, family: Family, config: Config, keys: Mapping[str, Any], factors: Mapping[str, Array]
 ) -> tuple[Rope, Rope]:
-    """Return the rotation of layers without a window, and of layers with one.
+    """Return the RoPE of layers without a window, and the RoPE of layers with a window.
 
-    `factors` are the tensors of FACTORS in the file. Raises BuildError for unsupported rotations.
+    `factors`: tensor name -> values for those of FACTORS that the file has. Raises BuildError if the RoPE is
+    not supported.
     """
     size, theta = config.head_size, config.rope_theta or 10000.0
     rotated = config.rotated_dim or size
@@ -64,7 +67,7 @@ def ropes(
 
 
 def _scaled(where: str, keys: Mapping[str, Any], factors: Mapping[str, Array], truncates: bool) -> HfRope:
-    """Return the fields that a `config.json` has for the scaling; `truncates` is the family's."""
+    """Return the scaling as fields of a `config.json`; `truncates`: the family's `Gguf.yarn_truncates`."""
     named = {field: keys[key] for key, field in ROPE_FIELDS.items() if keys.get(key)}
     given = parse(where, HfRope, {"rope_type": "linear", **named}, _KEYS)
     factor, attention_factor = given.factor or 1.0, given.attention_factor or 1.0
@@ -85,7 +88,7 @@ def _scaled(where: str, keys: Mapping[str, Any], factors: Mapping[str, Array], t
 
 
 def _llama3_scaling(where: str, factors: Array, head_dim: int, theta: float) -> Llama3Scaling:
-    """Return the scaling that makes ROPE_FACTORS. Raises BuildError if it is not Llama 3's."""
+    """Return the scaling whose divisors are `factors`. Raises BuildError if they are not Llama 3's."""
     scaling = Llama3Scaling(
         factor=round(float(factors.max(initial=1.0)), 4),
         low_freq_factor=LLAMA3_LOW_FREQ_FACTOR,
@@ -99,6 +102,6 @@ def _llama3_scaling(where: str, factors: Array, head_dim: int, theta: float) -> 
 
 
 def rope_factors(scaling: Llama3Scaling, head_dim: int, theta: float) -> npt.NDArray[np.float64]:
-    """Return the divisors of the rotary frequencies, `[head_dim / 2]`."""
+    """Return the divisors of the rotary frequencies by the scaling, `[head_dim / 2]`."""
     frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     return np.asarray(frequencies / scaling.scaled(frequencies, theta, LLAMA3_ORIGINAL_CONTEXT))

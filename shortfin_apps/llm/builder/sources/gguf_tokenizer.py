@@ -1,7 +1,7 @@
-"""Rebuild the tokenizer in a GGUF file for the `tokenizers` library.
+"""Rebuild the tokenizer of a GGUF file for the `tokenizers` library.
 
-GGUF stores the vocabulary and the merges or scores, but only the *name* of the rules that split text into
-words (`tokenizer.ggml.pre`); word_rules.py defines the rules.
+GGUF stores the vocabulary with its merges or scores, but only the *name* of the rules that split text into
+words (`tokenizer.ggml.pre`); word_rules.py defines these rules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shortfin_apps.llm.contract.tokenizer_config import NAMED_TOKENS
 
 
 class GgufVocabulary(BaseModel):
-    """The `tokenizer.*` keys, without the prefix."""
+    """The `tokenizer.*` keys of a GGUF file, without the prefix."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -59,20 +59,20 @@ class GgufVocabulary(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _collect_templates(cls, keys: dict[str, Any]) -> dict[str, Any]:
-        """Collect additional templates from their separate keys, `chat_template.NAME`."""
+        """Collect additional chat templates from the keys `chat_template.NAME`."""
         prefix = "chat_template."
         named = {k.removeprefix(prefix): text for k, text in keys.items() if k.startswith(prefix)}
         return {**keys, "named_templates": named}
 
     def text(self, token_id: int | None) -> str | None:
-        """Return the token with this id; None for None or an id outside the vocabulary."""
+        """Return the token string of an id; None if the id is None or outside the vocabulary."""
         if token_id is None or not 0 <= token_id < len(self.tokens):
             return None
         return self.tokens[token_id]
 
     @property
     def control(self) -> list[str]:
-        """Control tokens, and tokens of any type that end a turn, as in llama.cpp."""
+        """Token strings of type CONTROL, and those of any type in END_TOKENS, as in llama.cpp."""
         named = set(self.of_type(TokenType.CONTROL))
         return [token for token in self.tokens if token in named or token in END_TOKENS]
 
@@ -88,7 +88,7 @@ END_TOKENS = frozenset(
         *("<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|flush|>", "<|calls|>"),
     }
 )
-# For gpt-oss, where a turn has several messages: <|end|> ends one of them, and more follow.
+# For gpt-oss, where a turn has several messages: <|end|> ends a message, but not the turn.
 TURN_ENDS = frozenset({"<|return|>", "<|call|>"})
 MESSAGE_END = "<|end|>"
 
@@ -113,7 +113,10 @@ def check_tokenizer(where: str, model: str, pre: str) -> None:
 
 
 def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
-    """Rebuild the tokenizer's files. Raises BuildError for an unknown kind; `where` names the file."""
+    """Return the tokenizer's files. Raises BuildError if the tokenizer is unsupported or damaged.
+
+    `where` names the GGUF file.
+    """
     check_tokenizer(where, vocabulary.model, vocabulary.pre)
     _check_sizes(where, vocabulary)
     if len(set(vocabulary.tokens)) != len(vocabulary.tokens):
@@ -137,7 +140,7 @@ def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
 
 
 def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
-    """Raise BuildError for sizes beyond any vocabulary's."""
+    """Raise BuildError for tokens, character maps or chat templates beyond the limits."""
     check_vocabulary(where, vocabulary.tokens)
     if vocabulary.precompiled_charsmap:
         check_charsmap(where, _charsmap(vocabulary))
@@ -146,20 +149,21 @@ def _check_sizes(where: str, vocabulary: GgufVocabulary) -> None:
 
 
 def sampling_defaults(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of `generation_config.json` from the `general.sampling.*` keys, without this prefix.
+    """Convert `general.sampling.*` keys, given without this prefix, to fields of `generation_config.json`.
 
-    Keys unknown to llama.cpp are dropped, as they could replace other fields, such as end tokens.
+    Keys that llama.cpp does not define are dropped, as they could replace other fields, such as
+    `eos_token_id`.
     """
     found = {_SAMPLING_NAMES[key]: _shortest(keys[key]) for key in keys if key in _SAMPLING_NAMES}
-    if found.get("penalty_last_n") == 0:  # the penalty covers no tokens
+    if found.get("penalty_last_n") == 0:  # the penalty applies to no token
         found.pop("repetition_penalty", None)
     if isinstance(found.get("temperature"), float):
-        found["temperature"] = max(found["temperature"], 0.0)  # negative temperatures are greedy, too
+        found["temperature"] = max(found["temperature"], 0.0)  # in llama.cpp, negative ones mean greedy, too
     return found
 
 
 def _shortest(value: Any) -> Any:
-    """Undo a float's rounding to f32: 0.7, not 0.699999988079071."""
+    """Return a float as the shortest decimal of the same f32, as in 0.7 for 0.699999988079071."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -184,7 +188,7 @@ def _pair(where: str, merge: str) -> tuple[str, str]:
 
 
 def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
-    """Build SentencePiece's BPE: merges are derived from scores, with a fallback to byte tokens."""
+    """Build SentencePiece's BPE, with merges derived from scores, and byte tokens for unknown characters."""
     _check_scores(where, vocabulary)
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
     unknown = vocabulary.text(vocabulary.unk_token_id) or "<unk>"
@@ -202,13 +206,16 @@ def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
 
 
 def _unigram(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
-    """Build SentencePiece's unigram model: pieces with the largest score sum, bytes where none match."""
+    """Build SentencePiece's unigram model: splits text into the pieces with the largest sum of scores.
+
+    Characters that no piece matches become byte tokens, if the vocabulary has them.
+    """
     _check_scores(where, vocabulary)
     kinds = vocabulary.token_type or [TokenType.NORMAL] * len(vocabulary.tokens)
     plain = (TokenType.NORMAL, TokenType.USER_DEFINED)
     found = [score for score, kind in zip(vocabulary.scores, kinds, strict=True) if kind in plain]
-    # Other tokens must not match text. The library matches every token, but prefers higher scores, so they
-    # get the lowest.
+    # Tokens of other types should not match text. The library matches all tokens, but prefers higher scores,
+    # so these tokens get the lowest score.
     least = min(found, default=0.0)
     scored = zip(vocabulary.tokens, vocabulary.scores, kinds, strict=True)
     vocab = [(token, score if kind in plain else least) for token, score, kind in scored]
@@ -223,7 +230,7 @@ def _charsmap(vocabulary: GgufVocabulary) -> bytes:
 
 
 def _cleaning(vocabulary: GgufVocabulary) -> list[Any]:
-    """Return the normalisation steps before spaces are marked."""
+    """Return the normalisation steps before spaces are replaced by `▁`."""
     steps: list[Any] = []
     if vocabulary.precompiled_charsmap:
         steps.append(normalizers.Precompiled(_charsmap(vocabulary)))
@@ -248,7 +255,7 @@ def _check_scores(where: str, vocabulary: GgufVocabulary) -> None:
 
 
 def _merges_of_scores(where: str, vocabulary: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Return all pairs of pieces that form another piece, by descending score of that piece."""
+    """Return all pairs of pieces whose concatenation is a piece, by descending score of the concatenation."""
     ranked = sorted(range(len(vocabulary.tokens)), key=lambda index: -vocabulary.scores[index])
     lengths = {len(piece) for piece in vocab}
     merges: list[tuple[str, str]] = []
@@ -263,7 +270,7 @@ def _merges_of_scores(where: str, vocabulary: GgufVocabulary, vocab: dict[str, i
 
 
 def _pairs(piece: str, vocab: dict[str, int], lengths: set[int]) -> Iterator[tuple[str, str]]:
-    """Yield the splits of `piece` into two pieces of `vocab`; `lengths` are all piece lengths in it."""
+    """Yield the splits of `piece` into two pieces of `vocab`; `lengths`: the lengths of all pieces."""
     for cut in range(1, len(piece)):
         if cut in lengths and len(piece) - cut in lengths:
             pair = piece[:cut], piece[cut:]
@@ -287,7 +294,7 @@ def _adds_bos(vocabulary: GgufVocabulary) -> bool:
 
 
 def _frame(tokenizer: Tokenizer, vocabulary: GgufVocabulary, add_bos: bool) -> None:
-    """Make `encode` add the BOS and EOS tokens that the model was trained with."""
+    """Make `encode` add the BOS token if `add_bos`, and the EOS token if the vocabulary says so."""
     bos = vocabulary.text(vocabulary.bos_token_id) if add_bos else None
     eos = vocabulary.text(vocabulary.eos_token_id) if vocabulary.add_eos_token else None
     added = [token for token in (bos, eos) if token is not None]

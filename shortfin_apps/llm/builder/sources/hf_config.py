@@ -1,4 +1,4 @@
-"""The fields of a Hugging Face `config.json`."""
+"""Read and check a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROPE_KINDS = ("full_attention", "sliding_attention")
 
 
 class HfFields(BaseModel):
-    """The fields of `config.json` that only its reader needs; Config has the others."""
+    """The fields of `config.json` that only this module and hf_directory.py need; Config has the others."""
 
     model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
 
@@ -50,7 +50,10 @@ class HfFields(BaseModel):
 
 
 def hf_family(where: str, raw: Mapping[str, Any]) -> Family:
-    """Return the family of a `config.json`. Raises BuildError if unsupported; `where` names the model."""
+    """Return the family of a `config.json`. Raises BuildError if it is not supported.
+
+    `where` names the model in errors.
+    """
     model_type = raw.get("model_type")
     if "vision_config" in raw:
         raise unsupported(where, f"a vision tower (`{model_type}`)")
@@ -62,10 +65,10 @@ def hf_family(where: str, raw: Mapping[str, Any]) -> Family:
 def read_config(
     where: str, family: Family, raw: Mapping[str, Any], accepted: Collection[str]
 ) -> tuple[Config, HfFields]:
-    """Read the content of a `config.json`.
+    """Read the content `raw` of a `config.json`.
 
-    Raises BuildError for invalid fields, and for fields that would change the computation; `accepted` are
-    unknown fields to ignore.
+    Raises BuildError for invalid fields, and for unsupported or unknown fields that would change the
+    computation. `accepted`: unknown fields to ignore.
     """
     file, known = f"{where}/config.json", HF_CONFIG.using(family.fields)
     fields = {**family.defaults, **{name: value for name, value in raw.items() if name in known.used}}
@@ -82,7 +85,7 @@ def read_config(
         "rope": rope,
         "local_rope": local_rope,
     }
-    if family.scales_embedding:  # rounded to the type of the weights, as in transformers
+    if family.scales_embedding:  # the factor is rounded to the weights' dtype, as in transformers
         rounded = ROUNDED.get(given.dtype or given.torch_dtype or "float32", np.float32)
         update["embedding_multiplier"] = float(rounded(config.hidden_size**0.5))
     return config.model_copy(update=update), given
@@ -96,7 +99,7 @@ def _activation(where: str, given: HfFields) -> Activation:
 
 
 def _ropes(file: str, config: Config, given: HfFields) -> tuple[Rope, Rope]:
-    """Return the rotation of layers without a window, and of layers with one."""
+    """Return the RoPE of layers without a window, and the RoPE of layers with a window."""
     rope, size = given.rope, config.head_size
     rotated = int(size * (rope.partial_rotary_factor or given.partial_rotary_factor or 1.0))
     dim = None if rotated == size else rotated
@@ -112,9 +115,9 @@ def _ropes(file: str, config: Config, given: HfFields) -> tuple[Rope, Rope]:
 
 
 def _check_lists(where: str, family: Family, config: Config) -> None:
-    """Raise BuildError for lists that do not have a supported item for each layer."""
+    """Raise BuildError for per-layer lists of the wrong length or with an unsupported item."""
     kinds = {"full_attention", "attention", *(["sliding_attention"] if config.window_size else [])}
-    if "full_attention_interval" in family.fields:  # of gated delta nets
+    if "full_attention_interval" in family.fields:  # only families with gated delta nets have it
         kinds.add("linear_attention")
     if odd := set(config.layer_types or ()) - kinds:
         raise unsupported(where, f"`layer_types` of `{min(odd)}`")
@@ -125,7 +128,7 @@ def _check_lists(where: str, family: Family, config: Config) -> None:
 
 
 def _check_rope(file: str, family: Family, raw: Mapping[str, Any], accepted: Collection[str]) -> None:
-    """Raise BuildError for fields of rotations that would change the computation."""
+    """Raise BuildError for unsupported fields in `rope_scaling` and `rope_parameters`."""
     for name in ("rope_scaling", "rope_parameters"):
         rope = raw.get(name) or {}
         parts = {f"{name}.{kind}.": rope[kind] for kind in ROPE_KINDS if rope.get(kind)}
@@ -133,7 +136,7 @@ def _check_rope(file: str, family: Family, raw: Mapping[str, Any], accepted: Col
             HF_ROPE.using(family.fields).check(file, fields, accepted, prefix)
 
 
-# Multipliers and switches of models that are otherwise Llamas (Granite, MiniCPM, Cohere, OLMo, Gemma).
+# Neutral values of fields with which models differ from Llama (Granite, MiniCPM, Cohere, OLMo, Gemma).
 _VARIANTS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), ONE),
     **dict.fromkeys(("scale_emb", "embedding_scale", "residual_scale", "rope_ratio", "mup_scale"), ONE),
@@ -154,8 +157,8 @@ _VARIANTS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("full_attn_mod", "interpolate_factor"), ONE),
 }
 
-# Of the fields that are read, the ones that all families have. `PretrainedConfig` and `LlamaConfig` of
-# transformers have the others, and trainers and converters add some.
+# `used` has the fields that are read for all families. The harmless fields are from transformers'
+# `PretrainedConfig` and `LlamaConfig`, and from training and conversion programs.
 HF_CONFIG = KnownFields(
     used=frozenset({*Config.model_fields, *HfFields.model_fields}) - SET_BY_READER - OF_SOME_FAMILIES,
     harmless=names(
@@ -181,9 +184,10 @@ HF_CONFIG = KnownFields(
     neutral=_VARIANTS,
 )
 
-# `rope_scaling` and `rope_parameters`. Unsupported kinds are rejected earlier, by their type.
+# Fields of `rope_scaling` and `rope_parameters`. `HfRope.scaling` rejects unsupported kinds of scaling.
 HF_ROPE = KnownFields(
     used=frozenset(HfRope.model_fields) - {"partial_rotary_factor"},
-    harmless=names("mrope_section mrope_interleaved"),  # text has the same position in all three sections
+    # The sections separate time, height and width of positions in images; for text, all three are equal.
+    harmless=names("mrope_section mrope_interleaved"),
     neutral={"partial_rotary_factor": ONE},
 )

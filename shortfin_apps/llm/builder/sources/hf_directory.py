@@ -54,10 +54,10 @@ _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 class HfDirectorySource(ModelSource):
-    """A Hugging Face directory. Raises BuildError if it is incomplete or of an unsupported family.
+    """A Hugging Face directory. Raises BuildError if a file is missing or the family is not supported.
 
-    `name` overrides the directory's name as the model's name; `accepted` are unknown fields of `config.json`
-    to ignore.
+    `name`: the model's name, by default the directory's; `accepted`: unknown fields of `config.json` to
+    ignore.
     """
 
     def __init__(self, directory: Path, name: str | None = None, accepted: Collection[str] = ()) -> None:
@@ -122,7 +122,7 @@ class HfDirectorySource(ModelSource):
                     yield ours, (path, hf_name)
 
     def _find_matrices(self) -> Mapping[str, QuantisedMatrix | ExpertTensor]:
-        """Find the matrices not stored as one tensor each, and remove their tensors from `_tensors`."""
+        """Return the matrices not stored as one tensor each, and remove their tensors from `_tensors`."""
         quantisation, stacks = self._given.quantization_config, self._family.stacks_experts
         if stacks and (quantisation or {}).get("quant_method") in (None, "mxfp4"):
             return stacked_experts(self._where, self._tensors, self._files)
@@ -151,12 +151,15 @@ def _open(path: Path) -> Any:
 
 
 def _matrix_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a depthwise convolution's shape as [channels, taps]; other shapes are unchanged."""
+    """Return [channels, taps] for a depthwise convolution's shape [channels, 1, taps]; others unchanged."""
     return (shape[0], shape[2]) if len(shape) == 3 and shape[1] == 1 else shape
 
 
 def _gguf_name(name: str, names: Mapping[str, str]) -> str:
-    """Return the GGUF name of a Hugging Face tensor by `names`, or the same name if it is unknown."""
+    """Return the GGUF name of the Hugging Face tensor `name`; `name` itself if it is unknown.
+
+    `names`: Hugging Face's names -> GGUF names, for kinds of tensors.
+    """
     stem, dot, kind = name.rpartition(".")
     if match := _BLOCK.fullmatch(stem):
         layer, part = match.groups()

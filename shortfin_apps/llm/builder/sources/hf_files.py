@@ -1,4 +1,4 @@
-"""Text files of a Hugging Face model directory: JSON, the tokenizer's settings, sampling defaults."""
+"""Read the text files of a Hugging Face model directory: JSON, tokenizer settings, sampling defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shortfin_apps.llm.builder.sources.metadata_limits import (
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.tokenizer_config import NAMED_TOKENS
 
-# Names and patterns, in order of precedence.
+# Names and glob patterns.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -36,7 +36,10 @@ _NOT_KEPT = ("_from_model_config", "transformers_version", "eos_token_id")  # fi
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """Return the JSON object in `path`; empty if it is `optional` and missing. Raises BuildError."""
+    """Return the JSON object in `path`; an empty one if the file is `optional` and missing.
+
+    Raises BuildError.
+    """
     if optional and not path.exists():
         return {}
     try:
@@ -49,7 +52,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text in `path`. Raises BuildError, also for a file that is too large to be metadata."""
+    """Return the text in `path`. Raises BuildError, also for a file above MAX_JSON_BYTES."""
     try:
         check_at_most(str(path), "has {} bytes", path.stat().st_size, MAX_JSON_BYTES)
         return path.read_text(encoding="utf-8")
@@ -60,7 +63,10 @@ def read_text(path: Path) -> str:
 
 
 def weight_files(directory: Path) -> list[str]:
-    """List the files in the index, or the only one; skips `consolidated.safetensors` and adapters."""
+    """List the names of the weight files: those in the index, or without an index `model.safetensors`.
+
+    Other safetensors files, such as `consolidated.safetensors` and adapters, are ignored. Raises BuildError.
+    """
     index = directory / WEIGHTS_INDEX
     if not index.exists():
         return [WEIGHTS]
@@ -74,12 +80,12 @@ def weight_files(directory: Path) -> list[str]:
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """List the existing files of TOKENIZER_FILES."""
+    """List the existing files that TOKENIZER_FILES names."""
     return [file for name in TOKENIZER_FILES for file in sorted(directory.glob(name))]
 
 
 def tokenizer_text(directory: Path) -> str:
-    """Read `tokenizer.json`. Raises BuildError, also for a vocabulary of impossible size."""
+    """Return the content of `tokenizer.json`. Raises BuildError, also if a vocabulary limit is exceeded."""
     path = directory / "tokenizer.json"
     if not path.exists():
         raise BuildError(f"{path}: no such file; save the model with its fast tokenizer to have one")
@@ -92,11 +98,11 @@ def tokenizer_text(directory: Path) -> str:
 
 
 def _charsmaps(normalizer: object) -> Iterator[bytes]:
-    """Yield the tables of a normalizer and of its parts."""
+    """Yield the character maps (`precompiled_charsmap`) of a normalizer and of the normalizers in it."""
     if not isinstance(normalizer, dict):
         return
     if isinstance(text := normalizer.get("precompiled_charsmap"), str):
-        with suppress(ValueError):  # the library rejects invalid ones, too
+        with suppress(ValueError):  # the `tokenizers` library reports invalid base64
             yield base64.b64decode(text)
     parts = normalizer.get("normalizers")
     for part in parts if isinstance(parts, list) else ():
@@ -104,7 +110,10 @@ def _charsmaps(normalizer: object) -> Iterator[bytes]:
 
 
 def _tokens(tokenizer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tokens that a `tokenizer.json` names; other forms are left to the library that reads it."""
+    """Yield the token strings in a `tokenizer.json`.
+
+    Malformed content is skipped: the `tokenizers` library reports it.
+    """
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     names = (
@@ -112,7 +121,7 @@ def _tokens(tokenizer: Mapping[str, Any]) -> Iterator[str]:
     )
     if isinstance(vocab, dict):
         names += vocab
-    if isinstance(vocab, list):  # pairs of token and score
+    if isinstance(vocab, list):  # of pairs of token and score
         names += [each[0] for each in vocab if isinstance(each, list) and each]
     yield from (name for name in names if isinstance(name, str))
 
@@ -120,7 +129,7 @@ def _tokens(tokenizer: Mapping[str, Any]) -> Iterator[str]:
 def tokenizer_config(directory: Path) -> dict[str, Any]:
     """Return the used fields of `tokenizer_config.json`. Raises BuildError.
 
-    Adds templates from separate files, and tokens that only `special_tokens_map.json` names.
+    Includes chat templates from separate files, and special tokens that only `special_tokens_map.json` has.
     """
     raw = read_json(directory / "tokenizer_config.json", optional=True)
     raw = read_json(directory / "special_tokens_map.json", optional=True) | _given(raw)
@@ -136,9 +145,9 @@ def tokenizer_config(directory: Path) -> dict[str, Any]:
 
 
 def generation_config(directory: Path, model_eos: int | list[int] | None) -> dict[str, Any]:
-    """Return `generation_config.json` with the publisher's sampling defaults. Raises BuildError.
+    """Return the fields of `generation_config.json`, with `eos_token_id` as a list. Raises BuildError.
 
-    `model_eos` is the `eos_token_id` of `config.json`, used if this file has none.
+    `model_eos`: the `eos_token_id` of `config.json`, used if `generation_config.json` has none.
     """
     raw = read_json(directory / "generation_config.json", optional=True)
     eos = _given(raw).get("eos_token_id", model_eos)
@@ -148,12 +157,12 @@ def generation_config(directory: Path, model_eos: int | list[int] | None) -> dic
 
 
 def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not null."""
+    """Return the fields of `raw` that are not null."""
     return {key: value for key, value in raw.items() if value is not None}
 
 
 def _check_template(where: str, template: object) -> None:
-    """Check `chat_template`, one text or a list of named ones."""
+    """Raise BuildError if a template is too long; `template`: a string, or a list of named templates."""
     named = template if isinstance(template, list) else [{"template": template}]
     for text in (each.get("template") for each in named if isinstance(each, dict)):
         if isinstance(text, str):

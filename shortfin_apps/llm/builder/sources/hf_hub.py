@@ -1,4 +1,4 @@
-"""Download models from the Hugging Face hub: `ORG/NAME`, `ORG/NAME@REVISION`, `ORG/NAME:Q4_K_M`."""
+"""Download models from the Hugging Face hub, named `ORG/NAME`, `ORG/NAME@REVISION` or `ORG/NAME:Q4_K_M`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _START = 1 << 18  # first bytes of a GGUF file, which contain the architecture a
 
 
 class Hub:
-    """The part of the hub's interface that is used; the library is imported on use, because that is slow."""
+    """The used functions of the `huggingface_hub` library, which is only imported on use, as that is slow."""
 
     def fetch(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        """Download files; return their directory."""
+        """Download the files that match the patterns; return their directory."""
         from huggingface_hub import snapshot_download
 
         return str(snapshot_download(repo_id, revision=revision, allow_patterns=allow_patterns))
@@ -38,7 +38,7 @@ class Hub:
         return list(list_repo_files(repo_id, revision=revision))
 
     def read_start(self, repo_id: str, revision: str | None, name: str) -> bytes:
-        """Read the first bytes of a file."""
+        """Read the first 256 KiB of a file."""
         from huggingface_hub import HfFileSystem
 
         path = f"{repo_id}/{name}"
@@ -47,12 +47,12 @@ class Hub:
 
 
 def fetch_model(name: str, progress: BuildProgress, hub: Hub | None = None) -> Path:
-    """Download a model to the hub's cache; return its directory, or its GGUF file if `name` names one.
+    """Download a model to the hub's cache; return its directory. Raises BuildError.
 
-    For a file in parts, this is the first part. For a directory, the configuration and the tokenizer are
-    fetched and checked first, and then only the weights that belong to them; for a GGUF file, its start is
-    checked first. The hub's environment variables apply: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
-    Raises BuildError.
+    If `name` names a quantisation, only this GGUF file is downloaded, and its path is returned (of split
+    files, the path of the first). Unsupported models are rejected before the weights are downloaded, by
+    their configuration and tokenizer, or by the start of the GGUF file. The hub's environment variables
+    apply: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -83,9 +83,9 @@ class _Repository:
         return self._get(weight_files(directory))
 
     def fetch_gguf(self, quantisation: str) -> Path:
-        """Fetch the one file with a name that ends in the quantisation, or the first of its parts.
+        """Download the GGUF file whose name ends in `quantisation` (case-insensitive); return its path.
 
-        The case of the quantisation is ignored.
+        Of split files, all are downloaded, and the path of the first is returned.
         """
         self._look_at_gguf(quantisation)
         endings = {quantisation, quantisation.upper(), quantisation.lower()}
@@ -95,7 +95,7 @@ class _Repository:
         return directory / self._choose(found, quantisation)
 
     def _look_at_gguf(self, quantisation: str) -> None:
-        """Raise BuildError for an unsupported file before fetching all of it."""
+        """Raise BuildError for an unsupported file, reading only its start; does nothing when offline."""
         files = self._ask(lambda: self._hub.files(self._repo_id, self._revision))
         if files is None:
             return

@@ -1,13 +1,14 @@
-"""Matrices of a Hugging Face directory that are stored otherwise than as one tensor each.
+"""Read the matrices of a Hugging Face directory that are not stored as one tensor each.
 
-A quantised matrix has several tensors (hf_quantised.py). gpt-oss has one tensor for all experts of a layer:
+A quantised matrix consists of several tensors (hf_quantised.py). gpt-oss has one tensor for all experts of a
+layer:
 
     mlp.experts.gate_up_proj         [experts, in, out] floats
     mlp.experts.gate_up_proj_blocks  [experts, out, in / 32, 16] u8, and
     mlp.experts.gate_up_proj_scales  [experts, out, in / 32] u8, which replace it: MXFP4
     mlp.experts.gate_up_proj_bias    [experts, out]
 
-`down_proj` is stored likewise. Outputs of `gate_up_proj` alternate between gate and up.
+`down_proj` is stored likewise. The output features of `gate_up_proj` alternate between gate and up.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Files = Mapping[Path, Any]  # opened by safetensors
 _FP8_TYPES = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 _SIZE_BYTES = 8
 _STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias|_blocks|_scales)?")
-# The outputs of a projection that a kind of tensor has.
+# Projection -> kind of GGUF tensor -> its output features in the projection.
 _OUTPUTS = {
     "gate_up": {"gate": slice(0, None, 2), "up": slice(1, None, 2)},
     "down": {"down": slice(None)},
@@ -45,7 +46,7 @@ _RANKS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
 
 @dataclass(frozen=True, slots=True)
 class QuantisedMatrix:
-    """A matrix in the format `kind`; `places` are its tensors by suffix."""
+    """A matrix in the format `kind`; `places`: suffix -> tensor."""
 
     where: str
     name: str
@@ -55,7 +56,7 @@ class QuantisedMatrix:
 
     @property
     def quantisation(self) -> Quantisation | None:
-        """The quantisation; None for floats of 8 bits."""
+        """The quantisation; None for 8-bit floats."""
         is_float = self.kind.block_type(BLOCK) is None
         return None if is_float else Quantisation(self.kind.name, "q4", kept=True)
 
@@ -87,7 +88,10 @@ class QuantisedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class ExpertTensor:
-    """The tensor of one expert: `outputs` of its share of the tensors in `stack`, by suffix."""
+    """The matrix or the bias of one expert, a slice of the tensors of all experts.
+
+    `stack`: suffix -> tensor of all experts; `outputs`: the slice of output features.
+    """
 
     where: str
     name: str
@@ -140,7 +144,7 @@ class ExpertTensor:
         return len(range(all_outputs)[self.outputs])
 
     def _read(self, ending: str) -> Array:
-        """Read the expert's share of a tensor."""
+        """Read the expert's slice of the stacked tensor with the suffix `ending`."""
         path, name = self.stack[ending]
         try:
             array: Array = self.files[path].get_slice(name)[self.expert]
@@ -152,7 +156,7 @@ class ExpertTensor:
 def quantised_matrices(
     where: str, kind: MatrixFormat, tensors: dict[str, Place], files: Files
 ) -> dict[str, QuantisedMatrix]:
-    """Return the matrices in the format `kind` by name, and remove their tensors from `tensors`."""
+    """Return name -> matrix for all matrices in the format `kind`; remove their tensors from `tensors`."""
     stems = (name.rpartition(".") for name in tensors)
     marked = {stem for stem, _, ending in stems if ending in kind.marks}
     endings = sorted({*kind.marks, *kind.needed, *kind.others})
@@ -164,10 +168,10 @@ def quantised_matrices(
 
 
 def stacked_experts(where: str, tensors: dict[str, Place], files: Files) -> dict[str, ExpertTensor]:
-    """Return the experts' tensors by GGUF name, and remove the stacks from `tensors`.
+    """Return GGUF name -> tensor for all experts, and remove the stacked tensors from `tensors`.
 
-    Raises BuildError for a projection that lacks a tensor or has one of another rank or type, and for more
-    experts than any model has.
+    Raises BuildError for a projection with a missing tensor or one of unexpected rank or type, and for more
+    than MAX_EXPERTS experts.
     """
     stacks: dict[tuple[str, str], dict[str, Place]] = {}
     for name in list(tensors):
@@ -178,7 +182,7 @@ def stacked_experts(where: str, tensors: dict[str, Place], files: Files) -> dict
     for (layer, projection), stack in stacks.items():
         _check_stack(where, layer, projection, stack, files)
         count = min(_stored_shape(files, place)[0] for place in stack.values())
-        num_experts += count  # unlimited by the file's size, if the experts are empty
+        num_experts += count  # checked, as a small file can claim many experts of size 0
         check_at_most(where, "its tensors hold {} experts", num_experts, MAX_EXPERTS)
         for expert in range(count):
             for kind, outputs in _OUTPUTS[projection].items():
@@ -189,7 +193,7 @@ def stacked_experts(where: str, tensors: dict[str, Place], files: Files) -> dict
 
 
 def _check_stack(where: str, layer: str, projection: str, stack: Mapping[str, Place], files: Files) -> None:
-    """Raise BuildError unless these are all tensors of one projection, of the right ranks."""
+    """Raise BuildError unless `stack` has all tensors of the projection, with expected ranks and types."""
     weights = stack.keys() - {"_bias"}
     if weights != {""} and weights != {"_blocks", "_scales"}:
         problem = "has several forms of" if "" in weights else "lacks"
@@ -207,7 +211,7 @@ def _check_stack(where: str, layer: str, projection: str, stack: Mapping[str, Pl
 
 
 def read_tensor(files: Files, place: Place) -> Array:
-    """Read a tensor. Raises BuildError."""
+    """Read a whole tensor. Raises BuildError."""
     path, name = place
     try:
         if files[path].get_slice(name).get_dtype() in _FP8_TYPES:
@@ -219,7 +223,10 @@ def read_tensor(files: Files, place: Place) -> Array:
 
 
 def _read_fp8(path: Path, name: str) -> Array:
-    """Read 8-bit floats, which safetensors cannot convert to numpy; the header is known to be valid."""
+    """Read 8-bit floats, which the safetensors library cannot convert to numpy.
+
+    Callers must have opened the file with the library before, which checks the header.
+    """
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(_SIZE_BYTES), "little")
         entry = json.loads(file.read(header_bytes))[name]

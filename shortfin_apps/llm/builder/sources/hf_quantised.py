@@ -1,8 +1,8 @@
-"""Formats of quantised matrices in Hugging Face directories: `quantization_config`, tensors and values.
+"""Read the formats of quantised matrices in Hugging Face directories, as `quantization_config` names them.
 
-GPTQ, AWQ and compressed-tensors store 4-bit integers, eight per 32-bit word, with the value `scale * (q -
-zero)`; a group of input features shares a scale and a zero. 8-bit floats have a scale for the matrix, for
-each output feature, or for each tile.
+GPTQ, AWQ and compressed-tensors store 4-bit integers q, eight per 32-bit word. A weight is `scale * (q -
+zero)`, where a group of input features shares a scale and a zero point. 8-bit floats have a scale for the
+matrix, for each output feature, or for each tile.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ Shape = tuple[int, ...]
 Quants = npt.NDArray[np.uint8]
 
 _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
-_IN_WORD = 8  # 4-bit integers
+_IN_WORD = 8  # 4-bit integers per 32-bit word
 _IN_ORDER = tuple(range(_IN_WORD))
-_GPTQ_ADDED = {"gptq": 1, "gptq_v2": 0}  # to stored zeros, by `checkpoint_format`
+_GPTQ_ADDED = {"gptq": 1, "gptq_v2": 0}  # `checkpoint_format` -> value added to stored zero points
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # position of each integer in its word
 
 
 class MatrixFormat(ABC):
-    """The storage format of a matrix [out, in] in several tensors, named after it plus a suffix each."""
+    """The storage format of a matrix [out, in] in several tensors, named `MATRIX.SUFFIX`."""
 
     name: ClassVar[str]  # for users
-    marks: ClassVar[tuple[str, ...]]  # suffixes; every matrix in this format has at least one
-    needed: ClassVar[tuple[str, ...]]  # suffixes of the required matrices
+    marks: ClassVar[tuple[str, ...]]  # suffixes of which every matrix in this format has at least one
+    needed: ClassVar[tuple[str, ...]]  # suffixes of required tensors, which are matrices
     others: ClassVar[tuple[str, ...]] = ()  # suffixes of optional tensors
 
     @abstractmethod
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
-        """Return the matrix's shape from its tensors' shapes."""
+        """Return the matrix's shape, given the shapes of its tensors by suffix."""
 
     def block_type(self, in_features: int) -> BlockType | None:
-        """Return the type of `blocks`; None for floats."""
+        """Return the block type of a matrix with `in_features` columns; None for floats."""
         return None
 
     def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks | None:
@@ -58,7 +58,7 @@ class MatrixFormat(ABC):
 
 @dataclass(frozen=True)
 class _Int4(MatrixFormat):
-    """4-bit integers in groups of `group` input features, or of all if it is None."""
+    """4-bit integers in groups of `group` input features; None: all input features are one group."""
 
     group: int | None
 
@@ -72,7 +72,7 @@ class _Int4(MatrixFormat):
     def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks: ...
 
     def _made(self, where: str, quants: Quants, scales: Array, zeros: Array) -> Blocks:
-        """Create blocks from `quants` [out, in], and `scales` and `zeros` [out, in / group]."""
+        """Create blocks from `quants` [out, in], and `scales` and zero points `zeros` [out, in / group]."""
         columns = quants.shape[1]
         group = self.group or columns
         if group % BLOCK or columns % group:
@@ -88,7 +88,7 @@ class _Int4(MatrixFormat):
         return Blocks(kind, quants, Terms(narrow, np.ones_like(of_blocks)), Terms(narrow, -of_blocks))
 
     def _check_order(self, where: str, tensors: Mapping[str, Array], name: str) -> None:
-        """Raise BuildError for groups of non-adjacent features."""
+        """Raise BuildError if groups are not adjacent features, by the tensor `name` (feature -> group)."""
         of_feature = tensors.get(name)
         if of_feature is None:
             return
@@ -99,9 +99,9 @@ class _Int4(MatrixFormat):
 
 @dataclass(frozen=True)
 class Gptq(_Int4):
-    """`qweight` [in / 8, out], `qzeros` [in / group, out / 8], `scales` [in / group, out].
+    """GPTQ: `qweight` [in / 8, out], `qzeros` [in / group, out / 8], `scales` [in / group, out].
 
-    `added` is added to stored zeros: 1 in the first version of the format.
+    A zero point is its stored value plus `added`, which is 1 in the first version of the format.
     """
 
     added: int
@@ -122,7 +122,7 @@ class Gptq(_Int4):
 
 @dataclass(frozen=True)
 class Awq(_Int4):
-    """`qweight` [in, out / 8], `qzeros` [in / group, out / 8], `scales` [in / group, out]."""
+    """AWQ: `qweight` [in, out / 8], `qzeros` [in / group, out / 8], `scales` [in / group, out]."""
 
     name = "AWQ"
     marks = ("qweight",)
@@ -139,9 +139,9 @@ class Awq(_Int4):
 
 @dataclass(frozen=True)
 class PackedInt4(_Int4):
-    """`weight_packed` [out, in / 8], `weight_scale` [out, in / group].
+    """compressed-tensors: `weight_packed` [out, in / 8], `weight_scale` [out, in / group].
 
-    `weight_zero_point` [out / 8, in / group] is packed too; without it, zeros are 8.
+    The optional `weight_zero_point` [out / 8, in / group] is packed, too; without it, all zero points are 8.
     """
 
     name = "compressed-tensors int4"
@@ -164,15 +164,16 @@ class PackedInt4(_Int4):
         zeros = tensors.get("weight_zero_point")
         if zeros is None:
             return np.full(shape, _IN_WORD, np.uint8)
-        # Early versions store zeros unpacked, as signed integers without the offset of 8.
+        # Early versions store zero points unpacked, as signed integers without the offset of 8.
         return zeros + np.int8(8) if zeros.dtype == np.int8 else _unpacked(zeros.T).T
 
 
 @dataclass(frozen=True)
 class Fp8(MatrixFormat):
-    """`weight` [out, in] in E4M3, multiplied by `weight_scale` or by `weight_scale_inv`.
+    """8-bit floats: `weight` [out, in] in E4M3, to be multiplied by `weight_scale` or `weight_scale_inv`.
 
-    There is one scale, one per output feature, or one per `tile`; the last tile may be partial.
+    There is one scale for the matrix, or one per output feature, or one per `tile`. Tiles at the end of a
+    dimension may be partial.
     """
 
     tile: tuple[int, int] | None
@@ -192,7 +193,7 @@ class Fp8(MatrixFormat):
         return weight.astype(np.float32) * self._spread(where, scale, weight.shape)
 
     def _spread(self, where: str, scale: Array, shape: Shape) -> Array:
-        """Expand the scales to be multiplied with a matrix of `shape`."""
+        """Expand the scales so that they broadcast to a matrix of `shape`."""
         rows, columns = shape
         if scale.size == 1:
             return scale.reshape(1, 1)
@@ -206,14 +207,17 @@ class Fp8(MatrixFormat):
 
 
 def _unpacked(words: Array, places: tuple[int, ...] = _IN_ORDER) -> Quants:
-    """Unpack the 4-bit integers in 32-bit words, at `places` in each word: [.., 8 * words]."""
+    """Unpack 4-bit integers: `words` [.., n] of 32 bits -> [.., 8 * n].
+
+    Integer i of a word is in bits 4 * places[i] and up.
+    """
     shifts = np.array(places, np.uint32) * 4
     four = np.ascontiguousarray(words).view(np.uint32)[..., None] >> shifts & 15
     return four.astype(np.uint8).reshape(*words.shape[:-1], -1)
 
 
 class _Weights(BaseModel):
-    """The weights of a compressed-tensors group."""
+    """The field `weights` of a `config_groups` item of compressed-tensors."""
 
     num_bits: int
     type: str = "int"
@@ -242,7 +246,7 @@ class _Config(BaseModel):
 
 
 def matrix_format(where: str, raw: dict[str, Any] | None) -> MatrixFormat | None:
-    """Return the format of quantised matrices; None if there is no `quantization_config`.
+    """Return the format that `raw`, the `quantization_config`, names; None if `raw` is None.
 
     Raises BuildError naming the format if it is not supported.
     """
@@ -283,7 +287,7 @@ def _compressed_tensors(config: _Config) -> MatrixFormat | None:
 
 
 def _group(size: int | None) -> int | None:
-    """Return the group size; None for -1, which stands for all input features."""
+    """Return the group size; None for None or -1, which mean that all input features are one group."""
     return None if size is None or size < 0 else size
 
 

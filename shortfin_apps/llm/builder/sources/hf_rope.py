@@ -1,6 +1,6 @@
-"""Rotary scaling: `rope_scaling` of a Hugging Face `config.json` (`rope_parameters` in newer files).
+"""Read the rotary scaling of a Hugging Face `config.json`: `rope_scaling`, in newer files `rope_parameters`.
 
-The keys of GGUF files are renamed to these fields (gguf_rope.py).
+gguf_rope.py renames the keys of GGUF files to the same fields.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Turns = Annotated[float, Field(ge=1e-3, le=1e6)]  # published models have 1 to 3
 
 
 class HfRope(BaseModel):
-    """The fields of `rope_scaling`, for all kinds."""
+    """The fields of `rope_scaling`, for all kinds of scaling."""
 
     model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
 
@@ -46,7 +46,7 @@ class HfRope(BaseModel):
     short_factor: list[PositiveFloat] | None = None
     long_factor: list[PositiveFloat] | None = None
     partial_rotary_factor: PositiveFloat | None = None
-    full_attention: HfRope | None = None  # scalings per kind of layer; no other field is set then
+    full_attention: HfRope | None = None  # scalings per kind of layer; if set, no other fields are
     sliding_attention: HfRope | None = None
 
     @property
@@ -54,9 +54,10 @@ class HfRope(BaseModel):
         return self.rope_type or self.type or "default"
 
     def scaling(self, where: str, context: int, rotated: int) -> RopeScaling | None:
-        """Return the scaling. Raises BuildError if it is not supported; `where` names the file.
+        """Return the scaling; None for an unscaled RoPE. Raises BuildError if it is not supported.
 
-        `context` is `max_position_embeddings`, `rotated` the number of elements of a head that rotate.
+        `where` names the file; `context`: `max_position_embeddings`; `rotated`: the number of elements of a
+        head that rotate.
         """
         match self.kind:
             case "default":
@@ -118,7 +119,10 @@ class HfRope(BaseModel):
         )
 
     def _yarn_attention_factor(self, factor: float) -> float:
-        """Infer the attention factor like transformers; DeepSeek's `mscale` fields only count as a pair."""
+        """Compute the default attention factor like transformers.
+
+        DeepSeek's `mscale` and `mscale_all_dim` are only used if both are given and not 0.
+        """
         if not self.mscale or not self.mscale_all_dim:
             return yarn_attention_factor(factor)
         return yarn_attention_factor(factor, self.mscale) / yarn_attention_factor(factor, self.mscale_all_dim)

@@ -1,9 +1,8 @@
-"""Known configuration fields, so that no field that changes the computation is silently ignored.
+"""Check configuration fields, so that no field that changes the computation is silently ignored.
 
-A field is either used by the reader, or harmless (no effect on the computation), or must have one of its
-neutral values, which leave the computation unchanged. An unknown field may change the computation in code
-that is not known here, so it is only accepted if it is null, false or empty; `build --accept-field` allows
-it.
+A known field is either used by the reader, or harmless (without effect on the computation), or must have one
+of its neutral values, which leave the computation unchanged. An unknown field might change the computation.
+It is only accepted if it is null, false or empty, or named by `build --accept-field`.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ def names(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownFields:
-    """The tables for one configuration object.
+    """The known fields of one configuration object, such as `config.json`.
 
-    `neutral` lists the accepted values of fields that are otherwise not supported; `harmless_prefixes` cover
-    every field that starts with them.
+    `used`: fields that the reader reads; `harmless`: fields without effect; `harmless_prefixes`: prefixes of
+    further fields without effect; `neutral`: unsupported fields -> the values that are accepted nevertheless.
     """
 
     used: frozenset[str]
@@ -34,15 +33,16 @@ class KnownFields:
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
     def using(self, names: AbstractSet[str]) -> KnownFields:
-        """Return the tables for a reader that also uses `names`."""
+        """Return the known fields for a reader that also uses the fields `names`."""
         return replace(self, used=self.used | names)
 
     def check(
         self, where: str, given: Mapping[str, object], accepted: Collection[str] = (), prefix: str = ""
     ) -> None:
-        """Raise BuildError for the first field of `given` that would change the computation.
+        """Raise BuildError for the first field of `given` that would or might change the computation.
 
-        `accepted` are unknown fields that the user declares harmless; `prefix` is put before names in errors.
+        `accepted`: unknown fields that the user declares harmless, with `prefix`; `prefix`: put before the
+        names of fields, as in `rope_scaling.`.
         """
         for name, value in given.items():
             if name in self.used or name in self.harmless or name.startswith(self.harmless_prefixes):
@@ -59,7 +59,7 @@ class KnownFields:
 
 
 def _says_nothing(value: object) -> bool:
-    """Whether the value is null, false or empty. Zero is not, as a factor of 0 has a meaning."""
+    """Whether the value is null, false or empty. 0 is none of these, as a factor of 0 has a meaning."""
     return value is None or value is False or value in ("", [], {})
 
 
@@ -74,4 +74,4 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-OFF, ONE = (0, -1), (1,)  # the neutral values of a count or cap, and of a factor
+OFF, ONE = (0, -1), (1,)  # neutral values: OFF of a count or a cap, ONE of a factor

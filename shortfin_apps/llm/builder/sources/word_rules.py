@@ -1,7 +1,7 @@
-"""Word-splitting rules of byte-level vocabularies in GGUF files, by name in `tokenizer.ggml.pre`.
+"""Rules that split text into words (pre-tokenizers), for byte-level BPE vocabularies in GGUF files.
 
-A GGUF file has the vocabulary and its merges, but only the name of the rules. If the model's own
-`tokenizer.json` and llama.cpp differ, as for letters with combining marks, these rules follow the model.
+A GGUF file only has the name of the rules, `tokenizer.ggml.pre`. Where the model's original `tokenizer.json`
+and llama.cpp differ, as for letters with combining marks, these rules follow `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 @dataclass(frozen=True, slots=True)
 class WordRules:
-    """The rules of a named pre-tokeniser.
+    """The rules of a named pre-tokenizer.
 
-    `patterns` are Oniguruma regular expressions: a text is split at the matches of the first, each piece at
-    the matches of the next, and so on; matches and the text between them are words. With `whole_words`, a
-    word that is a token becomes this token even if no merges make it. `adds_bos` is the default of
-    `tokenizer.ggml.add_bos_token`. With `composes`, the text is first normalised to Unicode NFC.
+    `patterns`: Oniguruma regular expressions. The first splits the text into its matches and the pieces
+    between them; each following pattern splits these further. The resulting pieces are the words.
+    `whole_words`: a word that is in the vocabulary becomes one token, even if merges do not produce it;
+    `adds_bos`: the default of `tokenizer.ggml.add_bos_token`; `composes`: text is first normalised to NFC.
     """
 
     patterns: tuple[str, ...]
@@ -33,7 +33,7 @@ class WordRules:
 
     @property
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """The splitting of a text into words, followed by the mapping of bytes to characters."""
+        """The pre-tokenizer that splits text into words, then maps each byte to a printable character."""
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
         return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
 
@@ -42,10 +42,10 @@ class WordRules:
 _CONTRACTION = r"'s|'t|'re|'ve|'m|'ll|'d"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _HAN_AND_KANA = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{30ff}]+"
-# Lower-case letters after any capitals, and letters after capitals.
+# _WORD: optional capitals, then lower-case letters; _CAPITALS: capitals, then optional lower-case letters.
 _WORD = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
 _CAPITALS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-# DeepSeek lists the cased letters of an old Unicode version, which lacks these.
+# Cased letters that DeepSeek's pattern does not match, as it lists the letters of an old Unicode version.
 _UNLISTED = (
     r"\x{560}\x{588}\x{10c7}-\x{10ff}\x{1c80}-\x{1c8a}\x{2d00}-\x{2d2d}\x{a790}-\x{a7fa}\x{ab30}-\x{ab68}"
     r"\x{10570}-\x{105bc}\x{10d50}-\x{10d85}\x{16e40}-\x{16e7f}\x{1d400}-\x{1df2a}"
@@ -61,7 +61,10 @@ _DEEPSEEK3 = (
 
 
 def _gpt4(numbers: str, letters: str = r"\p{L}") -> str:
-    """Return GPT-4's pattern: a contraction, letters after at most one other character, numbers, the rest."""
+    """Return GPT-4's pattern.
+
+    It matches a contraction, letters with at most one other character before them, `numbers`, or the rest.
+    """
     letter = letters if letters == r"\p{L}" else f"[{letters}]"
     return (
         rf"(?i:{_CONTRACTION})|[^\r\n\p{{L}}\p{{N}}]?{letter}+|{numbers}"
@@ -70,7 +73,10 @@ def _gpt4(numbers: str, letters: str = r"\p{L}") -> str:
 
 
 def _gpt4o(numbers: str, contraction: str = "") -> str:
-    """Return GPT-4o's pattern, which splits words before a capital."""
+    """Return GPT-4o's pattern: like GPT-4's, but words are also split before a capital after lower case.
+
+    `contraction`: the pattern of a contraction that belongs to the word before it.
+    """
     words = "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{word}{contraction}" for word in (_WORD, _CAPITALS))
     return rf"{words}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 
