@@ -1,6 +1,6 @@
-"""The choice of a kernel for each kind of operation, by target, types and shapes, with reasons.
+"""Choose a kernel class for each kind of operation, by target, dtypes and shapes, with reasons.
 
-To add a kernel, write a class with the methods that lowering.py lists, and add a Candidate for it.
+To add kernels, write a class with the methods that lowering.py lists, and add a Candidate for it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from shortfin_apps.llm.model.operations import (
 from shortfin_apps.llm.model.weight_blocks import BLOCK
 
 Kind = type[Operation]
-MOST_CANDIDATES = 256  # limit of a top-k that keeps its candidates in registers
-MOST_STATE_ELEMENTS = 1 << 16  # limit of a head's state that a workgroup keeps in registers
+MOST_CANDIDATES = 256  # maximum k of the Triton top-k, which keeps its candidates in registers
+MOST_STATE_ELEMENTS = 1 << 16  # maximum size of a head's state, which a workgroup keeps in registers
 EXPERTS: tuple[Kind, ...] = (Route, GatedExperts, SumExperts)
 ON_EVERY_TARGET: tuple[Kind, ...] = (Embed, Norm, AddNormed, Attend, LastTokens, TopK, Sample)
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
@@ -66,9 +66,9 @@ BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Kernels for some kinds of operations.
+    """A kernel class for some kinds of operations.
 
-    `needs` maps a description of each requirement to whether it is met.
+    `needs` returns description -> whether met, for each requirement; `make` creates the kernel class.
     """
 
     name: str
@@ -79,7 +79,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen kernels of one kind of operation; `reason` says why, and why not an earlier candidate."""
+    """The kernel class chosen for one kind of operation.
+
+    `reason`: the requirements that are met, and for each earlier candidate one that is not.
+    """
 
     kind: Kind
     candidate: Candidate
@@ -143,7 +146,7 @@ def _triton(c: LoweringContext) -> dict[str, bool]:
 
 
 def _cuts_blocks(c: LoweringContext) -> bool:
-    """Whether weights in blocks have rows that end in the middle of a block."""
+    """Whether weights are to be stored in blocks, and a row does not consist of whole blocks."""
     columns = [shape[-1] for shape in c.weights.shapes if len(shape) > 1]
     return c.options.weights in ("q8_0", "q4") and any(each % BLOCK for each in columns)
 
@@ -162,7 +165,10 @@ def _triton_states(c: LoweringContext) -> dict[str, bool]:
 
 
 def _from_triton(module: str, name: str) -> Callable[[LoweringContext], Any]:
-    """Return a function that creates the class `name` of a module that needs Triton."""
+    """Return a function that creates the kernel class `name` of lowering/triton/`module`.
+
+    The module is imported only then, as it needs Triton. Raises BuildError if Triton is not installed.
+    """
 
     def make(c: LoweringContext) -> Any:
         if find_spec("triton") is None:
@@ -195,7 +201,7 @@ TRITON = Candidate(
     _from_triton("layers", "TritonLayers"),
 )
 
-# In order of preference: each kind takes the first candidate with all needs met.
+# In order of preference: for each kind of operation, the first candidate whose needs are all met is chosen.
 CANDIDATES = (
     FUSED_LAYER,
     BF16_ATTENTION,
@@ -221,7 +227,10 @@ CANDIDATES = (
 
 
 def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATES) -> tuple[Choice, ...]:
-    """Choose kernels for each kind of operation. Raises BuildError if a kind has no candidate."""
+    """Choose a candidate for each kind of operation in the model, and for TopK and Sample.
+
+    Raises BuildError if no candidate fits, or if the target does not support the weights' type or size.
+    """
     _check_sizes(context)
     kinds = dict.fromkeys(type(operation) for operation in context.spec.operations())
     choices = {kind: _choose(kind, context, candidates) for kind in (*kinds, TopK, Sample)}
@@ -233,7 +242,7 @@ def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATE
 
 
 def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Lowering:
-    """Create the chosen kernels, with one object per candidate."""
+    """Create the Lowering with the chosen kernel classes, one object per candidate."""
     made: dict[str, Any] = {}
     for choice in choices:
         if choice.candidate.name not in made:
@@ -268,7 +277,7 @@ def _token_preparation(context: LoweringContext, made: Mapping[str, Any]) -> Pre
 
 
 def has_static_workspace(choices: Sequence[Choice]) -> bool:
-    """Whether the memory for temporaries depends only on the numbers of rows and tokens."""
+    """Whether the size of temporary memory depends only on the numbers of sequences and tokens."""
     return any(choice.kind is Attend and choice.candidate is TRITON for choice in choices)
 
 
@@ -288,7 +297,7 @@ def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate
 
 
 def _check_sizes(c: LoweringContext) -> None:
-    """Raise BuildError for weights or sizes that the target's kernels do not support."""
+    """Raise BuildError for weight types or sizes that the target's kernels do not support."""
     weights, target, hidden = c.options.weights, c.target, c.spec.hidden_size
     if not target.is_cpu:
         if weights == "int8":

@@ -1,4 +1,4 @@
-"""Dispatches of hand-written kernels, with operands named as in the kernel's interface."""
+"""Emit dispatches of hand-written kernels, with operands named as in the kernel's interface."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def dispatch(
     workload: Sequence[Dim],
     operands: Mapping[str, Dim | Tensor],
 ) -> dict[str, Tensor]:
-    """Dispatch `kernel` and return the buffers that it writes, by name.
+    """Emit a dispatch of `kernel`; return the buffers that the kernel writes, by name.
 
-    `operands` are the interface's constants, the buffers it reads and the buffers it writes in place. Other
-    results get the interface's shape, with dynamic sizes taken from the operands.
+    `operands` must have the interface's constants, the buffers that are read, and those written in place.
+    Other written buffers are new results with the shape in the interface; `operands` must have their dynamic
+    sizes, too.
     """
 
     def result(name: str) -> Tensor | tuple[list[Dim], str]:
@@ -39,7 +40,7 @@ def dispatch(
 
 
 def size_of(operand: Dim | Tensor) -> Dim:
-    """Return the operand, which must not be a tensor."""
+    """Return the operand as a size. Callers must not pass a tensor."""
     assert not isinstance(operand, Tensor)
     return operand
 

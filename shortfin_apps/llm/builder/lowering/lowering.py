@@ -1,13 +1,13 @@
-"""Emit a model's operations, each with the kernel chosen for it (see choose.py).
+"""Emit a model's operations, each by the kernel class chosen for it (see choose.py).
 
-Kernels are grouped in classes. A class that handles a kind of operation has its method:
+A kernel class handles one or more kinds of operations, and has the method of each:
 
     Embed        embed(e, tokens, weight) -> Tensor
-    Norm         rms_norm(e, x, weight) -> Tensor, or an operand that the same class's matmuls accept
+    Norm         rms_norm(e, x, weight) -> Tensor, or an object that the matmuls of the same class accept
     AddNormed    add_normed(e, x, weight, residual) -> Tensor
     Linear       linear(e, x, weight, residual or None) -> Tensor
     GatedLinear  gated_linear(e, x, weight, activation) -> Tensor
-    Route        route(e, logits, batch) -> the `routing` operand of the same class's experts
+    Route        route(e, logits, batch) -> the `routing` argument for the experts of the same class
     GatedExperts gated_experts(e, x, weight, bias or None, routing) -> Tensor
     SumExperts   sum_experts(e, x, weight, bias or None, routing, residual) -> Tensor
     Attend       attend(e, operation, qkv, batch) -> Tensor
@@ -15,12 +15,12 @@ Kernels are grouped in classes. A class that handles a kind of operation has its
     LastTokens   last_tokens(e, x, batch) -> Tensor
     TopK         top_k(e, logits) -> two Tensors
     Sample       sample(e, values, indices, logits, state) -> Tensor, LoopState
-    another      compute(e, operation, values) -> Tensor
+    any other    compute(e, operation, values) -> Tensor
 
-Shapes and types are in model/operations.py. Each method may be called in several functions of the module. A
-`FusedKernels` class handles runs of operations instead, each in one dispatch. A class with `sample` and
-`draws_rows` samples full rows (NO_TOP_K) in loops, and also has methods for rows that another function left
-on the device:
+Shapes and dtypes are in model/operations.py. Each method may be called for several functions of the module. A
+`FusedKernels` class instead lowers runs of consecutive operations together. A class with `sample` and
+`draws_rows` = True also samples from all logits of a sequence, for requests without top-k (NO_TOP_K), in
+decode loops. Such a class has further methods, for logits that another function left on the device:
 
     draw_rows(e, rows) -> Tensor
     adjust(e, rows) -> Tensor, the adjusted logits, from which the class with `top_k` selects the best
@@ -62,20 +62,23 @@ Prepare = Callable[[Emitter, Batch], None]
 
 
 class RenderedKernels:
-    """The module's hand-written kernels, each rendered or compiled once."""
+    """The MLIR of the module's hand-written kernels, by name; each is rendered or compiled once."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
         self._origins: dict[str, object] = {}
 
     def render(self, template: str, name: str, **parameters: Any) -> str:
-        """Render `template` as the kernel `name`, unless it exists; a name stands for one kernel."""
+        """Render `template` as the kernel `name`, unless it exists; return the name.
+
+        Callers must not use the same name with another template or other parameters.
+        """
         return self.add(name, (template, parameters), lambda: render(template, name, **parameters))
 
     def add(self, name: str, origin: object, make: Callable[[], str]) -> str:
-        """Add the text returned by `make` as the kernel `name`, unless it exists.
+        """Add the MLIR that `make` returns as the kernel `name`, unless it exists; return the name.
 
-        `origin` is everything that the text depends on; a name must always have the same origin.
+        `origin`: everything that the MLIR depends on. Callers must always pass an equal origin for a name.
         """
         if name not in self.texts:
             self.texts[name] = make()
@@ -86,7 +89,7 @@ class RenderedKernels:
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
-    """The inputs to the choice of kernels and to the kernels."""
+    """What the choice of kernels, and the kernel classes, depend on."""
 
     spec: ModelSpec
     options: BuildOptions
@@ -96,16 +99,16 @@ class LoweringContext:
 
     @property
     def rotaries(self) -> dict[Rotation, Rotary]:
-        """The rotary tables of each rotation in the model."""
+        """The tables of cosines and sines for each rotation in the model."""
         length = context_length(self.spec, self.options)
-        # Kernels that prepare a batch compute at least one, even if no layer rotates.
+        # At least one, even if no layer rotates, as kernels that prepare a batch always read tables.
         rotating = [each for each in self.spec.rotations if each.rope is not None]
         made = rotating or [replace(self.spec.attention.rotation, rope=Rope())]
         return {rotation: Rotary(rotation, length) for rotation in made}
 
     @property
     def experts(self) -> MoE:
-        """The model's experts, for their kernels."""
+        """The model's block of routed experts. Must only be read for models with experts."""
         assert self.spec.experts
         return self.spec.experts
 
@@ -115,7 +118,7 @@ class LoweringContext:
 
 
 class Kernels:
-    """The base of a class of kernels: what kernels read of the context."""
+    """The base of kernel classes: keeps the parts of the context that kernels read."""
 
     def __init__(self, context: LoweringContext) -> None:
         self._spec = context.spec
@@ -126,7 +129,7 @@ class Kernels:
 
 
 class Values:
-    """The values of one function by name, and the batch of its tokens if it has one."""
+    """The values of one function of the module by name, and its batch, if it processes one."""
 
     def __init__(self, values: Mapping[str, Tensor], batch: Batch | None = None) -> None:
         self._values: dict[str, Any] = dict(values)
@@ -146,19 +149,20 @@ class Values:
         self._values[name] = value
 
     def operand(self, name: str) -> Any:
-        """Return a tensor, or a norm that the consuming matmul computes."""
+        """Return a value that may be another object than a Tensor, such as a norm fused into the matmul."""
         return self._values[name]
 
     def tensors(self, names: set[str]) -> dict[str, Tensor]:
-        """Return the named values, in the order in which they were first written."""
+        """Return the values with these names, in the order in which the names were first written."""
         return {name: self[name] for name in self._values if name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """The state that a decode loop keeps on the device.
+    """The state of a decode loop (several decode steps in one invocation), kept on the device.
 
-    Every step advances `tokens` and `positions` [rows] i64; `sampling` is [fields, rows] i64.
+    `tokens` and `positions` [rows] i64: of each sequence of the batch, replaced in every step; `sampling`
+    [fields, rows] i64: the sampling parameters.
     """
 
     tokens: Tensor
@@ -168,9 +172,10 @@ class LoopState:
 
 @dataclass(frozen=True, slots=True)
 class LeftRows:
-    """Rows of an entry's results and their sampling parameters: the arguments of a `sample_bs{N}`.
+    """The arguments of an entry `sample_bs{N}`: another entry's results, and sampling parameters.
 
-    Values and logits keep the shape of the argument, as IREE would copy them to reshape them.
+    `values` and `logits` keep the shape of the arguments, as IREE would copy them for a reshape.
+    `row_indices`: which of their rows to sample from.
     """
 
     values: Tensor  # [any, 1, K] f32
@@ -182,7 +187,7 @@ class LeftRows:
 
 @dataclass(frozen=True, slots=True)
 class AdjustedRows:
-    """Rows with adjustments to apply before sampling: the arguments of an `adjusted_sample_bs{N}`."""
+    """The arguments of an entry `adjusted_sample_bs{N}`: logits, and adjustments to apply before sampling."""
 
     logits: Tensor  # [any, 1, vocab] f32
     row_indices: Tensor  # [rows] i64
@@ -195,22 +200,22 @@ class AdjustedRows:
 
 
 class FusedKernels(Protocol):
-    """Kernels that each compute a run of operations."""
+    """Kernels that compute runs of consecutive operations together."""
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
-        """Return how many leading operations are lowered together; 0 if the first is not supported."""
+        """Return the number of leading operations to lower together; 0 to lower the first one alone."""
         ...
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
-        """Emit the run; it writes `results` for later operations and keeps all other values internal."""
+        """Emit the run, and write to `values` at least the `results`, which later operations read."""
         ...
 
 
 class Lowering:
-    """The kernels of a module by kind of operation, and optional `fused` kernels for runs.
+    """The kernels of a module: by kind of operation, and optional `fused` kernels for runs of operations.
 
-    `prepare` emits the batch data that kernels need, once, before any operation that reads the batch. The
-    default emits nothing, for callers with complete batches.
+    `prepare` emits the computation of the batch's fields that kernels read. Callers must call it once per
+    function, before operations that read the batch. The default emits nothing, for complete batches.
     """
 
     def __init__(
@@ -227,17 +232,17 @@ class Lowering:
 
     @property
     def draws_rows(self) -> bool:
-        """Whether tokens are drawn from full rows on the device."""
+        """Whether the device can sample from all logits of a sequence (whole rows), without top-k."""
         return bool(self._kernels[Sample].draws_rows)
 
     def draw_rows(self, e: Emitter, rows: LeftRows) -> Tensor:
-        """Draw a token from each full row, [rows] i64; NOT_FINITE if the row's best logit is not finite."""
+        """Sample a token from each row of logits, [rows] i64; NOT_FINITE if the largest is not finite."""
         token_ids = self._kernels[Sample].draw_rows(e, rows)
         assert isinstance(token_ids, Tensor)
         return token_ids
 
     def draw_adjusted_rows(self, e: Emitter, rows: AdjustedRows) -> Tensor:
-        """Draw tokens like `draw_rows` after the rows' adjustments, [rows] i64."""
+        """Apply the adjustments, then sample like `draw_rows`; return [rows] i64."""
         logits = self._kernels[Sample].adjust(e, rows)
         best = self._kernels[TopK].top_k(e, logits)
         token_ids = self._kernels[Sample].draw_adjusted(e, *best, logits, rows)
@@ -245,13 +250,13 @@ class Lowering:
         return token_ids
 
     def declarations(self) -> list[str]:
-        """Return the executables that the operations emitted so far dispatch."""
+        """Return the MLIR of the executables that the operations emitted so far dispatch."""
         return list(self._rendered.texts.values())
 
     def lower(
         self, e: Emitter, operations: Sequence[Operation], values: Values, results: Sequence[str]
     ) -> None:
-        """Emit `operations`, which read and write `values`; `results` names the values the caller needs."""
+        """Emit `operations`, which read and write `values`; `results`: names of values the caller reads."""
         rest = operations
         while rest:
             if self._fused and (length := self._fused.takes(rest, values)):
@@ -310,7 +315,10 @@ class Lowering:
 
 
 def _turn(run: Sequence[Operation], values: Values) -> None:
-    """Select the batch's slab for the attention, state or routing in `run`, which has at most one."""
+    """Select the batch's slab (the pages of some layers) for the paged operation or Route in `run`.
+
+    Callers must pass runs with at most one such operation.
+    """
     for operation in run:
         if isinstance(operation, PagedOperation):
             values.batch.turn_to(operation.layer, operation.rotation)
@@ -319,7 +327,7 @@ def _turn(run: Sequence[Operation], values: Values) -> None:
 
 
 def _live(run: Sequence[Operation], rest: Sequence[Operation], results: Sequence[str]) -> list[str]:
-    """List the values that `run` writes and `rest` or the caller reads, in the order of the run."""
+    """List the values that `run` writes and that `rest` or the caller (`results`) reads, in written order."""
 
     def is_read(name: str) -> bool:
         for operation in rest:

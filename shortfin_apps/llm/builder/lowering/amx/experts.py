@@ -1,4 +1,4 @@
-"""Routed experts on AMX: the rows of each expert are contiguous, and multiplied in tiles."""
+"""Routed experts on AMX: the token rows of each expert are stored together and multiplied in tiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 
 
 class AmxExperts(VectorExperts):
-    """Kernels of Route, GatedExperts and SumExperts for bf16 or f16 experts; see `experts_fill_tiles`."""
+    """Kernels of Route, GatedExperts and SumExperts for bf16 or f16 experts.
+
+    Callers must check `experts_fill_tiles`.
+    """
 
     sorts = True
 
@@ -25,7 +28,11 @@ class AmxExperts(VectorExperts):
         sharing: int,
         routing: ExpertOrder,
     ) -> Tensor:
-        """Emit every expert's matmul; shared inputs are sorted by expert first, and results stay sorted."""
+        """Emit the matmul of all experts; return its results, sorted by expert.
+
+        For GatedExperts, x has a row per token, which is first copied for each of the token's experts, sorted
+        by expert. For SumExperts, the rows of x are already sorted.
+        """
         count, n, k_size = self._weights.shape(weight)
         matmul = MatmulFloatTilesGeometry(
             n=n,
@@ -48,7 +55,7 @@ class AmxExperts(VectorExperts):
         return dispatch(e, kernel, geometry.interface, [routing.rows], operands)["out"]
 
     def _sort(self, e: Emitter, x: Tensor, sharing: int, routing: ExpertOrder) -> Tensor:
-        """Copy each token's row once per expert, in the order of experts: [rows, size]."""
+        """Copy each token's row of x once for each of its experts, sorted by expert: [rows, size]."""
         geometry = SortRowsGeometry(
             count=self._experts.count,
             sharing=sharing,

@@ -23,27 +23,33 @@ from shortfin_apps.llm.model.attention import Attend, Attention
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 _LANES = 16  # rows and columns of one accumulator tile
-_MOST_QUERIES = 64  # limit of a tile of tokens: the queries' state must fit the first-level cache
-_SUM_BYTES = 64 << 10  # results of such a tile, on the worker's stack
-_STEP_SLOTS = 64
+_MOST_QUERIES = 64  # maximum (token, head) pairs of a tile, so that their state fits the first-level cache
+_SUM_BYTES = 64 << 10  # maximum bytes of a tile's results, which are on the worker's stack
+_STEP_SLOTS = 64  # maximum slots of K and V per step of the running softmax
 
 
 def fills_attention_tiles(spec: ModelSpec, options: BuildOptions) -> bool:
-    """Whether heads and pages are whole bf16 tiles and, for q8_0, pages are short enough to widen."""
+    """Whether heads and pages consist of whole bf16 tiles.
+
+    For q8_0, also whether pages are short enough for a step of attention to dequantise one.
+    """
     dims, stride = [each.head_dim for each in spec.blocks_of(Attention)], options.block_seq_stride
     is_whole = all(dim % (2 * _LANES) == stride % _LANES == 0 for dim in dims)
     return is_whole and (options.kv != "q8_0" or all(stride <= widened_slots(dim) for dim in dims))
 
 
 def kernel_name(name: str, geometry: PagedAttentionGeometry) -> str:
-    """Return the kernel's name, marked if its layers have a window; a model has at most one window size."""
+    """Return the kernel's name, with a prefix if its layers have a window.
+
+    The size of the window is not in the name, as a model has at most one.
+    """
     return name if geometry.window is None else f"windowed_{name}"
 
 
 class Bf16Attention(Kernels):
-    """Attend kernels for K and V in bf16 or q8_0; see `fills_attention_tiles`.
+    """Attend kernels for a bf16 or q8_0 cache. Callers must check `fills_attention_tiles`.
 
-    AVX-512 and AMX use the same pages, and the same steps except for the two products.
+    With AVX-512 and AMX, pages have the same layout. Only the two matmuls of attention differ.
     """
 
     def attend(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
@@ -65,7 +71,7 @@ class Bf16Attention(Kernels):
         )[0]
 
     def decode_geometry(self, block: Attention, batch: Batch) -> DecodeAttentionGeometry:
-        """Return the geometry of the kernel for rows of one token each."""
+        """Return the geometry of the decode kernel, for sequences with one new token each."""
         return DecodeAttentionGeometry(**self._sizes(block, batch), tile_tokens=1)
 
     def _geometry(self, block: Attention, batch: Batch) -> PagedAttentionGeometry:
@@ -88,7 +94,10 @@ class Bf16Attention(Kernels):
         return {**shape, "is_quantised": self._options.kv == "q8_0", "score_cap": block.cap}
 
     def _rope_store(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
-        """Emit rotary embedding and KV store; return q [kv_heads, tokens, group * head_dim] bf16."""
+        """Emit rotary embedding and KV store; return q [kv_heads, tokens, group * head_dim] bf16.
+
+        `group`: query heads per K/V head.
+        """
         block = operation.block
         kernel = self._render(
             "avx512/rope_store",
@@ -107,7 +116,7 @@ class Bf16Attention(Kernels):
         return q
 
     def _decode(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
-        """Emit rotary embedding, KV store and attention in one dispatch, for rows of one token each."""
+        """Emit rotary embedding, KV store and attention in one dispatch, for one new token per sequence."""
         geometry = self.decode_geometry(operation.block, batch)
         kernel = self._render(
             "avx512/decode_attention", kernel_name("decode_attention", geometry), g=geometry

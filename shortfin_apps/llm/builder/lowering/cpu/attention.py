@@ -1,6 +1,6 @@
-"""Rotary embedding, KV store and paged attention, hand-written for any CPU's vectors.
+"""Rotary embedding, KV store and paged attention: hand-written vector kernels for any CPU.
 
-Each class of attention kernels chooses its layout of K and V in a page; no other code reads pages.
+Each class of attention kernels defines its own layout of K and V in a page; no other code reads pages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class VectorAttention(Kernels):
     """Attend kernels for any CPU."""
 
     def decode_geometry(self, block: Attention, batch: Batch) -> VectorDecodeGeometry:
-        """Return the geometry of the kernel for rows of one token each."""
+        """Return the geometry of the decode kernel, for sequences with one new token each."""
         return VectorDecodeGeometry(self._rope_geometry(block, batch), self._geometry(block, batch))
 
     def _geometry(self, block: Attention, batch: Batch) -> PagedAttentionGeometry:
@@ -80,18 +80,18 @@ class VectorAttention(Kernels):
 
 
 def _batch_operands(pages: KvPages, constants: list[Dim], batch: Batch) -> dict[str, Dim | Tensor]:
-    """Return the operands that describe the batch's rows, common to both kernels."""
+    """Return the operands for the batch's sequences that rope_store and paged_attention have in common."""
     rows = {"seq_lens": batch.seq_lens, "blocks": batch.blocks}
     return {**dict(zip(pages.constants, constants, strict=True)), **rows}
 
 
 def sinks(e: Emitter, weights: WeightTypes, operation: Attend) -> dict[str, Tensor]:
-    """Return the layer's sinks by their operand name; empty if it has none."""
+    """Return the operand `sinks` with the layer's attention sinks; empty if the layer has none."""
     return {} if operation.sinks is None else {"sinks": weights.load_one(e, operation.sinks)}
 
 
 def attention_shape(block: Attention, options: BuildOptions, batch: Batch) -> dict[str, Any]:
-    """Return the parameters common to all attention kernels."""
+    """Return the parameters that all attention kernels have in common."""
     return {
         "q_heads": block.heads,
         "kv_heads": block.kv_heads,
@@ -102,14 +102,20 @@ def attention_shape(block: Attention, options: BuildOptions, batch: Batch) -> di
 
 
 def token_grid(e: Emitter, layer: int, batch: Batch, block: int) -> tuple[list[Dim], list[Dim]]:
-    """Return workload and constants; a workgroup handles `block` tokens if rows are whole pages, else one."""
+    """Return the workload and the constants of a kernel that processes all tokens.
+
+    A workgroup handles `block` tokens if each sequence's tokens fill whole pages, otherwise one token.
+    """
     block = block if batch.whole_pages else 1
     constants = [batch.tokens, batch.rows, block, batch.width, batch.pages, batch.place_of(layer)]
     return [_quotient(e, batch.tokens, block)], constants
 
 
 def token_geometry(e: Emitter, batch: Batch, size: int) -> list[Tensor]:
-    """Return the row, position and tile size (up to `size` tokens) of every token."""
+    """Return each token's sequence number, position and tile size; three tensors [tokens] i64.
+
+    The tile size is for the tile of up to `size` tokens that starts at the token (0: none starts there).
+    """
     if batch.tiles is None:
         batch.tiles = attention_tiles(
             e, batch.token_rows, batch.positions, batch.starts, batch.seq_lens, size

@@ -1,4 +1,4 @@
-"""Gated delta nets as a hand-written kernel for any CPU's vectors; only this kernel reads state pages."""
+"""Gated delta nets as a hand-written vector kernel for any CPU; only this kernel reads its state pages."""
 
 from __future__ import annotations
 

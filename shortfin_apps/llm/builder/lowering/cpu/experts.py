@@ -1,4 +1,4 @@
-"""Routed experts on float vectors, for any CPU: one matmul per expert, over the tokens that select it."""
+"""Routed experts in vector kernels for any CPU: one matmul per expert, over the expert's tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from shortfin_apps.llm.builder.lowering.lowering import Kernels, LoweringContext
 
 @dataclass(frozen=True, slots=True)
 class ExpertOrder:
-    """The results of route.mlir.j2 for `tokens`, with `rows` token-expert pairs in total."""
+    """The results of the kernel route.mlir.j2 (described there) for `tokens` tokens.
+
+    `rows`: the number of (token, expert) pairs.
+    """
 
     tokens: Dim
     rows: Dim
@@ -29,9 +32,9 @@ class ExpertOrder:
 
 
 class VectorExperts(Kernels):
-    """Kernels of Route, GatedExperts and SumExperts; weights are stored as for VectorOperations."""
+    """Kernels of Route, GatedExperts and SumExperts, for the same weight layouts as VectorOperations."""
 
-    sorts = False  # whether rows are in the order of experts
+    sorts = False  # whether the rows of results are sorted by expert (else: by token)
 
     def __init__(self, context: LoweringContext) -> None:
         super().__init__(context)
@@ -91,7 +94,10 @@ class VectorExperts(Kernels):
         sharing: int,
         routing: ExpertOrder,
     ) -> Tensor:
-        """Emit every expert's matmul; `sharing` consecutive rows read the same row of x."""
+        """Emit the matmul of all experts, with a result row per (token, expert) pair.
+
+        `sharing`: consecutive result rows that read the same row of x.
+        """
         experts = ExpertGeometry(self._experts.count, sharing, bias is not None)
         geometry = matmul_geometry(self._weights, weight, epilogue, self._options, self._target, experts)
         kernel = self._render("cpu/matmul", f"experts_{matmul_name(geometry)}", g=geometry)

@@ -1,7 +1,7 @@
-"""Matmuls in 8-bit integers on vectors; activations are quantised by row just before each matmul.
+"""Matmuls in 8-bit integers on vectors; activations are quantised just before each matmul.
 
-Activations have a scale per token, weights a scale per output feature. Sums of byte products are exact, so
-results are the same in every batch and on AMX.
+Activations have a scale per token, weights a scale per output feature. Sums of integer products are exact, so
+a token's results do not depend on the batch, and are the same with AMX.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from shortfin_apps.llm.model.operations import Activation
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Activations [tokens, features] in f32 or bf16, to be RMS-normed with `norm` if it is given."""
+    """The input of a matmul: `x` [tokens, features] in f32 or bf16.
+
+    If `norm` is not None, the kernel that quantises `x` first applies an RMS norm with this weight.
+    """
 
     x: Tensor
     norm: Tensor | None = None
 
     @property
     def suffix(self) -> str:
-        """The suffix of the kernel's name."""
+        """A suffix for the names of kernels."""
         return self.x.dtype + ("_normed" if self.norm else "")
 
     @property
@@ -36,7 +39,7 @@ class Input:
 
 
 class Int8Operations(Kernels):
-    """Kernels of Norm, Linear and GatedLinear; a norm is deferred until its reader quantises."""
+    """Kernels of Norm, Linear and GatedLinear; norms are fused into the quantisation of activations."""
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Input:
         [norm] = self._weights.load(e, weight)
@@ -66,7 +69,7 @@ class Int8Operations(Kernels):
         return dispatch(e, kernel, geometry.interface, [rows], operands)["out"]
 
     def _quantise(self, e: Emitter, x: Input) -> dict[str, Tensor]:
-        """Quantise x to Int8Tiles and a scale per row, by operand name."""
+        """Emit the quantisation of x; return Int8Tiles and a scale per token, by operand name."""
         rows, size = x.x.shape
         assert isinstance(size, int)
         geometry = QuantiseRowsGeometry(
@@ -82,7 +85,7 @@ class Int8Operations(Kernels):
         return dispatch(e, kernel, geometry.interface, [rows], operands)
 
     def _geometry(self, weight: str, epilogue: Epilogue, x: Input | None) -> MatmulInt8Geometry:
-        """Return the geometry of a kernel that quantises `x` or, if None, reads `_quantise`'s results."""
+        """Return the geometry of a matmul that quantises `x` or, if None, reads the result of `_quantise`."""
         out_features, in_features = self._weights.shape(weight)
         return MatmulInt8Geometry(
             n=out_features,

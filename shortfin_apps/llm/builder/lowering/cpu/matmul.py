@@ -1,4 +1,4 @@
-"""Norms and matmuls on float vectors, for any CPU."""
+"""Norms and matmuls in float vector kernels, for any CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shortfin_apps.llm.model.spec import BuildOptions
 
 
 class VectorOperations(Kernels):
-    """Kernels of Norm, Linear and GatedLinear; weights are floats, or blocks that are dequantised on load."""
+    """Kernels of Norm, Linear and GatedLinear, for weights in floats, or in blocks dequantised on load."""
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         spec, rows = self._spec, x.shape[0]
@@ -56,7 +56,7 @@ def matmul_geometry(
     target: Target,
     experts: ExpertGeometry | None = None,
 ) -> MatmulGeometry:
-    """Return the geometry of the matmul with `weight`, which holds one matrix per expert of `experts`."""
+    """Return the geometry of the matmul with `weight`; with `experts`, one matrix per expert."""
     *_, out_features, in_features = weights.shape(weight)
     return MatmulGeometry(
         n=out_features,

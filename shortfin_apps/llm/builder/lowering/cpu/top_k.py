@@ -1,4 +1,4 @@
-"""The sampler's top-k as a hand-written CPU kernel."""
+"""The top-k of logits as a hand-written CPU kernel."""
 
 from __future__ import annotations
 

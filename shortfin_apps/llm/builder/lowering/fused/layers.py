@@ -1,7 +1,7 @@
-"""Fused CPU layers: everything between two attentions in one dispatch; in a decode, also the first attention.
+"""Fused layers for CPUs: one dispatch for all operations between two attentions; in a decode, also attention.
 
-Starting a dispatch takes as long as reading 100 kB of weights, and memory is idle meanwhile. So the
-operations of a layer are stages of one kernel (see kernels/fused/layer.mlir.j2), which run one after another
+Starting a dispatch takes as long as reading 100 kB of weights, and memory is idle meanwhile. Therefore the
+operations are stages of one kernel (see kernels/fused/layer.mlir.j2), which runs the stages one after another
 without returning to the runtime.
 """
 
@@ -38,16 +38,19 @@ from shortfin_apps.llm.model.operations import GatedLinear, Linear, Norm, Operat
 
 @dataclass(slots=True)
 class _Calls:
-    """The number of calls emitted so far in one function of the module."""
+    """The calls of fused layers emitted so far in one function of the module.
+
+    `counters`: memory in which each call has its own counters, to synchronise the stages; `number`: calls.
+    """
 
     counters: Tensor
     number: int = 0
 
 
 class FusedLayers:
-    """FusedKernels for Norm, Linear and GatedLinear; with an `attention`, also for a decode's Attend.
+    """FusedKernels for Norm, Linear and GatedLinear; if `attention` is set, also for Attend in a decode.
 
-    `operations` are the model's.
+    `operations`: all operations of the model.
     """
 
     def __init__(
@@ -62,13 +65,17 @@ class FusedLayers:
         self._weights = weights
         self._render = render
         self._calls: WeakKeyDictionary[Emitter, _Calls] = WeakKeyDictionary()
-        self._geometries: dict[str, list[FusedLayerGeometry]] = {}  # by name
-        # A run ends before an operation of another kind.
+        self._geometries: dict[str, list[FusedLayerGeometry]] = {}  # by the kernel's name without number
+        # At most one run before each operation of another kind, and one at the end.
         self._most_calls = 1 + sum(not isinstance(each, Norm | Linear | GatedLinear) for each in operations)
         self._row_bytes = buffer_row_bytes(operations, weights, kernels.kept_bytes)
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
-        """Count the operations up to the next attention; a decode's attention may be the first of several."""
+        """Count the leading operations that are fused.
+
+        The run ends before the next attention. In a decode, it may start with attention, if another operation
+        follows.
+        """
         length = 0
         for operation in operations:
             if not self._is_fused(operation, values) or (length and isinstance(operation, Attend)):
@@ -95,7 +102,10 @@ class FusedLayers:
             values[name] = tensor
 
     def _types_of(self, stages: Sequence[Stage]) -> str:
-        """Return the suffix of a kernel's name, as layers may have weights in different block types."""
+        """Return a suffix for the kernel's name with the block types of the weights, which differ by layer.
+
+        It is empty if no weight is in blocks.
+        """
         matmuls = [stage for stage in stages if isinstance(stage, MatmulStage)]
         blocks = [self._weights.layout(stage.weight).blocks for stage in matmuls]
         return "".join(f"_{each or 'floats'}" for each in blocks) if any(blocks) else ""
@@ -108,7 +118,10 @@ class FusedLayers:
         reads: dict[str, Tensor],
         results: dict[str, int],
     ) -> list[Tensor]:
-        """Dispatch the stages; `results` maps the f32 outputs of the dispatch to their features."""
+        """Emit the dispatch of the stages; return its results.
+
+        `reads`: buffer -> value of other dispatches; `results`: buffer of an f32 result -> its features.
+        """
         first = stages[0]
         attend = first if isinstance(first, AttendStage) else None
         rows = (attend.qkv if attend else next(iter(reads.values()))).shape[0]
@@ -142,7 +155,7 @@ class FusedLayers:
         return made[len(in_place) :][: len(results)]
 
     def _load(self, e: Emitter, stages: Sequence[Stage], attend: AttendStage | None) -> dict[str, Tensor]:
-        """Load the stages' parameters, by their names in the kernel."""
+        """Return the stages' weights, scales and attention sinks by their names in the kernel."""
         given = sinks(e, self._weights, attend.operation) if attend else {}
         return given | {
             _binding(index, nth): tensor
@@ -167,7 +180,7 @@ class FusedLayers:
             described, tuple(reads), tuple(results), Regions(scratch), self._kernels.architecture
         )
         same_name = self._geometries.setdefault(name, [])
-        if g not in same_name:  # blocks of layers may differ in size
+        if g not in same_name:  # layers may have different sizes
             same_name.append(g)
         number = same_name.index(g)
         return self._render("fused/layer", f"{name}_{number}" if number else name, g=g)
@@ -180,7 +193,7 @@ class FusedLayers:
 
 
 def _written_by(stage: Stage) -> list[str]:
-    """Return the names of the buffers that a stage writes."""
+    """Return the names of the buffers that the stage writes."""
     if isinstance(stage, MatmulStage) and stage.quantised:
         return [stage.out, stage.quantised]
     if isinstance(stage, NormStage | QuantiseStage) and operands_of(stage.layout) == "int8":
@@ -189,12 +202,15 @@ def _written_by(stage: Stage) -> list[str]:
 
 
 def _binding(stage: int, parameter: int) -> str:
-    """Return the name of a stage's parameter: 0 is its weight, 1 its scales."""
+    """Return the name in the kernel of parameter 0 (the weight) or 1 (its scales) of a stage."""
     return f"{'ws'[parameter]}{stage}"
 
 
 def _operands(index: int, stage: Stage) -> dict[str, str]:
-    """Map the arguments of the function of stage `index` to buffers, for any kernel of the stage."""
+    """Return argument -> buffer for the function of stage `index`.
+
+    Includes the arguments of all kernels that may be chosen for the stage.
+    """
     if isinstance(stage, AttendStage):
         return {"all_out": stage.out, "sinks": "sinks" if stage.geometry.has_sinks else "all_qkv"}
     if isinstance(stage, MatmulStage):

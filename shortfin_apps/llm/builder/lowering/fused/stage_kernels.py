@@ -1,4 +1,4 @@
-"""The kernel of each stage of a fused layer, by target and weight layout."""
+"""Choose the kernel of each stage of a fused layer, by target and weight layout."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shortfin_apps.llm.model.spec import FloatType, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class StageKernels:
-    """Kernels of the model's stages; `activations` is the type of float activations."""
+    """Chooses kernels for the stages of the model's layers; `activations`: the dtype of float activations."""
 
     spec: ModelSpec
     weights: WeightTypes
@@ -43,12 +43,12 @@ class StageKernels:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether matmuls, and the activations for them, are in AMX tiles."""
+        """Whether matmuls use AMX tiles, and stages store activations as such tiles."""
         return fills_tiles(self.spec, self.activations, self.target)
 
     @property
     def _vectors(self) -> dict[str, bool]:
-        """The vector flags of the target, as integer kernels expect them."""
+        """The arguments of integer kernels for the target's vectors."""
         return {"has_wide_vectors": self.target.has_wide_vectors, "has_neon": self.target.has_neon_dot}
 
     @property
@@ -68,9 +68,9 @@ class StageKernels:
 
     @property
     def kept(self) -> FloatType:
-        """The type of activations passed between stages.
+        """The dtype of float activations between stages.
 
-        It is f32 without tiles or dot products, as other kernels widen x anyway.
+        Without AMX tiles or bf16 dot products this is f32, as the kernels then convert x to f32 anyway.
         """
         return self.activations if self.has_tiles or self._has_pairs else "f32"
 

@@ -1,6 +1,6 @@
-"""The stages of a fused layer, and the buffers between them, for a run of operations in one dispatch.
+"""The stages of a fused layer (a run of operations in one dispatch), and the buffers between stages.
 
-A value passes between stages in a buffer with its name, or its name and the operands it was quantised to.
+A value is in a buffer named like the value; a quantised form of it is in `VALUE_block_int8` or `VALUE_int8`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.attention import Attend, Attention
 from shortfin_apps.llm.model.operations import GatedLinear, Linear, Norm, Operation
 
-# Operands of matmuls: floats, blocks of 8-bit integers, or 8-bit integers with a scale per row.
+# Forms of a matmul's input: floats, blocks of 8-bit integers, or 8-bit integers with a scale per token.
 Operands = Literal["floats", "block_int8", "int8"]
 
 
 class DecodeAttention(Protocol):
-    """Attend kernels that include one for a stage of a fused layer."""
+    """A class of Attend kernels that has a decode kernel for use as a stage of a fused layer."""
 
     def decode_geometry(self, block: Attention, batch: Batch) -> AttentionGeometry:
-        """Return the geometry of the kernel for rows of one token each."""
+        """Return the geometry of the decode kernel, for sequences with one token each."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulStage:
-    """A stage that multiplies `x` by `weight` and writes to `out`.
+    """A stage that multiplies `x` by the transpose of `weight` and writes to `out`.
 
-    The epilogue adds `residual`, or applies the activation of gate times up. Buffers are given by name; `x`
-    holds operands for the weight's layout. `x_kept` means that a stage of this dispatch other than attention
-    made `x`, in the format in which the target's stages keep activations (stage_kernels.py). A gated stage
-    with weights in blocks also writes its quantised result, to `quantised`.
+    `x`, `out`, `residual` and `quantised` name buffers. `epilogue`: stores the product, adds `residual`, or
+    computes activation(gate) * up. `x_kept`: another stage of this dispatch, but not attention, wrote `x`, so
+    that `x` has the target's format between stages (`StageKernels.kept`). `quantised`: a gated stage with
+    weights in blocks also writes its result there, as block_int8.
     """
 
     weight: str
@@ -53,9 +53,9 @@ class MatmulStage:
 
 @dataclass(frozen=True, slots=True)
 class AttendStage:
-    """The first stage of a decode's layer: its attention, to `out` [rows, heads * head_dim] in floats.
+    """The first stage of a fused layer in a decode: attention, to `out` [rows, heads * head_dim] floats.
 
-    It writes to the batch's cache.
+    Also writes the new keys and values to the batch's cache.
     """
 
     operation: Attend
@@ -83,7 +83,10 @@ class AttendStage:
 
 @dataclass(frozen=True, slots=True)
 class NormStage:
-    """A stage that RMS-norms `x` by `weight`, to `out`, as an operand for weights in `layout`."""
+    """A stage that writes the RMS norm of `x` to `out`, in the form that matmuls with `layout` read.
+
+    `x_kept`: see MatmulStage.
+    """
 
     weight: str
     x: str
@@ -94,7 +97,10 @@ class NormStage:
 
 @dataclass(frozen=True, slots=True)
 class QuantiseStage:
-    """A stage that quantises `x` [rows, size] from floats to `out`, as an operand for weights in `layout`."""
+    """A stage that quantises `x` [rows, size] floats to `out`, in the form that matmuls with `layout` read.
+
+    `x_kept`: see MatmulStage.
+    """
 
     x: str
     x_kept: bool
@@ -107,9 +113,9 @@ Stage = AttendStage | MatmulStage | NormStage | QuantiseStage
 
 
 class StageList(list[Stage]):
-    """The stages of `run`, and the buffers that hold its values.
+    """The stages of `run`, and the buffers of its values.
 
-    `reads` are values that other dispatches made; their buffers are read-only here.
+    `reads`: names of values that other dispatches computed; the stages must not write to their buffers.
     """
 
     def __init__(
@@ -127,12 +133,12 @@ class StageList(list[Stage]):
         self._attention = attention
         self._held: dict[str, dict[Operands | None, str]] = {name: {None: name} for name in reads}
         self._kept: set[str] = set()
-        self.features: dict[str, int] = {}  # of matmul results
+        self.features: dict[str, int] = {}  # Linear's result -> its number of features
         for index, operation in enumerate(run):
             self._add(operation, run[index + 1 :])
 
     def buffer(self, value: str) -> str:
-        """Return the buffer that holds the value as it was computed."""
+        """Return the buffer with the value in the form in which it was computed first."""
         return next(iter(self._held[value].values()))
 
     def _add(self, operation: Operation, rest: Sequence[Operation]) -> None:
@@ -183,9 +189,9 @@ class StageList(list[Stage]):
         self.features[operation.out] = self._weights.shape(weight)[0]
 
     def _operand(self, value: str, weight: str) -> str:
-        """Return the buffer with the value as the weight's matmul reads it.
+        """Return the buffer with the value in the form that a matmul with `weight` reads.
 
-        Adds a stage that quantises the value, unless a buffer holds it in that form.
+        Adds a stage that quantises the value, unless a buffer already has the value in this form.
         """
         layout, held = self._weights.layout(weight), self._held[value]
         operands = operands_of(layout)
@@ -201,7 +207,7 @@ class StageList(list[Stage]):
 
 
 def inputs_of(run: Sequence[Operation]) -> set[str]:
-    """Return the values that a run reads before writing them, except for attention's inputs."""
+    """Return the values that a run reads before writing them, except the inputs of attention."""
     inputs: set[str] = set()
     written: set[str] = set()
     for operation in run:
@@ -214,9 +220,10 @@ def inputs_of(run: Sequence[Operation]) -> set[str]:
 def buffer_row_bytes(
     operations: Sequence[Operation], weights: WeightTypes, kept_bytes: int
 ) -> dict[str, int]:
-    """Return the row bytes of each buffer that may stay within a dispatch: f32 first, then matmul operands.
+    """Return buffer name -> bytes per token, for each buffer that may be internal to a dispatch.
 
-    A float element of an operand takes `kept_bytes`. A name has room for its largest value in any layer.
+    These are Linear's results in f32, and inputs of matmuls in all forms, where a float takes `kept_bytes`.
+    A name that several layers use gets the largest size.
     """
     matmuls = [each for each in operations if isinstance(each, Linear | GatedLinear)]
     sums = [{each.out: 4 * weights.shape(each.weight)[0]} for each in matmuls if isinstance(each, Linear)]
@@ -234,7 +241,7 @@ def operands_of(layout: WeightLayout) -> Operands:
 
 
 def operand_bytes(kept_bytes: int, name: str, features: int) -> dict[str, int]:
-    """Return the row bytes of the buffer `name` and of its quantised forms."""
+    """Return buffer name -> bytes per token, for the float buffer `name` and its quantised forms."""
     return {
         name: kept_bytes * features,
         f"{name}_block_int8": Int8Blocks(features).row_bytes,

@@ -1,4 +1,4 @@
-"""Parts of the bodies of linalg operations, as MLIR text."""
+"""Functions that return MLIR for parts of the bodies of linalg operations."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _GELU_SLOPE = 1.5957691216057308  # 2 * sqrt(2 / pi)
 
 
 def yield_as(value: str, dtype: str) -> str:
-    """Return the end of a body that yields the f32 `value` narrowed to `dtype`."""
+    """Return MLIR that converts the f32 `value` to `dtype` and yields it, as the end of a body."""
     if dtype == "f32":
         return f"  linalg.yield {value} : f32"
     return f"  %narrow = arith.truncf {value} : f32 to {dtype}\n  linalg.yield %narrow : {dtype}"
 
 
 def activate(activation: Activation) -> str:
-    """Return text that sets %active f32 to the activation of %a.
+    """Return MLIR that sets %active f32 to silu or gelu of %a.
 
-    The activation is %a times the sigmoid of %a or of a cubic in %a. gelu's tanh approximation has this form
-    too, as (1 + tanh(x)) / 2 is the sigmoid of 2 x.
+    silu is %a * sigmoid(%a). gelu's tanh approximation is %a * sigmoid(a cubic polynomial of %a), as
+    (1 + tanh(x)) / 2 = sigmoid(2 x).
     """
     slope = f"""\
   %slope = arith.constant {_GELU_SLOPE:.9e} : f32
@@ -37,7 +37,7 @@ def activate(activation: Activation) -> str:
 
 
 def clamped_swiglu(result: str, gate: str, up: str) -> str:
-    """Return text that sets `result` f32 to the activation `clamped` of `gate` and `up`, both f32."""
+    """Return MLIR that sets `result` f32 to the Activation "clamped" of the f32 `gate` and `up`."""
     return f"""\
   %slope = arith.constant {-CLAMPED_SLOPE:.9e} : f32
   %most = arith.constant {CLAMPED_LIMIT:.9e} : f32
@@ -55,7 +55,7 @@ def clamped_swiglu(result: str, gate: str, up: str) -> str:
 
 
 def capped(result: str, value: str, cap: float) -> str:
-    """Return text that sets `result` to cap * tanh(value / cap), in f32."""
+    """Return MLIR that sets `result` to cap * tanh(value / cap), in f32."""
     name = result.removeprefix("%")
     return f"""\
   %{name}.cap = arith.constant {cap:.9e} : f32
@@ -65,9 +65,9 @@ def capped(result: str, value: str, cap: float) -> str:
 
 
 def reaches(result: str, slot: str, start: str, seq_len: str, window: int | None) -> str:
-    """Return text that sets `result` i1: whether any token of a row sees `slot`.
+    """Return MLIR that sets `result` i1: whether any new token of a sequence attends to `slot`.
 
-    The row's tokens are at positions `start` i64 to `seq_len` - 1; `slot` and `seq_len` have type index.
+    These tokens are at positions `start` (i64) to `seq_len` - 1; `slot` and `seq_len` have type index.
     """
     if window is None:
         return f"  {result} = arith.cmpi ult, {slot}, {seq_len} : index"
@@ -81,9 +81,10 @@ def reaches(result: str, slot: str, start: str, seq_len: str, window: int | None
 
 
 def sees(result: str, slot: str, position: str, window: int | None) -> str:
-    """Return text that sets `result` i1: whether the token at `position` sees `slot`, both of type index.
+    """Return MLIR that sets `result` i1: whether the token at `position` attends to `slot`.
 
-    It sees slots up to its own position; with a `window`, only the last `window` of them.
+    `position` and `slot` have type index. A token attends to slots up to its position; with a `window`, only
+    to the last `window` of these.
     """
     if window is None:
         return f"  {result} = arith.cmpi ule, {slot}, {position} : index"

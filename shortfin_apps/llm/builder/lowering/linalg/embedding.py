@@ -1,4 +1,4 @@
-"""The embedding's gather, for every weight layout (see weights/layout.py)."""
+"""The gather of embeddings, for every weight layout (see weights/layout.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from shortfin_apps.llm.model.weight_blocks import BlockType
 
 
 def embedding(e: Emitter, spec: ModelSpec, weights: WeightTypes, tokens: Tensor, weight: str) -> Tensor:
-    """Gather embeddings, [tokens] i64 -> [tokens, hidden] f32; ids out of range read the table's last row."""
+    """Gather embeddings: token ids [tokens] i64 -> [tokens, hidden] f32, times spec.embedding_scale.
+
+    Ids out of range get the last row of the table.
+    """
     table, *scales = weights.load(e, weight)
     layout = weights.layout(weight)
     extracting, widening, result = _extract(table, layout), *_widen(table, scales, layout.blocks)
@@ -34,7 +37,10 @@ def embedding(e: Emitter, spec: ModelSpec, weights: WeightTypes, tokens: Tensor,
 
 
 def _extract(table: Tensor, layout: WeightLayout) -> str:
-    """Return text that sets %w to element %d of row %row."""
+    """Return MLIR that sets %w to the stored element %d of the table's row %row.
+
+    For panels, also sets %panel and %column.
+    """
     if isinstance(layout, RowMajor):
         return f"  %w = tensor.extract {table.name}[%row, %d] : {table.type}"
     tiled = isinstance(layout, Int8Panels | TilePanels)
@@ -46,7 +52,10 @@ def _extract(table: Tensor, layout: WeightLayout) -> str:
 
 
 def _extract_from_panels(table: Tensor) -> str:
-    """Return text that sets %w to element %d of %panel's %column, stored [panels, K / pair, 32 * pair]."""
+    """Return MLIR that sets %w to element %d of %column in %panel.
+
+    The table is stored as [panels, K / pair, PANEL * pair].
+    """
     assert isinstance(table.shape[2], int)
     return f"""\
   %pair = arith.constant {table.shape[2] // PANEL} : index
@@ -58,7 +67,10 @@ def _extract_from_panels(table: Tensor) -> str:
 
 
 def _extract_from_tiles(table: Tensor) -> str:
-    """Return text that sets %w, for tables stored [panels, tiles, 2, 16, 16 * pair]."""
+    """Return MLIR that sets %w to element %d of %column in %panel.
+
+    The table is stored as [panels, tiles, 2, 16, 16 * pair].
+    """
     steps, row = table.shape[3:]
     assert isinstance(steps, int)
     assert isinstance(row, int)
@@ -79,7 +91,7 @@ def _extract_from_tiles(table: Tensor) -> str:
 
 
 def _widen(table: Tensor, scales: list[Tensor], blocks: BlockType | None) -> tuple[str, str]:
-    """Return text that widens %w to f32 times the scale of its column or block, and the result's name."""
+    """Return MLIR that converts %w to f32 and dequantises it, and the name of the result."""
     if not scales:
         return (
             ("", "%w")
@@ -96,7 +108,7 @@ def _widen(table: Tensor, scales: list[Tensor], blocks: BlockType | None) -> tup
 
 
 def _widen_blocks(terms: Tensor, blocks: BlockType) -> str:
-    """Return text that sets %value from the 8-bit %w and the terms of its block."""
+    """Return MLIR that sets %value f32 to %w i8 times the scale of its block, plus the block's minimum."""
     extract = _own_term if blocks.group is None else _shared_term
     names = ("scale", "minimum")[: blocks.num_terms]
     return "\n".join(
@@ -113,7 +125,7 @@ def _widen_blocks(terms: Tensor, blocks: BlockType) -> str:
 
 
 def _own_term(terms: Tensor, blocks: BlockType, name: str, number: int) -> str:
-    """Return text that sets %`name` to the block's own f16 term, as f32."""
+    """Return MLIR that sets %NAME f32 to the block's scale (number 0) or minimum (1), stored as f16."""
     at = f"%{name}_at, " if blocks.has_minima else ""
     return f"""\
   %{name}_at = arith.constant {number} : index
@@ -122,7 +134,10 @@ def _own_term(terms: Tensor, blocks: BlockType, name: str, number: int) -> str:
 
 
 def _shared_term(terms: Tensor, blocks: BlockType, name: str, number: int) -> str:
-    """Return text that sets %`name` f32 to a group's f16 times a block's i8, both in the group's bytes."""
+    """Return MLIR that sets %NAME f32 to the block's scale (number 0) or minimum (1).
+
+    For blocks in groups: the group's f16 times the block's i8. Both are in the group's bytes in `terms`.
+    """
     assert blocks.group is not None
     t, place = f"%{name}", f"{terms.name}[%panel, {f'%{name}_group'}, "
     own_bytes = PANEL * blocks.num_terms

@@ -1,6 +1,6 @@
-"""Routed experts in linalg, one token and expert at a time, for targets without native kernels.
+"""Routed experts in linalg, one token and expert at a time, for targets without hand-written kernels.
 
-An expert's matrix is read again for every token that selects it; matrices of unselected experts are not read.
+An expert's matrix is read again for each of its tokens. Matrices of experts without tokens are not read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.lowering.lowering import Kernels, LoweringContext
 
 @dataclass(frozen=True, slots=True)
 class ChosenExperts:
-    """Each token's experts, most likely first: `indices` [tokens, n] i64 and `weights` [tokens, n] f32."""
+    """Each token's n experts, most likely first: `indices` [tokens, n] i64 and `weights` [tokens, n] f32."""
 
     indices: Tensor
     weights: Tensor
@@ -25,7 +25,7 @@ class ChosenExperts:
 class LinalgExperts(Kernels):
     """Kernels of Route, GatedExperts and SumExperts for row-major float weights.
 
-    Padding is computed like any token.
+    Padding tokens are computed like other tokens.
     """
 
     def __init__(self, context: LoweringContext) -> None:
@@ -84,9 +84,9 @@ class LinalgExperts(Kernels):
     def _products(
         self, e: Emitter, x: Tensor, access: str, weight: str, bias: str | None, routing: ChosenExperts
     ) -> Tensor:
-        """Multiply each token by its experts' matrices: [tokens, experts per token, out] f32.
+        """Multiply each token by its experts' matrices, and add biases: [tokens, experts per token, out] f32.
 
-        `x` is [tokens, in] or [tokens, experts per token, in].
+        `x` is [tokens, in] or [tokens, experts per token, in]; `access` names its loops, "tk" or "tek".
         """
         w = self._weights.load_one(e, weight)
         _, out_features, _ = self._weights.shape(weight)
@@ -109,7 +109,7 @@ class LinalgExperts(Kernels):
         return e.elementwise("tenk", ("ten", shape, "f32"), ins, body, start)
 
     def _biases(self, e: Emitter, bias: str, routing: ChosenExperts) -> Tensor:
-        """Gather the biases of each token's experts: [tokens, experts per token, out] f32."""
+        """Return the biases of each token's experts, [tokens, experts per token, out] f32."""
         b = self._weights.load_one(e, bias)
         body = f"""\
   %n = linalg.index 2 : index
@@ -121,7 +121,7 @@ class LinalgExperts(Kernels):
 
 
 def _widened(value: str, dtype: str) -> tuple[str, str]:
-    """Return the lines of a body that widen a float to f32, and the result's name."""
+    """Return MLIR that converts the float `value` to f32, and the name of the result."""
     if dtype == "f32":
         return "", value
     return f"  {value}.f32 = arith.extf {value} : {dtype} to f32\n", f"{value}.f32"

@@ -1,4 +1,4 @@
-"""RMS norms in linalg: of rows, of single heads, and of all of q and all of k."""
+"""RMS norms in linalg: of hidden states, of each head of q and k, and of all heads of q and of k."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ def add_normed(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor, residual:
 
 
 def norm_heads(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor, weight: Tensor) -> Tensor:
-    """Norm each head of q and k in qkv [tokens, qkv features] f32 with `weight` [2 * head_dim]."""
+    """Return qkv [tokens, qkv features] f32 with an RMS norm of each head of q and of k.
+
+    `weight` [2 * head_dim]: the weights for heads of q, then for heads of k.
+    """
     turned = block.heads + block.kv_heads
     heads = e.reshape(x, (x.shape[0], turned + block.kv_heads, block.head_dim))
     sums = _sums_of_squares(e, heads, "thd", "th")
-    # Two inputs, as IREE 3.9 generates wrong masks for a gather by head and element from one tensor.
+    # Separate inputs for q and k, as IREE 3.9 generates wrong masks for a gather from one tensor.
     both = e.reshape(weight, (1, 2 * block.head_dim))
     q_weight, k_weight = (e.columns(both, i * block.head_dim, block.head_dim) for i in range(2))
     body = f"""\
@@ -54,7 +57,10 @@ def norm_heads(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor, weight:
 
 
 def norm_whole(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor, weight: Tensor) -> Tensor:
-    """Norm all of q and all of k in qkv [tokens, qkv features] f32 with `weight` [q and k features]."""
+    """Return qkv [tokens, qkv features] f32 with an RMS norm over all of q, and one over all of k.
+
+    `weight`: q's weights, then k's.
+    """
     queries, keys = block.q_features, block.kv_features
     parts = e.columns(x, 0, queries), e.columns(x, queries, keys)
     q_sums, k_sums = (_sums_of_squares(e, part, "td", "t") for part in parts)
@@ -81,7 +87,7 @@ def norm_whole(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor, weight:
 
 
 def _normal(spec: ModelSpec, count: Dim) -> str:
-    """Return the part of a body that divides %a by the root mean of `count` squares, given their sum %b."""
+    """Return MLIR that sets %normal to %a / rms, given %b, the sum of `count` squares."""
     return f"""\
   %count = arith.constant {count}.0 : f32
   %mean = arith.divf %b, %count : f32
@@ -89,7 +95,7 @@ def _normal(spec: ModelSpec, count: Dim) -> str:
 
 
 def _divide(spec: ModelSpec) -> str:
-    """Return the part of a body that divides %a by the root of %mean."""
+    """Return MLIR that sets %normal to %a / sqrt(%mean + eps)."""
     return f"""\
   %eps = arith.constant {spec.rms_norm_eps:.9e} : f32
   %mean_eps = arith.addf %mean, %eps : f32
@@ -98,7 +104,10 @@ def _divide(spec: ModelSpec) -> str:
 
 
 def _sums_of_squares(e: Emitter, x: Tensor, loops: str, kept: str) -> Tensor:
-    """Sum squares over the last dimension of `x`; `loops` and `kept` name its and the result's dimensions."""
+    """Sum the squares over the last dimension of `x`.
+
+    `loops`: a letter per dimension of `x`; `kept`: `loops` without the last letter.
+    """
     add = "  %s = arith.mulf %a, %a : f32\n  %n = arith.addf %s, %out : f32\n  linalg.yield %n : f32"
     shape = x.shape[:-1]
     return e.elementwise(loops, (kept, shape, "f32"), [(x, loops)], add, e.fill("0.0", shape, "f32"))

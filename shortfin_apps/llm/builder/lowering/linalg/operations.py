@@ -1,8 +1,9 @@
-"""Operations purely in linalg and iree_linalg_ext, for targets without native kernels.
+"""Operations in linalg and iree_linalg_ext only, for targets without hand-written kernels.
 
-Pages are [layers, (K, V), stride, kv_heads * head_dim] here: one row of the cache per token, layer and plane.
-In q8_0, a row is bytes followed by scales (quantised_rows.py), widened to f32 on load. Attention gathers a
-row's pages and puts zeros where the row has no token, so that stale contents (even NaN) have no effect.
+A page is [layers, (K, V), stride, kv_heads * head_dim]: a cache row per layer, plane (K or V) and token. In a
+q8_0 cache, a row is bytes and scales (quantised_rows.py), which are dequantised to f32 on load. Attention
+gathers the pages of each sequence and replaces slots without a token by zeros, so that stale contents (even
+NaN) have no effect.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class LinalgOperations(Kernels):
         self._context = context
         self._stride = self._options.block_seq_stride
         self._is_quantised = self._options.kv == "q8_0"
-        self._wide = "f32" if self._is_quantised else self._options.kv  # type that attention multiplies in
+        self._wide = "f32" if self._is_quantised else self._options.kv  # dtype of attention's products
 
     def compute(self, e: Emitter, operation: Operation, values: Values) -> Tensor:
         return LOWERINGS[type(operation)](self._context, e, operation, values)
@@ -55,7 +56,7 @@ class LinalgOperations(Kernels):
     def sample(
         self, e: Emitter, values: Tensor, indices: Tensor, logits: Tensor, state: LoopState
     ) -> tuple[Tensor, LoopState]:
-        """Sample from the candidates only; rows without top-k are sampled on the host."""
+        """Sample from the candidates; sequences without top-k must be sampled on the host."""
         token_ids = sample(e, values, indices, state.sampling, state.positions)
         tokens, positions = advance(e, token_ids, state.tokens, state.positions)
         return token_ids, LoopState(tokens, positions, state.sampling)
@@ -115,7 +116,7 @@ class LinalgOperations(Kernels):
         cache = self._cache_rows(e, block, batch)
         for plane, update in enumerate((k, v)):
             rows = self._token_rows(e, layer, plane, batch)
-            # Padding tokens share rows of page 0; the order of their writes does not matter.
+            # Indices are unique except for padding tokens: these write to page 0, in any order.
             cache = e.tensor(
                 f"iree_linalg_ext.scatter dimension_map = [0] unique_indices(true) "
                 f"ins({update.name}, {rows.name} : {update.type}, {rows.type}) "
@@ -140,7 +141,7 @@ class LinalgOperations(Kernels):
         mask = self._mask(e, slots, s.window, batch)
         scale = e.value(f"arith.constant {s.head_dim**-0.5:.9e} : {kv}")
         out = e.empty(q.shape, "f32")
-        # b row, h kv head, g query head of it, c query token, n slot, k contracted, d of the result
+        # b: sequence, h: K/V head, g: its query head, c: query token, n: slot, k: element of q and K, d: of V
         accesses = ("bchgk", "bnhk", "bnhd", "", "bcn", "bchgd")
         maps = ", ".join(affine_map("bhgcnkd", access) for access in accesses)
         result = e.tensor(
@@ -188,7 +189,7 @@ class LinalgOperations(Kernels):
         return self._flat_heads(e, operation.block, result, batch)
 
     def _flat_heads(self, e: Emitter, block: Attention, heads: Tensor, batch: Batch) -> Tensor:
-        """Convert f32 of any shape with [tokens, heads * head_dim] elements to that shape, as activations."""
+        """Reshape f32 heads to [tokens, heads * head_dim], and convert them to the activations' dtype."""
         act = self._options.activations
         flat = e.reshape(heads, (batch.tokens, block.q_features))
         return e.elementwise("td", ("td", flat.shape, act), [(flat, "td")], yield_as("%a", act))
@@ -206,7 +207,7 @@ class LinalgOperations(Kernels):
         dtype: str,
         batch: Batch,
     ) -> Tensor:
-        """Rotate `heads` heads of qkv starting at `first_head`: [tokens, heads * head_dim] of `dtype`."""
+        """Rotate the `heads` heads of qkv from `first_head` on; return [tokens, heads * head_dim] `dtype`."""
         dim = block.head_dim
         c0, c1 = e.constant(0), e.constant(1)
         body = f"""\
@@ -238,7 +239,7 @@ class LinalgOperations(Kernels):
         return e.reshape(rotated, (batch.tokens, heads * dim))
 
     def _row(self, block: Attention) -> int:
-        """Return the elements of one row of the cache."""
+        """Return the number of elements of a cache row."""
         return block.kv_layout.row_elements(self._options.kv)
 
     def _cache_rows(self, e: Emitter, block: Attention, batch: Batch) -> Tensor:
@@ -246,11 +247,11 @@ class LinalgOperations(Kernels):
         return e.reshape(batch.cache, (rows, self._row(block)))
 
     def _plane(self, layer: int, plane: int, batch: Batch) -> int:
-        """Return the row in a page where the layer's K (plane 0) or V (plane 1) starts."""
+        """Return the first cache row, within a page, of the layer's K (plane 0) or V (plane 1)."""
         return (batch.place_of(layer) * 2 + plane) * self._stride
 
     def _token_rows(self, e: Emitter, layer: int, plane: int, batch: Batch) -> Tensor:
-        """Return the cache row that each token's K or V is written to, [tokens, 1] i64."""
+        """Return the cache row of each token's K (plane 0) or V (plane 1), [tokens, 1] i64."""
         if batch.slots is None:
             batch.slots = cache_slots(e, batch, self._stride, batch.page_rows(self._stride))
         body = f"""\
@@ -261,9 +262,10 @@ class LinalgOperations(Kernels):
         return e.elementwise("tu", ("tu", shape, "i64"), [(batch.slots, "t")], body)
 
     def _gather(self, e: Emitter, operation: Attend, plane: int, slots: Dim, batch: Batch) -> Tensor:
-        """Gather K or V of each row's slots, [rows, slots, kv_heads * head_dim]; 0 from its seq_len on.
+        """Gather K or V of the slots of each sequence, [rows, slots, kv_heads * head_dim].
 
-        Slots before the window of the row's first token are 0 too, as their pages may have been reused.
+        Slots from the sequence's seq_len on are 0. Slots before the window of the sequence's first new token
+        are 0, too, as their pages may have been reused.
         """
         block, layer = operation.block, operation.layer
         window = block.window
@@ -294,7 +296,7 @@ class LinalgOperations(Kernels):
         return e.elementwise("nsd", ("nsd", shape, kv), ins, body)
 
     def _read(self, e: Emitter, block: Attention, cache: Tensor) -> str:
-        """Return text that sets %value to element %d of the cache's row %row, widened if it is a byte."""
+        """Return MLIR that sets %value to element %d of cache row %row, dequantised for a q8_0 cache."""
         if not self._is_quantised:
             return f"  %value = tensor.extract {cache.name}[%row, %d] : {cache.type}"
         scales = scales_of(e, cache)
@@ -308,9 +310,9 @@ class LinalgOperations(Kernels):
 {dequantise("%value", "%byte", "%scale")}"""
 
     def _mask(self, e: Emitter, slots: Dim, window: int | None, batch: Batch) -> Tensor:
-        """Return the mask added to scores, [rows, chunk, slots] f32: 0 for visible slots, lowest for others.
+        """Return the mask added to scores, [rows, chunk, slots] f32: 0 for visible slots, -1e30 for others.
 
-        A query sees slots up to its position; with a `window`, only the last `window` of them.
+        A token attends to slots up to its position; with a `window`, only to the last `window` of these.
         """
         if window not in batch.masks:
             assert batch.chunk is not None
@@ -330,7 +332,7 @@ class LinalgOperations(Kernels):
 
 
 def gated(e: Emitter, gate: Tensor, up: Tensor, activation: Activation, dtype: str) -> Tensor:
-    """Compute the activation of `gate` times `up` for f32 matrices, as `dtype`."""
+    """Compute activation(gate) * up for f32 matrices, and convert the result to `dtype`."""
     if activation == "clamped":
         clamped = clamped_swiglu("%y", "%a", "%b")
         body = f"{clamped}\n{yield_as('%y', dtype)}"

@@ -1,15 +1,15 @@
-"""Attention of packed rows in plain linalg, for extend entries.
+"""Attention of sequences packed end to end, in plain linalg, for extend entries.
 
-Rows have different numbers of tokens, so the queries do not form a rectangle for one attention operation, and
-gathering every token's pages would take tokens x context x K/V. Instead, both products read K and V from the
-cache directly, and only the scores are stored between them: [tokens, heads, tiles, TILE] f32.
+The sequences have different numbers of new tokens, so q is not rectangular, as one attention operation needs.
+Gathering the pages of every token would take memory for tokens x context x K/V. Instead, both products read K
+and V from the cache directly, and only scores are stored between them: [tokens, heads, tiles, TILE] f32.
 
-Slots are split into tiles, each with its own softmax; the tiles' results are then combined by their weights,
-as in flash-decoding. Every reduction therefore has a static size or runs over the tiles. IREE 3.9 miscompiles
-reductions of a dynamic size above 4,096 for GPUs (docs/iree/partial_reduction.mlir).
+Slots are split into tiles. Each tile has its own softmax, and then the results of the tiles are combined, as
+in flash-decoding. So every reduction has a static size or runs over the tiles. (IREE 3.9 miscompiles
+reductions of a dynamic size above 4,096 for GPUs: docs/iree/partial_reduction.mlir.)
 
-`math.fma` in a reduction keeps IREE from distributing it over a workgroup, where each lane would read a
-different row of the cache for one element. Instead, lanes hold elements of a head and read rows together.
+`math.fma` in a reduction keeps IREE from distributing the reduction over the lanes of a workgroup, where each
+lane would read another cache row. Instead, lanes hold different elements of a head, and read the same row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import dequantise
 from shortfin_apps.llm.contract.config import SCALE_BYTES
 
 LOWEST = "-1.0e30"
-HIDDEN = -1  # replaces a cache row if the slot is past the query's position
+HIDDEN = -1  # instead of a cache row, for a slot to which the token does not attend
 TILE = 512  # slots
 
 _LARGER = "  %m = arith.maximumf %a, %out : f32\n  linalg.yield %m : f32"
@@ -44,16 +44,19 @@ _VISIBLE = f"""\
 
 @dataclass(frozen=True, slots=True)
 class CachePlane:
-    """K or V of one layer: row `slot + offset` of `cache`, for a slot in `token_slots`."""
+    """K or V of one layer in the cache: row `slot + offset` of `cache`, for each slot in `token_slots`."""
 
-    cache: Tensor  # [cache rows, kv_heads * head_dim]; longer rows for i8 (see quantised_rows.py)
-    last_row: str  # index: cache rows - 1
+    cache: Tensor  # [cache rows, kv_heads * head_dim]; longer rows for a q8_0 cache (see quantised_rows.py)
+    last_row: str  # MLIR value of type index: cache rows - 1
     offset: int
     kv_heads: int
-    scales: Tensor | None = None  # for i8
+    scales: Tensor | None = None  # of a q8_0 cache: the same rows as f32 (`scales_of`)
 
     def read(self, group: int, head_dim: int) -> str:
-        """Return text that sets %value f32: element %d of query head %h's K/V in slot %b, 0 if hidden."""
+        """Return MLIR that sets %value f32 to element %d of K or V for query head %h in slot %b.
+
+        %value is 0 if %b is HIDDEN. `group`: query heads per K/V head.
+        """
         name = "%raw" if self.cache.dtype == "f32" else "%narrow"
         return f"""\
   %group = arith.constant {group} : index
@@ -71,7 +74,10 @@ class CachePlane:
 """
 
     def _widen(self, head_dim: int) -> str:
-        """Return text that sets %raw f32 to the cache's %narrow of row %safe, unless it is f32 already."""
+        """Return MLIR that converts %narrow, an element of cache row %safe, to %raw f32.
+
+        For an f32 cache, the MLIR is empty, as the element is already called %raw.
+        """
         dtype = self.cache.dtype
         if self.scales is None:
             return "" if dtype == "f32" else f"  %raw = arith.extf %narrow : {dtype} to f32\n"
@@ -92,11 +98,12 @@ def token_slots(
     page_rows: int,
     window: int | None = None,
 ) -> Tensor:
-    """Return the cache row, in layer 0's K, of each slot a token attends to, or HIDDEN.
+    """Return the cache row (in K of the slab's first layer) of each slot of each token's sequence.
 
-    The result is [tokens, tiles, TILE] i64. `blocks` [rows, width] are the page ids of each row, with
-    `stride` slots each. Tokens attend to slots up to their position, or to the last `window` of them. The
-    last tile may reach past the table; its loads are clamped to the table.
+    The result is [tokens, tiles, TILE] i64, with HIDDEN for slots to which the token does not attend. A token
+    attends to slots up to its position; with a `window`, only to the last `window` of these. `blocks` [rows,
+    width]: page ids of each sequence; `stride`: slots per page. The last tile may extend beyond the block
+    table; its loads are clamped to the table.
     """
     width = blocks.shape[1]
     last = e.value(f"arith.subi {e.index(width)}, {e.constant(1)} : index")
@@ -134,9 +141,9 @@ def packed_attention(
     cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend from each query to its slots (`token_slots`): q [tokens, heads, head_dim] f32 -> same shape.
+    """Compute attention of q [tokens, heads, head_dim] f32 over `slots` (`token_slots`); same shape.
 
-    With `cap`, a score is cap * tanh(score / cap). `sinks` [heads] f32 are scores that join the softmax.
+    With `cap`, scores are cap * tanh(score / cap). `sinks` [heads] f32: extra scores in the heads' softmaxes.
     """
     scores = _scores(e, q, keys, slots, cap)
     peaks = _reduce(e, _LARGER, LOWEST, scores)
@@ -146,7 +153,7 @@ def packed_attention(
 
 
 def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor, cap: float | None) -> Tensor:
-    """Compute scores, [tokens, heads, tiles, TILE] f32; LOWEST for hidden slots."""
+    """Compute the scores, [tokens, heads, tiles, TILE] f32; LOWEST for HIDDEN slots."""
     shape = (*q.shape[:2], *slots.shape[1:])
     product = f"""\
   %h = linalg.index 1 : index
@@ -168,7 +175,7 @@ def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor, cap: float |
 
 
 def _weigh(e: Emitter, q: Tensor, values: CachePlane, slots: Tensor, powers: Tensor) -> Tensor:
-    """Sum V times `powers` over each tile: [tokens, heads, tiles, head_dim] f32."""
+    """Sum V times `powers` over the slots of each tile, [tokens, heads, tiles, head_dim] f32."""
     body = f"""\
   %h = linalg.index 1 : index
   %d = linalg.index 3 : index
@@ -181,7 +188,11 @@ def _weigh(e: Emitter, q: Tensor, values: CachePlane, slots: Tensor, powers: Ten
 
 
 def _combine(e: Emitter, peaks: Tensor, totals: Tensor, sums: Tensor, sinks: Tensor | None) -> Tensor:
-    """Combine each tile's peak score, total power and weighted V sum into [tokens, heads, head_dim] f32."""
+    """Combine the softmaxes of the tiles to attention's result, [tokens, heads, head_dim] f32.
+
+    Of each tile: `peaks`: the largest score; `totals`: the sum of exp(score - peak); `sums`: V, summed with
+    these exponentials as weights.
+    """
     peak = _reduce(e, _LARGER, LOWEST, peaks)
     if sinks is not None:
         peak = e.elementwise("th", ("th", peak.shape, "f32"), [(peak, "th"), (sinks, "h")], _LARGEST)
@@ -197,7 +208,7 @@ def _combine(e: Emitter, peaks: Tensor, totals: Tensor, sums: Tensor, sinks: Ten
 
 
 def _reduce(e: Emitter, body: str, initial: str, *ins: Tensor) -> Tensor:
-    """Reduce over the last dimension of `ins`, which have equal shapes."""
+    """Reduce `ins` over their last dimension. Callers must pass tensors of equal shape."""
     shape = ins[0].shape
     loops = "thcn"[: len(shape)]
     start = e.fill(initial, shape[:-1], "f32")

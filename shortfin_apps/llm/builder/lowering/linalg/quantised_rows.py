@@ -1,4 +1,4 @@
-"""Cache rows in bytes: the elements of all K/V heads, followed by an f32 scale per head.
+"""Cache rows of a q8_0 cache: the i8 elements of all K/V heads, an f32 scale per head, then padding.
 
 A byte is the element divided by the head's scale, rounded to even. The scale is the head's largest magnitude
 / 127. Magnitudes are compared as integers, which order as floats do and put NaN last; a head that contains
@@ -22,7 +22,7 @@ def quantised_rows(e: Emitter, x: Tensor, kv_heads: int, row_bytes: int) -> Tens
     """Quantise x [tokens, kv_heads * head_dim] f32 to rows [tokens, row_bytes] i8."""
     tokens, values = x.shape
     assert isinstance(values, int)
-    # Reshaped to a separate tensor, as IREE 3.9 reads a slice of qkv at wrong offsets in this body.
+    # Reshaped into a separate tensor: in this body, IREE 3.9 reads a slice of qkv at wrong offsets.
     heads = e.reshape(x, (tokens, kv_heads, values // kv_heads))
     none = e.fill("0", (tokens, kv_heads), "i32")
     largest = e.elementwise("thd", ("th", none.shape, "i32"), [(heads, "thd")], _LARGER_MAGNITUDE, none)
@@ -65,7 +65,7 @@ def quantised_rows(e: Emitter, x: Tensor, kv_heads: int, row_bytes: int) -> Tens
 
 
 def scales_of(e: Emitter, rows: Tensor) -> Tensor:
-    """View `rows` [rows, row_bytes] i8 as [rows, row_bytes / 4] f32, to read scales."""
+    """Return `rows` [rows, row_bytes] i8 viewed as [rows, row_bytes / 4] f32, to read scales."""
     count, row_bytes = rows.shape
     assert isinstance(row_bytes, int)
     scales = Tensor(e.fresh(), (count, row_bytes // SCALE_BYTES), "f32")
@@ -74,7 +74,7 @@ def scales_of(e: Emitter, rows: Tensor) -> Tensor:
 
 
 def dequantise(result: str, byte: str, scale: str) -> str:
-    """Return text that sets `result` f32 to the i8 `byte` times the f32 `scale`."""
+    """Return MLIR that sets `result` f32 to the i8 `byte` times the f32 `scale`."""
     name = result.removeprefix("%")
     return f"""\
   %{name}.quant = arith.sitofp {byte} : i8 to f32

@@ -1,6 +1,7 @@
-"""Sampling from candidates on the device, in integer linalg, by the rule in `sampling_rule.py`.
+"""Sampling from top-k candidates on the device, in integer linalg, as `sampling_rule.py` defines.
 
-`sampling` [fields, rows] i64 has a row for each `SamplingField` of `abi.py`.
+`sampling` [fields, rows] i64 has the sampling parameters: `sampling[field, row]` for each `SamplingField` of
+`abi.py` and each sequence (row) of the batch.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _WORD = 1 << 64
 
 
 def sample(e: Emitter, values: Tensor, indices: Tensor, sampling: Tensor, positions: Tensor) -> Tensor:
-    """Sample the next token of each row, [rows] i64; NOT_FINITE if its best logit is not finite.
+    """Sample the next token of each row, [rows] i64; NOT_FINITE if the row's largest logit is not finite.
 
-    `values` [rows, k] f32 are the logits of the tokens `indices` [rows, k] i64, descending. `positions`
-    [rows] i64 are the sequence positions of the input tokens.
+    `values` [rows, k] f32: the largest logits, descending; `indices` [rows, k] i64: their token ids;
+    `positions` [rows] i64: the position of each row's input token in its sequence.
     """
     weights = _weights(e, values, sampling)
     before = _before(e, weights)
@@ -36,9 +37,10 @@ def sample(e: Emitter, values: Tensor, indices: Tensor, sampling: Tensor, positi
 
 
 def advance(e: Emitter, token_ids: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the next `tokens` and `positions` [rows] i64 of a decode loop that drew `token_ids` [rows] i64.
+    """Return the next `tokens` and `positions` of a decode loop that sampled `token_ids`; all [rows] i64.
 
-    A padding row (negative position) is unchanged; a row without a finite token keeps its last token.
+    In padding rows (negative position), neither changes. If a row's token id is NOT_FINITE, its token does
+    not change, but its position does.
     """
     n = ("n", tokens.shape, "i64")
     ins = [(positions, "n"), (token_ids, "n"), (tokens, "n")]
@@ -62,7 +64,7 @@ _NEXT_TOKEN = """\
 
 
 def _field(e: Emitter, sampling: Tensor, field: SamplingField) -> Tensor:
-    """Extract one field of `sampling`, [rows] i64."""
+    """Return one field of `sampling`, [rows] i64."""
     _, rows = sampling.shape
     kind = tensor_type((1, rows), "i64")
     row = e.tensor(
@@ -75,7 +77,7 @@ def _field(e: Emitter, sampling: Tensor, field: SamplingField) -> Tensor:
 
 
 def _weights(e: Emitter, values: Tensor, sampling: Tensor) -> Tensor:
-    """Compute the candidates' weights, [rows, k] i64; 0 past the row's top-k."""
+    """Compute the weights of the candidates, [rows, k] i64; 0 for candidates outside the row's own top-k."""
     body = f"""\
   %bits = arith.trunci %c : i64 to i32
   %factor = arith.bitcast %bits : i32 to f32
@@ -112,7 +114,7 @@ def _weights(e: Emitter, values: Tensor, sampling: Tensor) -> Tensor:
 
 
 def _polynomial() -> str:
-    """Return text that sets %p0 to the polynomial of %fraction, by Horner's rule."""
+    """Return MLIR that sets %p0 to the polynomial of %fraction, by Horner's rule."""
     last = len(POLYNOMIAL) - 1
     lines = [f"  %p{last} = arith.constant {POLYNOMIAL[last]} : i64"]
     for i in reversed(range(last)):
@@ -126,7 +128,7 @@ def _polynomial() -> str:
 
 
 def _before(e: Emitter, weights: Tensor) -> Tensor:
-    """Sum the weights before each candidate, [rows, k] i64."""
+    """Sum the weights of the candidates before each candidate, [rows, k] i64."""
     body = """\
   %k = linalg.index 1 : index
   %j = linalg.index 2 : index
@@ -140,9 +142,9 @@ def _before(e: Emitter, weights: Tensor) -> Tensor:
 
 
 def _total(e: Emitter, weights: Tensor, before: Tensor) -> Tensor:
-    """Return the sum of each row's weights, [rows] i64, without another reduction.
+    """Return the sum of each row's weights, [rows] i64: the last weight plus the sum before it.
 
-    IREE would fuse a reduction with `_weights`, and fails to compile the result for AMD GPUs.
+    A reduction is avoided, as IREE would fuse it with `_weights` and then fail to compile for AMD GPUs.
     """
     body = "  %sum = arith.addi %a, %b : i64\n  linalg.yield %sum : i64"
     rows, k = weights.shape
@@ -159,7 +161,10 @@ def _sums(e: Emitter, weights: Tensor) -> Tensor:
 
 
 def _filtered(e: Emitter, weights: Tensor, before: Tensor, masses: Tensor, sampling: Tensor) -> Tensor:
-    """Keep the weights that pass top-p and min-p, [rows, k] i64, else 0; the best always passes."""
+    """Return the weights that pass top-p and min-p, 0 for others, [rows, k] i64; the largest always passes.
+
+    `masses` [rows] i64: the sum of each row's weights.
+    """
     body = f"""\
   %share_bits = arith.constant {SHARE_BITS} : i64
   %mask = arith.constant {(1 << SHARE_BITS) - 1} : i64
@@ -186,7 +191,7 @@ def _filtered(e: Emitter, weights: Tensor, before: Tensor, masses: Tensor, sampl
 
 
 def _targets(e: Emitter, masses: Tensor, sampling: Tensor, positions: Tensor) -> Tensor:
-    """Draw a target for each row, [rows] i64, from 0 to its mass (exclusive)."""
+    """Draw a random integer for each row, [rows] i64, from 0 to the row's mass (exclusive)."""
     body = f"""\
   %index = arith.subi %b, %d : i64
   %two = arith.constant 2 : i64
@@ -202,7 +207,10 @@ def _targets(e: Emitter, masses: Tensor, sampling: Tensor, positions: Tensor) ->
 
 
 def _philox() -> str:
-    """Return text that sets %word from the seed %c and %count, the token's output index + 1."""
+    """Return MLIR that sets %word to a Philox random word.
+
+    The key is the seed %c; the counter is %count, the token's index in the output + 1.
+    """
     lines, counter, keys = [], ["%count", "%zero", "%zero", "%zero"], ["%c", "%zero"]
     for i, multiplier in enumerate(PHILOX_MULTIPLIERS):
         lines.append(f"  %m{i} = arith.constant {_signed(multiplier)} : i64")
@@ -229,7 +237,7 @@ def _signed(word: int) -> int:
 
 
 def _drawn(e: Emitter, kept: Tensor, before: Tensor, targets: Tensor, indices: Tensor) -> Tensor:
-    """Select the token with the target in its part of the kept mass, [rows] i64."""
+    """Select the token with before <= target < before + kept weight, [rows] i64."""
     body = """\
   %begun = arith.cmpi sle, %b, %c : i64
   %end = arith.addi %b, %a : i64
@@ -243,7 +251,7 @@ def _drawn(e: Emitter, kept: Tensor, before: Tensor, targets: Tensor, indices: T
 
 
 def _spoiled(e: Emitter, token_ids: Tensor, values: Tensor) -> Tensor:
-    """Return the tokens, [rows] i64, or NOT_FINITE if the row's best value is infinite or NaN."""
+    """Return the token ids, [rows] i64, with NOT_FINITE where the row's largest logit is infinite or NaN."""
     body = f"""\
   %bits = arith.bitcast %b : f32 to i32
   %mask = arith.constant {0x7F800000} : i32

@@ -1,6 +1,6 @@
-"""The operations that linalg computes for every target, with the function of each.
+"""The operations that are lowered to linalg on every target, and the function that lowers each.
 
-A new operation needs its class, and a function with its line in LOWERINGS.
+A new operation needs a class (in model/), and a function here that LOWERINGS lists.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _gate_tokens(c: LoweringContext, e: Emitter, operation: GateTokens, values: 
 
 
 def _times_sigmoid(c: LoweringContext, e: Emitter, x: Tensor, gates: Tensor, at: str) -> Tensor:
-    """Multiply `x` by the sigmoid of `gates`; `at` is the gates' access in loops `td`."""
+    """Return `x` times the sigmoid of `gates`; `at`: the access of `gates` in the loops "td" of `x`."""
     act = c.options.activations
     wide = "" if x.dtype == "f32" else f"  %wide = arith.extf %a : {x.dtype} to f32\n"
     body = f"""\

@@ -1,11 +1,11 @@
 """Exact top-k without a sort or a loop: by rank, in parallel, in plain linalg.
 
-The k largest elements of a row are in its k best tiles (best by maximum, ties to the lower tile): k tile
-maxima precede any element of another tile. So: rank the tiles by their maxima, gather the k best, rank the
-candidates by (value, then lower index), and pick ranks 0 to k - 1. A rank is the number of preceding
-elements, a reduction over all pairs.
+A row is split into tiles. Its k largest elements are in the k tiles with the largest maxima (on ties, the
+lower tile), as these k maxima precede every element of the other tiles. So: rank the tiles by their maxima,
+gather the elements of the k best tiles, rank these candidates by value (on ties, lower index first), and pick
+ranks 0 to k - 1. The rank of an element is the number of elements that precede it, counted over all pairs.
 
-Comparisons ignore NaN, so a row that contains any gets NaN for all its values; readers need no other flag.
+Comparisons ignore NaN. Therefore all values of a row with a NaN become NaN, so that callers can detect it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MAX_TILE = 32
 
 
 def top_k(e: Emitter, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Select the top k of [rows, size] f32: descending values [rows, k] f32 and indices [rows, k] i64.
+    """Return the k largest of each row of `logits` [rows, size] f32, descending, and their indices.
 
-    Ties go to the lower index. A row that contains NaN has NaN values, and arbitrary indices that are in
-    range.
+    Values are [rows, k] f32, indices [rows, k] i64. On ties, the lower index comes first. For a row that
+    contains NaN, all values are NaN, and the indices are arbitrary, but in range.
     """
     rows, size = logits.shape
     assert isinstance(size, int)
@@ -47,7 +47,7 @@ def _indices(e: Emitter, rows: Dim, count: int) -> Tensor:
 
 
 def _rank(e: Emitter, values: Tensor, indices: Tensor) -> Tensor:
-    """Count the elements of the row that precede each element, [rows, count] i32."""
+    """Return the rank of each element in its row, [rows, count] i32: the number of preceding elements."""
     body = """\
   %zero = arith.constant 0 : i32
   %one = arith.constant 1 : i32
@@ -65,7 +65,7 @@ def _rank(e: Emitter, values: Tensor, indices: Tensor) -> Tensor:
 
 
 def _pick(e: Emitter, rank: Tensor, source: Tensor, k: int) -> Tensor:
-    """Pick the elements of `source` with ranks 0, 1, ..., k - 1: [rows, k]."""
+    """Return the elements of `source` with ranks 0, 1, ..., k - 1, [rows, k]."""
     kind = source.dtype
     lowest, keep = ("0xFF800000", "arith.maximumf") if kind == "f32" else ("0", "arith.maxsi")
     body = f"""\
@@ -82,7 +82,7 @@ def _pick(e: Emitter, rank: Tensor, source: Tensor, k: int) -> Tensor:
 
 
 def _spoil(e: Emitter, values: Tensor, maxima: Tensor) -> Tensor:
-    """Return the values, with NaN for all of a row if one of its maxima is NaN."""
+    """Return the values, with NaN for all values of a row if one of the row's tile maxima is NaN."""
     larger = "  %m = arith.maximumf %a, %out : f32\n  linalg.yield %m : f32"
     shape = (maxima.shape[0],)
     row = e.elementwise(
@@ -96,7 +96,7 @@ def _spoil(e: Emitter, values: Tensor, maxima: Tensor) -> Tensor:
 
 
 def _candidates(e: Emitter, logits: Tensor, tile_ids: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Gather the values of the tiles and their row indices (i32), [rows, tiles * width] each."""
+    """Return the elements of the tiles, [rows, tiles * width] f32, and their indices in the row (i32)."""
     rows, tiles = tile_ids.shape
     assert isinstance(tiles, int)
     index = f"""\

@@ -1,4 +1,4 @@
-"""The attention block in Triton: projection with rotation and cache write, then attention."""
+"""Attention in Triton: the qkv projection with rotation and cache write, then attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from shortfin_apps.llm.model.attention import Attend, Attention
 
 
 class TritonAttention:
-    """Projects q, k and v, writes the cache and attends; pages have the layout of the linalg kernels."""
+    """Kernels of the qkv projection, the cache write and attention.
+
+    Pages have the same layout as for the linalg kernels.
+    """
 
     def __init__(self, context: LoweringContext, launcher: Launcher, operands: MatmulOperands) -> None:
         spec, options, tiles = context.spec, context.options, tiles_of(context.target)
@@ -38,9 +41,10 @@ class TritonAttention:
         operation: Attend,
         batch: Batch,
     ) -> Tensor:
-        """Project to q, k and v; return the rotated q [tokens, heads * head_dim] in the cache's type.
+        """Emit the qkv projection; return the rotated q [tokens, heads * head_dim] in `query_dtype`.
 
-        k and v are written to the cache.
+        The kernel writes the rotated k, and v, to the batch's cache. `weight`, `bias` and `head_norm` are
+        names of weights.
         """
         layout, operands = self._operands.of(e, given, weight)
         shape = self._weights.shape(weight)
@@ -58,9 +62,9 @@ class TritonAttention:
         return made["q"]
 
     def store(self, e: Emitter, qkv: Tensor, norm: str, operation: Attend, batch: Batch) -> Tensor:
-        """Norm, rotate and store qkv [tokens, features] f32, with or without gates between q and k.
+        """Norm and rotate q and k, and write k and v to the cache; return q as `project` does.
 
-        `norm` names the weights of the norms of q and k. Returns q as `project` does.
+        `qkv` [tokens, features] f32 may have gates between q and k. `norm` names the weight of the norms.
         """
         _, features = qkv.shape
         assert isinstance(features, int)
@@ -80,9 +84,9 @@ class TritonAttention:
         return made["q"]
 
     def attend(self, e: Emitter, q: Tensor, operation: Attend, batch: Batch) -> Tensor:
-        """Attend with `project`'s q; return [tokens, heads * head_dim] in the matmuls' activation type.
+        """Attend with the q of `project`; return [tokens, heads * head_dim] in the matmuls' activation type.
 
-        In a decode all rows are single tokens; among packed rows some may be.
+        Sequences with one new token (all in a decode, some in an extend) are handled by `attend_singles`.
         """
         kernels = self._kernels(operation.block)
         operands: dict[str, Dim | Tensor | None] = {

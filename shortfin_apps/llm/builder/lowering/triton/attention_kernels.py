@@ -1,4 +1,4 @@
-"""The kernels of attention over pages, with tiles for the kind of GPU."""
+"""Create the kernels of paged attention, with tiles for the kind of GPU."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 
 class AttentionKernels:
-    """The attention kernels of a `block` of the model `spec`.
+    """Creates the kernels for an attention `block` of the model `spec`.
 
-    Workgroups share a single token's context. Each takes `split` slots, or more if `most_splits` workgroups
-    would not cover the context. With `--batch-invariant`, attention of several tokens uses the same shares
-    and columns.
+    For a sequence with a single new token, several workgroups split the context (flash-decoding): each takes
+    `split` slots, or more if `most_splits` workgroups would not cover the context. With `--batch-invariant`,
+    attention of several tokens uses the same parts of the context and the same number of slots per step.
     """
 
     def __init__(self, spec: ModelSpec, block: Attention, options: BuildOptions, tiles: TileTable) -> None:
@@ -37,21 +37,24 @@ class AttentionKernels:
         self._tiles = tiles
         self._sharing = block.heads // block.kv_heads
         self.split = tiles.split
-        # Covers the longest row, so that the size of a decode's workspace is known.
+        # Derived from the maximum context, so that the size of a decode's workspace is known when building.
         self.most_splits = min(MOST_SPLITS, -(-context_length(spec, options) // self.split))
 
     @property
     def splits(self) -> int:
-        """The maximum number of parts of a row."""
+        """The maximum number of parts into which the context of a sequence is split."""
         window = self._block.window
         if window is None:
             return self.most_splits
-        # The first share may start this many slots before the window.
+        # The first part may start this many slots before the window.
         before = self.split if self._options.batch_invariant else self._decode_tile.columns
         return min(self.most_splits, -(-(window + before) // self.split))
 
     def attend(self, leaves_singles: bool, slab: Slab) -> Kernel:
-        """Return the kernel for tiles of tokens."""
+        """Return the kernel for tiles of tokens.
+
+        `leaves_singles`: the kernel skips sequences with one new token, which `attend_singles` handles.
+        """
         tile = self._tile
         tokens = tile.queries // self._sharing
         return Kernel(
@@ -72,7 +75,7 @@ class AttentionKernels:
         )
 
     def attend_singles(self, slab: Slab) -> Kernel:
-        """Return the kernel for rows of one token, split over the row's slots."""
+        """Return the kernel for sequences with one new token; several workgroups split the context."""
         block, tile = self._block, self._decode_tile
         most_splits = self.splits
         heads = (block.heads, most_splits)
@@ -95,9 +98,10 @@ class AttentionKernels:
         )
 
     def store_qkv(self, slab: Slab, features: int) -> Kernel:
-        """Return the kernel that norms and rotates q and k, and stores k and v in the cache.
+        """Return the kernel that norms and rotates q and k, writes k and v to the cache, and returns q.
 
-        q is returned in `query_dtype`. More `features` than q, k and v have mean that rows also hold gates.
+        q is in `query_dtype`. `features`: features of a token in qkv; if they exceed those of q, k and v, qkv
+        also has gates.
         """
         block, options = self._block, self._options
         turned = block.q_features + block.kv_features
@@ -186,12 +190,12 @@ class AttentionKernels:
 
 
 def pages_of(slab: Slab) -> Buffer:
-    """Describe the slab as a buffer of a kernel."""
+    """Return the buffer of a kernel that describes the slab's pages."""
     _, elements = slab.cache.shape
     assert isinstance(elements, int)
     return buffer(slab.cache.dtype, "pages", elements)
 
 
 def _suffix(window: int | None) -> str:
-    """Return the suffix of a kernel's name."""
+    """Return a suffix for the names of kernels."""
     return "" if window is None else "_window"

@@ -51,7 +51,7 @@ class TritonDeltaNet:
 
 
 def delta_rule_kernel(spec: ModelSpec, net: DeltaNet, options: BuildOptions) -> Kernel:
-    """Return the kernel of a model's layers; a head's state is in the registers of a workgroup."""
+    """Return the kernel of the model's gated delta nets; a workgroup keeps a head's state in registers."""
     elements = (
         len(spec.pools["state"]) * net.state_elements
     )  # per page; always f32, whatever the cache's type

@@ -1,4 +1,4 @@
-"""The Kernels of routed experts: routing, the two matmuls, and the sum over a token's experts."""
+"""Create the kernels of routed experts: routing, the two matmuls, and the sum over a token's experts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from shortfin_apps.llm.builder.weights.layout import WeightLayout
 from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
-_COMPARED = 8192  # token-expert pairs times experts that a workgroup compares at once
+_COMPARED = 8192  # comparisons of a workgroup at once: (token, expert) pairs times experts
 
 
 class ExpertKernels:
-    """Creates each Kernel for `experts` of the model `spec`."""
+    """Creates the kernels for the routed `experts` of `spec`; kernels/triton/ describes their operands."""
 
     def __init__(self, spec: ModelSpec, options: BuildOptions, experts: MoE) -> None:
         self._spec = spec
@@ -79,7 +79,10 @@ class ExpertKernels:
         )
 
     def gated(self, layout: WeightLayout, tile: MatmulTile) -> Kernel:
-        """Return the matmul of gate and up with the activation, for rows sorted in tiles of `tile.rows`."""
+        """Return the matmul with the gate and up matrices, and the activation.
+
+        The (token, expert) pairs must be sorted by expert in tiles of `tile.rows`.
+        """
         spec, experts = self._spec, self._experts
         interface = Interface(
             constants=("tokens", "rows"),
@@ -99,7 +102,7 @@ class ExpertKernels:
         return self._matmul("gated_experts", gated_experts, interface, shape, layout, tile, constexprs)
 
     def multiply(self, layout: WeightLayout, tile: MatmulTile) -> Kernel:
-        """Return the matmul of the gated results with the experts' second matrices."""
+        """Return the matmul of the gated results with the experts' down matrices."""
         shape = self._spec.hidden_size, self._experts.features
         interface = Interface(
             constants=("rows",),
@@ -141,7 +144,7 @@ class ExpertKernels:
         )
 
     def _matrices(self, layout: WeightLayout, out_features: int, in_features: int) -> dict[str, Buffer]:
-        """Return the buffers of the experts' concatenated weights, and the tables from rows to experts."""
+        """Return the buffers of all experts' weights and biases, and those of the order of rows by expert."""
         count = self._experts.count
         held = matrix(layout, (count * out_features, in_features))
         if self._experts.biases:
@@ -158,7 +161,7 @@ class ExpertKernels:
         tile: MatmulTile,
         constexprs: Mapping[str, Constexpr],
     ) -> Kernel:
-        """Return a matmul with a grid of row tiles by tiles of a matrix's output features."""
+        """Return a matmul whose grid is row tiles by tiles of output features; `shape`: of one matrix."""
         out_features, in_features = shape
         return Kernel(
             name=f"{name}{kind_of(layout)}_{out_features}x{in_features}_{tile.suffix}",

@@ -1,4 +1,4 @@
-"""Routed experts in Triton: two routing launches, two matmuls, and the sum over a token's experts."""
+"""Routed experts in Triton: two launches for routing, two matmuls, and the sum over a token's experts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.spec import weight_shapes
 
-_LIKELY_TOKENS = 512  # assumed for batches with an unknown number of tokens
+_LIKELY_TOKENS = 512  # the assumption if the number of tokens is unknown at compile time
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """The results of routing.py for `tokens` with `rows` token-expert pairs, in `tiles` of `tile_rows`.
+    """The results of the kernels in kernels/triton/routing.py (described there) for `tokens` tokens.
 
-    `average` is the expected number of rows per expert.
+    `rows`: (token, expert) pairs; `tiles`: maximum number of tiles, each with `tile_rows` rows of one expert;
+    `average`: expected number of rows per expert.
     """
 
     tokens: Dim
@@ -39,7 +40,7 @@ class ExpertTiles:
 
     @property
     def operands(self) -> dict[str, Dim | Tensor]:
-        """The operands of the matmuls."""
+        """The operands that all matmuls of experts have."""
         return {
             "rows": self.rows,
             "tiles": self.tiles,
@@ -102,7 +103,10 @@ class TritonExperts:
         residual: Tensor,
         norm: Mapping[str, Tensor | None],
     ) -> dict[str, Tensor]:
-        """Launch `sum_experts` and return its results; `norm` holds the operands of the norm that follows."""
+        """Launch the down matmul, then `sum_experts`; return the results of the latter by name.
+
+        `norm`: operands for the norm that follows.
+        """
         kernel = self._kernels.multiply(self._weights.layout(weight), self._tile_for(routing, weight))
         matrices = load_matrix(e, self._weights, weight) | self._load_bias(e, bias)
         given = self._operands.activations(e, x, weight)
@@ -122,7 +126,7 @@ class TritonExperts:
         return {} if bias is None else {"bias": self._weights.load_one(e, bias)}
 
     def _average(self, tokens: Dim) -> int:
-        """Return the average number of rows per expert."""
+        """Return the expected number of rows per expert, rounded up."""
         known = tokens if isinstance(tokens, int) else _LIKELY_TOKENS
         return -(-known * self._experts.per_token // self._experts.count)
 
@@ -130,7 +134,7 @@ class TritonExperts:
         return self._tiles.float4_expert(average) if self._are_float4 else None
 
     def _tile_for(self, routing: ExpertTiles, weight: str) -> MatmulTile:
-        """Return the tile of a weight for rows that are already sorted."""
+        """Return the tile of the matmul with `weight`; its rows are those of the sorted tiles."""
         if own := self._own_tile(routing.average):
             return own
         _, *shape = self._weights.shape(weight)
@@ -138,7 +142,10 @@ class TritonExperts:
         return replace(tile, rows=routing.tile_rows)
 
     def _most_tiles(self, e: Emitter, rows: Dim, tile_rows: int) -> Dim:
-        """Return the maximum number of tiles: one row in each expert, all other rows in one expert."""
+        """Return the maximum number of tiles.
+
+        It is reached if every expert has one row, and one expert also has all remaining rows.
+        """
         count = self._experts.count
         first = e.at_most(rows, count)
         if isinstance(rows, int) and isinstance(first, int):

@@ -1,4 +1,4 @@
-"""Compile Triton kernels for the target and dispatch them."""
+"""Compile Triton kernels for the target, and emit their dispatches."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Operands = Mapping[str, Dim | Tensor | None]
 
 
 class Launcher:
-    """Launches kernels on one target; each is compiled at its first use."""
+    """Emits dispatches of kernels for one target; a kernel is compiled when it is first used."""
 
     def __init__(self, target: Target, rendered: RenderedKernels) -> None:
         self._target = target
         self._rendered = rendered
 
     def launch(self, e: Emitter, kernel: Kernel, operands: Operands) -> dict[str, Tensor]:
-        """Dispatch `kernel` and return the buffers that it writes, by name.
+        """Emit a dispatch of `kernel`; return the buffers that the kernel writes, by name.
 
-        Buffers of the interface that are None in `operands` are omitted, and None in the kernel too.
+        Buffers that are None in `operands` are removed from the interface; the kernel's function gets None.
         """
         absent = {name for name, operand in operands.items() if operand is None}
         kernel = kernel.without(absent)

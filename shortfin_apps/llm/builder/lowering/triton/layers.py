@@ -1,8 +1,9 @@
-"""Everything between a model's token ids and its logits as Triton kernels: five launches per layer.
+"""The layers of a model, from token ids to logits, in Triton kernels: five launches per layer of a Llama.
 
-They are: q, k and v with rotation and cache write; attention; the output projection with the residual; the
-gated pair; and the down projection with the residual. A norm is deferred to the matmul that reads it (see
-kernels/triton/__init__.py); the residual's matmul prepares for it.
+The launches are: the qkv projection with rotation and cache write; attention; the output projection with the
+residual; the gate and up projections with the activation; and the down projection with the residual. A norm
+is fused into the matmul that reads its result, and prepared by the kernel before (see "deferred" in
+kernels/triton/__init__.py).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from shortfin_apps.llm.model.operations import (
 
 
 class TritonLayers:
-    """FusedKernels, and kernels of Embed, norms, Linear, GatedLinear, LastTokens and experts."""
+    """FusedKernels, and kernels of Embed, Norm, AddNormed, Linear, GatedLinear, LastTokens and experts."""
 
     def __init__(self, context: LoweringContext) -> None:
         self._spec = context.spec
@@ -61,7 +62,7 @@ class TritonLayers:
         self._routed = (
             None if experts is None else TritonExperts(context, experts, self._launcher, self._operands)
         )
-        # f16 may overflow if x is scaled before it is normed.
+        # A deferred norm multiplies x by the norm's weight before dividing by rms, which may overflow in f16.
         self._defers_norms = self._act != "f16"
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
@@ -130,7 +131,7 @@ class TritonLayers:
                 values[attention.out] = self._attention.attend(e, q, attention, values.batch)
 
     def prepare(self, e: Emitter, batch: Batch) -> None:
-        """Compute the per-token data that the layers need."""
+        """Emit the computation of the batch's per-token data."""
         self._tokens.prepare(e, batch)
 
     def last_tokens(self, e: Emitter, x: Tensor, batch: Batch) -> Tensor:
@@ -176,7 +177,10 @@ class TritonLayers:
     def _add_normed(
         self, e: Emitter, x: Tensor, weight: str, residual: Tensor, following: Operation | None
     ) -> tuple[Tensor, Activations | None]:
-        """Return the sum, and the activations for the matmuls after the Norm or Narrow `following`."""
+        """Return the sum, and the input of the matmuls after the Norm or Narrow `following`.
+
+        The input is None if `following` is None.
+        """
         features = self._spec.hidden_size
         block = power_of_two(features)
         vector, rows = buffer("f32", features), buffer("f32", "tokens", features)
@@ -229,7 +233,11 @@ class TritonLayers:
         residual: Tensor,
         norm: str | None,
     ) -> tuple[Tensor, Activations | None]:
-        """Emit the experts' sum; `weights` are the matrix and its bias."""
+        """Return the experts' sum plus the residual, and the input of the matmuls after `norm`.
+
+        `weights`: names of the down matrices and of their biases; `norm`: name of the weight of the norm that
+        follows, or None. The input is None if `norm` is None.
+        """
         made = self._experts.sum_experts(e, x, *weights, routing, residual, self._norm(e, norm))
         return made["y"], _prepared(made)
 
@@ -241,7 +249,7 @@ class TritonLayers:
     def _linear(
         self, e: Emitter, x: Tensor | Activations, weight: str, residual: Tensor | None, norm: str | None
     ) -> tuple[Tensor, Activations | None]:
-        """Return the layer's output, and the activations for the matmuls after `norm`."""
+        """Return the product plus the residual, and the input of the matmuls after `norm` (None without)."""
         given = _activations(x)
         layout, operands = self._operands.of(e, given, weight)
         kernel = self._matmuls.linear(self._weights.shape(weight), given.x.shape[0], layout)
@@ -297,7 +305,10 @@ class TritonLayers:
         return made["y"], _prepared(made)
 
     def _norm(self, e: Emitter, weight: str | None) -> dict[str, Tensor | None]:
-        """Return the operands that make a kernel prepare for a norm; without one, mark the results absent."""
+        """Return the operands that make a kernel prepare the norm that follows, whose weight is `weight`.
+
+        If it is None, the operands make the kernel omit these outputs.
+        """
         if weight is None:
             return {"norm": None, "scaled": None, "squares": None}
         return {"norm": self._weights.load_one(e, weight)}
@@ -317,5 +328,5 @@ def _prepared(made: dict[str, Tensor]) -> Activations | None:
 
 
 def _row_tuning(block: int) -> Tuning:
-    """Return the tuning of kernels with a row of `block` elements per workgroup: some elements per lane."""
+    """Return the tuning for one token of `block` elements per workgroup: 512 per wave, at most 8 waves."""
     return Tuning(num_waves=min(8, max(1, block // 512)))

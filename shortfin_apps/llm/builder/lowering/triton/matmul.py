@@ -1,4 +1,4 @@
-"""The Kernels of a model's matmuls: their common part, and the inputs and outputs of each kind."""
+"""Create the kernels of a model's matmuls, with the inputs and outputs of each kind."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec
 
 Shape = tuple[int, ...]  # of a weight: output features, input features
-MATRIX = ("w", "scales", "minima")  # operands that hold a weight; a float weight has only the first
+MATRIX = ("w", "scales", "minima")  # the operands of a weight; a float weight has only "w"
 
 
 class MatmulKernels:
-    """Creates the Kernel of each matmul.
+    """Creates the kernels of matmuls.
 
-    `tile_of` returns the tile for a number of tokens and a weight's shape and layout. A weight is stored in
-    `layout`, by default as row-major floats.
+    `tile_of` returns the tile for a number of tokens and a weight's shape and layout. In all methods, `shape`
+    and `layout` are the weight's; None for `layout` stands for row-major floats.
     """
 
     def __init__(
@@ -43,7 +43,10 @@ class MatmulKernels:
         self._tile_of = tile_of
 
     def linear(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
-        """Return x times the transpose of w, plus `residual`; `norm` adds outputs for the next matmuls."""
+        """Return the kernel of Linear: x times the transpose of w, plus `residual`.
+
+        If the operand `norm` is given, the kernel also writes the inputs of the matmuls after this norm.
+        """
         out_features, _ = shape
         tile = self._tile_of(tokens, shape, layout)
         interface = Interface(
@@ -60,7 +63,7 @@ class MatmulKernels:
     def gated_linear(
         self, activation: Activation, shape: Shape, tokens: Dim, layout: WeightLayout | None = None
     ) -> Kernel:
-        """Return the kernel of the activation of w's first half of features, times the second half."""
+        """Return the kernel of GatedLinear: activation(gate) * up; w has the rows of gate, then of up."""
         out_features = shape[0] // 2
         tile = self._tile_of(tokens, shape, layout)
         interface = Interface(
@@ -74,9 +77,10 @@ class MatmulKernels:
     def project_qkv(
         self, block: Attention, shape: Shape, tokens: Dim, slab: Slab, layout: WeightLayout | None = None
     ) -> Kernel:
-        """Return the kernel that makes the rotated q, in `query_dtype`, and caches the rotated k, and v.
+        """Return the kernel that projects to q, k and v, and rotates q and k.
 
-        If a head has a norm, or a scale in the cache, a tile holds complete heads.
+        It returns q in `query_dtype`, and writes k and v to the cache. If heads have a norm, or scales in a
+        q8_0 cache, tiles consist of whole heads.
         """
         options = self._options
         has_whole_heads = block.qk_norm or options.kv == "q8_0"
@@ -106,7 +110,7 @@ class MatmulKernels:
             "STRIDE": options.block_seq_stride,
             "ROW": block.kv_layout.row_elements(options.kv),
         }
-        # Named by the narrow tile, as different tiles may have one size after widening.
+        # Named by the tile before widening, as different tiles may be equal in size after it.
         kernel = self._kernel(
             f"project_qkv{slab.suffix}", project_qkv, interface, shape, layout, wide, heads, columns
         )
@@ -131,7 +135,7 @@ class MatmulKernels:
         constexprs: Mapping[str, Constexpr],
         columns: int | None = None,
     ) -> Kernel:
-        """Return a matmul with a grid of token tiles by tiles of `columns`, by default the weight's rows."""
+        """Return a matmul whose grid is token tiles by tiles of `columns` (default: output features)."""
         out_features, in_features = shape
         return Kernel(
             name=f"{name}{kind_of(layout)}_{out_features}x{in_features}_{tile.suffix}",
@@ -153,7 +157,7 @@ class MatmulKernels:
 
 def _widened(tile: MatmulTile, layout: WeightLayout | None, least_columns: int) -> MatmulTile:
     """Return the tile with at least `least_columns` columns."""
-    if isinstance(layout, Fp8Rows):  # its depth is the group size
+    if isinstance(layout, Fp8Rows):  # the tile's depth must stay the size of a group with one scale
         return replace(tile, columns=max(tile.columns, least_columns))
     return tile.with_columns(least_columns)
 
@@ -169,24 +173,27 @@ def kind_of(layout: WeightLayout | None) -> str:
 
 
 def block_constants(layout: WeightLayout | None) -> tuple[int, ...] | None:
-    """Return the block constants of kernels/triton/blocks.py; None for other weights."""
+    """Return the constant BLOCKS of kernels/triton/blocks.py; None for weights that are not in blocks."""
     blocks = layout.blocks if layout else None
     return (blocks.bits, blocks.size, blocks.group or 0, int(blocks.is_e2m1)) if blocks else None
 
 
 def matrix(layout: WeightLayout, shape: Shape) -> dict[str, Buffer]:
-    """Return the operands that hold a weight."""
+    """Return the buffers of the operands of a weight: those of MATRIX that its layout has."""
     stored = layout.stored("w", shape).values()
     return {name: buffer(dtype, *sizes) for name, (sizes, dtype) in zip(MATRIX, stored, strict=False)}
 
 
 def load_matrix(e: Emitter, weights: WeightTypes, name: str) -> dict[str, Tensor]:
-    """Load the operands that hold a weight."""
+    """Load a weight; return its operands by name."""
     return dict(zip(MATRIX, weights.load(e, name), strict=False))
 
 
 def quantised(dtype: str, features: int, count: str = "tokens") -> dict[str, Buffer]:
-    """Return x [count, features] in 8-bit floats, and its scales (kernels/triton/fp8.py)."""
+    """Return the buffers of x [count, features] in 8-bit floats, and of its scales (kernels/triton/fp8.py).
+
+    `count` names the dynamic size.
+    """
     return {
         "x": buffer(dtype, count, features),
         "x_scales": buffer("f32", count, -(-features // FP8_GROUP)),
@@ -196,19 +203,19 @@ def quantised(dtype: str, features: int, count: str = "tokens") -> dict[str, Buf
 def activations(
     layout: WeightLayout | None, act: FloatType, features: int, count: str = "tokens"
 ) -> dict[str, Buffer]:
-    """Return the operands that hold x [count, features] of a matmul with a weight in `layout`."""
+    """Return the buffers of the input x [count, features] of a matmul with a weight in `layout`."""
     if isinstance(layout, Fp8Rows):
         return quantised(layout.dtype, features, count)
     return {"x": buffer(act, count, features)}
 
 
 def item_bytes(layout: WeightLayout | None, act: FloatType) -> int:
-    """Return the bytes of an element of x, for a weight in `layout`."""
+    """Return the bytes of an element of a matmul's input x, for a weight in `layout`."""
     return 1 if isinstance(layout, Fp8Rows) else FLOAT_DTYPES[act].itemsize
 
 
 def deferred(act: str, features: int, count: str = "tokens") -> dict[str, Buffer]:
-    """Return the outputs that prepare x [count, features] for the matmuls after a norm."""
+    """Return the buffers of a deferred norm of x [count, features], which the next matmuls read."""
     return {
         "scaled": buffer(act, count, features),
         "squares": buffer("f32", count, features // GROUP),

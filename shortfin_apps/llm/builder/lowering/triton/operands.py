@@ -1,4 +1,4 @@
-"""Operands of matmuls: weights, widened for large batches, and activations, quantised for fp8."""
+"""Operands of matmuls: weights, dequantised for large batches, and activations, quantised for fp8."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
 )
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
 
-# From this many tokens on, widening a weight once is faster than widening it in each tile of tokens.
+# From this number of tokens on, dequantising a weight once is faster than doing so for each tile of tokens.
 WIDENED_TOKENS = 256
 _QUANTISED_ROWS = 16
 _WIDENED_ROWS, _WIDENED_DEPTH = 32, 256
@@ -29,9 +29,11 @@ _WIDENED_ROWS, _WIDENED_DEPTH = 32, 256
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """The input of a matmul: `x` [tokens, features], normed, or scaled for a deferred norm.
+    """The input of a matmul: `x` [tokens, features].
 
-    For a deferred norm, `squares` [tokens, features / GROUP] f32 holds the sums of squares before scaling.
+    With a deferred norm, `x` is multiplied by the norm's weight, but not yet divided by rms; `squares`
+    [tokens, features / GROUP] f32 has sums of squares from before this multiplication. Without, `squares` is
+    None.
     """
 
     x: Tensor
@@ -39,7 +41,7 @@ class Activations:
 
 
 class MatmulOperands:
-    """Prepares a matmul's operands with the necessary launches."""
+    """Prepares the operands of matmuls; emits the launches that this needs."""
 
     def __init__(self, context: LoweringContext, launcher: Launcher) -> None:
         self._act = context.options.activations
@@ -49,7 +51,7 @@ class MatmulOperands:
     def of(
         self, e: Emitter, given: Activations, weight: str
     ) -> tuple[WeightLayout, dict[str, Dim | Tensor | None]]:
-        """Return the layout in which a matmul of MatmulKernels reads the weight, and its operands."""
+        """Return the layout in which the matmul reads the weight, and the operands of the matmul."""
         layout, tokens = self._weights.layout(weight), given.x.shape[0]
         stored = load_matrix(e, self._weights, weight)
         if isinstance(layout, BlockRows) and (isinstance(tokens, str) or tokens >= WIDENED_TOKENS):
@@ -59,7 +61,7 @@ class MatmulOperands:
         return layout, {"tokens": tokens, **x, "in_squares": given.squares, **stored}
 
     def activations(self, e: Emitter, x: Tensor, weight: str) -> dict[str, Tensor]:
-        """Return the operands that hold x of a matmul with the weight."""
+        """Return the operands for the input `x` of a matmul with the weight."""
         layout = self._weights.layout(weight)
         return self._quantised(e, x, layout) if isinstance(layout, Fp8Rows) else {"x": x}
 

@@ -1,4 +1,4 @@
-"""Sampling in Triton, from candidates or from full rows."""
+"""Sampling in Triton: from the top-k candidates, or from all logits of a sequence (a whole row)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
 
 EDITS = 128  # edits per workgroup
-PART = 1024  # logits of a row per workgroup; AMD GPUs lack scalar registers to search more at once
-WAVES = 4  # per row drawn
+PART = 1024  # logits of a row per workgroup; AMD GPUs do not have scalar registers to search more at once
+WAVES = 4  # waves of a workgroup that samples a row's token
 
 _OF_ROWS = buffer("i64", "rows")
 
@@ -101,7 +101,10 @@ class TritonSampling:
 
 
 class SamplingKernels:
-    """The Kernels that draw a token for each row of `size` logits, with its best `k` as candidates."""
+    """Creates the kernels that sample a token from each row of `size` logits; `k`: top-k candidates per row.
+
+    The functions in kernels/triton/ describe the operands.
+    """
 
     def __init__(self, size: int, k: int) -> None:
         self._size = size
@@ -175,7 +178,7 @@ class SamplingKernels:
         )
 
     def _of_rows(self, function: Any, reads: Sequence[str], writes: dict[str, Buffer]) -> Kernel:
-        """Return a Kernel with a workgroup per row."""
+        """Return a kernel with one workgroup per row."""
         rounded = {"PARTS_BLOCK": power_of_two(self._parts), "BLOCK": power_of_two(self._k)}
         return Kernel(
             name=function.__name__,

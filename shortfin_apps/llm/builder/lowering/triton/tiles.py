@@ -1,4 +1,4 @@
-"""Tile sizes of the Triton kernels: a table for each kind of GPU, by tokens and by a weight's shape."""
+"""Tile sizes of the Triton kernels: a table per kind of GPU, by number of tokens and shape of the weight."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
 
-MOST_SPLITS = 64  # maximum workgroups per K/V head for a single token's attention
+MOST_SPLITS = 64  # maximum workgroups per K/V head for the attention of a single token
 _ANY = sys.maxsize
-_LEAST_DEPTH_BYTES = 64  # a block of weights, widened to 16 bits; one matrix instruction takes no more of K
-_UNKNOWN_TOKENS = 512  # assumed if the number of tokens is unknown at compile time
+_LEAST_DEPTH_BYTES = 64  # one block of 32 weights in 16 bits; no matrix instruction reads more of K
+_UNKNOWN_TOKENS = 512  # the assumption if the number of tokens is unknown at compile time
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulTile:
-    """A workgroup's tile of a matmul: `rows` tokens by `columns` features, `depth_bytes` of K at a time.
+    """A workgroup's tile of a matmul: `rows` tokens by `columns` output features.
 
-    `early`: load the norm's inputs before the product, if there are registers for them.
+    `depth_bytes`: bytes of K per step; `early`: load the inputs of a deferred norm before the product, which
+    needs registers.
     """
 
     rows: int
@@ -33,22 +34,22 @@ class MatmulTile:
 
     @property
     def suffix(self) -> str:
-        """The suffix of kernel names."""
+        """A suffix for the names of kernels."""
         return f"{self.rows}x{self.columns}x{self.depth_bytes}"
 
     def with_columns(self, least: int) -> MatmulTile:
-        """Return a tile with at least `least` columns that uses as much shared memory."""
+        """Return the tile with at least `least` columns, and less depth, to use the same shared memory."""
         columns = max(self.columns, least)
         depth_bytes = max(_LEAST_DEPTH_BYTES, self.depth_bytes * self.columns // columns)
         return replace(self, columns=columns, depth_bytes=depth_bytes)
 
     def for_blocks(self) -> MatmulTile:
-        """Return the tile for weights in blocks, which take registers while they are widened."""
+        """Return the tile for weights in blocks, whose dequantisation needs registers."""
         columns = self.columns if self.rows < 128 else min(self.columns, 128)
         return replace(self, columns=columns, early=self.early and self.rows <= 16)
 
     def for_fp8(self) -> MatmulTile:
-        """Return the tile for a product in 8-bit floats, which keeps a second tile of sums in registers."""
+        """Return the tile for 8-bit floats, where the kernel keeps a second tile of sums in registers."""
         tuning = Tuning(self.tuning.num_waves, min(self.tuning.num_stages, 3))
         return MatmulTile(self.rows, min(self.columns, 128), FP8_GROUP, tuning, self.rows <= 16)
 
@@ -59,7 +60,10 @@ class MatmulTile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """A workgroup's tile of attention: `queries` by `columns` slots, fewer if their keys are too large."""
+    """A workgroup's tile of attention: `queries` (token, head) pairs by `columns` slots per step.
+
+    `most_key_bytes`: maximum bytes of the keys of a step; `fitted` reduces `columns` accordingly.
+    """
 
     queries: int
     columns: int
@@ -69,7 +73,7 @@ class AttentionTile:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A tile for matmuls of up to `tokens` tokens and weights of up to `features` output features."""
+    """A tile for matmuls with at most `tokens` tokens and weights with at most `features` output features."""
 
     tokens: int
     features: int
@@ -78,12 +82,12 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileTable:
-    """The tiles of one kind of GPU; the first matching entry of `matmuls` is used.
+    """The tiles of one kind of GPU; of each list, the first matching item is used.
 
-    `blocks` and `fp8` hold tiles for weights in blocks and in 8-bit floats; if empty, they derive from
-    `matmuls`. `float4_experts` holds tiles for experts in 4-bit floats, by average rows per expert. `split`
-    is the number of slots per workgroup in a single token's attention, or the smallest multiple of it with
-    which MOST_SPLITS workgroups suffice.
+    `matmuls`: for weights in floats; `blocks` and `fp8`: for weights in blocks and in 8-bit floats (empty:
+    derived from `matmuls`); `float4_experts`: for experts in 4-bit floats, where `Use.tokens` means average
+    rows per expert; `split`: slots per workgroup in the attention of a single token. A longer context than
+    MOST_SPLITS * `split` uses a multiple of `split`.
     """
 
     matmuls: Sequence[Use]
@@ -95,9 +99,9 @@ class TileTable:
     attention: AttentionTile
 
     def matmul(self, tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None = None) -> MatmulTile:
-        """Return the tile for a number of tokens (a str: unknown) and the shape and layout of a weight.
+        """Return the tile for a number of tokens, and the shape and layout of a weight.
 
-        The default layout is row-major floats.
+        `tokens`: a str means that the number is unknown; `layout`: None means row-major floats.
         """
         known = tokens if isinstance(tokens, int) else _UNKNOWN_TOKENS
 
@@ -112,7 +116,7 @@ class TileTable:
         return first(self.matmuls)
 
     def float4_expert(self, rows: int) -> MatmulTile | None:
-        """Return the tile from `float4_experts`; None if these experts use the tiles of other weights."""
+        """Return the tile for `rows` per expert from `float4_experts`; None if this table is empty."""
         return next((use.tile for use in self.float4_experts if rows <= use.tokens), None)
 
 
@@ -141,7 +145,7 @@ _RDNA3 = replace(
         Use(_ANY, _ANY, _AMD.matmuls[2].tile.for_blocks()),
     ),
 )
-# The fastest of five sets on an H200 that need less shared memory than _HOPPER's.
+# The fastest on an H200 of five sets of tiles that need less shared memory than those of _HOPPER.
 _NVIDIA = TileTable(
     matmuls=(
         Use(16, _ANY, MatmulTile(16, 32, 512, Tuning(4, 4))),
@@ -152,8 +156,9 @@ _NVIDIA = TileTable(
     decode_attention=AttentionTile(16, 128, Tuning(4, 2)),
     attention=AttentionTile(128, 64, Tuning(8, 2)),
 )
-# The fastest on an H200, or close to it, among bench/matmul_candidates.py, for the shapes of Llama 3.1 8B and
-# SmolLM2-135M in bf16 (bench/tune_matmul.py); for attention, among the tiles in bench/tune_attention.py.
+# The fastest tiles, or nearly so, on an H200 with the shapes of Llama 3.1 8B and SmolLM2-135M in bf16: among
+# those in bench/matmul_candidates.py (measured by bench/tune_matmul.py) and, for attention, among those in
+# bench/tune_attention.py.
 _HOPPER = TileTable(
     matmuls=(
         Use(16, 2048, MatmulTile(16, 16, 512, Tuning(2, 6))),
@@ -218,14 +223,17 @@ _HOPPER = TileTable(
 
 
 def tiles_of(target: Target) -> TileTable:
-    """Return the table for a GPU."""
+    """Return the table for the target GPU."""
     if target.architecture != "nvptx":
         return _RDNA3 if target.cpu.startswith("gfx11") else _CDNA4 if target.cpu == "gfx950" else _AMD
     return _HOPPER if target.cpu.startswith("sm_90") else _NVIDIA
 
 
 def fitted(tile: AttentionTile, sharing: int, head_bytes: int) -> AttentionTile:
-    """Fit the tile to the `sharing` query heads of a K/V head, with fewer slots for wide heads."""
+    """Return the tile with at least `sharing` queries, and with fewer columns for wide heads.
+
+    `sharing`: query heads per K/V head; `head_bytes`: bytes of a head's key.
+    """
     columns = max(16, min(tile.columns, tile.most_key_bytes // power_of_two(head_bytes)))
     return replace(tile, queries=max(tile.queries, power_of_two(sharing)), columns=columns)
 

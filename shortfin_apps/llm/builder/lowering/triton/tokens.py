@@ -1,4 +1,4 @@
-"""The per-token data of a batch, in one launch for all layers; and each row's last token."""
+"""The per-token data of a batch, computed once for all layers; and the last token of each sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shortfin_apps.llm.model.rope import Rotation
 
 
 class TritonTokens:
-    """Kernels of LastTokens, and the preparation of a batch."""
+    """The preparation of a batch, and the kernel of LastTokens."""
 
     def __init__(self, context: LoweringContext, launcher: Launcher) -> None:
         self._spec = context.spec
@@ -29,10 +29,11 @@ class TritonTokens:
         self._launcher = launcher
 
     def prepare(self, e: Emitter, batch: Batch) -> None:
-        """Compute slots, cosines and sines, row offsets if rows have several tokens, and attention counters.
+        """Emit the computation of the batch's slots, cosines and sines, offsets and counters.
 
-        One launch computes the slots of one slab, and the cosines and sines of one rotation. States have no
-        slots. The counters are for attention of single tokens.
+        A launch computes the slots of one slab (the pages of some layers), and the cosines and sines of one
+        rotation; slabs of states have no slots. Offsets are not needed in a decode. Counters are only for
+        decodes and packed sequences, whose attention of single tokens reads them.
         """
         made = [(*pair, self._prepare(e, batch, *pair)) for pair in self._launches(batch)]
         batch.rotaries = {way: results["rotary"] for way, _, results in reversed(made)}
@@ -44,7 +45,7 @@ class TritonTokens:
             batch.offsets = batch.given_offsets or results["offsets"]
 
     def _launches(self, batch: Batch) -> list[tuple[Rotation, Slab]]:
-        """Pair each rotation with a slab that needs it; add the slabs that need slots alone."""
+        """Return the launches: each rotation with a slab that uses it, then the other slabs with slots."""
         launches = [(rotation, self._slab_of(rotation, batch)) for rotation in self._rotaries]
         first = next(iter(self._rotaries))
         for slab in batch.slabs:
@@ -53,7 +54,7 @@ class TritonTokens:
         return launches
 
     def _slab_of(self, rotation: Rotation, batch: Batch) -> Slab:
-        """Return the first slab with a layer that rotates so, or the first slab."""
+        """Return the first slab with a layer that uses the rotation; the first slab if no layer does."""
         layers = self._spec.layers
         rotated = {n for n, layer in enumerate(layers) if any(rotation == each.rotation for each in layer)}
         return next((slab for slab in batch.slabs if rotated.intersection(slab.layers)), batch.slabs[0])
@@ -86,9 +87,9 @@ class TritonTokens:
         norm: Mapping[str, Tensor | None],
         deferred: Mapping[str, Buffer],
     ) -> dict[str, Tensor]:
-        """Launch `last_tokens` and return its results.
+        """Launch the kernel `last_tokens` and return its results by name.
 
-        `norm` holds the operands of the norm that follows, `deferred` the outputs for it.
+        `norm`: operands for the norm that follows; `deferred`: outputs for the matmul after this norm.
         """
         features = self._spec.hidden_size
         block = power_of_two(features)

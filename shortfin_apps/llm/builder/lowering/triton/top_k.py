@@ -12,7 +12,7 @@ from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
 
-_TILE = 2048  # elements per workgroup in the search for chunk maxima
+_TILE = 2048  # logits per workgroup of best_of_chunks
 
 
 class TritonTopK:
@@ -34,15 +34,15 @@ class TritonTopK:
 
 
 def top_k_kernels(size: int, k: int, architecture: str) -> tuple[Kernel, Kernel]:
-    """Return the Kernels that find the best of each chunk, and the best `k` of a row's `size` elements."""
+    """Return the kernels that find the best element of each chunk, and the best `k` of `size` elements."""
     chunk = chunk_of(size, k)
-    # A sort keeps masks of its lanes; CDNA has scalar registers for the masks of 256 lanes.
+    # A sort keeps lane masks in scalar registers; CDNA has enough of these for 256 lanes.
     waves = 4 if architecture == "amdgpu" else 8
     return _chunks_kernel(size, chunk), _row_kernel(size, chunk, k, waves)
 
 
 def chunk_of(size: int, k: int) -> int:
-    """Return the chunk size with which there are as many chunks as elements in the k best chunks."""
+    """Return the size of a chunk, so that there are about as many chunks as elements in k chunks."""
     return power_of_two(max(2, isqrt(size // power_of_two(k))))
 
 
