@@ -1,4 +1,4 @@
-"""Routes that affect all callers; they need an admin key."""
+"""Admin routes: they affect all callers and require an admin key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shortfin_apps.llm.serving.http.json_response import JsonResponse
 
 PIECE_BYTES = 1 << 18
 GZIP = "application/gzip"
-DUMP = {GZIP: {"schema": {"type": "string", "format": "binary"}}}  # with `download`
+DUMP = {GZIP: {"schema": {"type": "string", "format": "binary"}}}  # the answer's content with `download`
 
 logger = logging.getLogger(__name__)
 router = APIRouter(
@@ -32,21 +32,21 @@ router = APIRouter(
 
 
 class LogLevelBody(Body):
-    """`POST /log_level`."""
+    """Body of `POST /log_level`."""
 
     level: Literal["debug", "info", "warning", "error"]
 
 
 @router.post("/flush_cache", responses={200: {"model": answers.State}})
 async def flush_cache(request: Request) -> Response:
-    """Empties the prefix cache, except for pages of running requests; later requests find no prefix."""
+    """Evicts all pages of the prefix cache that no running request uses."""
     service_of(request).model.generator.engine.flush_cache()
     return JsonResponse({"status": "flushed"})
 
 
 @router.post("/abort_all", responses={200: {"model": answers.AbortedAnswer}})
 async def abort_all(request: Request) -> Response:
-    """Aborts all requests of all callers; returns the number of sequences."""
+    """Aborts all requests of all callers; returns the number of aborted sequences."""
     count = await count_everywhere(AbortAll(), service_of(request))
     logger.warning("an admin aborted all %d sequences", count)
     return JsonResponse({"aborted": count})
@@ -54,9 +54,10 @@ async def abort_all(request: Request) -> Response:
 
 @router.post("/debug/dump", responses={200: {"model": answers.DumpAnswer, "content": DUMP}})
 async def debug_dump(request: Request, download: bool = False) -> Response:
-    """Writes a dump of the flight recorder to a file on the server; with `download`, answers with the file.
+    """Writes a dump of the flight recorder to a file on the server.
 
-    It holds token ids of all callers' requests.
+    With `download`, the answer is the file itself, otherwise its path and size. The dump contains the token
+    ids of all callers' requests.
     """
     written = await service_of(request).model.generator.engine.dump("POST /debug/dump")
     if download:
@@ -65,7 +66,10 @@ async def debug_dump(request: Request, download: bool = False) -> Response:
 
 
 def _sent(path: Path) -> StreamingResponse:
-    """Answer with the file. It is opened first, as newer dumps may replace it at any time."""
+    """Return a response that streams the dump file. Raises UnavailableError if the file is gone.
+
+    The file is opened before the response starts, because newer dumps may replace it at any time.
+    """
     try:
         file = path.open("rb")
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Reads an answer's text, complete or streamed: as a message in OpenAI's format, or as blocks.
+"""Parses an answer's text, complete or streamed, into a message in OpenAI's format or into blocks.
 
-Blocks are thoughts, texts and calls, in the order in which the model wrote them. `/v1/responses` and
-`/v1/messages` return one object per block.
+A block is reasoning, text or one tool call. Blocks are in the order in which the model wrote them;
+`/v1/responses` and `/v1/messages` return one object per block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AnswerReader:
 
     def __init__(self, form: AnswerForm = PLAIN) -> None:
         self._form = form
-        # Text without a dialect needs no parser, which would hold back trailing white space.
+        # Without a dialect there is no parser, because a parser would hold back trailing white space.
         self._parser = None if form.dialect == NO_DIALECT else form.parser()
 
     @property
@@ -34,9 +34,10 @@ class AnswerReader:
         return self._parser is None
 
     def pieces(self, text: str, *, is_last: bool, is_cut: bool = False) -> Sequence[Piece]:
-        """Return the pieces that the next `text` completes, without thoughts if they are not requested.
+        """Return the pieces that the next `text` completes, without reasoning if it was not requested.
 
-        Calls are complete, unless the answer `is_cut`, that is, ended before the model finished it.
+        `is_last`: `text` ends the answer. `is_cut`: the answer was truncated, so that its last tool call may
+        be incomplete.
         """
         if self._parser is None:
             return [Content(text)]
@@ -48,7 +49,7 @@ class AnswerReader:
         return [piece for piece in pieces if not isinstance(piece, Reasoning)]
 
     def new_call_id(self) -> str:
-        """Return an id for a call, with the length that the model's template requires."""
+        """Return a random tool call id, with the length that the model's chat template requires."""
         code, length = uuid4().hex, self._form.id_chars
         return f"call_{code}" if length is None else code[:length]
 
@@ -78,7 +79,7 @@ class MessageReader:
         return message
 
     def delta(self, text: str, *, is_last: bool, is_cut: bool = False) -> dict[str, Any]:
-        """Return what the next `text` adds to the message; empty while text is held back."""
+        """Return the fields that the next `text` adds to the message; empty if `text` is held back."""
         pieces = self._reader.pieces(text, is_last=is_last, is_cut=is_cut)
         delta: dict[str, Any] = {}
         if reasoning := _text_of(pieces, Reasoning):
@@ -90,11 +91,11 @@ class MessageReader:
         return delta
 
     def finish_reason(self, reason: FinishReason | None) -> str | None:
-        """Return OpenAI's finish reason; call this after the message or its last delta."""
+        """Return OpenAI's finish reason. Callers must have read the message or its last delta before."""
         return "tool_calls" if self._num_calls and reason is FinishReason.STOP else reason
 
     def _calls(self, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-        """Return calls that start or continue; a continued call has neither id nor name."""
+        """Return tool calls that start or continue in `pieces`; a continued call has neither id nor name."""
         calls: list[dict[str, Any]] = []
         for piece in pieces:
             if isinstance(piece, CallStart):
@@ -130,11 +131,11 @@ KIND_OF = {Reasoning: BlockKind.THOUGHT, Content: BlockKind.TEXT, Arguments: Blo
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """The `index`-th block of an answer; text is appended to `parts` as it is generated."""
+    """The block of an answer at position `index`; generated text is appended to `parts`."""
 
     kind: BlockKind
     index: int
-    name: str = ""  # `name` and `call_id` are set for calls
+    name: str = ""  # `name` and `call_id` are set for tool calls only
     call_id: str = ""
     parts: list[str] = field(default_factory=list)  # joined on demand, as appending to a string copies it
 
@@ -165,7 +166,10 @@ Change = Began | Grew | Ended
 
 
 class BlockReader:
-    """Splits the streamed text of one answer into blocks: at least one, and only the last is open."""
+    """Splits the text of one answer, streamed or complete, into blocks.
+
+    An answer has at least one block. Only its last block can still grow.
+    """
 
     def __init__(self, form: AnswerForm) -> None:
         self._reader = AnswerReader(form)
@@ -177,7 +181,7 @@ class BlockReader:
         return any(block.kind is BlockKind.CALL for block in self.blocks)
 
     def read(self, text: str, *, is_last: bool, is_cut: bool = False) -> Iterator[Change]:
-        """Yield the changes that the next `text` makes. The iterator must be exhausted."""
+        """Yield the changes that the next `text` makes to the blocks. Callers must exhaust the iterator."""
         for piece in self._reader.pieces(text, is_last=is_last, is_cut=is_cut):
             yield from self._take(piece)
         if is_last:

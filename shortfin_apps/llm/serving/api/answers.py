@@ -49,7 +49,7 @@ class CompletionChoice(BaseModel):
     finish_reason: str | None
     stop_reason: int | str | None
     logprobs: dict[str, Any] | None
-    prompt_logprobs: list[dict[str, Any] | None] | None = None  # on request, as are the next two
+    prompt_logprobs: list[dict[str, Any] | None] | None = None  # only on request, like the next two fields
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     receipt: dict[str, Any] | None = None
@@ -79,9 +79,9 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None  # null if there are only tool calls
     refusal: str | None
-    reasoning_content: str | None = None  # if the model wrote thoughts; `reasoning` is the same text
+    reasoning_content: str | None = None  # if the model wrote reasoning; `reasoning` has the same text
     reasoning: str | None = None
-    tool_calls: list[MessageToolCall] | None = None  # if there are any
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -197,7 +197,7 @@ STATUSES = {
 
 
 def errors(model: type[BaseModel] = ErrorAnswer) -> DocumentedAnswers:
-    """The documented errors of a route whose error body is `model`."""
+    """Return the documentation of a route's error statuses. `model` is the schema of its error body."""
     return {status: {"model": model, "description": why} for status, why in STATUSES.items()}
 
 

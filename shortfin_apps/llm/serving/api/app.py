@@ -42,8 +42,8 @@ def create_app(
     keys: KeyRing | None = None,
     cors_origins: Sequence[str] = (),
 ) -> FastAPI:
-    """Create the application for `service`, which may still be loading its model."""
-    # Serves the assets of /docs and /redoc itself; FastAPI's own pages load them from the internet.
+    """Create the application for `service`, whose model may still be loading."""
+    # FastAPIOffline serves the assets of /docs and /redoc; FastAPI would load them from the internet.
     offline = {"validatorUrl": None}
     app = FastAPIOffline(title="shortfin-llm", version=__version__, swagger_ui_parameters=offline)
     app.state.service = service
@@ -55,11 +55,11 @@ def create_app(
     app.router.routes += app.state.page.routes()
     install_error_handlers(app)
     install_validation_handler(app)
-    # The middleware added last sees a request first.
+    # The middleware added last handles a request first.
     app.add_middleware(HeadMiddleware)
     app.add_middleware(BodyLimitMiddleware, max_bytes=service.limits.body_bytes)
     app.add_middleware(AuthMiddleware, keys=keys or KeyRing(), open_paths=OPEN_PATHS | PAGE_PATHS)
-    if cors_origins:  # before AuthMiddleware: browsers send preflight requests without a key
+    if cors_origins:  # handles requests before AuthMiddleware: browsers send preflights without a key
         _add_cors(app, cors_origins)
     app.add_middleware(AccessLogMiddleware, clock=service.metrics.clock)
     if service.traces is not None:
@@ -79,7 +79,10 @@ def create_app(
 
 
 def refusal(reason: str, clock: Callable[[], float]) -> ASGIApp:
-    """An application that answers every request with 503; `clock` (seconds) is the access log's."""
+    """Return an application that answers every request with 503 and `reason`.
+
+    `clock`: seconds, for the access log.
+    """
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         response = error_response(Request(scope), UnavailableError(reason))
@@ -100,7 +103,7 @@ def _add_cors(app: FastAPI, origins: Sequence[str]) -> None:
 
 
 class RootPathMiddleware:
-    """Sets ASGI's `root_path`, and prepends it to `path` if a proxy has stripped it."""
+    """Sets ASGI's `root_path`, and prepends `root_path` to `path` if a proxy has stripped it."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
@@ -116,9 +119,9 @@ class RootPathMiddleware:
 
 
 class HeadMiddleware:
-    """Answers HEAD like GET but without the body; FastAPI's routes accept only GET.
+    """Answers HEAD like GET but without the body, because FastAPI's routes accept only GET.
 
-    `is_head` in the scope is for routes with an endless body.
+    The scope's `is_head` tells routes with an endless body not to start the body.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -136,9 +139,10 @@ class HeadMiddleware:
 
 
 class RequestIdMiddleware:
-    """Assigns each request an id (the client's `X-Request-Id` if valid) and returns it in the answer.
+    """Assigns each request an id, and returns the id in the answer's header `X-Request-Id`.
 
-    uvicorn serves each request in its own task, so the context variable covers everything the task logs.
+    The id is the client's `X-Request-Id` if valid, otherwise random. It is also in a context variable for
+    log lines: uvicorn serves each request in its own task.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -162,9 +166,9 @@ class RequestIdMiddleware:
 
 
 class DrainMiddleware:
-    """Closes each connection after its answer while the server drains, so that clients reconnect elsewhere.
+    """While the server drains, closes each connection after its answer, so that clients reconnect elsewhere.
 
-    Requests cancelled by a stopping server are not logged as errors.
+    Swallows CancelledError while the server stops, so that cancelled requests are not logged as errors.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:

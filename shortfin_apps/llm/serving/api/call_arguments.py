@@ -1,4 +1,4 @@
-"""Parses the arguments of a call as an object. Models write them as text, which may be cut or malformed."""
+"""Parses the arguments of a tool call, a JSON string that may be truncated or malformed, as an object."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from pydantic_core import from_json
 
 logger = logging.getLogger(__name__)
 
-UNPARSED = "unparsed_arguments"  # the only field of arguments that are not an object
-MAX_DEPTH = 24  # a client could not send back a deeper object in its next request (Limits)
+UNPARSED = "unparsed_arguments"  # the key of the raw string if the arguments are not a JSON object
+MAX_DEPTH = 24  # a deeper object would exceed Limits when the client sends it back in its next request
 _STRING_OR_LAST_COMMA = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|,(?=\s*[}\]])', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def arguments_in_history(text: str) -> dict[str, Any]:
-    """Parse the arguments of a call in a conversation. A string that was cut keeps its beginning.
+    """Parse the arguments of a tool call in the conversation history.
 
-    Logs a warning, once, if arguments are not a JSON object.
+    A truncated string value at the end is kept. Arguments that are not a JSON object are returned under the
+    key UNPARSED. Logs a warning, once per process, if arguments are not a complete JSON object.
     """
     try:
         value = json.loads(text, strict=False) if text.strip() else {}
@@ -37,10 +38,10 @@ def arguments_in_history(text: str) -> dict[str, Any]:
 
 
 def read_arguments(text: str, *, allow_partial: Literal[True, "trailing-strings"]) -> dict[str, Any]:
-    """Parse `text` as a JSON object, which may be incomplete.
+    """Parse `text` as a JSON object, which may be truncated.
 
-    Trailing commas and raw line ends in strings are accepted, as models write both. Other text is returned
-    under the key UNPARSED.
+    Trailing commas and raw control characters in strings are accepted, because models write them. Text that
+    is not an object is returned under the key UNPARSED.
     """
     try:
         mended = _STRING_OR_LAST_COMMA.sub(_mend, text)
@@ -68,7 +69,7 @@ def _items(container: dict[str, Any] | list[Any]) -> list[Any]:
     return list(container.values()) if isinstance(container, dict) else container
 
 
-@cache  # once in a process
+@cache  # warns once per process
 def _warn() -> None:
     logger.warning(
         "a conversation has a call with arguments that are not a JSON object (one that was cut, for example):"

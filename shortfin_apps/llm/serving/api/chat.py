@@ -1,7 +1,7 @@
 """`/v1/chat/completions`, and the code that it shares with `/v1/responses` and `/v1/messages`.
 
-A route with another body converts it to a ChatBody. `chat_turn` makes requests of it. Errors name the fields
-of ChatBody; routes with other field names rename them.
+The other routes convert their body to a ChatBody, from which `chat_turn` creates engine requests. Errors name
+fields of ChatBody; the other routes rename these fields in the errors (`params_named`).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], respons
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTurn:
-    """A conversation to answer: one request per choice, and how to parse the answers.
+    """The engine requests of one conversation, one per choice, and how to parse the answers (`form`).
 
-    `fills_context`: `max_tokens` was reduced to the free context.
+    `fills_context`: the body's `max_tokens` exceeded the free context and was reduced.
     """
 
     requests: Sequence[TextRequest]
@@ -67,9 +67,10 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 async def chat_turn(
     body: ChatBody, request: Request, *, cuts_to_fit: bool = False, messages_field: str = "messages"
 ) -> ChatTurn:
-    """Prepare the requests of a body.
+    """Create the engine requests of a chat. Raises InvalidRequestError.
 
-    Raises InvalidRequestError, also if `max_tokens` exceeds the free context, unless `cuts_to_fit`.
+    A `max_tokens` above the free context is an error; with `cuts_to_fit`, it is reduced to the free context.
+    `messages_field`: the name of `messages` in errors.
     """
     model = service_of(request).model
     num_answers = body.n or 1
@@ -100,7 +101,7 @@ async def chat_turn(
 
 
 def conversation_of(body: ChatBody, model: ServedModel) -> tuple[Conversation, ToolUse]:
-    """Return the prompt, and the tools that the model may use. Raises InvalidRequestError."""
+    """Return the conversation for the chat template, and the tools. Raises InvalidRequestError."""
     use = tool_use(body, model.dialect)
     conversation = Conversation(
         messages=body.messages,
@@ -112,13 +113,19 @@ def conversation_of(body: ChatBody, model: ServedModel) -> tuple[Conversation, T
 
 
 async def answer_of(turn: ChatTurn, request: Request) -> TextDelta:
-    """Return the complete answer of a one-request turn. Raises RequestAbortedError on disconnect."""
+    """Submit the only request of `turn` and return its complete answer.
+
+    Raises RequestAbortedError if the client disconnects.
+    """
     (answer,) = await unless_disconnected(request, gather(await submitted(turn.requests, request)))
     return answer
 
 
 def _max_tokens(body: ChatBody) -> tuple[str, int | None]:
-    """`max_completion_tokens`, or its older name `max_tokens`."""
+    """Return the name and the value of `max_completion_tokens`, or of its older name `max_tokens`.
+
+    Raises InvalidRequestError if the two disagree.
+    """
     if body.max_completion_tokens is None:
         return "max_tokens", body.max_tokens
     if body.max_tokens not in (None, body.max_completion_tokens):
@@ -135,9 +142,9 @@ def _logprobs(body: ChatBody) -> int | None:
 
 
 def chat_body(body: SamplingFields, **fields: Any) -> ChatBody:
-    """Create a chat from the sampling and serving fields of `body`, and `fields`.
+    """Create a ChatBody from the sampling and serving fields of `body`; `fields` override or add fields.
 
-    Raises InvalidRequestError for `n` above 1, as the calling routes return one answer.
+    Raises InvalidRequestError for `n` above 1, because the calling routes return one answer.
     """
     if body.n not in (None, 1):
         raise InvalidRequestError("`n` must be 1, as this route gives one answer", "n")
@@ -146,9 +153,9 @@ def chat_body(body: SamplingFields, **fields: Any) -> ChatBody:
 
 
 def end_of(answer: TextDelta) -> FinishReason | None:
-    """Return the finish reason. Raises RequestAbortedError, or its cause, for an aborted answer.
+    """Return the finish reason. For an aborted answer, raises the answer's error or RequestAbortedError.
 
-    For routes whose format can express a cut answer only if `max_tokens` was reached.
+    For routes with an answer format without a finish reason for an aborted answer.
     """
     if answer.finish_reason is FinishReason.ABORT:
         raise answer.error or RequestAbortedError("the request was aborted")

@@ -30,12 +30,12 @@ from shortfin_apps.llm.serving.http.json_response import JsonResponse
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
 
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default; chats have another one
 
 
 @router.post("/completions", responses=whole_or_streamed(CompletionAnswer))
 async def completions(body: CompletionBody, request: Request) -> Response:
-    """Continues one prompt or a batch of them."""
+    """Continues one prompt or several prompts."""
     model = service_of(request).model
     choices = choices_of(body, body.logprobs, stream=body.stream)
     prompt = body.prompt
@@ -83,7 +83,7 @@ def _model_card(service: Service) -> dict[str, Any]:
 
 
 async def _echoes(batch: Sequence[Any], n: int, generator: TextGenerator) -> list[str]:
-    """Return the prompt text of each choice, with special tokens if it was given as token ids."""
+    """Return the prompt text of each choice; a prompt given as token ids is decoded with special tokens."""
     decode = partial(generator.tokenizer.decode, skip_special_tokens=False)
     texts = [p if isinstance(p, str) else await generator.workers.run(len(p), decode, p) for p in batch]
     return [text for text in texts for _ in range(n)]

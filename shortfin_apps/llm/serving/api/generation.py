@@ -1,7 +1,7 @@
-"""Creates engine requests: the only way from a route's body to the engine.
+"""Creates the engine requests of all routes.
 
-A route translates its body to prompts and a GenerateRequest. `engine_requests` does everything else: limits,
-chat template, tokens, grammar, the model's defaults, seeds and receipts.
+A route translates its body to prompts and a GenerateRequest. `engine_requests` then checks limits, applies
+the chat template, tokenises, compiles grammars, and sets the model's defaults, seeds and receipts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from shortfin_apps.llm.serving.text.tokenizer import Tokenizer, bad_word_ids
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A prompt for the chat template; `variables` are its own."""
+    """A prompt for the chat template. `variables`: the template's, from `chat_template_kwargs`."""
 
     messages: Sequence[ChatMessage]
     add_generation_prompt: bool | None = None
@@ -62,12 +62,11 @@ Prompt = str | Sequence[int] | Conversation
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Numbers of answers generated and returned for each prompt.
+    """How many answers are generated and returned for each prompt.
 
-    With `best_of`, as in OpenAI's API and former vLLM, more are generated: the ones with the greatest mean
-    token log-probability are returned, best first. The usage counts all.
-
-    `logprobs` is the number of alternatives returned for each token; None for no log-probabilities.
+    `best_of` (OpenAI's and former vLLM's) generates more answers than it returns: those with the greatest
+    mean token log-probability are returned, best first. The usage counts all generated answers.
+    `logprobs`: alternatives returned for each token; None: no log-probabilities.
     """
 
     returned: int
@@ -80,11 +79,11 @@ class Choices:
 
     @property
     def computed_logprobs(self) -> int | None:
-        """The `logprobs` to request from the engine: ranking needs the tokens' log-probabilities."""
+        """The `logprobs` to request from the engine: 0 instead of None if answers are ranked."""
         return 0 if self.logprobs is None and self.are_ranked else self.logprobs
 
     def pick(self, answers: Sequence[TextDelta]) -> list[TextDelta]:
-        """Choose the answers to return. `answers` holds all answers to all prompts, in order."""
+        """Return the answers to send. `answers`: all answers to all prompts, in order."""
         if not self.are_ranked:
             return list(answers)
         groups = [answers[i : i + self.generated] for i in range(0, len(answers), self.generated)]
@@ -92,7 +91,7 @@ class Choices:
         return [each._replace(logprobs=()) for each in best] if self.logprobs is None else best
 
     def of_returned(self, requests: Sequence[TextRequest]) -> list[TextRequest]:
-        """Return one request for each returned answer; they describe the answers' format."""
+        """Return one request for each answer to send, with the client's `logprobs`, for formatting."""
         returned = [each for each in requests if each.choice < self.returned]
         return [replace(each, params=replace(each.params, logprobs=self.logprobs)) for each in returned]
 
@@ -101,10 +100,10 @@ class Choices:
 class GenerateRequest:
     """What to generate for a prompt, independent of the route.
 
-    `sampling` and `serving` are the fields that all routes share; the names of the sampling fields begin with
-    `prefix` in the body. `max_tokens_field` and `logprobs_field` are names for errors. `default_max_tokens`
-    is the route's, None for all that fits into the context. `may_be_empty`: `max_tokens` of 0 is an empty
-    answer, not an error. `cuts_to_fit`: a `max_tokens` above the free context is reduced, not an error.
+    `prefix`: how the names of the `sampling` fields begin in the body. `max_tokens_field`, `logprobs_field`:
+    their names in errors. `default_max_tokens`: the route's default; None: the free context.
+    `may_be_empty`: `max_tokens` of 0 returns an empty answer instead of an error.
+    `cuts_to_fit`: a `max_tokens` above the free context is reduced instead of an error.
     """
 
     sampling: SamplingFields
@@ -121,24 +120,25 @@ class GenerateRequest:
     logprobs_field: str = "logprobs"
     include_stop: bool | None = None
     num_beams: int = 1
-    request_id: str | None = None  # None: the HTTP request's
-    add_special_tokens: bool = True  # to a text
-    shown_ids: frozenset[int] = frozenset()
+    request_id: str | None = None  # None: the id of the HTTP request
+    add_special_tokens: bool = True  # only for a prompt given as text
+    shown_ids: frozenset[int] = frozenset()  # special tokens that appear in the text for the answer's parser
 
 
 async def engine_requests(
     prompts: Sequence[Prompt], field: str, wanted: Iterable[GenerateRequest], request: Request
 ) -> list[list[TextRequest]]:
-    """Create the requests of a body: for each prompt, one for each answer.
+    """Create engine requests: for each prompt, a list with one request per answer.
 
-    `field` is the prompts' name in the body. `wanted` has an item for each prompt, often the same; it is read
-    after the number of prompts was checked. Raises InvalidRequestError, which names fields as the body does.
+    `field`: the name of the prompts in the body. `wanted`: an item for each prompt (it may be an endless
+    iterator), read only after the number of prompts was checked. Raises InvalidRequestError, which names
+    fields as the body does.
     """
     service = service_of(request)
     service.limits.check_prompts(prompts, field)
     listed = [each for each, _ in zip(wanted, prompts, strict=False)]
     _check_limits(listed, service)
-    tokens: dict[int, NamedTokens] = {}  # by sampling, which the prompts of a batch may share
+    tokens: dict[int, NamedTokens] = {}  # by id of the SamplingFields, which prompts of a batch may share
     requests = []
     for prompt, each in zip(prompts, listed, strict=True):
         requests.append(await _of_prompt(prompt, field, each, tokens, request))
@@ -149,9 +149,9 @@ async def engine_requests(
 async def submitted(
     requests: Sequence[TextRequest], request: Request, scorings: Sequence[TextRequest] = ()
 ) -> list[TextStream]:
-    """Submit the requests that generate, then `scorings`; return their streams. The log reports the former.
+    """Submit the `requests` that generate tokens, then the `scorings` of prompts; return their streams.
 
-    Raises the engine's error if it does not admit all.
+    The access log reports only `requests`. Raises the engine's error if the engine does not admit all.
     """
     access = access_of(request)
     access.requests = requests
@@ -207,9 +207,9 @@ async def _of_prompt(
 
 
 def terms_of(body: ServingFields, request: Request) -> Terms:
-    """Read the terms. The tenant is the caller's; without keys, the `X-Tenant` header or the body's `user`.
+    """Return the priority, tenant and timeout of a request. Raises InvalidRequestError naming the field.
 
-    Raises InvalidRequestError naming the field.
+    The tenant is the caller's; without API keys, it is the header `X-Tenant` or the body's `user`.
     """
     claimed = request.headers.get(TENANT_HEADER) or body.user or ""
     access_of(request).set_claimed_tenant(claimed)
@@ -223,9 +223,10 @@ def terms_of(body: ServingFields, request: Request) -> Terms:
 async def encoded(
     prompt: Prompt, field: str, request: Request, salt: str | None, add_special_tokens: bool = True
 ) -> tuple[str, tuple[int, ...]]:
-    """Return the text, "" for token ids, and the tokens of a prompt. `salt` is the caller's cache salt.
+    """Return the text and the token ids of a prompt; the text is "" for a prompt given as token ids.
 
-    Raises InvalidRequestError for text that is too long, or that the chat template refuses.
+    `salt`: the caller's cache salt. Raises InvalidRequestError if the text is too long, or if the chat
+    template refuses the conversation.
     """
     generator = service_of(request).model.generator
     if isinstance(prompt, str):
@@ -240,8 +241,7 @@ async def encoded(
 async def rendered(conversation: Conversation, field: str, request: Request) -> str:
     """Render messages with the model's chat template. Raises InvalidRequestError, which names `field`.
 
-    Templates are programs and may be slow, so this runs in a worker thread, like tokenising long texts and
-    parsing the arguments of calls.
+    Rendering and parsing the arguments of tool calls may be slow, so both run in a worker thread.
     """
     service, messages = service_of(request), conversation.messages
     note_unread(messages, conversation.variables, request, field)
@@ -268,7 +268,7 @@ def _rendered(tokenizer: Tokenizer, conversation: Conversation) -> str:
 
 
 def _arguments_of(message: ChatMessage) -> list[bytes]:
-    """Return the arguments of the message's calls that are given as JSON text."""
+    """Return the arguments of the message's tool calls, those that are JSON strings."""
     given = [call.function.arguments for call in message.tool_calls or ()]
     return [text.encode("utf-8", "surrogatepass") for text in given if isinstance(text, str)]
 
@@ -281,7 +281,7 @@ def _params(
     tokens: dict[int, NamedTokens],
     generator: TextGenerator,
 ) -> SamplingParams:
-    """Merge the body's parameters and the model's defaults."""
+    """Return the sampling parameters: the body's, else the model's defaults. Raises InvalidRequestError."""
     sampling, max_tokens = wanted.sampling, wanted.max_tokens
     given, names = given_params(sampling, wanted.prefix)
     names |= {"max_tokens": wanted.max_tokens_field, "logprobs": wanted.logprobs_field}
@@ -313,7 +313,7 @@ def _params(
 def choices_of(
     body: CompletionBody | SamplingBody, logprobs: int | None, *, stream: bool | None, prefix: str = ""
 ) -> Choices:
-    """Read the fields. Raises InvalidRequestError, which names them with `prefix`."""
+    """Read `n` and `best_of`. Raises InvalidRequestError, which names the fields with `prefix`."""
     returned, name = body.n or 1, f"{prefix}best_of"
     generated = returned if body.best_of is None else body.best_of
     if generated < returned:
@@ -328,5 +328,5 @@ def choices_of(
 
 
 def _cost(answer: TextDelta) -> float:
-    """The sort key: lower is better, and ties keep their order."""
+    """Return the sort key of an answer: its negative mean token log-probability."""
     return -fmean(each.logprob for each in answer.logprobs) if answer.logprobs else 0.0

@@ -1,7 +1,7 @@
-"""JSON bodies: parsed by orjson, which is fast and refuses NaN, then checked once before the route runs.
+"""Parses JSON bodies with orjson, and checks their fields once before the route's handler runs.
 
-Fields that no route reads are refused or ignored. An answer names the ignored fields in the header
-`X-Ignored-Fields`; the log names each one once. As clients choose these names, they are escaped to printable
+Fields that the route does not read are refused or ignored. The answer's header `X-Ignored-Fields` and the log
+(once per name) name the ignored fields. Clients choose these names, so the names are escaped to printable
 ASCII, and their length and number are limited.
 """
 
@@ -33,12 +33,12 @@ HEADER = "X-Ignored-Fields"
 MAX_NAMED = 16  # names in one header
 MAX_NAME_CHARS = 64
 MAX_LOGGED = 256  # names logged by one process
-REST = "..."  # marks a name or list that was cut
-OWN_VARIABLES = frozenset({"messages", "add_generation_prompt"})  # set by body fields of their own
+REST = "..."  # marks a truncated name or list
+OWN_VARIABLES = frozenset({"messages", "add_generation_prompt"})  # the body has separate fields for these
 
 
 class JsonRequest(Request):
-    """A request parsed by orjson. Its parse error is a `json.JSONDecodeError`."""
+    """A request with a body that orjson parses. `json` raises `json.JSONDecodeError` for an invalid body."""
 
     async def json(self) -> Any:
         body, limits = await self.body(), service_of(self).limits
@@ -49,7 +49,10 @@ class JsonRequest(Request):
 
 
 def _parsed(body: bytes) -> Any:
-    """Parse JSON. Lone surrogates become U+FFFD, as one in the history is sent again with every turn."""
+    """Parse JSON; lone surrogates become U+FFFD.
+
+    They are not refused, because a client sends one in its history again with every turn.
+    """
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -60,7 +63,7 @@ def _parsed(body: bytes) -> Any:
 
 @cache
 def _log_surrogates() -> None:
-    """Log a warning once per process."""
+    """Log a warning about lone surrogates, once per process."""
     logger.warning(
         "a request had lone surrogates, which are halves of characters; each was replaced with U+FFFD, as in"
         " later requests, which are not logged"
@@ -68,9 +71,9 @@ def _log_surrogates() -> None:
 
 
 class JsonRoute(APIRoute):
-    """A route with a JsonRequest. `check_body` checks its body, if it has one, before the handler runs.
+    """A route that passes a JsonRequest to its handler, after `check_body` if the handler takes a Body.
 
-    The handler takes the body, and the `request`.
+    A handler that takes a Body must also have a parameter `request`.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -89,7 +92,7 @@ class JsonRoute(APIRoute):
 
 
 def _with_check(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the handler with a call of `check_body` before it, for the parameter that is a Body."""
+    """Wrap a handler so that `check_body` runs before it; a handler without a Body is returned unchanged."""
     signature = inspect.signature(endpoint, eval_str=True)
     kinds = {name: each.annotation for name, each in signature.parameters.items()}
     body = next(
@@ -108,13 +111,16 @@ def _with_check(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_body(body: Body, request: Request) -> None:
-    """Raise InvalidRequestError for another model or an unsupported field; record ignored ones to tell."""
+    """Check the model name and the fields; record the ignored fields in the request's state.
+
+    Raises ModelNotFoundError for another model, and InvalidRequestError for an unsupported field.
+    """
     check_model(service_of(request), vars(body).get("model"))
     request.state.ignored_fields = request.app.state.field_check.ignored(body)
 
 
 def check_model(service: Service, name: str | None) -> None:
-    """Raise ModelNotFoundError for a name other than the served model's or its source; None is accepted."""
+    """Raise ModelNotFoundError unless `name` is the served model's name, its source, or None."""
     if name not in (None, service.name, service.source):
         raise ModelNotFoundError(f"the model {name!r} is not served here; {service.name!r} is", "model")
 
@@ -122,10 +128,10 @@ def check_model(service: Service, name: str | None) -> None:
 def note_unread(
     messages: Sequence[ChatMessage], variables: Mapping[str, Any] | None, request: Request, field: str
 ) -> None:
-    """Record message fields and `chat_template_kwargs` that the chat template does not read.
+    """Record as ignored the message fields and `chat_template_kwargs` that the chat template does not read.
 
-    `field` is the name of the body's messages. `--strict-fields` does not refuse these fields: the client may
-    also use a model with a template that reads them.
+    `field`: the name of the messages in the body. `--strict-fields` does not refuse these fields, because
+    the template of another model may read them.
     """
     words = service_of(request).model.generator.tokenizer.template_words
     unread = {f"{field}.{name}": None for message in messages for name in message.unread_by(words)}
@@ -139,16 +145,16 @@ def note_unread(
 
 
 class FieldCheck:
-    """Checks bodies for unread fields and remembers the logged names. `strict` refuses unknown fields."""
+    """Finds the ignored fields of bodies, and logs each name once. `strict`: unknown fields are refused."""
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
         self._logged: set[str] = set()
 
     def ignored(self, body: Body) -> list[str]:
-        """Return the names of ignored fields, each once; log new ones.
+        """Return the names of a body's ignored fields, each once; log the names not logged before.
 
-        Raises InvalidRequestError for an unsupported field and, if strict, for an unknown one.
+        Raises InvalidRequestError for an unsupported field and, if strict, for an unknown field.
         """
         names: dict[str, None] = {}
         for prefix, each in _bodies_in(body):
@@ -166,7 +172,7 @@ class FieldCheck:
         return list(names)
 
     def log(self, names: Sequence[str]) -> None:
-        """Log names that were not logged before."""
+        """Log the `names` that were not logged before, up to MAX_LOGGED names in total."""
         for name in names:
             if len(self._logged) >= MAX_LOGGED:
                 return
@@ -178,20 +184,20 @@ class FieldCheck:
 
 
 def header_value(names: Sequence[str]) -> str:
-    """The value of `HEADER`: the names, separated by commas."""
+    """Return the value of `HEADER`: the first MAX_NAMED names, separated by commas."""
     rest = [REST] if len(names) > MAX_NAMED else []
     return ", ".join([*map(printable, names[:MAX_NAMED]), *rest])
 
 
 def printable(name: str) -> str:
-    """Shorten and escape `name`: line ends, commas and other characters special in headers or logs."""
+    """Truncate `name` to MAX_NAME_CHARS and percent-encode characters that are special in headers or logs."""
     if len(name) <= MAX_NAME_CHARS and len(shown := quote(name, safe="[]@!$")) <= MAX_NAME_CHARS:
         return shown
     return quote(name[:MAX_NAME_CHARS], safe="[]@!$")[: MAX_NAME_CHARS - len(REST)] + REST
 
 
 def _bodies_in(body: Body, prefix: str = "") -> Iterator[tuple[str, Body]]:
-    """Yield the body and its nested bodies, each with the prefix of its field names."""
+    """Yield `body` and its nested bodies, each after the dotted prefix of its field names."""
     yield prefix, body
     for name, value in vars(body).items():
         if value is None or isinstance(value, str):  # fast path: pydantic's `isinstance` is slow
@@ -211,7 +217,7 @@ def install_validation_handler(app: FastAPI) -> None:
 
 
 def _as_invalid_request(request: Request, error: RequestValidationError) -> InvalidRequestError:
-    """Summarise pydantic's errors in one sentence: the first invalid field and all rules it breaks."""
+    """Convert pydantic's errors to one sentence: the first invalid field and all rules that it breaks."""
     problems = error.errors()
     first = _first(problems)
     if first["type"] == "json_invalid":
@@ -232,9 +238,10 @@ def _as_invalid_request(request: Request, error: RequestValidationError) -> Inva
 
 
 def _first(problems: Sequence[Any]) -> Any:
-    """Return the first problem; for a value with several allowed types, that of the best-fitting type.
+    """Return the problem to report.
 
-    An unsupported type comes first, then the type of which pydantic read the most.
+    An unsupported type of list entry comes first. Otherwise it is a problem of the first invalid field: for
+    a union type, the problem at the deepest location, since that branch fits the value best.
     """
     if (not_served := next((p for p in problems if p["type"] == NOT_SERVED), None)) is not None:
         return not_served
@@ -248,10 +255,13 @@ def _given_type(value: object) -> str:
 
 
 def _field(location: Sequence[int | str]) -> str | None:
-    """The dotted field name in a pydantic location, without list indices and union branches."""
+    """Return the dotted field name in a pydantic location, without list indices and union branches.
+
+    Returns None if the location names no field.
+    """
     return ".".join(part for part in _path(location) if isinstance(part, str)) or None
 
 
 def _path(location: Sequence[int | str]) -> list[int | str]:
-    """A location without union branches."""
+    """Return a pydantic location without its first element and without union branches."""
     return [part for part in location[1:] if isinstance(part, int) or part in FIELD_NAMES]

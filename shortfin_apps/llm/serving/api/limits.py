@@ -11,40 +11,40 @@ from shortfin_apps.llm.components.request.sampling_params import MAX_LOGPROBS
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 MAX_CONTAINERS = 20_000  # objects and arrays in one body: a long conversation has a few thousand
-MAX_NAMES = 100_000  # members of all objects in one body
+MAX_NAMES = 100_000  # keys of all objects in one body
 _KEPT = b'"[{:'
 _DROPPED = bytes(set(range(256)) - set(_KEPT))
 
-MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 128  # tokenised in milliseconds
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 128  # as many are tokenised in milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The server's settings named `max_...`. All checks raise InvalidRequestError.
+    """Limits on one request: the server's settings `max_...`.
 
-    The tokens of a prompt and the number of sequences are limited elsewhere, by the model's context and the
-    size of the queue.
+    Checks of JSON raise json.JSONDecodeError, all other checks InvalidRequestError. The model's context
+    limits a prompt's tokens, and the queue's size limits the number of sequences; neither is checked here.
     """
 
     body_bytes: int = 4 << 20
     json_depth: int = 32  # nesting of arrays and objects
     prompts: int = 256
-    prompt_chars: int = 1_000_000  # of one text, or of all messages together
+    prompt_chars: int = 1_000_000  # in one text prompt, or in all messages together
     n: int = 128
     stops: int = 16
     stop_chars: int = 1024
     logprobs: int = MAX_LOGPROBS
 
     def check_json_text(self, text: bytes) -> None:
-        """Raise json.JSONDecodeError, as the parser does, for too many containers or names.
+        """Raise json.JSONDecodeError if unparsed JSON has too many containers or names.
 
-        The text is not parsed, as parsing is the slow part.
+        Runs before the parser, because parsing so many containers or names would be slow.
         """
         if (excess := excess_of(text)) is not None:
             raise json.JSONDecodeError(f"it has more than {excess}", "", 0)
 
     def check_json(self, value: Any) -> None:
-        """Raise json.JSONDecodeError, as the parser does, if the nesting is too deep."""
+        """Raise json.JSONDecodeError if arrays and objects in parsed JSON nest deeper than `json_depth`."""
         level = [value]
         for _ in range(self.json_depth):
             level = [
@@ -55,7 +55,7 @@ class Limits:
         raise json.JSONDecodeError(f"it nests deeper than {self.json_depth} levels", "", 0)
 
     def check_prompts(self, prompts: Sequence[object], param: str) -> None:
-        """Check the number of prompts, and the length of the ones that are texts."""
+        """Check the number of prompts, and the length of each text prompt."""
         if len(prompts) > self.prompts:
             raise InvalidRequestError(
                 f"`{param}` has {len(prompts)} prompts, but one request may have at most {self.prompts}",
@@ -91,7 +91,7 @@ class Limits:
             )
 
     def check_bad_words(self, words: Sequence[str], prefix: str = "") -> None:
-        """Check `bad_words`, which are all tokenised at once on the event loop."""
+        """Check the number and the lengths of `bad_words`, because the event loop tokenises all at once."""
         param = prefix + "bad_words"
         if len(words) > MAX_BAD_WORDS:
             raise InvalidRequestError(
@@ -108,11 +108,11 @@ class Limits:
 
 
 def excess_of(*texts: bytes) -> str | None:
-    """Describe the limit that the JSON texts exceed together; None if they are within limits."""
-    containers, names = most_counts_of(b"".join(texts))  # fast, and sufficient for nearly all
+    """Describe the limit that the JSON strings exceed together; None if they are within limits."""
+    containers, names = most_counts_of(b"".join(texts))  # these fast upper bounds nearly always suffice
     if containers <= MAX_CONTAINERS and names <= MAX_NAMES:
         return None
-    counted = list(map(counts_of, texts))  # separately, so that an open string hides nothing in the next
+    counted = list(map(counts_of, texts))  # separately: an unterminated string would hide the next `text`
     if sum(each.containers for each in counted) > MAX_CONTAINERS:
         return f"{MAX_CONTAINERS:,} arrays and objects"
     if sum(each.names for each in counted) > MAX_NAMES:
@@ -128,17 +128,17 @@ def _containers(outer: dict[str, Any] | list[Any]) -> list[dict[str, Any] | list
 
 
 class JsonCounts(NamedTuple):
-    """`containers` are arrays and objects, `names` the members of all objects."""
+    """`containers`: arrays and objects; `names`: keys of all objects."""
 
     containers: int
     names: int
 
 
 def counts_of(text: bytes) -> JsonCounts:
-    """Count the parts of a JSON text. Invalid JSON is counted at least up to its first error.
+    """Count the containers and names of a JSON string; of invalid JSON, at least those before the error.
 
-    Linear in the text, with a few passes in C: removing quotes in pairs leaves the characters in nested
-    strings.
+    Linear in the length, in a few passes in C: drop escaped quotes and all characters but the counted ones,
+    then split at quotes; every second part is outside of strings.
     """
     escaped_quotes_dropped = text.replace(rb"\\", b"").replace(rb"\"", b"")
     marks = escaped_quotes_dropped.translate(None, _DROPPED).replace(b'""', b"")
@@ -148,5 +148,5 @@ def counts_of(text: bytes) -> JsonCounts:
 
 
 def most_counts_of(text: bytes) -> JsonCounts:
-    """Return upper bounds in a fraction of the time: characters in strings are counted, too."""
+    """Return upper bounds of `counts_of`, faster: characters inside strings are counted, too."""
     return JsonCounts(text.count(b"[") + text.count(b"{"), text.count(b":"))

@@ -2,8 +2,8 @@
 
 Complete: {"responses": [{"prompt", "responses": [{"text", "output_ids", "meta_info"}, ...]}, ...]}
           with `n` answers to each prompt, or `num_beams` answers, best first
-Streamed: data: {"text", "output_ids", "meta_info", "index"}, cumulative, then data: [DONE];
-          log-probabilities are not cumulative: an event has its new tokens' only
+Streamed: data: {"text", "output_ids", "meta_info", "index"}, then data: [DONE];
+          `text` and `output_ids` are cumulative, log-probabilities are those of the event's new tokens
 
 `POST /abort` (also SGLang's `/abort_request`) ends requests by id: the `rid` of `/generate`, the
 `X-Request-Id` header of any route, or the `id` in an answer of the other routes. An aborted request is
@@ -72,7 +72,7 @@ router = APIRouter(route_class=JsonRoute, tags=["native"])
 DEFAULT_MAX_TOKENS = 50  # upstream's
 MAX_ID_CHARS = 128
 PREFIX = "sampling_params."
-# Parameters that the engine may refuse for this model: their names in the engine and in a body.
+# Parameters that the engine may refuse for this model: name in the engine to name in a body.
 REFUSED_BY_ENGINE = {
     **{name: PREFIX + name for name in ("num_beams", "stop", "stop_token_ids")},
     **{each.name: PREFIX + each.name for each in PARAMS.values() if each.changes_logits},
@@ -85,7 +85,7 @@ T = TypeVar("T")
 
 
 def native_error(problem: Problem) -> dict[str, Any]:
-    """Upstream shortfin's shape."""
+    """Return an error body in upstream shortfin's format."""
     return {"error": problem.message, "code": problem.code or "INVALID_REQUEST_ARGS", **problem.extra}
 
 
@@ -94,21 +94,21 @@ register_shape("/generate", native_error)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """What is asked for one prompt of the batch."""
+    """The options for one prompt of the body."""
 
     sampling: SamplingBody
     choices: Choices
     request_id: str
-    logprob_start: int | None  # first prompt token to score
+    logprob_start: int | None  # index of the first prompt token to score; None: score none
 
 
 @router.post("/generate", responses=ANSWERS)
 @router.put("/generate", responses=ANSWERS)
 async def generate(body: GenerateBody, request: Request) -> Response:
-    """Continues one prompt or a batch of them."""
+    """Continues one prompt or several prompts."""
     model = service_of(request).model
     prompts, field = _prompts(body)
-    service_of(request).limits.check_prompts(prompts, field)  # before work on each
+    service_of(request).limits.check_prompts(prompts, field)  # before any work per prompt
     items = _items(body, len(prompts), request)
     wanted = (_wanted(body, item, model) for item in items)
     by_item = await engine_requests(prompts, field, wanted, request)
@@ -148,20 +148,20 @@ async def generate(body: GenerateBody, request: Request) -> Response:
 def _returned(
     items: Sequence[Item], by_item: Sequence[Sequence[TextRequest]], known: Sequence[list[TextDelta]]
 ) -> Iterator[tuple[TextRequest, list[TextDelta]]]:
-    """Yield the answers to send, with their requests. `known` holds each request's answers."""
+    """Yield the answers to send, each with its request. `known`: the answers to each request, in order."""
     rest = iter(known)
     for item, requests in zip(items, by_item, strict=True):
         several = [next(rest) for _ in requests]
-        if item.choices.are_ranked:  # then there are no beams
+        if item.choices.are_ranked:  # a beam search refuses `best_of`, so each request has one answer
             answers = [answer for [answer] in several]
             several = [[each] for each in item.choices.pick(answers)]
         yield from zip(item.choices.of_returned(requests), several, strict=True)
 
 
 def _scoring(item: Item, requests: Sequence[TextRequest]) -> TextRequest | None:
-    """Return the request that scores the item's prompt, if log-probabilities of the prompt are requested.
+    """Return the request for log-probabilities of the item's prompt; None if not requested or none exist.
 
-    Raises InvalidRequestError if they would have to start after the prompt.
+    Raises InvalidRequestError if `logprob_start_len` is outside of the prompt.
     """
     start, num_tokens = item.logprob_start, len(requests[0].prompt_token_ids)
     if start is None or item.choices.logprobs is None:
@@ -174,7 +174,10 @@ def _scoring(item: Item, requests: Sequence[TextRequest]) -> TextRequest | None:
 
 
 def _input_logprobs(item: Item, answer: TextDelta | None, shape: CumulativeAnswer) -> dict[str, Any]:
-    """Return SGLang's fields for the prompt tokens from `logprob_start_len` on."""
+    """Return SGLang's log-probability fields for the prompt tokens from `logprob_start_len` on.
+
+    Returns an empty dict if prompt log-probabilities are not requested.
+    """
     if item.logprob_start is None:
         return {}
     token_ids = shape.request.prompt_token_ids
@@ -189,7 +192,7 @@ def _input_logprobs(item: Item, answer: TextDelta | None, shape: CumulativeAnswe
 
 
 def _items(body: GenerateBody, count: int, request: Request) -> list[Item]:
-    """Return what is asked for each of `count` prompts. Raises InvalidRequestError."""
+    """Return the options for each of `count` prompts. Raises InvalidRequestError."""
     sampling = _per_prompt("sampling_params", body.sampling_params, count, SamplingBody())
     logprobs, starts = _logprobs(body, count)
     rids = _request_ids(body.rid, count, request_id_of(request))
@@ -205,7 +208,7 @@ def _items(body: GenerateBody, count: int, request: Request) -> list[Item]:
 
 
 def _wanted(body: GenerateBody, item: Item, model: ServedModel) -> GenerateRequest:
-    """Return what is asked for the item. Raises InvalidRequestError for what no beam search does."""
+    """Return what to generate for the item. Raises InvalidRequestError for options that exclude beams."""
     sampling = item.sampling
     num_beams = _num_beams(sampling, model)
     grammar = asked_grammar(sampling.grammar_fields(), PREFIX)
@@ -235,10 +238,10 @@ def _wanted(body: GenerateBody, item: Item, model: ServedModel) -> GenerateReque
 
 
 def _logprobs(body: GenerateBody, count: int) -> tuple[list[int | None], list[int | None]]:
-    """Return two lists with an entry per prompt.
+    """Return two lists with one value per prompt. Raises InvalidRequestError.
 
-    The first has the number of top log-probabilities to return, None for no log-probabilities at all. The
-    second has the first prompt token to score, None to score no prompt tokens.
+    First list: the number of top log-probabilities to return; None: no log-probabilities at all.
+    Second list: the index of the first prompt token to score; None: no prompt token is scored.
     """
     wanted = _per_prompt("return_logprob", body.return_logprob, count, False)
     tops = _per_prompt("top_logprobs_num", body.top_logprobs_num, count, 0)
@@ -254,7 +257,7 @@ def _logprobs(body: GenerateBody, count: int) -> tuple[list[int | None], list[in
 
 @dataclass(slots=True)
 class CumulativeAnswer:
-    """One completion in SGLang's format, with all text and token ids so far."""
+    """One answer in SGLang's format, with all text and token ids so far."""
 
     request: TextRequest
     tokenizer: Tokenizer
@@ -264,9 +267,9 @@ class CumulativeAnswer:
     num_cached_tokens: int = 0
 
     def add(self, delta: TextDelta) -> dict[str, Any]:
-        """Add a delta and return the answer so far, but only this delta's log-probabilities.
+        """Add a delta; return the answer so far, with the log-probabilities of this delta only.
 
-        They take hundreds of bytes a token: sending all of them in every event would be quadratic.
+        Log-probabilities take hundreds of bytes per token: all of them in every event would be quadratic.
         """
         self.text += delta.text
         self.output_ids += delta.token_ids
@@ -293,7 +296,7 @@ class CumulativeAnswer:
 
 
 class CumulativeEvents:
-    """The events of a stream in SGLang's format; implements `Events`. `answers` has one per request."""
+    """The events of a stream in SGLang's format; implements `Events`. `answers`: one for each request."""
 
     done = DONE
 
@@ -302,7 +305,7 @@ class CumulativeEvents:
         self._submitted = [index for index, answer in enumerate(answers) if answer.request.generates]
 
     def first(self) -> bytes:
-        """Return the answers of requests that generate no tokens."""
+        """Return the events of the requests that generate no tokens."""
         rest = set(range(len(self._answers))).difference(self._submitted)
         return b"".join(self._event(index, EMPTY_ANSWER) for index in sorted(rest))
 
@@ -327,7 +330,10 @@ def _prompt_answers(
     *,
     with_token_ids: bool,
 ) -> dict[str, Any]:
-    """Format the answers to one prompt. `scored` has the prompt's own log-probabilities."""
+    """Format the answers to one prompt.
+
+    `several`: requests with their answers. `scored`: the answer with the prompt's log-probabilities, if any.
+    """
     answers = [(new_answer(request), delta) for request, deltas in several for delta in deltas]
     inputs = _input_logprobs(item, scored, answers[0][0])
     of_prompt = {name: encoded(value) for name, value in inputs.items()}
@@ -347,7 +353,7 @@ def _finish_reason(delta: TextDelta, num_tokens: int) -> dict[str, Any] | None:
         case FinishReason.STOP:
             matched = delta.stop_reason
             if matched is None and delta.token_ids:
-                matched = delta.token_ids[-1]  # SGLang names the end-of-sequence token
+                matched = delta.token_ids[-1]  # SGLang returns the end-of-sequence token id
             return {"type": "stop", "matched": matched}
         case FinishReason.LENGTH:
             return {"type": "length", "length": num_tokens}
@@ -356,7 +362,10 @@ def _finish_reason(delta: TextDelta, num_tokens: int) -> dict[str, Any] | None:
 
 
 def _prompts(body: GenerateBody) -> tuple[Sequence[str | Sequence[int]], str]:
-    """Return the prompts, all texts or all token ids, and their field. Raises InvalidRequestError."""
+    """Return the prompts (all strings or all token ids) and the name of their field.
+
+    Raises InvalidRequestError unless exactly one of `text` and `input_ids` is given and not empty.
+    """
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequestError("give exactly one of `text` and `input_ids`", "text")
     if body.text is not None:
@@ -373,7 +382,10 @@ def _prompts(body: GenerateBody) -> tuple[Sequence[str | Sequence[int]], str]:
 
 
 def _per_prompt(name: str, value: T | list[T] | None, count: int, default: T) -> list[T]:
-    """Return one value per prompt, from a list or from a single value for all."""
+    """Return one value per prompt, from a list of `count` values or from one value for all prompts.
+
+    Raises InvalidRequestError for a list of another length.
+    """
     if not isinstance(value, list):
         return [default if value is None else value] * count
     if len(value) != count:
@@ -428,7 +440,7 @@ def _refuse_streamed_beams(requests: Sequence[TextRequest]) -> None:
 @router.post("/abort", responses=ABORTED)
 @router.post("/abort_request", responses=ABORTED)
 async def abort(body: AbortBody, request: Request) -> Response:
-    """Ends the requests with these ids; unknown ids, also those of finished requests, are ignored."""
+    """Ends the requests with these ids; unknown ids, also of finished requests, are ignored."""
     service = service_of(request)
     caller = caller_of(request)
     tenant = None if caller.is_admin else caller.tenant or None

@@ -26,11 +26,14 @@ from shortfin_apps.llm.serving.http.errors import openai_shape, problem_of
 from shortfin_apps.llm.serving.http.json_response import JsonResponse, encoded, made, num_logprobs, work_of
 from shortfin_apps.llm.serving.http.streaming import DONE, EventStream, event, json_line, unless_disconnected
 
-_MARK = "\0"  # placeholder for the text
+_MARK = "\0"  # placeholder for a chunk's text, see `_frame`
 
 
 def extras_of(body: OpenAIBody, request: Request, echoed_logprobs: int | None = None) -> Extras:
-    """Read the fields. Raises InvalidRequestError if prompt log-probabilities would have to be streamed."""
+    """Read the optional fields of answers. Raises InvalidRequestError.
+
+    Prompt log-probabilities cannot be streamed. `echoed_logprobs`: see Extras.
+    """
     service_of(request).limits.check_logprobs(body.prompt_logprobs, "prompt_logprobs")
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequestError(
@@ -46,9 +49,9 @@ def extras_of(body: OpenAIBody, request: Request, echoed_logprobs: int | None = 
 
 
 def _scorings(requests: Sequence[TextRequest], extras: Extras) -> list[TextRequest | None]:
-    """Return for each request the request that scores its prompt, if requested.
+    """Return for each request the request that scores its prompt; choices of one prompt share one object.
 
-    Choices of one prompt share it.
+    Returns an empty list if no prompt log-probabilities are requested.
     """
     if extras.scored is None:
         return []
@@ -67,7 +70,10 @@ async def respond(
     extras: Extras,
     choices: Choices | None = None,
 ) -> Response:
-    """Answer the requests, complete or streamed. Without `choices`, all answers are returned."""
+    """Submit the requests and return their answers, complete or streamed.
+
+    `choices`: how many of the answers to return; None: all.
+    """
     service, generator = service_of(request), service_of(request).model.generator
     returned = requests if choices is None else choices.of_returned(requests)
     scorings = _scorings(returned, extras)
@@ -108,7 +114,7 @@ async def _whole(
     answers: Sequence[TextDelta],
     workers: TextWorkers,
 ) -> dict[str, Any]:
-    """Return the complete answer. Parts are encoded one by one, in a thread if they are large."""
+    """Return the complete answer. Each choice is encoded separately, in a worker thread if it is large."""
     shared = num_logprobs(scores[0]) if scores else 0
     fields = await made(workers, shared, _encoded_head, shape, scores)
     choices = []
@@ -128,11 +134,11 @@ def _encoded_choice(shape: Shape, index: int, answer: TextDelta) -> orjson.Fragm
 
 
 class ChunkEvents:
-    """The chunks in `shape`, and a last one with the usage on request; implements `Events`.
+    """The chunks of a stream in the format `shape`; implements `Events`.
 
-    Fields outside of `choices` are the same in all chunks and are encoded once. For chunks that contain only
-    text, everything but the text is encoded once. With a running usage, each chunk reports its choice's usage
-    so far, as in vLLM.
+    `with_usage`: a last chunk has the usage. `with_running_usage`: each chunk has the usage of its choice so
+    far, as in vLLM. For speed, fields outside of `choices` are encoded once for all chunks; in chunks with
+    only text, everything but the text is.
     """
 
     done = DONE
@@ -153,7 +159,7 @@ class ChunkEvents:
         if with_usage:
             self._head["usage"] = None
         self._opening = _opening(self._head)
-        self._frames: list[tuple[bytes, bytes] | None] = [None] * len(requests)  # around the text
+        self._frames: list[tuple[bytes, bytes] | None] = [None] * len(requests)  # bytes around a chunk's text
         self._generated, self._cached = [0] * len(requests), [0] * len(requests)
 
     def first(self) -> bytes:
@@ -193,7 +199,7 @@ class ChunkEvents:
         self._opening = _opening(self._head)
 
     def _frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """Return the encoded parts before and after the text of a text-only chunk; None if not yet known."""
+        """Return the bytes before and after the text of a text-only chunk; None if they are not constant."""
         if self._with_running_usage or "prompt_token_ids" in self._head:
             return None
         if (choice := self._shape.plain_chunk(index, _MARK)) is None:
@@ -209,5 +215,5 @@ class ChunkEvents:
 
 
 def _opening(head: dict[str, Any]) -> bytes:
-    """Encode a chunk up to its only choice."""
+    """Encode a chunk's event up to its only choice."""
     return b"data: " + json_line(head)[:-1] + b',"choices":['

@@ -18,10 +18,10 @@ from shortfin_apps.llm.serving.text.tokenizer import REPLACEMENT, Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """Optional parts of answers.
+    """Optional fields of answers.
 
-    `prompt_logprobs` and `echoed_logprobs` are numbers of alternatives: for the field `prompt_logprobs`, and
-    for the prompt's part of `logprobs` with `echo`.
+    `token_ids`: return token ids. `prompt_logprobs`: alternatives per token in the field `prompt_logprobs`.
+    `echoed_logprobs`: alternatives per prompt token in `logprobs` with `echo`. None: without that field.
     """
 
     token_ids: bool = False
@@ -30,7 +30,7 @@ class Extras:
 
     @property
     def scored(self) -> int | None:
-        """The number of alternatives that scoring a prompt must return; None if it is not scored."""
+        """The alternatives per token that scoring a prompt must return; None if prompts are not scored."""
         wanted = [n for n in (self.prompt_logprobs, self.echoed_logprobs) if n is not None]
         return max(wanted, default=None)
 
@@ -39,14 +39,17 @@ NO_EXTRAS = Extras()
 
 
 class Shape(Protocol):
-    """Answer format of one of the two routes."""
+    """Answer format of `/v1/completions` or `/v1/chat/completions`."""
 
     id_prefix: str
     object_name: str
     chunk_object_name: str
 
     def head(self, scores: Sequence[PromptLogprobs]) -> dict[str, Any]:
-        """Return additional fields of the complete answer, and keep `scores`: one per choice's prompt."""
+        """Return fields of the complete answer besides `choices`, and keep `scores` for `choice`.
+
+        `scores`: the prompt's log-probabilities for each choice, or empty.
+        """
         ...
 
     def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
@@ -54,11 +57,14 @@ class Shape(Protocol):
         ...
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
-        """Yield the streamed elements of `choices` for a delta; none if there is nothing to send yet."""
+        """Yield the elements of `choices` to stream for a delta; none if there is nothing to send yet."""
         ...
 
     def plain_chunk(self, index: int, text: str) -> dict[str, Any] | None:
-        """Return the element that `chunks` yields for every later text-only delta; None if it varies."""
+        """Return the element that `chunks` yields for a text-only delta with `text`.
+
+        Returns None if the fields around the text still vary between chunks.
+        """
         ...
 
 
@@ -74,15 +80,15 @@ class CompletionShape:
         echoes: Sequence[str] | None = None,
         extras: Extras = NO_EXTRAS,
     ) -> None:
-        """`echoes` are the prompts to send before each choice's own text."""
+        """`echoes`: the prompt text to send before the text of each choice."""
         self._tokenizer = tokenizer
         self._requests = requests
         self._extras = extras
         self._scores: Sequence[PromptLogprobs] = ()
         self._has_begun = [False] * len(requests)
-        self._echoes = list(echoes or [""] * len(requests))  # "" once it is sent
-        # For the offset of each token in its choice's text. The lengths of token texts do not add up to it:
-        # a character may take several tokens, and special tokens have no text.
+        self._echoes = list(echoes or [""] * len(requests))  # "" once the echo is sent
+        # The detokenizers find each token's offset in its choice's text. Lengths of token strings do not add
+        # up to it: a character may take several tokens, and special tokens have no text.
         self._detokenizers = [r.detokenizer(tokenizer) for r in requests]
         self._offsets = [0] * len(requests)
 
@@ -124,7 +130,7 @@ class CompletionShape:
         return fields
 
     def _all_logprobs(self, index: int, answer: TextDelta, echo: str) -> dict[str, Any] | None:
-        """Return the answer's log-probabilities, preceded by the prompt's if they are echoed."""
+        """Return the answer's log-probabilities, after those of an echoed prompt; None if not requested."""
         num_top = self._extras.echoed_logprobs
         if num_top is None:
             return self._logprobs(index, answer)
@@ -246,13 +252,13 @@ class ChatShape:
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._tokenizer.token_text(token_id)
-        # The text of a partial character is U+FFFD, so its bytes are unknown here.
+        # The string of a token with part of a character has U+FFFD, so the token's bytes are unknown here.
         data = None if REPLACEMENT in text else list(text.encode())
         return {"token": text, "logprob": logprob, "bytes": data}
 
 
 def _has_news(delta: TextDelta, extras: Extras) -> bool:
-    """Whether to send a chunk for the delta; its text may be held back."""
+    """Whether the delta has anything to send: text, log-probabilities, token ids or a finish reason."""
     has_tokens = extras.token_ids and len(delta.token_ids) > 0
     return bool(delta.text or delta.logprobs or has_tokens) or delta.finish_reason is not None
 
@@ -265,7 +271,10 @@ def _cut(logprobs: TokenLogprobs, num_top: int) -> TokenLogprobs:
 def _by_token_id(
     token_ids: Sequence[int], scores: PromptLogprobs, num_top: int, tokenizer: Tokenizer
 ) -> list[dict[str, Any] | None]:
-    """Format as vLLM's `prompt_logprobs`: per token, an object keyed by token id, with its alternatives."""
+    """Return vLLM's `prompt_logprobs`: for each prompt token, an object keyed by token id.
+
+    The object has the prompt token and its `num_top` alternatives. The list's first element is None.
+    """
     return [
         None if logprobs is None else _ranked(token_id, _cut(logprobs, num_top), tokenizer)
         for token_id, logprobs in zip(token_ids, scores, strict=True)
@@ -277,12 +286,15 @@ def _ranked(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> dic
     ranked = [of_token, *((i, logprob, place) for place, (i, logprob) in enumerate(logprobs.top, 1))]
     return {
         str(i): {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.token_text(i)}
-        for i, logprob, rank in reversed(ranked)  # the token's own rank stays
+        for i, logprob, rank in reversed(ranked)  # of equal keys, the token itself is written last and stays
     }
 
 
 def usage(requests: Sequence[TextRequest], generated: Sequence[int], cached: Sequence[int]) -> dict[str, Any]:
-    """Token counts; `generated` and `cached` are per request. A prompt with `n` choices counts once."""
+    """Return OpenAI's token counts. A prompt with `n` choices counts once.
+
+    `generated`, `cached`: generated and cached tokens of each request.
+    """
     firsts = [index for index, request in enumerate(requests) if request.choice == 0]
     prompt_tokens = sum(len(requests[index].prompt_token_ids) for index in firsts)
     completion_tokens = sum(generated)

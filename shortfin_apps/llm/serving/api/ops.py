@@ -1,6 +1,6 @@
 """Routes for operators, load balancers and tools: health, metrics, versions and the tokenizer.
 
-Some have the names of SGLang and vLLM, for tools made for these servers.
+Some routes have SGLang's or vLLM's names, so that tools for these servers work.
 """
 
 from __future__ import annotations
@@ -148,12 +148,12 @@ async def health_generate(request: Request) -> Response:
 
 
 async def _generates(service: Service, probe: TextRequest) -> bool:
-    """Whether the engine answers the probe in time, or works but is too busy to admit it."""
+    """Whether the engine answers the probe in time. A healthy engine with a full queue counts as True."""
     try:
         async with asyncio.timeout(service.probe_timeout_s):
             await gather(await service.model.generator.submit([probe]))
     except OverloadedError:
-        return service.healthy  # a full queue is no fault; the engine's watchdog reports if it is stuck
+        return service.healthy  # a full queue is no fault; the watchdog detects a stuck engine
     except (LlmError, TimeoutError):
         return False
     return True
@@ -161,7 +161,7 @@ async def _generates(service: Service, probe: TextRequest) -> bool:
 
 @router.get("/get_model_info", responses={200: {"model": answers.ModelInfo}})
 async def get_model_info(request: Request) -> Response:
-    """SGLang's description of a model; paths are the served model name."""
+    """SGLang's description of the model; its paths are the served model name."""
     service = service_of(request)
     return JsonResponse(
         {
@@ -182,13 +182,13 @@ async def load(request: Request) -> Response:
 
 @router.get("/get_load", responses={200: {"model": list[answers.Load]}})
 async def get_load(request: Request) -> Response:
-    """The same as `/load` in SGLang's form, a list with an entry for each engine: here one."""
+    """The answer of `/load` in SGLang's format: a list with one element, for the only engine."""
     return JsonResponse([await _load(service_of(request))])
 
 
 async def _load(service: Service) -> dict[str, Any]:
     engine = service.model.generator.engine
-    if service.everywhere is not None:  # fetches the numbers from the engine's process
+    if service.everywhere is not None:  # refresh `engine.stats()` from the engine's process
         await carry_out_everywhere(ReadMetrics(), service)
     stats = engine.stats()
     num_requests = stats.num_running + stats.num_waiting

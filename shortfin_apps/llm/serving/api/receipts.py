@@ -1,4 +1,7 @@
-"""Requests receipts for answers: with the field `receipt`, or for all answers with `--receipts`."""
+"""Adds orders for receipts to requests: to those with the field `receipt` or, with `--receipts`, to all.
+
+A receipt records the inputs of an answer with a digest of its logits (docs/determinism.md).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextReques
 from shortfin_apps.llm.serving.receipts.draft import ModelIdentity, ReceiptOrder
 from shortfin_apps.llm.serving.receipts.sampling import recorded_sampling
 
-SEED_BITS = 53  # the largest integers that JSON readers of other languages keep exactly
+SEED_BITS = 53  # JSON readers that use doubles keep integers exactly up to this size
 
 Wanted = bool | Literal["text"]  # "text": include the prompt's text
 
@@ -27,9 +30,10 @@ Wanted = bool | Literal["text"]  # "text": include the prompt's text
 def with_receipts(
     requests: Sequence[TextRequest], given: Wanted | None, body: SamplingFields, service: Service
 ) -> list[TextRequest]:
-    """Return the requests of one prompt; if receipts are wanted, with receipt orders and seeds.
+    """Return the requests of one prompt, with receipt orders and seeds if receipts are requested.
 
-    `given` is the field `receipt`. Raises InvalidRequestError if a requested receipt is impossible.
+    `given`: the body's field `receipt`. Raises InvalidRequestError if a receipt is impossible: for answers
+    without tokens (if the field requests it), for a beam search, or for a model without identity.
     """
     wanted = service.receipts.are_default if given is None else given
     generates = all(request.generates for request in requests)
@@ -51,7 +55,7 @@ def with_receipts(
 
 
 def receipt_field(answer: TextDelta) -> dict[str, Any]:
-    """Return the field `receipt` if the answer has one: its last delta does."""
+    """Return the field `receipt` of an answer, or of a stream's last delta; empty if there is none."""
     return {} if answer.receipt is None else {"receipt": answer.receipt}
 
 
@@ -66,7 +70,7 @@ def _identity(service: Service) -> ModelIdentity:
 
 
 def _seeded(params: SamplingParams) -> SamplingParams:
-    """Set a seed if tokens are sampled: a seed drawn by the engine would not be recorded."""
+    """Draw a seed for a sampled request without one, because a seed of the engine would not be recorded."""
     if params.greedy or params.seed is not None:
         return params
     return replace(params, seed=secrets.randbits(SEED_BITS))

@@ -21,7 +21,7 @@ from shortfin_apps.llm.serving.api.schema import SamplingBody, SamplingFields
 from shortfin_apps.llm.serving.text.tokenizer import first_out_of_range
 
 MAX_ID_DIGITS = 18
-# Sampling settings that a model may request but that are not applied, with the values that disable them:
+# Sampling settings that a model may have but that are not applied, with the values that disable them:
 # fields of transformers, then of llama.cpp (`general.sampling.*`).
 UNAPPLIED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "encoder_repetition_penalty", "guidance_scale"), (1,)),
@@ -35,10 +35,10 @@ UNAPPLIED: dict[str, tuple[Any, ...]] = {
 }
 
 
-Int64 = Annotated[int, Field(lt=2**63)]  # the limit of messages to the engine's process
+Int64 = Annotated[int, Field(lt=2**63)]  # messages to the engine's process hold no larger integers
 
 
-# The supported fields of `generation_config.json`. Numbers are not parsed strictly.
+# The supported fields of `generation_config.json`. Types are not strict: 1.0 is read as an int.
 _GENERATION: dict[str, Any] = {
     "do_sample": (bool | None, None),
     "max_new_tokens": (Int64 | None, None),
@@ -48,13 +48,13 @@ _Generation: type[BaseModel] = create_model("_Generation", **_GENERATION)
 
 
 class SamplingDefaults:
-    """Defaults for a request's missing fields: `values` has those of OF_MODEL, by name.
+    """Values of sampling parameters that a request does not give.
 
-    `max_tokens` is for chats; None allows all that fits into the context.
+    `values`: the parameters in OF_MODEL, by name. `max_tokens`: for chats only; None: the free context.
     """
 
     def __init__(self, *, max_tokens: int | None = None, **given: Any) -> None:
-        """Raises InvalidRequestError if a value is out of range."""
+        """Check and store the defaults. Raises InvalidRequestError if a value is out of range."""
         self.max_tokens = max_tokens
         self.values = {each.name: given.pop(each.name, each.default) for each in OF_MODEL.values()}
         SamplingParams(max_tokens=1 if max_tokens is None else max_tokens, **self.values, **given)
@@ -66,9 +66,9 @@ class SamplingDefaults:
     def of_model(
         cls, generation: Mapping[str, Any], *, otherwise: float, override: float | None
     ) -> SamplingDefaults:
-        """Return the defaults of a model with the given `generation_config.json`.
+        """Return the defaults of a model. `generation`: its `generation_config.json`.
 
-        The temperature is `override` if given, else the file's (0 with `do_sample: false`), else
+        The temperature is `override` unless None, else the file's (0 with `do_sample: false`), else
         `otherwise`. Raises ArtifactError if a value in the file is out of range.
         """
         given = _parsed(generation)
@@ -84,19 +84,22 @@ class SamplingDefaults:
             raise ArtifactError(f"`generation_config.json`: {error}") from error
 
     def differences(self) -> dict[str, Any]:
-        """Return the defaults that differ from SamplingParams' defaults."""
+        """Return the defaults that differ from those of SamplingParams, by parameter name."""
         changed = {name: value for name, value in self.values.items() if value != PARAMS[name].default}
         return changed if self.max_tokens is None else {**changed, "max_tokens": self.max_tokens}
 
 
 def unapplied_fields(generation: Mapping[str, Any]) -> list[str]:
-    """Return the fields of `generation_config.json` that request unsupported sampling."""
+    """Return the names of fields in `generation_config.json` that enable unsupported sampling methods."""
     given = {name: generation[name] for name in UNAPPLIED if generation.get(name) is not None}
     return [name for name, value in given.items() if value is not False and value not in UNAPPLIED[name]]
 
 
 def penalties(generation: Mapping[str, Any]) -> list[str]:
-    """Return the penalties set in `generation_config.json`; they need full rows of logits."""
+    """Return the names of parameters in `generation_config.json` that change logits, such as penalties.
+
+    These parameters need all logits of a token instead of the top-k candidates.
+    """
     given = _parsed(generation)
     changing = [each for each in OF_MODEL.values() if each.changes_logits]
     return [each.name for each in changing if given.get(each.name, each.default) != each.default]
@@ -113,7 +116,7 @@ def _parsed(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class NamedTokens:
-    """Token ids in a body's fields, converted once for all prompts of a batch."""
+    """The token ids in a body's sampling fields, converted once for all prompts of the body."""
 
     stop_token_ids: frozenset[int]
     allowed_token_ids: frozenset[int] | None
@@ -121,7 +124,10 @@ class NamedTokens:
 
     @classmethod
     def of(cls, body: SamplingFields, vocab_size: int) -> NamedTokens:
-        """Convert the fields. InvalidRequestError for a wrong id names the field as SamplingParams does."""
+        """Convert the fields. Raises InvalidRequestError for an invalid id or bias.
+
+        The error names the field as SamplingParams does.
+        """
         stop, allowed, biases = body.stop_token_ids, body.allowed_token_ids, _biases(body.logit_bias or {})
         _check_ids("stop_token_ids", stop or [], vocab_size)
         _check_ids("logit_bias", [token_id for token_id, _ in biases], vocab_size)
@@ -130,9 +136,10 @@ class NamedTokens:
 
 
 def given_params(body: SamplingFields, prefix: str = "") -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the body's parameters that need no conversion, and the names in it of all that it may give.
+    """Return two dicts keyed by parameter name: values given in the body, and field names in the body.
 
-    Both are by the parameter's name. Raises InvalidRequestError if two names of one parameter disagree.
+    The first has only the given parameters that need no conversion. The second has all parameters.
+    Raises InvalidRequestError if two fields for one parameter disagree.
     """
     values: dict[str, Any] = {}
     names = {name: prefix + name for name in PARAMS}
@@ -146,7 +153,10 @@ def given_params(body: SamplingFields, prefix: str = "") -> tuple[dict[str, Any]
 
 
 def first_given(body: SamplingFields, *names: str, prefix: str = "") -> tuple[str, Any]:
-    """Return name and value of the first given alias of a field. All given aliases must be equal."""
+    """Return the name and value of the first of several aliases that the body gives.
+
+    Returns the first alias and None if none is given. Raises InvalidRequestError if aliases disagree.
+    """
     given = {name: value for name in names if (value := getattr(body, name)) is not None}
     if len(set(given.values())) > 1:
         first, second = list(given)[:2]
@@ -198,7 +208,10 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 
 @contextmanager
 def params_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename the parameter in an InvalidRequestError to the caller's name for it, given by `names`."""
+    """Rename the parameter in an InvalidRequestError to the client's name for it.
+
+    `names`: parameter name to client's name. Other parameters keep their names.
+    """
     try:
         yield
     except InvalidRequestError as error:

@@ -1,7 +1,7 @@
 """Request bodies. Types are strict; SamplingParams checks ranges and serving/api/limits.py checks sizes.
 
-`unserved_fields.py` lists other servers' fields that are not supported here; `json_body.py`
-refuses or ignores them and unknown fields.
+`unserved_fields.py` lists fields of other servers that are not supported here. `json_body.py` refuses or
+ignores these fields, and unknown ones.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from shortfin_apps.llm.serving.text.strict_turns import THOUGHT_NAMES
 MAX_TOOLS = 128  # OpenAI's
 MAX_ABORTED = 20_000  # ids of one `POST /abort`
 
-LINKS = frozenset({"tool_call_id"})  # message fields that templates may ignore: order implies them
+LINKS = frozenset({"tool_call_id"})  # message fields that templates may ignore: the order implies their value
 
 NOT_SERVED = "not_served"  # pydantic error type for an unsupported type of list entry
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
-# A list is refused at its first wrong entry: collecting errors of millions would take seconds.
+# `fail_fast`: a list is refused at its first invalid entry, as errors of millions of entries take seconds.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
@@ -55,11 +55,11 @@ Bools = Annotated[list[bool], Field(fail_fast=True)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
 
 
-FIELD_NAMES: set[str] = set()  # of all bodies, by their names in a request
+FIELD_NAMES: set[str] = set()  # names, as in JSON, of all declared fields of all bodies
 
 
 class Body(BaseModel):
-    """Base class of request bodies."""
+    """Base class of request bodies, and of the objects in bodies."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -70,15 +70,15 @@ class Body(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Take declared fields out of the table of what other servers have, and note their names."""
+        """Remove the fields that the subclass declares from `REFUSED`; add their names to FIELD_NAMES."""
         super().__pydantic_init_subclass__(**kwargs)
         FIELD_NAMES.update(field.alias or name for name, field in cls.model_fields.items())
         cls.REFUSED = {name: off for name, off in cls.REFUSED.items() if name not in cls.model_fields}
 
     def unread_fields(self, prefix: str = "") -> list[str]:
-        """Return fields without effect: inert and unknown ones, except with no-op values or null.
+        """Return the names of given fields without effect: inert or unknown fields that are not null.
 
-        Raises InvalidRequestError for a field in `REFUSED`, unless it has one of its no-op values.
+        Raises InvalidRequestError for a field in `REFUSED`, unless its value is null or listed there.
         """
         extra = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
         for name, value in extra.items():
@@ -91,7 +91,7 @@ class Body(BaseModel):
 
 
 class StructuredOutputs(Body):
-    """vLLM's structured outputs: one of the first five fields."""
+    """vLLM's structured outputs: exactly one of the first five fields."""
 
     REFUSED = STRUCTURED_OUTPUTS_REFUSED
 
@@ -104,7 +104,7 @@ class StructuredOutputs(Body):
 
 
 def _wire_field(param: Param) -> tuple[Any, Any]:
-    """Return the type and the default of a parameter in a body, for pydantic."""
+    """Return the type and the pydantic Field of a sampling parameter in a body."""
     default = "" if param.default is None else f"; {param.default} is off"
     about = f"{param.text}{default}; {param.rule}" if param.rule else param.text + default
     kind = Number if param.kind is float else param.kind
@@ -118,10 +118,10 @@ else:
 
 
 class SamplingFields(_Params):
-    """Sampling fields of every route that generates. None: the client left the field out.
+    """Sampling fields of all routes that generate. None: the client left the field out.
 
-    The sampling parameters that are one number each come from `components/request/sampling_params.py`;
-    the fields here are converted in `serving/api/sampling.py` and `components/grammar/source.py`.
+    Scalar parameters are inherited: `components/request/sampling_params.py` declares them. The fields below
+    are converted in `serving/api/sampling.py` and `components/grammar/source.py`.
     """
 
     max_tokens: int | None = None
@@ -144,12 +144,12 @@ class SamplingFields(_Params):
     grammar: str | None = None
 
     def grammar_fields(self) -> dict[str, Any]:
-        """Return the fields that `components/grammar/source.py` reads, by their names in a body."""
+        """Return the fields that `components/grammar/source.py` reads, keyed by their names in JSON."""
         return self.model_dump(include=set(GRAMMAR_FIELDS), by_alias=True)
 
 
 class ServingFields(Body):
-    """Fields of every route that generates that concern how a request is served, not its tokens."""
+    """Fields of all routes that generate: how a request is served, without effect on its tokens."""
 
     cache_salt: str | None = None
     priority: int | None = None
@@ -160,7 +160,7 @@ class ServingFields(Body):
 
 
 class SamplingBody(SamplingFields):
-    """`sampling_params` of `/generate`: upstream's names and SGLang's."""
+    """`sampling_params` of `/generate`, with the names of upstream shortfin and of SGLang."""
 
     REFUSED = SAMPLING_REFUSED
     INERT = SAMPLING_INERT
@@ -175,9 +175,9 @@ class SamplingBody(SamplingFields):
 
 
 class GenerateBody(ServingFields):
-    """`POST /generate`: one of `text` and `input_ids`, each a single prompt or a batch."""
+    """Body of `POST /generate`: exactly one of `text` and `input_ids`, with one prompt or several prompts."""
 
-    # Sampling fields belong inside `sampling_params`: at the top level they would have no effect.
+    # Sampling fields are refused at the top level, where they would have no effect.
     REFUSED = {**SAMPLING_REFUSED, **dict.fromkeys(SamplingBody.model_fields, ()), **GENERATE_REFUSED}
     INERT = GENERATE_INERT
     INSTEAD = dict.fromkeys(SamplingBody.model_fields, "put it into `sampling_params`")
@@ -194,7 +194,7 @@ class GenerateBody(ServingFields):
 
 
 class AbortBody(Body):
-    """`POST /abort`: the id of a request, or several."""
+    """Body of `POST /abort`: one request id or several request ids."""
 
     REFUSED = ABORT_REFUSED
     INERT = ABORT_INERT
@@ -220,7 +220,7 @@ class OpenAIBody(ServingFields, SamplingFields):
 
 
 class CompletionBody(OpenAIBody):
-    """`POST /v1/completions`."""
+    """Body of `POST /v1/completions`."""
 
     REFUSED = COMPLETION_REFUSED
     INERT = COMPLETION_INERT
@@ -233,7 +233,7 @@ class CompletionBody(OpenAIBody):
 
 
 class TextPart(Body):
-    """Text; the longer names of the type are those of `/v1/responses`."""
+    """A text part. `/v1/responses` uses the types `input_text` and `output_text`."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
@@ -254,7 +254,10 @@ PART_TAGS = {
 
 
 def type_of(value: object) -> str | None:
-    """Return the `type` of a part, an item or a choice, given as JSON or as its Body."""
+    """Return the `type` of a part, an item or a choice, given as a JSON object or as a Body.
+
+    Returns None if there is none, or if it is not a string.
+    """
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else None
 
@@ -280,7 +283,7 @@ class CalledFunction(Body):
 
 
 class ToolCall(Body):
-    """A call in an assistant's message."""
+    """A tool call in an assistant's message."""
 
     INERT = CALL_INERT
 
@@ -302,18 +305,18 @@ class ChatMessage(Body):
     content: str | Parts | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same, by vLLM's and OpenRouter's name
+    reasoning: str | None = None  # vLLM's and OpenRouter's name of `reasoning_content`
     refusal: str | None = None
 
     @property
     def text(self) -> str:
-        """The content, or else the refusal."""
+        """The content, or the refusal if there is no content; text parts are joined by line ends."""
         content = self.content or self.refusal
         return "\n".join(map(_text_of, content)) if isinstance(content, list) else content or ""
 
     @property
     def thought(self) -> str:
-        """The thought. Raises InvalidRequestError if its two fields disagree."""
+        """The reasoning. Raises InvalidRequestError if `reasoning` and `reasoning_content` disagree."""
         if self.reasoning and self.reasoning_content and self.reasoning != self.reasoning_content:
             raise InvalidRequestError(
                 "`messages.reasoning` and `messages.reasoning_content` disagree; send one of them", "messages"
@@ -322,12 +325,12 @@ class ChatMessage(Body):
 
     @property
     def num_chars(self) -> int:
-        """The number of characters in the text and the arguments of calls."""
+        """The number of characters in the text and in the arguments of tool calls."""
         arguments = (call.function.arguments for call in self.tool_calls or ())
         return len(self.text) + sum(len(each) for each in arguments if isinstance(each, str))
 
     def unread_by(self, words: Collection[str]) -> Iterator[str]:
-        """Yield fields that a chat template does not read, judging by `words`, the words in its source."""
+        """Yield the given fields that a chat template does not read. `words`: the words in its source."""
         for name, value in (self.model_extra or {}).items():
             if value not in (None, "", [], {}) and name not in LINKS and name not in words:
                 yield name
@@ -335,9 +338,9 @@ class ChatMessage(Body):
             yield "reasoning" if self.reasoning else "reasoning_content"
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as templates expect it: `content` is one string, arguments are objects.
+        """Return the message for a chat template: `content` is one string, arguments are objects.
 
-        Parsing arguments takes up to 2 us a character.
+        Parsing the arguments of tool calls takes up to 2 us per character.
         """
         message = {**(self.model_extra or {}), "role": self.role, "content": self.text}
         if self.tool_calls:
@@ -352,7 +355,7 @@ def _text_of(part: TextPart | RefusalPart) -> str:
 
 
 def arguments_object(arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of a call as an object. OpenAI's clients send text, which may be cut."""
+    """Return a tool call's arguments as an object. OpenAI's clients send a JSON string, maybe truncated."""
     return arguments_in_history(arguments or "") if isinstance(arguments, str | None) else dict(arguments)
 
 
@@ -372,7 +375,7 @@ class Tool(Body):
     function: FunctionSpec
 
     def for_template(self) -> dict[str, Any]:
-        """Return the tool as templates show it to the model, without `strict`."""
+        """Return the tool for a chat template, without `strict`."""
         return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
 
 
@@ -381,7 +384,7 @@ class NamedFunction(Body):
 
 
 class NamedTool(Body):
-    """`tool_choice`: the function to call."""
+    """`tool_choice` that names the function to call."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -393,12 +396,12 @@ class AllowedTools(Body):
 
 
 def choice_tag(choice: object) -> str:
-    """Return the tag of a choice. An unknown type counts as a function, so that the error names it."""
+    """Return the union tag of a tool choice. An unknown type counts as a named tool, whose error names it."""
     return "allowed tool" if type_of(choice) == "allowed_tools" else "named tool"
 
 
 class AllowedToolChoice(Body):
-    """`tool_choice`: the functions that may be called."""
+    """`tool_choice` that lists the functions that the model may call."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -415,7 +418,7 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class ChatBody(OpenAIBody):
-    """`POST /v1/chat/completions`."""
+    """Body of `POST /v1/chat/completions`."""
 
     REFUSED = CHAT_REFUSED
     INERT = CHAT_INERT
@@ -435,7 +438,7 @@ class ChatBody(OpenAIBody):
 
 
 class TokenizeBody(Body):
-    """`POST /tokenize`: one of `prompt` and `messages`."""
+    """Body of `POST /tokenize`: exactly one of `prompt` and `messages`."""
 
     REFUSED = TOKENIZE_REFUSED
     INERT = TOKENIZE_INERT
@@ -457,7 +460,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    """`POST /detokenize`."""
+    """Body of `POST /detokenize`."""
 
     REFUSED = DETOKENIZE_REFUSED
 

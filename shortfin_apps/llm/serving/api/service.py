@@ -1,4 +1,4 @@
-"""State shared by all routes: the model once it is loaded, defaults, limits and metrics."""
+"""State shared by all routes: the model (once loaded), defaults, limits and metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shortfin_apps.llm.serving.receipts.draft import ModelIdentity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptSettings:
-    """Whether answers have receipts by default, and the signer of receipts, if any."""
+    """Settings of receipts. `are_default`: answers have receipts unless the request declines them."""
 
     are_default: bool = False
     signer: Signer | None = None
@@ -39,24 +39,24 @@ NO_RECEIPTS = ReceiptSettings()
 
 PROBE_TIMEOUT_S = 20.0  # SGLang's
 
-if TYPE_CHECKING:  # extras
+if TYPE_CHECKING:  # optional dependencies (extras)
     from opentelemetry.sdk.trace import TracerProvider
 
     from shortfin_apps.llm.serving.receipts.signature import Signer
 
 Everywhere = Callable[[Command], Awaitable[Sequence[float]]]
-"""Executes a command in all processes of a server; returns the sums of their counts."""
+"""Executes a command in all processes of a server; returns the commands' counts, summed over processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A loaded model. `exported_top_k` is the VMFB's; None if it returns full logits."""
+    """A loaded model. `exported_top_k`: the candidates that the VMFB returns; None: it returns all logits."""
 
     generator: TextGenerator
     native_defaults: SamplingDefaults
     openai_defaults: SamplingDefaults
     exported_top_k: int | None
-    dialect: Dialect = NO_DIALECT  # the format of thoughts and tool calls
+    dialect: Dialect = NO_DIALECT  # the format of reasoning and tool calls
     info: Mapping[str, Any]  # for /server_info
     everywhere: Everywhere | None = None  # None: this server has no other process
     identity: ModelIdentity | None = None  # None: unknown, so receipts are not available
@@ -82,7 +82,7 @@ class Service:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name  # as clients see it
-        self.source = source  # as the user typed it; requests may name the model so, too
+        self.source = source  # as the user typed it; accepted as the model's name in requests
         self.clock = clock  # seconds since the epoch
         self.created = int(clock())
         self.metrics = metrics
@@ -103,7 +103,7 @@ class Service:
         self.metrics.watch(model.generator.engine)
 
     def close(self) -> None:
-        """Export the last spans. Takes 2 s if the collector does not answer."""
+        """Export the remaining trace spans. Takes 2 s if the collector does not answer."""
         if self.traces is not None:
             self.traces.shutdown()
 
@@ -140,19 +140,22 @@ def service_of(request: Request) -> Service:
 
 
 def request_id_of(request: Request) -> str:
-    """The request's id: its `X-Request-Id`, or one that RequestIdMiddleware generated."""
+    """Return the request's id, which RequestIdMiddleware read from `X-Request-Id` or generated."""
     request_id: str = request.state.request_id
     return request_id
 
 
 async def carry_out_everywhere(command: Command, service: Service) -> Sequence[float]:
-    """Execute the command in all processes; return its sums over them. Raises UnavailableError."""
+    """Execute the command in all processes; return its counts, summed over processes.
+
+    Raises UnavailableError.
+    """
     everywhere = service.everywhere
     return carry_out(command, service) if everywhere is None else await everywhere(command)
 
 
 async def count_everywhere(command: AbortRequests | AbortAll, service: Service) -> int:
-    """Return the number of sequences that the command aborted. Raises UnavailableError."""
+    """Execute the abort in all processes; return the number of aborted sequences. Raises UnavailableError."""
     return int(sum(await carry_out_everywhere(command, service)))
 
 

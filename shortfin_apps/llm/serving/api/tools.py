@@ -1,4 +1,4 @@
-"""Derives the grammar and the parser of answers from a chat request's tools and thoughts."""
+"""Derives the grammar and the parser of answers from a chat's tools and the model's format of reasoning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ MAX_CALLS = 16  # per answer with a grammar, so that a weak model does not repea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The tools shown to the model, and the functions that it may (or must) call."""
+    """The tools in the prompt (`shown`), and the `functions` that the model may call.
+
+    `is_required`: the model must call one. `parallel`: an answer may have several calls.
+    """
 
     shown: tuple[dict[str, Any], ...] = ()
     functions: tuple[Function, ...] = ()
@@ -37,15 +40,17 @@ class ToolUse:
 
     @property
     def is_strict(self) -> bool:
-        """Whether calls must match a schema, required or not."""
+        """Whether any function is strict, so that its calls must match its schema."""
         return any(function.strict for function in self.functions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """How to parse the answers to a request. `is_open`: the prompt opened a thought, see `after`.
+    """How to parse the answers to a request.
 
-    `calls_end_thoughts`: a call ends a thought; false if a grammar makes the model end it first.
+    `is_open`: the prompt ends inside reasoning, so that answers begin there (set by `after`).
+    `calls_end_thoughts`: a tool call ends reasoning; false if a grammar forces the end mark before a call.
+    `with_reasoning`: answers include the reasoning.
     """
 
     dialect: Dialect = NO_DIALECT
@@ -54,10 +59,10 @@ class AnswerForm:
     parallel: bool = True
     calls_end_thoughts: bool = True
     with_reasoning: bool = True
-    id_chars: int | None = None  # length of a call's id
+    id_chars: int | None = None  # length of a tool call's id; None: any
 
     def after(self, prompt: str) -> AnswerForm:
-        """Return the form of the answers to `prompt`, which may have opened a thought."""
+        """Return the form for answers to the rendered `prompt`: `is_open` if it ends inside reasoning."""
         reasoning = self.dialect.reasoning
         if reasoning is None or not reasoning.is_open(prompt):
             return self
@@ -65,7 +70,10 @@ class AnswerForm:
         return replace(self, is_open=True, calls_end_thoughts=self.calls_end_thoughts and not is_strict)
 
     def shown_ids(self, special_tokens: Mapping[str, int]) -> frozenset[int]:
-        """Return the special tokens that the parser needs to see."""
+        """Return the ids of the special tokens that must be in the text for the parser.
+
+        `special_tokens`: token string to id.
+        """
         return frozenset(special_tokens[mark] for mark in self.dialect.marks if mark in special_tokens)
 
     def parser(self) -> OutputParser:
@@ -82,7 +90,10 @@ PLAIN = AnswerForm()
 
 
 def tool_use(body: ChatBody, dialect: Dialect) -> ToolUse:
-    """Read the tools. Raises InvalidRequestError for invalid tools, or if the model does not support them."""
+    """Read the tools and the tool choice of a chat.
+
+    Raises InvalidRequestError for invalid tools, or if the model does not support tools.
+    """
     choice = body.tool_choice or "auto"
     if not body.tools:
         if choice not in ("none", "auto"):
@@ -107,7 +118,7 @@ def tool_use(body: ChatBody, dialect: Dialect) -> ToolUse:
 
 
 def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] | None:
-    """Return `chat_template_kwargs`, with `reasoning_effort` if it is given.
+    """Return `chat_template_kwargs`, with the body's `reasoning_effort` added if it is given.
 
     Raises InvalidRequestError if the template does not support `reasoning_effort`.
     """
@@ -121,10 +132,10 @@ def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] 
 
 
 def answer_rules(body: ChatBody, use: ToolUse, model: ServedModel) -> tuple[AskedGrammar | None, AnswerForm]:
-    """Return the grammar of the answers, if one is needed, and how to parse them.
+    """Return the grammar of the answers (None if not needed), and how to parse them.
 
-    The grammar's sources and the form's `after` take the prompt's text, which is not needed before. Raises
-    InvalidRequestError for a grammar other than JSON combined with tools.
+    Callers must later pass the rendered prompt to the grammar's sources and to the form's `after`.
+    Raises InvalidRequestError for tools combined with a grammar that is not a JSON schema.
     """
     named = named_source(body.grammar_fields())
     is_bare = _is_bare(named, use, model)
@@ -132,9 +143,10 @@ def answer_rules(body: ChatBody, use: ToolUse, model: ServedModel) -> tuple[Aske
 
 
 def _grammar(named: Named | None, is_bare: bool, use: ToolUse, model: ServedModel) -> AskedGrammar | None:
-    """Return a grammar, if one is needed: a thought, then a call or JSON.
+    """Return the grammar of the answers; None if not needed.
 
-    If calls are optional, text with valid calls is enforced only if a function is strict.
+    With required calls or a JSON schema: reasoning, then calls or JSON. With optional calls to strict
+    functions: reasoning, then text with valid calls. Optional calls to other functions need no grammar.
     """
     if use.is_required:
         return AskedGrammar("tools", _sources(use, partial(_lark, model, None)))
@@ -153,7 +165,7 @@ def _grammar(named: Named | None, is_bare: bool, use: ToolUse, model: ServedMode
 
 
 def _is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
-    """Whether an answer matches the grammar from its first token, without a thought or a call."""
+    """Whether answers match the requested grammar from their first token, without reasoning or calls."""
     if named is None or use.functions:
         return False
     return model.dialect.reasoning is None or _schema_of(named[1]) is None
@@ -176,7 +188,7 @@ def _form(body: ChatBody, use: ToolUse, model: ServedModel) -> AnswerForm:
 
 
 def _lark(model: ServedModel, schema: Mapping[str, Any] | None, use: ToolUse, prompt: str) -> str:
-    """Return a grammar of a thought, followed by calls or by JSON that matches `schema`."""
+    """Return a Lark grammar of reasoning, followed by calls or by JSON that matches `schema` (if given)."""
     tools, reasoning = model.dialect.tools, model.dialect.reasoning
     lark = Lark(model.generator.tokenizer.special_tokens)
     begin = "" if reasoning is None else lark.literal(reasoning.content_begin)
@@ -189,7 +201,7 @@ def _lark(model: ServedModel, schema: Mapping[str, Any] | None, use: ToolUse, pr
 
 
 def _lark_of_text(model: ServedModel, use: ToolUse, prompt: str) -> str:
-    """Return a grammar of a thought, followed by text with valid calls."""
+    """Return a Lark grammar of reasoning, followed by text with valid calls."""
     tools, reasoning = model.dialect.tools, model.dialect.reasoning
     assert tools is not None, "`tool_use` checks it"
     lark = Lark(model.generator.tokenizer.special_tokens)
@@ -202,7 +214,11 @@ def _most_calls(use: ToolUse) -> int:
 
 
 def _sources(use: ToolUse, lark_of: Callable[[ToolUse, str], str]) -> list[Callable[[str], GrammarSource]]:
-    """Return `lark_of(use, prompt)`, and the same with looser arguments of non-strict functions."""
+    """Return functions from the prompt to a grammar, to be tried in order, each looser than the one before.
+
+    Looser grammars, for schemas that cannot be compiled, reduce the schemas of non-strict functions: first to
+    names and types of arguments, then to any object.
+    """
     functions = tuple(
         replace(each, parameters=without_annotations(each.parameters)) for each in use.functions
     )
@@ -219,7 +235,7 @@ def _sources(use: ToolUse, lark_of: Callable[[ToolUse, str], str]) -> list[Calla
 
 
 def _types_only(function: Function) -> Function:
-    """Return the function with its arguments' schemas reduced to their names and types."""
+    """Return the function with the schemas of its arguments reduced to their names and types."""
     properties = function.parameters.get("properties")
     if not isinstance(properties, dict):
         return _any_arguments(function)
@@ -235,7 +251,7 @@ def _any_arguments(function: Function) -> Function:
 
 
 def _schema_of(source: GrammarSource) -> Mapping[str, Any] | None:
-    """Return the JSON schema of a source; None for another kind or an invalid schema."""
+    """Return the JSON schema of a grammar source; None for another kind of grammar or an invalid schema."""
     if source.kind is not GrammarKind.JSON_SCHEMA:
         return None
     try:
@@ -254,7 +270,10 @@ def _check_names(tools: Iterable[Tool]) -> None:
 
 
 def _chosen(choice: object, tools: list[Tool]) -> tuple[list[Tool], set[str], bool]:
-    """Return the tools to show, the names that may be called, and whether a call is required."""
+    """Return the tools for the prompt, the callable functions' names, and whether a call is required.
+
+    Raises InvalidRequestError if the choice names an unknown function.
+    """
     if isinstance(choice, NamedTool):
         return tools, _known([choice], tools), True
     if isinstance(choice, AllowedToolChoice):
@@ -272,7 +291,7 @@ def _known(named: Iterable[NamedTool], tools: Iterable[Tool]) -> set[str]:
 
 
 def _function(tool: Tool) -> Function:
-    """Convert a tool. Raises InvalidRequestError for a strict one with arguments that are not an object."""
+    """Convert a tool. Raises InvalidRequestError if a strict tool's parameters are not of type `object`."""
     spec = tool.function
     function = Function(spec.name, spec.parameters or {}, strict=bool(spec.strict))
     kinds = function.parameters.get("type", "object")

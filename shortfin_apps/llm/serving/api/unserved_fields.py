@@ -1,11 +1,11 @@
 """Fields of other servers that this server does not support, by route.
 
 The servers are OpenAI's, Anthropic's, vLLM's, SGLang's and llama.cpp's.
-A `REFUSED` field would change the answer, so a request with it is refused. The values listed with it (and
-null) have no effect and are accepted: clients send defaults such as 1 choice or a penalty of 0. An `INERT`
-field does not change the answer: it tunes features that do not exist here, routes or labels the request, or
-qualifies a refused field. It is accepted and reported as ignored. All fields of the other servers are in
-`tests/serving/api/field_lists.py`.
+A `REFUSED` field would change the answer, so a request with such a field is refused, unless the value is null
+or one of the listed values, which have no effect: clients send defaults such as 1 choice or a penalty of 0.
+An `INERT` field does not change the answer: it tunes features that do not exist here, routes or labels the
+request, or qualifies a refused field. Inert fields are accepted and reported as ignored.
+All fields of the other servers are in `tests/serving/api/field_lists.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 Refused = Mapping[str, tuple[object, ...]]  # field: its values without effect, besides null
 
 LEAVE_OUT = "leave it out"
-# Advice other than LEAVE_OUT for a refused field.
+# What to use instead of a refused field; LEAVE_OUT is the advice for all other refused fields.
 INSTEAD = {
     "max_completion_tokens": "use `max_tokens`",
     "n_predict": "use `max_tokens`",
@@ -51,7 +51,7 @@ _SAMPLING: Refused = {
     "logits_processors": ([],),
     "vllm_xargs": ({},),
 }
-# Constraints on the output, and where it ends.
+# Constraints on the output and on its end.
 _CONSTRAINTS: Refused = {
     "ebnf_full_assistant": (False,),
     "structural_tag": ("",),
@@ -72,7 +72,7 @@ _INPUT: Refused = {
     "kv_transfer_params": (),
     "ec_transfer_params": (),
 }
-# Additional data in the answer.
+# Additional fields of the answer.
 _OUTPUT: Refused = {
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
@@ -113,7 +113,7 @@ _LLAMA_CPP_TUNING = frozenset(
         *("speculative.ngram_min_hits", "message_delimiters", "preserved_tokens"),
     }
 )
-# These qualify a refused field; that field itself is refused if it has an effect.
+# Each of these qualifies a refused field, and has no effect without that field.
 _QUALIFIERS = frozenset(
     {
         *("repeat_last_n", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
@@ -125,7 +125,7 @@ _QUALIFIERS = frozenset(
         *("parse_tool_calls", "return_flat_raw_top_logprobs_b64", "sampling_logprobs_mode"),
     }
 )
-# For images, audio and video, which are refused, and for routes that do not exist here.
+# Options for images, audio and video, which are refused, and for routes that do not exist here.
 _MEDIA = frozenset(
     {
         *("mm_processor_kwargs", "media_io_kwargs", "images_config", "video_config", "mm_payload"),
@@ -195,11 +195,11 @@ CHAT_REFUSED: Refused = {
 }
 CALL_INERT = frozenset(
     {"index", "provider_specific_fields", "extra_content"}
-)  # of deltas, LiteLLM's, Google's
+)  # in this order: in streamed deltas, from LiteLLM, from Google
 CHAT_INERT = _OPENAI_INERT - CHAT_REFUSED.keys() - {"parallel_tool_calls"}
 
 # Anthropic's `/v1/messages`, plus the sampling fields of other servers.
-# Claude Code sends the last value, which keeps all thoughts in the conversation.
+# Claude Code sends the last of these values, which keeps all reasoning in the conversation.
 _NO_EDITS: tuple[object, ...] = (
     {},
     {"edits": []},
@@ -250,7 +250,7 @@ RESPONSES_REFUSED: Refused = {
     "include": (
         [],
         ["reasoning.encrypted_content"],
-    ),  # thoughts are returned as text, not encrypted
+    ),  # reasoning is returned as text, not encrypted
     "max_completion_tokens": (),
     "messages": (),
     "moderation": (),
@@ -276,7 +276,7 @@ RESPONSES_INSTEAD = {
 RESPONSES_STREAM_OPTIONS_REFUSED: Refused = {"include_obfuscation": (False,)}
 RESPONSES_TEXT_REFUSED: Refused = {"verbosity": ("medium",)}
 RESPONSES_REASONING_REFUSED: Refused = {"mode": ("standard",), "context": ("auto",)}
-RESPONSES_REASONING_INERT = frozenset({"summary", "generate_summary"})  # thoughts are returned in full
+RESPONSES_REASONING_INERT = frozenset({"summary", "generate_summary"})  # reasoning is returned in full
 RESPONSES_TOOL_REFUSED: Refused = {
     "allowed_callers": (["direct"],),
     "defer_loading": (False,),

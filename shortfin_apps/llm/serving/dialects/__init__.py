@@ -1,1 +1,1 @@
-"""Dialects: how model families write thoughts and tool calls, one family per file."""
+"""Dialects: the formats in which model families write reasoning and tool calls."""

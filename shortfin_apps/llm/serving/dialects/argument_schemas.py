@@ -1,4 +1,4 @@
-"""JSON schemas of arguments: the types and members they allow, and grammars of texts that fit them."""
+"""Analyses JSON schemas of tool call arguments, and writes grammars of strings that match a schema."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from urllib.parse import unquote
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.dialects.lark import MAX_SOURCE_CHARS, Lark, one_of, too_long
 
-MAX_DIGITS = 10  # of an index in a reference
-MAX_DEPTH = 32  # of nested references and alternatives
+MAX_DIGITS = 10  # exclusive bound on the digits of a list index in a JSON pointer
+MAX_DEPTH = 32  # of nested references and alternatives in a schema
 _TYPES = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 _DEFINITION_PATHS = ("#/$defs/", "#/definitions/")
 _WHOLE = "arguments"
@@ -19,14 +19,14 @@ _WITHIN = {"number": frozenset({"number", "integer"})}
 
 
 class SchemaTypes:
-    """The value types that parts of the schema `root` allow."""
+    """Finds the JSON types that subschemas of the schema `root` allow."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.root = root
-        self._known: dict[int, Set[str] | None] = {}  # by the part's id; None: unspecified
+        self._known: dict[int, Set[str] | None] = {}  # by `id` of the subschema; None: it specifies no type
 
     def of(self, schema: object) -> Set[str]:
-        """Returns the types of values that fit `schema`, a part of the root; string if unspecified."""
+        """Return the types that `schema`, a subschema of the root, allows; string if it specifies none."""
         return self._types(schema, 0) or {"string"}
 
     def _types(self, schema: object, depth: int) -> Set[str] | None:
@@ -35,13 +35,13 @@ class SchemaTypes:
         if depth > MAX_DEPTH:
             return _TYPES
         if id(schema) not in self._known:
-            self._known[id(schema)] = _TYPES  # until it has been read
+            self._known[id(schema)] = _TYPES  # for references to `schema` within itself
             said = [types for types in self._said(schema, depth + 1) if types is not None]
             self._known[id(schema)] = (_TYPES.intersection(*said) or _TYPES) if said else None
         return self._known[id(schema)]
 
     def _said(self, schema: Mapping[str, Any], depth: int) -> Iterator[Set[str] | None]:
-        """Yields the types that each keyword allows, None if it does not specify any."""
+        """Yield the types that each keyword allows; None for a subschema that specifies none."""
         if "type" in schema:
             named = schema["type"]
             yield _named(named if isinstance(named, list) else [named])
@@ -60,7 +60,7 @@ class SchemaTypes:
 
 
 def types_of_value(value: object) -> Set[str]:
-    """Returns the JSON schema types of a value."""
+    """Return the JSON schema types of a value; an integer is also a number."""
     match value:
         case None:
             return {"null"}
@@ -77,7 +77,7 @@ def types_of_value(value: object) -> Set[str]:
 
 
 def resolved(reference: object, root: Mapping[str, Any]) -> object:
-    """Returns the part of `root` that a reference such as `#/$defs/name` names, or None."""
+    """Return the subschema of `root` at a reference such as `#/$defs/name`; None if there is none."""
     part: object = root
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
@@ -90,12 +90,15 @@ def resolved(reference: object, root: Mapping[str, Any]) -> object:
 
 
 def _names_in(reference: str) -> list[str]:
-    """Returns the names and indices of a JSON pointer in a URI fragment (RFC 6901)."""
+    """Return the names and indices of a JSON pointer in a URI fragment (RFC 6901)."""
     return [unquote(name).replace("~1", "/").replace("~0", "~") for name in reference[1:].split("/")[1:]]
 
 
 def part_alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a part of `root` as a self-contained schema, including the targets of its references."""
+    """Return `schema`, a subschema of `root`, as a self-contained schema with the targets of its references.
+
+    If all references are to definitions, only these definitions are added. Otherwise all of `root` is.
+    """
     references = list(_references(schema, root))
     if all(reference.startswith(_DEFINITION_PATHS) for reference in references):
         return {
@@ -107,7 +110,7 @@ def part_alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, 
 
 
 def _definitions(root: Mapping[str, Any], paths: Iterable[Sequence[str]]) -> dict[str, dict[str, Any]]:
-    """Returns the definitions of `root` at paths such as ("$defs", "name")."""
+    """Return the definitions of `root` at paths such as ("$defs", "name")."""
     used: dict[str, dict[str, Any]] = {}
     for key, name in paths:
         if isinstance(table := root.get(key), Mapping) and name in table:
@@ -116,8 +119,8 @@ def _definitions(root: Mapping[str, Any], paths: Iterable[Sequence[str]]) -> dic
 
 
 def _references(schema: object, root: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the references to parts of `root` in `schema` and in their targets. Visits each part once."""
-    left, seen = [schema], set[str | int]()  # references, and ids of parts
+    """Yield each distinct reference in `schema`, and in the targets of these references, recursively."""
+    left, seen = [schema], set[str | int]()  # seen: references, and ids of subschemas
     while left:
         part = left.pop()
         if not isinstance(part, list | Mapping) or id(part) in seen:
@@ -136,7 +139,7 @@ def _references(schema: object, root: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _with_moved_references(schema: Any) -> Any:
-    """Rewrites references for a new root that has the present root as a definition."""
+    """Rewrite the references in a schema for its root's new place in the `$defs` of another root."""
     if isinstance(schema, list):
         return [_with_moved_references(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -148,12 +151,12 @@ def _with_moved_references(schema: Any) -> Any:
 
 
 def parts_of(parameters: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the schema of an object and the schemas that its `$ref` and `allOf` add."""
+    """Yield a schema and the schemas that its `$ref` and `allOf` add, recursively."""
     return _parts(parameters, parameters, set())
 
 
 def properties_of(parameters: Mapping[str, Any]) -> Mapping[str, object]:
-    """Returns the schemas of an object's properties by name, also from `$ref`, `allOf` and alternatives."""
+    """Return the schemas of an object's properties by name, also from `$ref`, `allOf`, `anyOf`, `oneOf`."""
     seen: set[int] = set()
     own = list(_parts(parameters, parameters, seen))
     options = [each for part in own for key in ("anyOf", "oneOf") for each in list_of(part, key)]
@@ -162,19 +165,19 @@ def properties_of(parameters: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def required_of(parameters: Mapping[str, Any]) -> Set[str]:
-    """Returns the names of the properties that an object must have."""
+    """Return the names of the properties that an object must have."""
     names = [name for part in parts_of(parameters) for name in list_of(part, "required")]
     return {name for name in names if isinstance(name, str)}
 
 
 def list_of(schema: Mapping[str, Any], key: str) -> list[object]:
-    """Returns the list at `key`, or an empty list."""
+    """Return the list at `key`, or an empty list."""
     found = schema.get(key)
     return found if isinstance(found, list) else []
 
 
 def _parts(schema: object, root: Mapping[str, Any], seen: set[int]) -> Iterator[Mapping[str, Any]]:
-    """Yields the schemas that must all fit, except parts already `seen`."""
+    """Yield the schemas that a value must all match, except those whose `id` is in `seen`; update `seen`."""
     left = [schema]
     while left:
         part = left.pop()
@@ -186,7 +189,7 @@ def _parts(schema: object, root: Mapping[str, Any], seen: set[int]) -> Iterator[
 
 
 def _properties(parts: Sequence[Mapping[str, Any]], key: str) -> dict[str, object]:
-    """Returns schemas by name; schemas of the same name are combined with the keyword `key`."""
+    """Return the schemas of properties by name; `key`: keyword to combine several schemas of one name."""
     found: dict[str, list[object]] = {}
     for part in parts:
         if isinstance(properties := part.get("properties"), Mapping):
@@ -196,15 +199,15 @@ def _properties(parts: Sequence[Mapping[str, Any]], key: str) -> dict[str, objec
 
 
 def _named(names: list[object]) -> Set[str]:
-    """Returns the named types, or all types if a name is not a JSON schema type."""
+    """Return the types with these names, or all types if a name is not a JSON schema type."""
     known = [_WITHIN.get(name, {name}) for name in names if isinstance(name, str) and name in _TYPES]
     return set[str]().union(*known) if len(known) == len(names) else _TYPES
 
 
 ANY = "/(?s:.*)/"
-MAX_PARTS = 200  # of a schema, each counted once per reference
-PART_CHARS = 8  # schema characters that take as long to read as a part
-NO_BOUND = 1 << 31  # no answer has this many characters
+MAX_PARTS = 200  # subschemas of a schema, each counted once per reference to it
+PART_CHARS = 8  # reading a subschema counts as reading so many characters
+NO_BOUND = 1 << 31  # lengths are capped here: no answer has so many characters
 _UNKEPT = ("if", "then", "else", "$dynamicRef", "$recursiveRef")
 _MONTH_AND_DAY = (
     "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|[12][0-9]))"
@@ -218,8 +221,8 @@ _GROUP = "[0-9a-fA-F]{1,4}"
 _CLOCK = "([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
 _DAYS = "([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)"
 _URI_CHAR = r"([a-zA-Z0-9._~:/?@!$&'()*+,;=\[\]-]|%[0-9a-fA-F]{2})"
-# RFC 3339, 5321 (without quoted names), 1123, 4291 (without embedded IPv4), 4122, 3986 (its characters only).
-# Other formats are annotations, as in JSON schema.
+# RFC 3339, 5321 (without quoted names), 1123, 4291 (without embedded IPv4), 4122, 3986 (only its characters).
+# Other formats have no effect, as in JSON schema.
 FORMATS: Mapping[str, str] = {
     "date": _DATE,
     "time": _TIME,
@@ -243,16 +246,16 @@ FORMATS: Mapping[str, str] = {
 
 
 def fitting_text(lark: Lark, schema: object, types: SchemaTypes, *, strict: bool) -> str | None:
-    """Returns a Lark expression of the texts that fit `schema`, a part of `types.root`; None if all texts do.
+    """Return a Lark expression of the strings that match `schema`, a subschema of `types.root`.
 
-    If strict, raises InvalidRequestError for an unenforceable keyword; otherwise `pattern`, `not` and similar
-    keywords are ignored. Also raises it for a schema that is too long.
+    Returns None if all strings match. If strict, raises InvalidRequestError for an unenforceable keyword;
+    otherwise `pattern`, `not` and such keywords are ignored. Always raises it for an oversized schema.
     """
     return " & ".join(_Texts(lark, types, strict=strict).parts(schema, 0)) or None
 
 
 class _Texts:
-    """Writes expressions of texts that fit parts of a schema, the root of `types`."""
+    """Writes Lark expressions of strings that match subschemas of `types.root`."""
 
     def __init__(self, lark: Lark, types: SchemaTypes, *, strict: bool) -> None:
         self._lark = lark
@@ -262,7 +265,7 @@ class _Texts:
         self._chars_left = MAX_SOURCE_CHARS
 
     def parts(self, schema: object, depth: int) -> Iterator[str]:
-        """Yields expressions that must all match. Raises InvalidRequestError if their total is too long."""
+        """Yield expressions that a string must all match. Raises InvalidRequestError if they are too long."""
         for text in self._parts(schema, depth):
             self._count(len(text))
             yield text
@@ -307,7 +310,7 @@ class _Texts:
                 raise refused(keyword, "cannot be kept in this model's form of calls")
 
     def _all(self, schema: object, depth: int) -> str:
-        """Returns an expression of texts that fit."""
+        """Return one expression of the strings that match `schema`."""
         if schema is False or "string" not in self._types_or_all(schema):
             return f"({ANY} & ~{ANY})"
         return "(" + (" & ".join(self.parts(schema, depth + 1)) or ANY) + ")"
@@ -346,7 +349,10 @@ class _Texts:
 
 
 def searched(pattern: object) -> str:
-    """Returns an expression of the texts that contain a match of a JSON schema's `pattern`."""
+    """Return an expression of the strings that contain a match of a JSON schema's `pattern`.
+
+    Raises InvalidRequestError if the pattern is not a string.
+    """
     if not isinstance(pattern, str):
         raise refused("pattern", "must be a string")
     return "/" + "|".join(_anchored(_escaped_slashes(part)) for part in _alternatives(pattern)) + "/"
@@ -360,7 +366,7 @@ def _anchored(pattern: str) -> str:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Splits the pattern at each `|` outside of groups and classes."""
+    """Split the regular expression at each `|` outside of groups and character classes."""
     parts, begin, depth, in_class, is_escaped = [], 0, 0, False, False
     for place, char in enumerate(pattern):
         is_plain = not is_escaped and not in_class
@@ -376,7 +382,7 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 def _escaped_slashes(pattern: str) -> str:
-    """Escapes the regular expression for use between slashes."""
+    """Escape slashes and line ends in a regular expression for use between slashes in Lark."""
     result, is_escaped = [], False
     for char in pattern:
         result.append("\\/" if char == "/" and not is_escaped else "\\n" if char == "\n" else char)
@@ -395,7 +401,10 @@ def _lengths(schema: Mapping[str, Any], *, strict: bool) -> Iterator[str]:
 
 
 def _length(schema: Mapping[str, Any], keyword: str, *, strict: bool) -> int | None:
-    """Returns the keyword's value, at most NO_BOUND, or None if absent or invalid."""
+    """Return the length that a keyword gives, at most NO_BOUND; None if absent or invalid.
+
+    If strict, raises InvalidRequestError for an invalid value.
+    """
     value = schema.get(keyword)
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -1,4 +1,4 @@
-"""Names the dialects, and chooses a model's: its chat template shows the format it was trained on."""
+"""Lists the dialects by name, and chooses a model's dialect by texts in its chat template."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ToolParser = Literal[
 ReasoningParser = Literal["auto", "none", "think", "mistral", "granite", "harmony"]
 Signs = tuple[tuple[str, tuple[str, ...]], ...]
 
-# The first row with all its texts in the template gives the dialect.
+# The first dialect with all its texts in the chat template is chosen.
 _TOOL_SIGNS: Signs = (
     ("harmony", ("<|channel|>", "<|message|>")),
     ("mistral", ("[TOOL_CALLS]", "tools")),
@@ -51,7 +51,7 @@ _REASONING_SIGNS: Signs = (
 
 
 def choose_dialect(template: str, tools: ToolParser = "auto", reasoning: ReasoningParser = "auto") -> Dialect:
-    """Returns the dialect of a model with this chat template, or the named ones."""
+    """Return a model's dialect. `template`: its chat template, which decides where a parser is "auto"."""
     tool_name = _name(tools, template, _TOOL_SIGNS)
     reasoning_name = _name(reasoning, template, _REASONING_SIGNS)
     return Dialect(
@@ -61,7 +61,7 @@ def choose_dialect(template: str, tools: ToolParser = "auto", reasoning: Reasoni
 
 
 def description(dialect: Dialect) -> str:
-    """Describes a dialect by the names of its parts."""
+    """Describe a dialect by the names of its two parsers."""
     tools = next((name for name, each in TOOL_DIALECTS.items() if each is dialect.tools), "none")
     reasoning = next((name for name, each in REASONING_DIALECTS.items() if each is dialect.reasoning), "none")
     return f"parser of tool calls: {tools}; of reasoning: {reasoning}"

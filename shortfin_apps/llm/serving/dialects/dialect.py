@@ -1,4 +1,4 @@
-"""The interface of a dialect: parse an answer, and describe calls with a grammar."""
+"""The interfaces of a dialect: it parses an answer's reasoning and tool calls, and writes their grammar."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from shortfin_apps.llm.serving.dialects.lark import Lark
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that the model may call. `parameters` is a JSON schema of its arguments, an object.
+    """A function that the model may call. `parameters`: the JSON schema of its arguments, an object.
 
-    If `strict`, arguments fit the schema exactly where a grammar applies, and unenforceable keywords are
-    refused. Otherwise such keywords are ignored.
+    `strict`: a grammar enforces the whole schema, and keywords that it cannot enforce are refused. Without
+    `strict`, a grammar ignores such keywords.
     """
 
     name: str
@@ -31,60 +31,66 @@ class Function:
 
     @property
     def owner(self) -> str:
-        """How error messages refer to the owner of `parameters`."""
+        """The function as error messages about `parameters` name it."""
         return f"function `{self.name}`"
 
 
 class ToolDialect(Protocol):
-    """A model family's format of calls. Immutable and shared by requests."""
+    """A model family's format of tool calls. Immutable and shared by requests."""
 
     @property
     def marks(self) -> frozenset[str]:
-        """Texts with a meaning in the format; some tokenizers have special tokens for them."""
+        """The delimiters of the format; some tokenizers have special tokens for these texts."""
         ...
 
     @property
     def id_chars(self) -> int | None:
-        """Exact length of a call's id in letters and digits, if the templates require one."""
+        """The exact length of a call's id (letters and digits) that chat templates require; None: any."""
         ...
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """Marks that begin calls anywhere, even in an unfinished thought."""
+        """The marks that begin calls anywhere in an answer, even inside reasoning."""
         ...
 
     def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
-        """Yields the pieces of an answer after its thought; unread text becomes content.
+        """Yield the pieces of an answer after its reasoning. Text that is left unread becomes content.
 
-        Arguments are a JSON object, except at the end of an answer that is cut.
+        Arguments are complete JSON objects, except at the end of a truncated answer.
         """
         ...
 
     def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
-        """Yields the calls after `begin`, which has been read; without calls, content including `begin`."""
+        """Yield the calls after the mark `begin`, which has been read; return True if there was a call.
+
+        If no call follows, yields `begin` and the text read after it as content.
+        """
         ...
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        """Returns a Lark expression of one to `most` calls (fewer if it cannot express several)."""
+        """Return a Lark expression of one to `most` calls, or of one call if the format has only one."""
         ...
 
     def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        """Returns a Lark expression of any answer after its thought; text that begins a call is a call."""
+        """Return a Lark expression of any answer after its reasoning, in which every call is valid.
+
+        After a mark that begins a call, only a valid call matches.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How an answer's calls are written, and to which functions. Without a dialect, calls are not parsed."""
+    """The format and functions of calls inside reasoning. Without `dialect`, such calls are not parsed."""
 
     dialect: ToolDialect | None = None
     functions: Sequence[Function] = ()
 
     def copy_thought(self, feed: Feed, *ends: str) -> Parse:
-        """Yields a thought up to one of its `ends`, which is read.
+        """Yield reasoning up to one of its end marks `ends`, which is read and dropped.
 
-        A call ends it, too, because models forget to. Text after the call is content, without a later end
-        mark.
+        A call also ends the reasoning, because models forget the end mark. Then the text after the call is
+        content, up to a later end mark, which is dropped as well.
         """
         kind: type[Content | Reasoning] = Reasoning
         begins = () if self.dialect is None else self.dialect.begins
@@ -96,32 +102,32 @@ class Calls:
 
 
 class ReasoningDialect(Protocol):
-    """A model family's format of thoughts before an answer. Immutable and shared by requests."""
+    """A model family's format of reasoning before an answer. Immutable and shared by requests."""
 
     @property
     def marks(self) -> frozenset[str]: ...
 
     @property
     def content_begin(self) -> str:
-        """Text that precedes content, with or without a thought before it."""
+        """The text that must precede content, with or without reasoning before; usually empty."""
         ...
 
     def is_open(self, prompt: str) -> bool:
-        """Returns True if an answer to the rendered `prompt` begins inside a thought."""
+        """Return True if the rendered `prompt` ends inside reasoning, so that the answer begins there."""
         ...
 
     def parse_thought(self, feed: Feed, is_open: bool, calls: Calls) -> Parse:
-        """Yields the thought's pieces, and leaves the text after it unread. One of `calls` ends it, too."""
+        """Yield the pieces of the reasoning, which a call may end; leave the text after it unread."""
         ...
 
     def thought(self, lark: Lark, prompt: str) -> str:
-        """Returns a Lark expression of a thought that may follow `prompt`, and of its separator."""
+        """Return a Lark expression of the reasoning that may follow `prompt`, with the separator after it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One model's format. A part is None if the model does not write it, or it is not parsed."""
+    """One model's format. `tools`, `reasoning`: None if the model has none or its text is not parsed."""
 
     tools: ToolDialect | None = None
     reasoning: ReasoningDialect | None = None
@@ -136,7 +142,7 @@ NO_DIALECT = Dialect()
 
 
 def _with_text_of(kind: type[Content | Reasoning], pieces: CallParse) -> CallParse:
-    """Yields the same pieces, with content before the first call converted to `kind`."""
+    """Yield the pieces, with content before the first call converted to `kind`; return True after a call."""
     has_call = False
     while True:
         try:

@@ -1,8 +1,8 @@
-"""The text of an answer as it arrives, read by parsers that wait for more of it.
+"""The text of an answer as it arrives, for incremental parsers.
 
-A parser is a generator. It yields pieces, and None when it needs more text to decide what comes next. Every
-reader below decides by the text alone, never by chunk boundaries, so the joined pieces of an answer are the
-same however it was streamed.
+A parser is a generator. It yields pieces of the answer, and None when it needs more text to decide what comes
+next. The readers below decide by the text alone, never by chunk boundaries, so the joined pieces of an answer
+do not depend on how the answer was streamed.
 """
 
 from __future__ import annotations
@@ -18,62 +18,62 @@ from shortfin_apps.llm.serving.dialects.mended_json import WHITE_SPACE, JsonValu
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the user."""
+    """Text of the answer for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text of a thought."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The start of a call of the function `name`."""
+    """The start of a tool call of the function `name`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """JSON text of the last started call's arguments."""
+    """The next part of the JSON string with the arguments of the last started call."""
 
     text: str
 
 
 Text = Content | Reasoning | Arguments
 Piece = Text | CallStart
-Parse = Generator[Piece | None, None, None]  # yields None if it needs more text, or the answer's end
-CallParse = Generator[Piece | None, None, bool]  # the same; returns True if there is a call
+Parse = Generator[Piece | None, None, None]  # yields None while it needs more text or the answer's end
+CallParse = Generator[Piece | None, None, bool]  # a Parse that returns True if there was a call
 
 
 TextT = TypeVar("TextT", bound=Text)
 T = TypeVar("T")
-Wait = Generator[None, None, T]  # yields None while waiting; returns a T
+Wait = Generator[None, None, T]  # yields None while it needs more text; returns a T
 
 _SPACE = re.compile(f"[{WHITE_SPACE}]*")
 
 
 class Feed:
-    """Text that has arrived but is not read; `push` and `end` are for its writer.
+    """A buffer of text that has arrived but is not read. The writer calls `push` and `end`.
 
-    Each character is examined a bounded number of times, however the text is split: a reader immediately
-    takes text that cannot be a mark, so while it waits, at most the beginning of a mark is unread.
+    Each character is examined a bounded number of times, however the text is split: readers immediately take
+    text that cannot begin a mark, so a waiting reader leaves at most an incomplete mark in the buffer.
     """
 
     def __init__(self) -> None:
         self._text = ""
-        self._place = 0  # of the first unread character
+        self._place = 0  # index of the first unread character
         self._ended = False
         self._is_cut = False
         self._record: list[str] | None = None
 
     @property
     def is_cut(self) -> bool:
-        """True if the answer ended before the model ended it."""
+        """True if the answer was truncated: it ended before the model ended it."""
         return self._is_cut
 
     def push(self, text: str) -> None:
@@ -83,7 +83,7 @@ class Feed:
         self._ended, self._is_cut = True, is_cut
 
     def unread(self, text: str) -> None:
-        """Puts back the mark or text that was read last."""
+        """Put back `text`, which must be the text that was read last."""
         if self._record is not None:
             last = self._record.pop()
             assert last == text
@@ -91,10 +91,10 @@ class Feed:
         assert self._text.startswith(text, self._place)
 
     def copy(self, kind: Callable[[str], TextT], *marks: str) -> Generator[TextT | None, None, str | None]:
-        """Yields text up to a mark as it arrives; reads and returns the mark, or None at the answer's end.
+        """Yield the text before the first of `marks` as it arrives; read and return that mark.
 
-        The first mark is found; of marks that begin or end together, the longest. No mark may be in the
-        middle of another.
+        Returns None if the answer ends without a mark. Of marks that begin or end together, the longest is
+        found. No mark may occur in the middle of another mark.
         """
         finder = _marks(marks)
         while True:
@@ -112,7 +112,7 @@ class Feed:
             yield None
 
     def text_before(self, *marks: str) -> Generator[None, None, tuple[str, str | None]]:
-        """Returns the text up to a mark, and the mark, which is read; see `copy`."""
+        """Read and return the text before the first of `marks`, and that mark or None; see `copy`."""
         pieces: list[str] = []
         copying = self.copy(Content, *marks)
         while True:
@@ -128,9 +128,10 @@ class Feed:
     def copy_as(
         self, kind: Callable[[str], TextT], form: MendedJson, *stops: str
     ) -> Generator[TextT | None, None, None]:
-        """Yields the text up to its end in another form, and its missing end, unless the answer is cut.
+        """Yield a JSON object or array, converted by `form` to valid JSON, up to its end.
 
-        One of `stops`, which begin with a line end, ends it, too, and stays unread.
+        One of `stops`, which must begin with a line end, also ends the JSON, and stays unread. Missing quotes
+        and brackets are added, unless the answer was truncated here.
         """
         while True:
             text, end = form.read(self._text, self._place)
@@ -152,7 +153,7 @@ class Feed:
             yield None
 
     def read_span(self, value: JsonValue) -> Wait[str]:
-        """Returns the text of the value, up to its end."""
+        """Read and return the text of a JSON value, up to its end or the answer's end."""
         pieces: list[str] = []
         while (end := value.end_in(self._text, self._place)) is None:
             pieces.append(self._take_to(len(self._text)))
@@ -163,7 +164,7 @@ class Feed:
         return "".join(pieces)
 
     def space(self) -> Wait[str]:
-        """Reads and returns the next white space."""
+        """Read and return all white space that comes next."""
         pieces: list[str] = []
         while True:
             found = _SPACE.match(self._text, self._place)
@@ -174,11 +175,14 @@ class Feed:
             yield None
 
     def accept(self, *texts: str) -> Wait[bool]:
-        """Reads one of `texts` if it comes next; returns True if so. No text may be a prefix of another."""
+        """Read the one of `texts` that comes next, if any, and return True; otherwise read nothing.
+
+        None of `texts` may be a prefix of another.
+        """
         return (yield from self.accepted(*texts)) is not None
 
     def accepted(self, *texts: str) -> Wait[str | None]:
-        """Reads and returns the one of `texts` that comes next, or None; see `accept`."""
+        """Read and return the one of `texts` that comes next; None if there is none. See `accept`."""
         while True:
             for text in texts:
                 if self._text.startswith(text, self._place):
@@ -188,17 +192,17 @@ class Feed:
             yield None
 
     def peek(self) -> Wait[str]:
-        """Returns the next character without reading it; empty at the answer's end."""
+        """Return the next character without reading it; "" at the answer's end."""
         while not self.num_unread and not self._ended:
             yield None
         return self._text[self._place : self._place + 1]
 
     def record(self, before: str = "") -> None:
-        """Starts recording the text that is read, after the text `before`."""
+        """Start to record the text that is read. `before`: text that the record begins with."""
         self._record = [before]
 
     def recorded(self) -> str:
-        """Stops recording; returns the text since `record`."""
+        """Stop recording; return `before` and all text read since `record`. "" if nothing was recorded."""
         text, self._record = "".join(self._record or ()), None
         return text
 
@@ -219,7 +223,7 @@ class Feed:
 
 
 class _Marks:
-    """A finder of marks in a text."""
+    """Finds the first of several marks in a text, and marks that the end of the text may begin."""
 
     def __init__(self, marks: tuple[str, ...]) -> None:
         longest_first = sorted(marks, key=len, reverse=True)
@@ -230,7 +234,7 @@ class _Marks:
         self._most = len(longest_first[0]) - 1 if marks else 0
 
     def undecided(self, text: str, start: int) -> int:
-        """Returns the length of the longest suffix of the text after `start` that begins a mark."""
+        """Return the length of the longest suffix of `text[start:]` that is an incomplete mark; 0 if none."""
         for begin in self._find_begins(text, max(len(text) - self._most, start)):  # most texts have none
             if text[begin.start() :] in self._begins:
                 return len(text) - begin.start()

@@ -1,10 +1,10 @@
-"""gpt-oss: messages in channels. Thoughts are in `analysis`; calls are messages to a function.
+"""gpt-oss: messages in channels. Reasoning is in the channel `analysis`; calls are messages to a function.
 
     <|channel|>analysis<|message|>text<|end|><|start|>assistant<|channel|>commentary to=functions.f
     <|constrain|>json<|message|>{"a": 1}<|call|>
 
-Prompts end with `<|start|>assistant`, so an answer begins with a header without its role. The recipient may
-be in the role or in the channel.
+Prompts end with `<|start|>assistant`, so the first header of an answer has no role. A header may name the
+recipient (`to=`) after the role or after the channel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shortfin_apps.llm.serving.dialects.mended_json import WHITE_SPACE
 
 Kind = type[Content | Reasoning]
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
-HEADS = ("<|start|>", CHANNEL)  # ends of a message that belong to the next one's header
+HEADS = ("<|start|>", CHANNEL)  # marks that end a message and belong to the header of the next message
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 THOUGHT = "<|channel|>analysis<|message|>"
 THOUGHT_END = "<|end|>"
@@ -62,7 +62,7 @@ class Harmony:
             if mark == MESSAGE:
                 end = yield from _message(feed, header, kinds)
                 continue
-            text, end = feed.recorded(), mark  # of an answer without channels, or cut here
+            text, end = feed.recorded(), mark  # a header without message: no channels, or truncated
             if header.strip(WHITE_SPACE):
                 yield Content(text.removesuffix(mark) if mark in HEADS else text)
 
@@ -70,7 +70,7 @@ class Harmony:
         raise AssertionError("there are no begins")
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        """Allows one call only: a call ends its message and the answer."""
+        """Return a Lark expression of one call, whatever `most` is, because a call ends the answer."""
         calls = [
             lark.literal(f"<|channel|>commentary to=functions.{function.name} <|constrain|>json{MESSAGE}")
             + " "
@@ -80,7 +80,7 @@ class Harmony:
         return lark.rule(one_of(calls))
 
     def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        """A message to the user or a call, optionally after a preamble message."""
+        """Return a Lark expression of a message to the user or a call, maybe after a preamble message."""
         before = f"({lark.literal(PREAMBLE)} {lark.through(THOUGHT_END)} {lark.literal(NEXT)})?"
         final = f"{lark.literal(self.content_begin)} {ANY_TEXT}"
         return f"{before} {one_of([final, self.calls(lark, functions, most)])}"
@@ -89,7 +89,7 @@ class Harmony:
         return False
 
     def parse_thought(self, feed: Feed, is_open: bool, calls: Calls) -> Parse:
-        """Reads all channels: no text is left unread."""
+        """Yield the pieces of all channels, including content and calls; leaves no text unread."""
         yield from self.parse(feed, calls.functions)
 
     def thought(self, lark: Lark, prompt: str) -> str:
@@ -97,7 +97,10 @@ class Harmony:
 
 
 def _message(feed: Feed, header: str, kinds: set[Kind]) -> Generator[Piece | None, None, str | None]:
-    """Yields a message after its header; returns its end mark. `kinds` collects the kinds of all messages."""
+    """Yield the pieces of a message after its `header`; return the message's end mark.
+
+    `kinds`: kinds of the earlier messages, updated. Messages of one kind are separated by a line end.
+    """
     while (yield from feed.accept(MESSAGE)):
         pass
     if (recipient := _RECIPIENT.search(header)) is not None:
@@ -113,7 +116,10 @@ def _message(feed: Feed, header: str, kinds: set[Kind]) -> Generator[Piece | Non
 
 
 def _call(feed: Feed, name: str) -> Generator[Piece | None, None, str | None]:
-    """Yields a call of `name` after its header, or content, header included, if it has no valid arguments."""
+    """Yield a call of the function `name` after its header; return the message's end mark.
+
+    Without valid arguments, yields the header and the message as content.
+    """
     yield from feed.space()
     if (yield from feed.peek()) == "{" and (form := (yield from object_form(feed))) is not None:
         feed.recorded()

@@ -1,9 +1,9 @@
 """Calls that are JSON objects: `{"name": "f", "arguments": {"a": 1}}`, alone or in a list.
 
-`arguments` may be named `parameters`, come before the name, be a text of JSON, or be missing. Valid JSON
-arguments are passed on as the model writes them, white space included; faulty ones are repaired
-(`MendedJson`). An object is not a call if its arguments are not an object, or if an object has another name
-instead of arguments: a call without them would have another effect.
+`arguments` may be named `parameters`, come before the name, be a JSON string, or be missing. Valid JSON
+arguments are passed on as the model writes them, white space included; invalid JSON is repaired
+(`MendedJson`). An object is not a call if its arguments are not an object. It is not a call either if it has
+no arguments but an object under another key, because a call without arguments would have another effect.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 NO_ARGUMENTS = "{}"
 EMPTY = ("", "null", "None", "[]")  # texts that mean a call without arguments
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-_COMBINING = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}  # may list arguments, too
+_COMBINING = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}  # keywords that may add properties
 
 
 class NotACallError(LlmError):
-    """The text is not a call. Never leaves this module: such text becomes content."""
+    """The text is not a call. Raised and caught within this module, where the text becomes content."""
 
 
 class MarkedCalls:
-    """Base of ToolDialects with calls inside content, after one of `begins`; here a JSON list of calls."""
+    """Base class of ToolDialects that write calls inside content, after one of the marks `begins`.
+
+    By default, one JSON list of calls follows the mark.
+    """
 
     marks: frozenset[str]
     begins: tuple[str, ...]
@@ -65,18 +68,18 @@ class MarkedCalls:
         return lark.text_with(self.begins, self.rest(lark, functions, most))
 
     def rest(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        """Return an expression of the calls after their begin mark."""
+        """Return a Lark expression of the calls after their begin mark."""
         return list_of_calls(lark, functions, most)
 
 
 def parse_calls(
     feed: Feed, before: str = "", names: Collection[str] | None = None, stops: Collection[str] = ()
 ) -> CallParse:
-    """Yields the next call, or list of calls; if there is none, content including the text `before` it.
+    """Yield the call or list of calls that comes next; return True if there was a call.
 
-    Returns True if there was a call. With `names`, only the JSON distinguishes a call from content: it is a
-    call only with one of these names and arguments. One of `stops`, which begin with a line end, ends a
-    string in arguments that lacks its quote.
+    Without a call, yields `before` and the text read as content. `names`: for formats in which content may be
+    JSON as well: only JSON with one of these names and with arguments is a call. `stops`: texts, beginning
+    with a line end, that end a string without closing quote in the arguments.
     """
     feed.record(before)
     has_calls = False
@@ -99,7 +102,7 @@ def parse_calls(
 
 
 def needless_brackets(feed: Feed) -> Parse:
-    """Drops closing brackets that were not opened; white space after them is content."""
+    """Read and drop closing brackets without opening ones; yield the white space after them as content."""
     space = yield from feed.space()
     while (yield from feed.accept("}", "]")):
         space = yield from feed.space()
@@ -107,7 +110,7 @@ def needless_brackets(feed: Feed) -> Parse:
 
 
 def more_of(feed: Feed, mark: str) -> Wait[str]:
-    """Reads white space and repeated marks."""
+    """Read white space and repetitions of `mark`; return the text read."""
     pieces = []
     while True:
         pieces.append((yield from feed.space()))
@@ -117,7 +120,7 @@ def more_of(feed: Feed, mark: str) -> Wait[str]:
 
 
 def object_form(feed: Feed) -> Wait[MendedJson | None]:
-    """Reads the beginning of the next object and returns its form, or None if there is no object."""
+    """Read `{` and white space; return the converter of the object's rest, or None if no object begins."""
     if not (yield from feed.accept("{")):
         return None
     space = yield from feed.space()
@@ -125,7 +128,7 @@ def object_form(feed: Feed) -> Wait[MendedJson | None]:
 
 
 class _CallReader:
-    """Reads one object. Drops the feed's record once it is known to be a call."""
+    """Reads one JSON object that may be a call. Drops the feed's record once it is known to be a call."""
 
     def __init__(self, feed: Feed, names: Collection[str] | None, stops: Collection[str]) -> None:
         self._feed = feed
@@ -152,7 +155,7 @@ class _CallReader:
         yield Arguments(NO_ARGUMENTS)
 
     def _rest(self) -> Parse:
-        """Reads the object's remainder after its arguments; malformed text becomes content."""
+        """Read and drop the object's members after its arguments; yield malformed text as content."""
         self._feed.record()
         try:
             while not (yield from _accept(self._feed, "}")):
@@ -211,9 +214,9 @@ class _CallReader:
 
 
 def plain_arguments(value: str) -> str:
-    """Converts arguments to the usual form, an object: models also write it as a text, or null.
+    """Convert arguments to a JSON object: models also write the object as a JSON string, or null.
 
-    Raises NotACallError for anything else.
+    Raises NotACallError for any other value.
     """
     try:
         text = text_of(value).strip() if value.startswith('"') else value
@@ -226,7 +229,7 @@ def plain_arguments(value: str) -> str:
 
 
 def _accept(feed: Feed, char: str) -> Wait[bool]:
-    """Reads `char` if it comes next after white space; returns True if so."""
+    """Read white space, and `char` if it comes next; return True if it did."""
     yield from feed.space()
     return (yield from feed.accept(char))
 
@@ -246,7 +249,7 @@ def _string(feed: Feed) -> Wait[str]:
 
 
 def text_of(literal: str) -> str:
-    """Decodes a JSON string; lone surrogates become U+FFFD. Raises ValueError for other JSON."""
+    """Decode a JSON string; lone surrogates become U+FFFD. Raises ValueError if it is not a JSON string."""
     if not literal.startswith('"'):
         raise ValueError("not a string")
     value: str = json.loads(literal, strict=False)
@@ -254,13 +257,17 @@ def text_of(literal: str) -> str:
 
 
 def arguments_of(lark: Lark, function: Function) -> str:
-    """Returns an expression of the arguments that fit, an object."""
+    """Return a Lark expression of the JSON objects that are valid arguments of `function`."""
     parameters = {**closed(function.parameters), "type": "object"}
     return lark.json(parameters, strict=function.strict, owner=function.owner)
 
 
 def closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Forbids arguments that the schema neither lists nor requires, unless it allows them explicitly."""
+    """Return the schema with `additionalProperties` forbidden, unless the schema says otherwise.
+
+    Properties that are required but not listed stay allowed. A schema whose properties may come from other
+    keywords, or that has no `properties`, is not closed.
+    """
     if not parameters:
         return NO_PARAMETERS
     if "properties" not in parameters or _COMBINING & parameters.keys():
@@ -273,12 +280,12 @@ def closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def call_of(lark: Lark, functions: Sequence[Function], key: str = "arguments") -> str:
-    """Returns an expression of a call of one of `functions`, an object."""
+    """Return a Lark expression of a JSON object that calls one of `functions`; `key`: key of arguments."""
     return lark.rule(f"{lark.literal(CALL_BEGIN)} {call_rest(lark, functions, key)}")
 
 
 def call_rest(lark: Lark, functions: Sequence[Function], key: str) -> str:
-    """Returns an expression of the part of `call_of` after CALL_BEGIN."""
+    """Return the part of the expression `call_of` after CALL_BEGIN."""
     calls = [
         lark.rule(
             lark.literal(json.dumps(function.name) + f', "{key}": ')
@@ -291,6 +298,6 @@ def call_rest(lark: Lark, functions: Sequence[Function], key: str) -> str:
 
 
 def list_of_calls(lark: Lark, functions: Sequence[Function], most: int, end: str = "") -> str:
-    """Returns an expression of a JSON list of one to `most` calls, with `end` after it."""
+    """Return a Lark expression of a JSON list of one to `most` calls, followed by the text `end`."""
     calls = repeated(call_of(lark, functions), lark.literal(", "), most)
     return f"{lark.literal('[')} {calls} {lark.literal(']' + end)}"

@@ -1,4 +1,4 @@
-"""Dialects with calls in JSON: Hermes, SmolLM2, Granite 3, Mistral and Llama 3."""
+"""Dialects that write tool calls in JSON: Hermes, SmolLM2, Granite 3, Mistral and Llama 3."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NAME = re.compile(r"\s*[\w.-]+\s*")
 class Hermes(MarkedCalls):
     """Hermes, Qwen 2.5 and 3, SmolLM3, Granite 4: `<tool_call>{"name": "f", "arguments": {}}</tool_call>`.
 
-    Also reads a list of calls between the tags.
+    The parser also accepts a list of calls between the tags.
     """
 
     marks = frozenset({HERMES, HERMES_END})
@@ -74,7 +74,7 @@ class SmolLM(Hermes):
 class Granite(MarkedCalls):
     """Granite 3: `<|tool_call|>[{"name": "f", "arguments": {}}]`. Granite 4 uses the Hermes format."""
 
-    begins = (GRANITE, HERMES)  # Granite 3.1 sometimes writes the second
+    begins = (GRANITE, HERMES)  # Granite 3.1 sometimes writes HERMES
     marks = frozenset(begins)
 
 
@@ -83,7 +83,7 @@ class Mistral(MarkedCalls):
 
     marks = frozenset({MISTRAL, ID, ARGUMENTS})
     begins = (MISTRAL,)
-    id_chars = 9  # templates refuse other lengths
+    id_chars = 9  # chat templates refuse other lengths
 
     def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
         before = begin + (yield from more_of(feed, begin))
@@ -114,7 +114,7 @@ def _named_call(feed: Feed, before: str) -> CallParse:
         yield from more_of(feed, ARGUMENTS)
     elif mark is not None:
         feed.unread(mark)
-    if _NAME.fullmatch(name) and mark in (ARGUMENTS, "{"):  # current templates omit the mark
+    if _NAME.fullmatch(name) and mark in (ARGUMENTS, "{"):  # current chat templates omit ARGUMENTS
         if mark == ARGUMENTS and (yield from _ends(feed)):
             feed.recorded()
             yield CallStart(name.strip())
@@ -131,7 +131,7 @@ def _named_call(feed: Feed, before: str) -> CallParse:
 
 
 def _ends(feed: Feed) -> Wait[bool]:
-    """Returns True if there are no arguments."""
+    """Return True if the call ends here without arguments: at the next call or the answer's end."""
     if (yield from feed.accept(MISTRAL)):
         feed.unread(MISTRAL)
         return True
@@ -139,9 +139,9 @@ def _ends(feed: Feed) -> Wait[bool]:
 
 
 class Llama3:
-    """`{"name": "f", "parameters": {}}`, optionally after `<|python_tag|>`; `;` separates calls.
+    """Llama 3: `{"name": "f", "parameters": {}}`, optionally after `<|python_tag|>`; `;` separates calls.
 
-    Implements ToolDialect. JSON that does not call a known function, or follows text, is content.
+    Implements ToolDialect. JSON that does not call a known function, or that follows text, is content.
     """
 
     marks = frozenset({PYTHON_TAG})
@@ -154,7 +154,7 @@ class Llama3:
         yield from self.parse_call(feed, functions, begin)
 
     def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
-        """Unlike other dialects, also parses calls without a begin mark, at the start of an answer."""
+        """Yield calls; unlike in other dialects, `begin` may be empty, at the start of an answer."""
         names = {function.name for function in functions}
         before = begin + ((yield from more_of(feed, begin)) if begin else "")
         has_calls = False
@@ -169,7 +169,10 @@ class Llama3:
         return repeated(call_of(lark, functions, "parameters"), lark.literal("; "), most)
 
     def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        """Calls and content may both be JSON: an answer that starts like a model's call must be a call."""
+        """Return a Lark expression of any answer; one that starts with CALL_BEGIN must be a call.
+
+        This separates calls from content, which may be JSON as well.
+        """
         rest = call_rest(lark, functions, "parameters")
         call = lark.rule(f"{lark.literal(CALL_BEGIN)} {rest}")
         more = f"({lark.literal('; ')} {call})*"
@@ -179,7 +182,7 @@ class Llama3:
 
 
 def _separator(feed: Feed) -> Wait[str]:
-    """Reads a semicolon, which is dropped, and returns the white space around it."""
+    """Read an optional semicolon with the white space around it; return the white space."""
     before = yield from feed.space()
     yield from feed.accept(";")
     return before + (yield from feed.space())

@@ -13,13 +13,13 @@ from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 ANY_TEXT = r"/(.|\n)*/"
 SPACE = r"/[ \n]{0,4}/"
-MAX_SOURCE_CHARS = 1 << 17  # more than the grammar compiler accepts; building stops there
-MAX_READ_CHARS = 1 << 19  # of schemas; reading that many takes some tenths of a second
-JSON_SPACE = r"[ \n\t]{0,8}"  # bounded, because a weak model may generate it until its tokens are used up
+MAX_SOURCE_CHARS = 1 << 17  # limit of a grammar, higher than the grammar compiler's
+MAX_READ_CHARS = 1 << 19  # limit of all schemas of a grammar; reading so many takes some tenths of a second
+JSON_SPACE = r"[ \n\t]{0,8}"  # bounded, because a weak model may generate white space until its token limit
 
 
 class Lark:
-    """A grammar under construction. `special_ids` maps special tokens' names to ids, which it needs."""
+    """A grammar under construction. `special_ids`: special token string to token id."""
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self._special_ids = special_ids
@@ -33,39 +33,40 @@ class Lark:
         return name in self._special_ids
 
     def literal(self, text: str) -> str:
-        """Returns an expression of exactly this text; names of special tokens in it become these tokens."""
+        """Return an expression of exactly this text; special token strings in it become special tokens."""
         parts = self._special.split(text) if self._special_ids else [text]
         return " ".join(self._literal_part(part) for part in parts if part)
 
     def through(self, mark: str, text: str = ANY_TEXT) -> str:
-        """Returns an expression of any `text` that ends with the first `mark`."""
+        """Return an expression of a text up to and with its first `mark`; `text`: expression of the text."""
         if mark in self._special_ids:
             return f"{text} {self.literal(mark)}"
         return self._add(f"[suffix={json.dumps(mark)}]", text)
 
     def text_with(self, marks: Sequence[str], rest: str) -> str:
-        """Returns an expression of any text in which `rest` follows each of the `marks`.
+        """Return an expression of any text in which the expression `rest` follows each of the `marks`.
 
-        A mark ends the text before it immediately, so that it cannot be parsed as text.
+        A mark cannot match as part of the text, because the text ends at its first mark.
         """
         begun = one_of([self.through(mark) for mark in marks])
         return f"({begun} {rest})* {ANY_TEXT}"
 
     def json(self, schema: Mapping[str, Any], *, strict: bool, owner: str = "") -> str:
-        """Returns an expression of the values that fit `schema`.
+        """Return an expression of the JSON values that match `schema`.
 
-        Unless strict, unenforceable keywords are ignored. Errors name the schema's `owner`.
+        Unless strict, unenforceable keywords are ignored. `owner`: the schema's owner in error messages.
+        Raises InvalidRequestError if the grammar is too long.
         """
         self._check(_num_chars(schema))
         own = {"x-guidance": {"lenient": not strict, "whitespace_pattern": JSON_SPACE}, "x-owner": owner}
         return self.rule("%json " + json.dumps({**schema, **own}))
 
     def read_schema(self, schema: Mapping[str, Any]) -> None:
-        """Like `read`, for a complete schema."""
+        """Count the characters of a complete schema; see `read`."""
         self.read(_num_chars(schema))
 
     def read(self, num_chars: int) -> None:
-        """Counts the characters read of schemas. Raises InvalidRequestError if the total is too large."""
+        """Count the characters of schemas read so far. Raises InvalidRequestError above MAX_READ_CHARS."""
         self._unread_chars -= num_chars
         if self._unread_chars < 0:
             raise InvalidRequestError(
@@ -75,15 +76,15 @@ class Lark:
             )
 
     def rule(self, expression: str) -> str:
-        """Adds a rule for an expression and returns its name."""
+        """Add a rule for an expression; return the rule's name."""
         return self._add("", expression)
 
     def terminal(self, expression: str) -> str:
-        """Adds a terminal, in which `&` and `~` may be used, and returns its name."""
+        """Add a terminal for an expression, which may contain `&` and `~`; return the terminal's name."""
         return self._add_rule(f"TEXT_{len(self._rules)}", "", expression)
 
     def source(self, start: str) -> str:
-        """Returns the grammar, starting with the expression `start`."""
+        """Return the grammar's source, with `start` as its start expression."""
         return "\n".join([f"start: {start}", *self._rules])
 
     def _literal_part(self, part: str) -> str:
@@ -94,7 +95,7 @@ class Lark:
         return self._add_rule(f"rule_{len(self._rules)}", attributes, expression)
 
     def _add_rule(self, name: str, attributes: str, expression: str) -> str:
-        """Raises InvalidRequestError as soon as the grammar is too long."""
+        """Add a rule or terminal; return its name. Raises InvalidRequestError if the grammar is too long."""
         self._check(len(expression))
         self._chars_left -= len(expression)
         self._rules.append(f"{name}{attributes}: {expression}")
@@ -106,10 +107,10 @@ class Lark:
 
 
 def _num_chars(schema: Mapping[str, Any]) -> int:
-    """Length of the schema's JSON."""
+    """Return the length of the schema as JSON."""
     try:
-        return len(orjson.dumps(schema))  # in a tenth of the time of `json`, or less
-    except orjson.JSONEncodeError:  # for long integers and deep nesting, as texts of schemas may have
+        return len(orjson.dumps(schema))  # at least 10 times faster than `json`
+    except orjson.JSONEncodeError:  # orjson refuses long integers and deep nesting
         return len(json.dumps(schema))
 
 
@@ -125,5 +126,5 @@ def one_of(expressions: Sequence[str]) -> str:
 
 
 def repeated(item: str, separator: str, most: int) -> str:
-    """Returns an expression of one to `most` items, separated by an expression or ""."""
+    """Return an expression of one to `most` items. `separator`: an expression, or "" for none."""
     return item if most == 1 else f"{item} ({separator} {item}){{0,{most - 1}}}"

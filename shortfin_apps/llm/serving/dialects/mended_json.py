@@ -1,4 +1,4 @@
-"""JSON as models write it, faults included: finds its end, and converts it to valid JSON."""
+"""Finds the end of JSON as models write it, and converts it to valid JSON if it is not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from enum import Enum, auto
 
 WHITE_SPACE = " \n\r\t"
-MAX_DEPTH = 100  # of nested arrays and objects; clients' parsers refuse more than about 200
+MAX_DEPTH = 100  # of nested arrays and objects; parsers of clients refuse more than about 200
 QUOTES = "\"'"
 _CLOSERS = {"{": "}", "[": "]"}
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -15,12 +15,12 @@ _WORD = re.compile(r"[\w.+$-][\w.+$ -]*")
 _MORE_OF_WORD = re.compile(r"[\w.+$ -]+")
 _PLAIN = re.compile(r"[^\"'\\\x00-\x1f]+")
 _SURROGATE = re.compile(r"\\u[dD](?:(?P<high>[89abAB])|[c-fC-F])[0-9a-fA-F]{2}")
-REPLACEMENT = "\\ufffd"  # for half of a surrogate pair, which many parsers refuse
+REPLACEMENT = "\\ufffd"  # replaces half of a surrogate pair, which many parsers refuse
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
 class JsonValue:
-    """The span of a JSON value, found by brackets and quotes. Its text is not checked further."""
+    """Finds the end of a JSON value by brackets and quotes only; the value may be invalid otherwise."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -29,11 +29,14 @@ class JsonValue:
 
     @property
     def is_open(self) -> bool:
-        """True if closing brackets or a quote are missing in the text so far."""
+        """True if the text so far lacks closing brackets or a quote."""
         return self._in_string or self._depth > 0
 
     def end_in(self, text: str, start: int) -> int | None:
-        """Returns the end in `text`, reading from `start` on, or None if it continues after `text`."""
+        """Return the index in `text` where the value ends; None if it continues after `text`.
+
+        `start`: where the value begins or continues. Callers must pass each character once, in order.
+        """
         for place in range(start, len(text)):
             char = text[place]
             if self._in_string:
@@ -46,7 +49,7 @@ class JsonValue:
             elif char in "}]":
                 self._depth -= 1
                 if self._depth <= 0:
-                    return place + 1 + self._depth  # without the bracket after a number
+                    return place + 1 + self._depth  # excludes the bracket that ends the container of a scalar
             elif self._depth == 0 and (char == "," or char in WHITE_SPACE):
                 return place
         return None
@@ -58,7 +61,7 @@ class JsonValue:
 
 
 class Next(Enum):
-    """The next expected element, ignoring white space and the end of the array or object."""
+    """The element that must come next, unless white space or the end of the array or object does."""
 
     KEY = auto()
     COLON = auto()
@@ -67,29 +70,33 @@ class Next(Enum):
 
 
 class MendedJson:
-    """Converts an array or object as it arrives, from after its opening bracket.
+    """Converts an array or object to valid JSON as it arrives. Input starts after the opening bracket.
 
-    Valid JSON is copied, white space included. In other text, raw line ends and wrong escapes in strings are
-    escaped; lone surrogates become U+FFFD; single quotes, Python's constants and bare words become JSON;
-    missing commas, colons and brackets are added; extra commas, and keys without values, are dropped. If that
-    does not help, the output ends, and all open brackets are closed.
+    Valid JSON is copied, white space included. Repairs: raw control characters and wrong escapes in strings
+    are escaped; lone surrogates become U+FFFD; single quotes, Python's constants and bare words become JSON;
+    missing commas, colons and brackets are added; extra commas, and keys without values, are dropped.
+    At text that cannot be repaired, the output ends with all open brackets closed.
     """
 
     def __init__(self, bracket: str, space: str = "") -> None:
-        """`space` is white space after the bracket that has been read."""
+        """`bracket`: the opening bracket; `space`: white space after it. Both have been read."""
         self._open = [_CLOSERS[bracket]]  # closing brackets that are still missing
         self._next = Next.KEY if bracket == "{" else Next.VALUE
         self._out = [bracket]
-        self._held = [space]  # written only if a value follows: white space, a comma, a key, a colon
-        self._num_before_key = 0  # of the texts held
-        self._quote = ""  # of the current string
+        self._held = [space]  # white space, a comma, a key, a colon: written only if a value follows
+        self._num_before_key = 0  # elements of `_held` before the key
+        self._quote = ""  # the quote that began the current string; "" outside of strings
         self._escape = ""  # an incomplete escape in a string
-        self._high = ""  # first half of a surrogate pair, written together with the second
+        self._high = ""  # first half of a surrogate pair, written together with the second half
         self._word: list[str] = []
         self._at_line_end = False
 
     def read(self, text: str, start: int) -> tuple[str, int | None]:
-        """Returns the output known so far for `text` from `start` on, and the end, or None before it."""
+        """Convert `text` from `start` on; return the new output, and where reading stopped.
+
+        Reading stops at the end of the JSON, at unrepairable text, or at a line end in a string (see
+        `at_line_end`). The second value is None if all of `text` was read and the JSON continues.
+        """
         place = start
         while place < len(text):
             if self._stops_before(text[place]):
@@ -115,12 +122,12 @@ class MendedJson:
         return self._written()
 
     def _stops_before(self, char: str) -> bool:
-        """Stops once at a raw line end in a string, invalid in JSON: the string's quote may be missing."""
+        """Return True once per raw line end in a string, where the string's closing quote may be missing."""
         self._at_line_end = bool(self._quote) and char == "\n" and not self._at_line_end
         return self._at_line_end
 
     def _step(self, text: str, place: int) -> int | None:
-        """Reads one element; returns the position after it, or None if nothing valid comes next."""
+        """Read one element at `place`; return the position after it, or None for unrepairable text."""
         if self._quote:
             return self._in_escape(text, place) if self._escape else self._in_string(text, place)
         if (word := (_MORE_OF_WORD if self._word else _WORD).match(text, place)) is not None:
@@ -149,7 +156,10 @@ class MendedJson:
         return True
 
     def _begins(self, kind: Next) -> bool:
-        """Returns True if a key or (if `kind` is VALUE) value may begin here; adds what is missing before."""
+        """Add a missing comma or colon before a key or value; return False if none may begin here.
+
+        `kind`: VALUE for a value that cannot be a key; KEY for a string, which may be either.
+        """
         in_object = self._open[-1] == "}"
         if self._next is Next.COMMA:
             if in_object and kind is Next.VALUE:
@@ -263,7 +273,7 @@ class MendedJson:
         (self._held if self._next is Next.KEY else self._out).append(text)
 
     def _drop_held(self) -> None:
-        """Keeps held white space, but drops other held text, as no value follows."""
+        """Write the held text if it is only white space, otherwise drop it, because no value follows."""
         held = "".join(self._held)
         self._out += [held] if not held.strip(WHITE_SPACE) else []
         self._held.clear()
@@ -275,7 +285,7 @@ class MendedJson:
 
 
 def scalar(text: str) -> str | None:
-    """Returns a number, string or constant as JSON, or None for other text."""
+    """Return a JSON value unchanged and a Python constant as JSON; None for other text."""
     text = _PYTHON.get(text, text)
     try:
         json.loads(text, parse_constant=_refuse)
@@ -285,12 +295,12 @@ def scalar(text: str) -> str | None:
 
 
 def _refuse(constant: str) -> None:
-    """Raises ValueError for NaN and infinities, which Python reads but which are not JSON."""
+    """Raise ValueError for NaN and infinities, which Python's parser accepts but JSON does not have."""
     raise ValueError(f"{constant} is not JSON")
 
 
 def mended(text: str) -> str | None:
-    """Returns an array or object as valid JSON, or None for other text."""
+    """Return a complete array or object as valid JSON; None for other text."""
     bracket = text[:1]
     if bracket not in _CLOSERS:
         return None
@@ -303,5 +313,5 @@ def mended(text: str) -> str | None:
 
 
 def begins_member(char: str) -> bool:
-    """Returns True if a member of an object, or the object's end, may begin with `char`."""
+    """Return True if `char` may begin an object's member, or is the object's end."""
     return char in (*QUOTES, "}") or _WORD.match(char) is not None

@@ -1,4 +1,4 @@
-"""Parses an answer incrementally into content, thoughts and tool calls."""
+"""Parses an answer incrementally into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Kind = type[Content | Reasoning]
 
 
 class OutputParser:
-    """A parser of one answer. The joined pieces are the same however the text was split.
+    """Parses one answer. The joined pieces do not depend on how the text was split.
 
-    `is_open` means that the prompt opened a thought. Unless `parallel`, the first call ends the answer, and
-    the remainder is dropped. `calls_end_thoughts` means that a call in a thought counts, because models
-    forget to end thoughts.
+    `is_open`: the prompt ends inside reasoning. `parallel`: an answer may have several calls; otherwise
+    everything after the first call is dropped. `calls_end_thoughts`: a call inside reasoning is parsed and
+    ends the reasoning, because models forget the end mark.
     """
 
     def __init__(
@@ -43,12 +43,15 @@ class OutputParser:
         self._pieces = _tidied(_first_call(pieces, parallel))
 
     def push(self, text: str) -> list[Piece]:
-        """Returns the pieces that `text` completes."""
+        """Return the pieces that `text` completes."""
         self._feed.push(text)
         return self._ready()
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Returns the held-back pieces. If the answer `is_cut`, the last call may be incomplete."""
+        """Return the remaining pieces at the answer's end.
+
+        `is_cut`: the answer was truncated; then its last call may be incomplete.
+        """
         self._feed.end(is_cut=is_cut)
         return self._ready()
 
@@ -62,7 +65,7 @@ class OutputParser:
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Joins adjacent pieces of the same kind."""
+    """Join adjacent pieces of the same kind, except starts of calls."""
     result: list[Piece] = []
     for kind, run in groupby(pieces, type):
         if kind is CallStart:
@@ -83,7 +86,7 @@ def _parse(
 
 
 def _first_call(pieces: Parse, parallel: bool) -> Parse:
-    """Drops everything after the first call, unless `parallel`."""
+    """Yield the pieces up to the end of the first call, or all pieces if `parallel`."""
     has_call = False
     for piece in pieces:
         is_rest = has_call and not isinstance(piece, Arguments | None)
@@ -94,10 +97,10 @@ def _first_call(pieces: Parse, parallel: bool) -> Parse:
 
 
 def _tidied(pieces: Parse) -> Parse:
-    """Drops empty pieces, and white space between thoughts, calls and content."""
-    run: Kind | None = None  # kind of the last text
-    has_text = False  # in the current run; white space within it is then kept
-    held: list[str] = []  # white space, dropped unless text of the same run follows
+    """Yield the pieces without empty ones, and without white space between reasoning, calls and content."""
+    run: Kind | None = None  # kind of the current run of text
+    has_text = False  # the current run has begun: its inner white space is kept
+    held: list[str] = []  # trailing white space, dropped unless text of the same run follows
     for piece in pieces:
         match piece:
             case Content(text) | Reasoning(text):
@@ -129,6 +132,6 @@ def whole(
     is_open: bool = False,
     is_cut: bool = False,
 ) -> list[Piece]:
-    """Returns the pieces of a complete answer."""
+    """Return the pieces of a complete answer."""
     parser = OutputParser(dialect, functions, is_open=is_open)
     return joined([*parser.push(text), *parser.finish(is_cut=is_cut)])

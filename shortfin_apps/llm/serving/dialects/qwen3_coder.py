@@ -1,4 +1,4 @@
-"""Qwen3-Coder and Qwen3.5: calls in tags, with each parameter's text in its own tags.
+"""Qwen3-Coder and Qwen3.5: tool calls in tags, with each argument's text in its own tags.
 
 <tool_call>
 <function=f>
@@ -42,23 +42,23 @@ from shortfin_apps.llm.serving.dialects.mended_json import mended, scalar
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
-TAGS = f"{BEGIN}\n{FUNCTION}"  # before the name
+TAGS = f"{BEGIN}\n{FUNCTION}"  # what precedes the function's name
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 BEGINS = (BEGIN, FUNCTION)
-ENDS = (FUNCTION_END, END, *BEGINS)  # of arguments
+ENDS = (FUNCTION_END, END, *BEGINS)  # tags that end the arguments of a call
 VALUE_ENDS = tuple(space + tag for tag in (PARAMETER_END, PARAMETER, *ENDS) for space in ("\n", ""))
-EXACT_VALUE_ENDS = (f"\n{PARAMETER_END}\n",)  # for calls written by a grammar: values may contain other tags
-_UNKEPT = frozenset(  # keywords of arguments as a whole
+EXACT_VALUE_ENDS = (f"\n{PARAMETER_END}\n",)  # under a grammar, where values may contain all other tags
+_UNKEPT = frozenset(  # keywords about all arguments together, which the grammar of tags cannot enforce
     {
         *("anyOf", "oneOf", "not", "if", "then", "else", "minProperties", "maxProperties"),
         *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
     }
 )
-_TRIVIAL: tuple[object, ...] = ({}, [], {"type": "string"})  # values of these keywords that forbid nothing
+_TRIVIAL: tuple[object, ...] = ({}, [], {"type": "string"})  # values of _UNKEPT keywords that forbid nothing
 
 
 class Qwen3Coder(MarkedCalls):
-    """The parameters' types in the schema distinguish numbers from texts."""
+    """Implements ToolDialect. An argument's schema decides whether its text is a string or other JSON."""
 
     marks = frozenset({BEGIN, END})
     begins = BEGINS
@@ -99,9 +99,10 @@ class Qwen3Coder(MarkedCalls):
 
 
 def _begin_of_call(feed: Feed) -> Wait[tuple[str | None, str | None]]:
-    """Returns the text between a name and the tag that confirms the call, and the tag.
+    """Read up to the next tag after a function's name; return the text before the tag, and the tag.
 
-    Otherwise returns None, and the tag that begins another call.
+    The text is None if this is not a call: if the tag begins another call, or if text precedes an end tag.
+    The tag is None at the answer's end.
     """
     text, mark = yield from feed.text_before(PARAMETER, *ENDS)
     if mark == PARAMETER:
@@ -112,9 +113,9 @@ def _begin_of_call(feed: Feed) -> Wait[tuple[str | None, str | None]]:
 
 
 class _Arguments:
-    """Reads a call after its name and `stray` text.
+    """Reads the arguments of a call. `stray`: text between the function's name and the first tag.
 
-    Tags may be missing or doubled; text between them becomes content.
+    Tags may be missing or doubled. Text between tags becomes content after the call.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class _Arguments:
         self._stray = [stray]
 
     def parse(self, mark: str | None) -> Parse:
-        """Yields the pieces of the call; `mark` has been read."""
+        """Yield the call's arguments as a JSON object. `mark`: the first tag, which has been read."""
         yield Arguments("{")
         while mark in (PARAMETER, PARAMETER_END):
             if mark == PARAMETER:
@@ -147,7 +148,7 @@ class _Arguments:
             yield from _doubled_ends(self._feed)
 
     def _parameter(self) -> Generator[Piece | None, None, str | None]:
-        """Reads a parameter after its begin tag; reads and returns the tag that ends it."""
+        """Yield an argument after its begin tag; read and return the tag that ends the argument."""
         key, end = yield from self._feed.text_before(">", "\n", "<")
         if end == "<":
             self._feed.unread(end)
@@ -164,7 +165,7 @@ class _Arguments:
         return None if mark is None else mark.strip()
 
     def _value(self, schema: object) -> Generator[Piece | None, None, str | None]:
-        """Yields the text up to the next tag as JSON of a type that the schema allows."""
+        """Yield the text up to the next tag as JSON of a type that `schema` allows; return the tag."""
         types = self._types.of(schema)
         if types != {"string"}:
             text, mark = yield from self._feed.text_before(*self._value_ends)
@@ -179,7 +180,7 @@ class _Arguments:
 
 
 def _doubled_ends(feed: Feed) -> Parse:
-    """Drops the tags that close a call; white space after them is content."""
+    """Read and drop further tags that end a call; yield the white space after them as content."""
     space = yield from feed.space()
     while (yield from feed.accept(FUNCTION_END, END, PARAMETER_END)):
         space = yield from feed.space()
@@ -191,7 +192,7 @@ def _inside_string(text: str) -> Arguments:
 
 
 def _typed(text: str, types: Set[str]) -> str:
-    """Returns the text as JSON of one of the types, otherwise as a JSON string."""
+    """Return the text as JSON of one of `types`; as a JSON string if it is not of these types."""
     stripped = text.strip()
     written = mended(stripped) if stripped[:1] in ("{", "[") else scalar(stripped)
     if written is None or not types & types_of_value(json.loads(written)):
@@ -200,7 +201,7 @@ def _typed(text: str, types: Set[str]) -> str:
 
 
 def _rest(lark: Lark, functions: Sequence[Function]) -> str:
-    """Returns an expression of a call after TAGS."""
+    """Return a Lark expression of the part of a call after TAGS."""
     return lark.rule(one_of([_call_expression(lark, function) for function in functions]))
 
 
@@ -222,9 +223,9 @@ def _call_expression(lark: Lark, function: Function) -> str:
 
 
 def _that_tags_hold(properties: Mapping[str, object], *, strict: bool) -> dict[str, object]:
-    """Returns the properties with names that the parser reads back unchanged.
+    """Return the properties with names that the parser reads back unchanged from a tag.
 
-    If strict, raises InvalidRequestError for other names.
+    If strict, raises InvalidRequestError for a property with another name.
     """
     kept = {
         name: each
@@ -237,7 +238,7 @@ def _that_tags_hold(properties: Mapping[str, object], *, strict: bool) -> dict[s
 
 
 def _check_kept(parameters: Mapping[str, Any]) -> None:
-    """Raises InvalidRequestError for constraints that arguments in tags cannot satisfy."""
+    """Raise InvalidRequestError for constraints that the grammar of arguments in tags cannot enforce."""
     listed, required = properties_of(parameters).keys(), required_of(parameters)
     for part in parts_of(parameters):
         for keyword in sorted(_UNKEPT & part.keys()):

@@ -1,4 +1,4 @@
-"""Thoughts before an answer, between two tags or two sentences."""
+"""Reasoning before an answer, between two tags or two sentences."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from shortfin_apps.llm.serving.dialects.lark import SPACE, Lark, one_of
 
 @dataclass(frozen=True, slots=True)
 class TaggedReasoning:
-    """Qwen 3, DeepSeek-R1 and its distillations, SmolLM3, Mistral and others. Implements ReasoningDialect.
+    """Reasoning between two tags: Qwen 3, DeepSeek-R1 and its distillations, SmolLM3, Mistral and others.
 
-    A thought begins the answer, or the prompt has opened it.
+    Implements ReasoningDialect. The begin tag is at the start of the answer or at the end of the prompt.
     """
 
     begin: str
@@ -38,7 +38,7 @@ class TaggedReasoning:
             yield Content(space)
 
     def thought(self, lark: Lark, prompt: str) -> str:
-        if prompt.rstrip().endswith(self.end):  # the template wrote an empty thought to disable thinking
+        if prompt.rstrip().endswith(self.end):  # the chat template disables reasoning by an empty one
             return ""
         rest = f"{lark.through(self.end)} {SPACE}"
         return rest if self.is_open(prompt) else f"({lark.literal(self.begin)} {rest})?"
@@ -52,7 +52,7 @@ THOUGHT_ENDS = ("Here is my response:", "Here's my response:")
 
 
 class GraniteReasoning:
-    """Granite 3.2, which delimits thoughts by two sentences. Implements ReasoningDialect."""
+    """Granite 3.2, which delimits reasoning by two sentences. Implements ReasoningDialect."""
 
     marks: frozenset[str] = frozenset()
     content_begin = ""

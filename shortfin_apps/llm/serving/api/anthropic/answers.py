@@ -1,4 +1,4 @@
-"""Schemas of the answers in Anthropic's shape, for the OpenAPI document; see `serving/api/answers.py`."""
+"""Schemas of the answers in Anthropic's format, for the OpenAPI document; see `serving/api/answers.py`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ToolUseBlockAnswer(BaseModel):
 
 
 class MessagesUsage(BaseModel):
-    """All tokens of the prompt are `input_tokens` and `cache_read_input_tokens` together."""
+    """Token counts. The prompt has `input_tokens` + `cache_read_input_tokens` tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int

@@ -1,4 +1,4 @@
-"""Converts a body in Anthropic's format to the ChatBody with the same prompt and answers."""
+"""Converts a body in Anthropic's format to a ChatBody with the same prompt and answers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from shortfin_apps.llm.serving.api.schema import (
 )
 from shortfin_apps.llm.serving.api.service import ServedModel
 
-# Fields of a chat by Anthropic's names, for error messages.
+# Field of ChatBody to Anthropic's name, for error messages.
 NAMES = {
     "stop": "stop_sequences",
     "response_format.json_schema.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",
 }
-THINKING_VARIABLE = "enable_thinking"  # in chat templates of models that support turning thoughts off
+THINKING_VARIABLE = "enable_thinking"  # in chat templates of models whose reasoning can be disabled
 
 
 def chat_of_messages(body: MessagesBody, model: ServedModel) -> ChatBody:
-    """Convert the body. Raises InvalidRequestError for a field that a chat does not support."""
+    """Convert the body to a chat. Raises InvalidRequestError for unsupported fields or content."""
     if body.stop is not None and body.stop_sequences is not None:
         raise InvalidRequestError("`stop` and `stop_sequences`: give one of them", "stop")
     schema = None if body.output_config is None else body.output_config.format
@@ -62,7 +62,7 @@ def chat_of_messages(body: MessagesBody, model: ServedModel) -> ChatBody:
 
 
 def chat_to_count(body: ConversationFields, model: ServedModel) -> ChatBody:
-    """Return a ChatBody with the same prompt. Raises InvalidRequestError for unsupported content."""
+    """Return a ChatBody with the prompt of `body`. Raises InvalidRequestError for unsupported content."""
     return ChatBody(**_conversation(body, model))
 
 
@@ -90,7 +90,10 @@ def _conversation(body: ConversationFields, model: ServedModel) -> dict[str, Any
 
 
 def _messages(message: InputMessage) -> Iterator[ChatMessage]:
-    """Yield chat messages: one for an assistant message; each tool result of a user message is separate."""
+    """Yield the chat messages for one message of the body.
+
+    An assistant message becomes one chat message. Each tool result of a user message becomes a separate one.
+    """
     if isinstance(message.content, str):
         yield ChatMessage(role=message.role, content=message.content)
     elif message.role == "assistant":
@@ -138,7 +141,7 @@ def _other_messages(message: InputMessage) -> Iterator[ChatMessage]:
 
 
 def _result(block: ToolResultBlock) -> ChatMessage:
-    """A `tool` message. `is_error` is passed to the chat template, like any additional message field."""
+    """Return a message of the role `tool`. A true `is_error` is passed to the chat template."""
     extra: dict[str, Any] = {"tool_call_id": block.tool_use_id}
     if block.is_error:
         extra["is_error"] = True
@@ -154,7 +157,7 @@ def _misplaced(block: object, role: str) -> InvalidRequestError:
 
 
 def _text(content: str | list[TextBlock]) -> str:
-    """Join text blocks as the parts of a chat message are joined."""
+    """Join text blocks by line ends, like the parts of a chat message."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
@@ -171,7 +174,7 @@ def _tool(tool: MessagesTool) -> Tool:
 
 
 def _tool_choice(choice: MessagesToolChoice) -> ToolChoice:
-    """Convert the choice. Raises InvalidRequestError if only one of a name and the type `tool` is given."""
+    """Convert the tool choice. Raises InvalidRequestError for only one of `name` and the type `tool`."""
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequestError(
             "`tool_choice.name` goes with the type `tool`, which needs it", "tool_choice.name"
@@ -182,7 +185,7 @@ def _tool_choice(choice: MessagesToolChoice) -> ToolChoice:
 
 
 def _variables(thinking: Thinking | None, model: ServedModel) -> Mapping[str, Any]:
-    """Return the chat template's variables that turn thinking on or off.
+    """Return the chat template's variables that enable or disable reasoning; empty if there are none.
 
     Raises InvalidRequestError if the model does not support the requested setting.
     """

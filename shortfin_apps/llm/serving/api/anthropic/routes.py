@@ -66,7 +66,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 
 @router.post("/messages/count_tokens", responses={200: {"model": TokenCountAnswer}})
 async def count_tokens(body: CountTokensBody, request: Request) -> Response:
-    """The number of tokens of a conversation; nothing is generated."""
+    """Counts the tokens of a conversation without generating an answer."""
     with params_named(NAMES):
         chat = await _converted(chat_to_count, body, request)
         conversation, _ = conversation_of(chat, service_of(request).model)
@@ -78,7 +78,7 @@ async def count_tokens(body: CountTokensBody, request: Request) -> Response:
 async def _converted(
     convert: Callable[[BodyT, ServedModel], ChatBody], body: BodyT, request: Request
 ) -> ChatBody:
-    """Convert a body to a chat, in a worker thread if it is long."""
+    """Convert a body to a chat, in a worker thread if the body is long."""
     model = service_of(request).model
     return await model.generator.workers.run(len(await request.body()), convert, body, model)
 

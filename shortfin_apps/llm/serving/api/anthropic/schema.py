@@ -1,6 +1,6 @@
-"""Bodies of `/v1/messages` and `/v1/messages/count_tokens`, in Anthropic's shape.
+"""Bodies of `/v1/messages` and `/v1/messages/count_tokens`, in Anthropic's format.
 
-The sampling fields of the other routes are accepted as well as Anthropic's own.
+`/v1/messages` also accepts the sampling fields of the other routes.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def _not_other(block: object) -> object:
 
 TextBlocks = Annotated[
     list[Annotated[TextBlock, BeforeValidator(_not_other)]], Field(fail_fast=True)
-]  # of systems and of results
+]  # content of `system` and of tool results
 
 
 class ToolUseBlock(Body):
-    """A call in an assistant's message."""
+    """A tool call in an assistant's message."""
 
     REFUSED = TOOL_USE_REFUSED
     INERT = BLOCK_INERT
@@ -72,7 +72,7 @@ class ToolUseBlock(Body):
 
 
 class ToolResultBlock(Body):
-    """The result of a call, in a user's message."""
+    """The result of a tool call, in a user's message."""
 
     REFUSED = TOOL_RESULT_REFUSED
     INERT = BLOCK_INERT
@@ -84,7 +84,7 @@ class ToolResultBlock(Body):
 
 
 class ThinkingBlock(Body):
-    """A thought in an assistant's message; its signature is ignored."""
+    """Reasoning in an assistant's message; the signature is ignored."""
 
     type: Literal["thinking"]
     thinking: str
@@ -115,7 +115,7 @@ class InputMessage(Body):
 
 
 class MessagesTool(Body):
-    """A function of the client. Tools that Anthropic runs have other types, which are refused."""
+    """A function that the client runs. Tools that Anthropic runs have other types, which are refused."""
 
     REFUSED = MESSAGES_TOOL_REFUSED
     INERT = MESSAGES_TOOL_INERT
@@ -128,7 +128,7 @@ class MessagesTool(Body):
 
 
 class MessagesToolChoice(Body):
-    """`name` is the function to call; it goes with the type `tool`."""
+    """The tool choice. `name`: the function to call, required by the type `tool` and only allowed with it."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -170,14 +170,14 @@ class ConversationFields(Body):
 
 
 class CountTokensBody(ConversationFields):
-    """`POST /v1/messages/count_tokens`."""
+    """Body of `POST /v1/messages/count_tokens`."""
 
     REFUSED = COUNT_TOKENS_REFUSED
     INERT = COUNT_TOKENS_INERT
 
 
 class MessagesBody(ConversationFields, ServingFields, SamplingFields):
-    """`POST /v1/messages`."""
+    """Body of `POST /v1/messages`."""
 
     REFUSED = MESSAGES_REFUSED
     INERT = MESSAGES_INERT

@@ -25,7 +25,7 @@ from shortfin_apps.llm.serving.http.errors import Problem, problem_of
 from shortfin_apps.llm.serving.http.streaming import named_event
 
 ID_PREFIX = "msg_"
-# Error types by status; for other 4xx `invalid_request_error`, for other 5xx `api_error`.
+# Status to error type; other 4xx have `invalid_request_error`, other 5xx `api_error`.
 ERROR_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
@@ -38,7 +38,7 @@ ERROR_TYPES: Mapping[int, str] = {
 
 
 def error_shape(problem: Problem) -> dict[str, Any]:
-    """Return an error body; see `register_shape`."""
+    """Return an error body in Anthropic's format; see `register_shape`."""
     other = "api_error" if problem.status >= 500 else "invalid_request_error"
     kind = ERROR_TYPES.get(problem.status, other)
     return {"type": "error", "error": {"type": kind, "message": problem.message}}
@@ -50,13 +50,13 @@ def message(
     stop: dict[str, str | None],
     usage: dict[str, int],
 ) -> dict[str, Any]:
-    """Return a complete message; `head` has its `id` and `model`."""
+    """Return a message. `head`: its `id` and `model`; `stop`: its `stop_reason` and `stop_sequence`."""
     content = [content_block(block) for block in blocks]
     return {**head, "type": "message", "role": "assistant", "content": content, **stop, "usage": usage}
 
 
 def content_block(block: Block) -> dict[str, Any]:
-    """Return the JSON object of a block, with the text received so far."""
+    """Return the JSON object of a content block, with the text received so far."""
     match block.kind:
         case BlockKind.TEXT:
             return {"type": "text", "text": block.text}
@@ -68,15 +68,15 @@ def content_block(block: Block) -> dict[str, Any]:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """Parse the arguments of a call. If it was cut, return the complete ones, as Anthropic's client does.
+    """Parse the arguments of a tool call as an object.
 
-    Calls written without a grammar may be malformed: text that is not an object is returned under the key
-    UNPARSED.
+    A truncated JSON string yields its complete members, as in Anthropic's client. A string that is not an
+    object, or that has integers of more than 64 bits, is returned under the key UNPARSED.
     """
     value = read_arguments(text, allow_partial=True)
     try:
         orjson.dumps(value)
-    except TypeError:  # an integer of more than 64 bits, which orjson cannot serialise
+    except TypeError:  # orjson cannot serialise an integer of more than 64 bits
         return {UNPARSED: text}
     return value
 
@@ -101,7 +101,7 @@ def usage_of(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict
     }
 
 
-DELTAS: dict[BlockKind, tuple[str, str]] = {  # the type of a delta and the field that holds its text
+DELTAS: dict[BlockKind, tuple[str, str]] = {  # the type of a delta, and the delta's field with the text
     BlockKind.TEXT: ("text_delta", "text"),
     BlockKind.THOUGHT: ("thinking_delta", "thinking"),
     BlockKind.CALL: ("input_json_delta", "partial_json"),
@@ -121,7 +121,7 @@ class MessageEvents:
         self._generated = self._cached = 0
 
     def first(self) -> bytes:
-        """Return nothing: `message_start` holds the number of cached tokens, which is not known yet."""
+        """Return nothing: `message_start` has the number of cached tokens, which the first delta brings."""
         return b""
 
     def of(self, index: int, delta: TextDelta) -> bytes:

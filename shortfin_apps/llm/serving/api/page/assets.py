@@ -17,7 +17,7 @@ MEDIA_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Scripts, styles and requests only of this origin, nothing inline; no framing by other pages.
+# Allows scripts, styles and requests of this origin only, nothing inline, and no framing by other pages.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -26,7 +26,7 @@ CONTENT_SECURITY_POLICY = (
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file with its headers; the ETag is a hash of its content."""
+    """A static file with its HTTP headers; the ETag is a hash of the content."""
 
     content: bytes
     headers: Mapping[str, str]
@@ -36,7 +36,7 @@ class Asset:
         headers = {
             "Content-Type": media_type,
             "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
-            "Cache-Control": "no-cache",  # revalidate each time: another release has other files
+            "Cache-Control": "no-cache",  # browsers revalidate each time, as releases have different files
             "Content-Security-Policy": CONTENT_SECURITY_POLICY,
             "Cross-Origin-Opener-Policy": "same-origin",
             "Referrer-Policy": "no-referrer",
@@ -45,7 +45,7 @@ class Asset:
         return cls(content, headers)
 
     async def answer(self, request: Request) -> Response:
-        """Return the file, or 304 if the browser has it."""
+        """Return the file, or status 304 if the browser's cached copy is current."""
         known = request.headers.get("if-none-match", "")
         if any(tag.strip().removeprefix("W/") in (self.headers["ETag"], "*") for tag in known.split(",")):
             return Response(status_code=304, headers=self.headers)
@@ -62,5 +62,5 @@ def _read() -> dict[str, Asset]:
 
 ASSETS: Mapping[str, Asset] = _read()
 INDEX = "index.html"
-# The files hold no data of a server and need no key; the page asks for one after it has loaded.
+# Paths that need no API key: the files hold no data of a server. The loaded page asks the user for a key.
 PATHS = frozenset({"/", *(f"{PREFIX}/{name}" for name in ASSETS if name != INDEX)})

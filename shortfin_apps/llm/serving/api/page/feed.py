@@ -1,4 +1,4 @@
-"""The page's feed: snapshots of the engine for a few readers, taken only while there are readers."""
+"""The page's feed: takes snapshots of the engine while there are readers, and passes them to the readers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ MAX_READERS = 8
 INTERVAL_S = 0.25
 LONGEST_INTERVAL_S = 2.0
 RETRY_AFTER_S = 5.0
-# Maximum share of the engine's time for snapshots: expensive ones, of many pages, are taken less often.
+# Maximum share of the engine's time for snapshots; a snapshot with many pages takes longer, so the interval
+# grows with the time it took.
 MAX_SHARE = 1 / 250
 
 TakeSnapshot = Callable[[int], Awaitable[Snapshot]]
 
 
 class Reader:
-    """A snapshot subscriber. Slow readers skip to the newest snapshot."""
+    """A subscriber of the feed. A slow reader skips all but the newest snapshot."""
 
     def __init__(self, viewer: Viewer) -> None:
         self._viewer = viewer
@@ -38,12 +39,12 @@ class Reader:
         self._changed.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """End the feed for this reader; `next` then raises `error`, if given."""
+        """End the feed for this reader; `next` then raises `error`, or returns None without an error."""
         self._has_ended, self._error = True, error
         self._changed.set()
 
     async def next(self) -> bytes | None:
-        """Wait for an unread snapshot and return it as JSON; None at the end."""
+        """Wait for an unread snapshot; return it as JSON, or None when the feed has ended."""
         await self._changed.wait()
         self._changed.clear()
         if self._has_ended:
@@ -57,9 +58,10 @@ class Reader:
 
 
 class Feed:
-    """Takes a snapshot every `interval_s` while there is at least one reader.
+    """Takes a snapshot every `interval_s`, or less often if snapshots are slow, while there are readers.
 
-    All readers end once `is_over` returns true, when the server stops.
+    `take`: takes a snapshot with the invocations after a serial number. `is_over`: whether the server stops,
+    which ends the feed for all readers.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Feed:
         return len(self._readers)
 
     def join(self, viewer: Viewer) -> Reader:
-        """Add a reader, which must `leave`. Raises OverloadedError if there are MAX_READERS."""
+        """Add a reader. Callers must pass it to `leave`. Raises OverloadedError if there are MAX_READERS."""
         if len(self._readers) >= MAX_READERS:
             raise OverloadedError(
                 f"{MAX_READERS} pages look at this server, and no more may; close one", RETRY_AFTER_S
@@ -88,7 +90,7 @@ class Feed:
         return reader
 
     def leave(self, reader: Reader) -> None:
-        """Remove a reader; snapshots stop after the last one. Leaving twice is a no-op."""
+        """Remove a reader; without readers, no snapshots are taken. Removing a reader twice has no effect."""
         self._readers.discard(reader)
         if not self._readers and self._asking is not None:
             self._asking.cancel()

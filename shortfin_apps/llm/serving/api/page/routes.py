@@ -1,4 +1,4 @@
-"""Routes of the page. They are not part of the API: a page and its server belong to the same release."""
+"""Routes of the page. They are not part of the stable API: a page is served by its own release."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Page:
         ]
 
     async def events(self, request: Request) -> Response:
-        """Stream server-sent events: `about` with constants, then a few snapshots a second.
+        """Stream server-sent events: `about` with the server's constants, then a few snapshots per second.
 
-        The last event is `end`, with the error if there is one. Raises UnavailableError while the model
-        loads, and OverloadedError if there are too many readers.
+        The last event is `end`, with the reason. Raises UnavailableError while the model loads, and
+        OverloadedError if there are too many readers.
         """
         viewer = Viewer.of(caller_of(request))
         about = event(_about(request, viewer))
@@ -58,7 +58,7 @@ class Page:
 
 
 class _Events(StreamingResponse):
-    """Calls `on_end` in any case, also if the body is never started and cannot clean up itself."""
+    """A stream that always calls `on_end` at its end, even if its body iterator was never started."""
 
     media_type = "text/event-stream"
 

@@ -1,4 +1,4 @@
-"""Restricts a snapshot to what one caller may see and formats it for the page."""
+"""Restricts a snapshot of the engine to what one caller may see, and formats the rest for the page."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "steps", "dev
 
 
 class Viewer(NamedTuple):
-    """The viewer of a page. Only requests of `tenant` are shown, or all if it is None.
+    """The viewer of a page: sees the requests of `tenant`, or all requests if `tenant` is None.
 
-    An admin sees all requests. So does everyone if the server needs no keys, as then everyone may abort any
-    request; tenant names made up by clients are then shown as the hashes that appear in the log.
+    `tenant` is None for admins, and for everyone if the server needs no API keys, because then everyone may
+    abort any request. Without keys, clients choose tenant names freely, so names are shown as the hashes
+    that appear in the log.
     """
 
     tenant: str | None
@@ -34,7 +35,7 @@ class Viewer(NamedTuple):
         return cls(None if caller.is_admin else caller.tenant or None, caller.is_admin)
 
     def view(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Return the snapshot as a JSON object."""
+        """Return the visible part of the snapshot as a JSON object."""
         shown = [index for index, request in enumerate(snapshot.requests) if self._sees(request.tenant)]
         cells = {OWNED + index: OWNED + place for place, index in enumerate(shown)}
         window = snapshot.window_map
@@ -76,12 +77,12 @@ class Viewer(NamedTuple):
 
 
 def client_id(request_id: str) -> str:
-    """Convert the engine's request id to the client's, which `/abort` accepts; see TextGenerator."""
+    """Return the client's request id, which `/abort` accepts, without the engine's suffix (TextGenerator)."""
     return request_id.rpartition(".")[0]
 
 
 def _totals(stats: EngineStats) -> dict[str, Any]:
-    """Return the counters over all callers."""
+    """Return the counters summed over all callers."""
     window = stats.window_pages
     return {
         "running": stats.num_running,

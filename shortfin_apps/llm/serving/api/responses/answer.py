@@ -1,4 +1,4 @@
-"""Answers of `/v1/responses`: collected from deltas, and formatted as a response or as a stream's events."""
+"""Answers of `/v1/responses`: collects deltas, and formats them as a response or as a stream's events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shortfin_apps.llm.serving.text.tokenizer import LONG_TEXT, Tokenizer
 
 
 class ResponseAnswer:
-    """Reads the answer to a turn from one or several deltas. `clock` is in seconds since the epoch."""
+    """Collects the answer to a turn from one or several deltas. `clock`: seconds since the epoch."""
 
     def __init__(
         self, shape: ResponseShape, turn: ChatTurn, tokenizer: Tokenizer, clock: Callable[[], float]
@@ -43,7 +43,10 @@ class ResponseAnswer:
         self._receipt: dict[str, Any] = {}
 
     def add(self, delta: TextDelta) -> list[Change]:
-        """Add a delta and return its changes. Raises RequestAbortedError if the answer was aborted."""
+        """Add a delta; return the changes that it makes to the answer's blocks.
+
+        For an aborted answer, raises the answer's error or RequestAbortedError.
+        """
         self._generated += len(delta.token_ids)
         self._cached = max(self._cached, delta.num_cached_tokens)
         is_last = delta.finish_reason is not None
@@ -59,11 +62,14 @@ class ResponseAnswer:
 
     @property
     def status(self) -> str:
-        """The response's status, after its last delta."""
+        """The response's status. Callers must have added the last delta."""
         return "incomplete" if self._is_cut else "completed"
 
     def status_of(self, index: int) -> str:
-        """Return the status of a finished output item: only the last of an answer may be incomplete."""
+        """Return the status of the output item at `index`, which must have ended.
+
+        Only the answer's last item may be `incomplete`, if the answer was truncated or has not ended.
+        """
         is_last = index == len(self._reader.blocks) - 1
         return "incomplete" if is_last and (self._is_cut or not self._has_ended) else "completed"
 
@@ -72,13 +78,16 @@ class ResponseAnswer:
         return [self.shape.item(block, self.status_of(block.index)) for block in self._reader.blocks]
 
     def response(self) -> dict[str, Any]:
-        """Return the response, after its last delta."""
+        """Return the complete response. Callers must have added the last delta."""
         done = None if self._is_cut else self._ended_at
         whole = self.shape.response(self.status, self.output(), usage=self._usage(), completed_at=done)
         return whole | self._receipt
 
     def failure(self, error: Exception) -> dict[str, Any]:
-        """Return a failed response. `invalid_prompt` is OpenAI's closest code for an invalid request."""
+        """Return a failed response, with the output so far.
+
+        OpenAI has no code for other invalid requests than `invalid_prompt`.
+        """
         code = "invalid_prompt" if isinstance(error, InvalidRequestError) else "server_error"
         error_field = {"code": code, "message": message_of(error)}
         return self.shape.response("failed", self.output(), usage=self._usage(), error=error_field)
@@ -93,10 +102,10 @@ class ResponseAnswer:
 
 
 class ThoughtTokens:
-    """Counts the tokens of a model's thoughts, tokenised in pieces of LONG_TEXT characters.
+    """Counts the tokens of the reasoning text, tokenised in pieces of LONG_TEXT characters.
 
-    The number is therefore the same for complete and streamed answers. It may differ slightly from the number
-    of generated tokens.
+    Pieces of a fixed length give complete and streamed answers the same count. The count may differ slightly
+    from the number of tokens that the model generated.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -105,7 +114,7 @@ class ThoughtTokens:
         self._num_counted = 0
 
     def push(self, text: str) -> None:
-        """Append text; takes a few milliseconds per LONG_TEXT characters."""
+        """Append reasoning text; takes a few milliseconds per LONG_TEXT characters."""
         self._rest += text
         while len(self._rest) >= LONG_TEXT:
             self._num_counted += self._count(self._rest[:LONG_TEXT])
@@ -144,7 +153,7 @@ class Usage:
 
 
 class ResponseShape:
-    """Builds the JSON of one body's response. `code` makes its ids unique."""
+    """Builds the JSON objects of the response to one body. `code`: the unique part of all ids."""
 
     def __init__(
         self,
@@ -176,7 +185,7 @@ class ResponseShape:
         error: Mapping[str, Any] | None = None,
         completed_at: int | None = None,
     ) -> dict[str, Any]:
-        """Return the response in this status; `incomplete` means that it reached its maximum length."""
+        """Return the response object. The status `incomplete` means that the maximum length was reached."""
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": self.response_id,
@@ -195,7 +204,7 @@ class ResponseShape:
         }
 
     def _asked(self) -> dict[str, Any]:
-        """Return the body's fields that a response repeats, with defaults filled in."""
+        """Return the fields of the body that a response repeats, with defaults for missing ones."""
         body, dumped = self._body, self._body.model_dump(by_alias=True, exclude_none=True, exclude={"input"})
         effort = None if body.reasoning is None else body.reasoning.effort
         return {
@@ -219,7 +228,7 @@ class ResponseShape:
         return f"{ITEM_PREFIXES[block.kind]}_{self._code}_{block.index}"
 
     def item(self, block: Block, status: str) -> dict[str, Any]:
-        """Return a block's output item; with status `in_progress` it has just started and is empty."""
+        """Return the output item of a block; with the status `in_progress`, the item is empty."""
         begins = status == "in_progress"
         item = {"id": self.item_id(block), "status": status}
         match block.kind:
@@ -235,17 +244,17 @@ class ResponseShape:
 
 
 def part(kind: BlockKind, text: str) -> dict[str, Any]:
-    """Return the only content part of a text or a thought."""
+    """Return the only content part of a text or reasoning item."""
     known = {"type": PART_TYPES[kind], "text": text}
     return {**known, "annotations": [], "logprobs": []} if kind is BlockKind.TEXT else known
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's client requires all of these fields of a function."""
+    """Return the tool with null for missing fields, because OpenAI's client requires all these fields."""
     return {"description": None, "parameters": None, "strict": None, **tool}
 
 
-# By kind of block: the infix of its events' names, and the field with its full text in the last of them.
+# By kind of block: the infix of its events' names, and the field of its `done` event with the full text.
 TEXTS: dict[BlockKind, tuple[str, str]] = {
     BlockKind.TEXT: ("output_text", "text"),
     BlockKind.THOUGHT: ("reasoning_text", "text"),
@@ -256,9 +265,9 @@ Event = dict[str, Any]
 
 
 class ResponseEvents:
-    """The events of one response; implements `Events`. `on_end` is called with the complete response.
+    """The events of one response; implements `Events`. `on_end`: called with the complete response.
 
-    The stream ends with `response.completed`, `.incomplete` or `.failed`, not `[DONE]`.
+    The stream ends with `response.completed`, `.incomplete` or `.failed`, not with `[DONE]`.
     """
 
     done = b""

@@ -1,4 +1,4 @@
-"""Converts a body of `/v1/responses` to the ChatBody with the same prompt and answers."""
+"""Converts a body of `/v1/responses` to a ChatBody with the same prompt and answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from shortfin_apps.llm.serving.api.schema import (
     ToolChoice,
 )
 
-# Fields of a chat by this route's names, for error messages.
+# Field of ChatBody to this route's name, for error messages.
 NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -45,7 +45,7 @@ NAMES = {
 
 
 def chat_of_response(body: ResponsesBody, items: Sequence[Item]) -> ChatBody:
-    """Convert a body to a chat of `items`: earlier responses' items, then the body's input.
+    """Convert a body to a chat. `items`: the items of earlier responses, then of the body's input.
 
     Raises InvalidRequestError for a field that a chat does not support.
     """
@@ -77,7 +77,7 @@ def chat_of_response(body: ResponsesBody, items: Sequence[Item]) -> ChatBody:
 
 
 def messages_of(items: Iterable[Item]) -> list[ChatMessage]:
-    """Return chat messages: thought, text and calls of one answer become one message."""
+    """Convert items to chat messages: reasoning, text and tool calls of one answer become one message."""
     messages: list[ChatMessage] = []
     for item in items:
         match item:
@@ -115,12 +115,12 @@ def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
 
 
 def _is_open(message: ChatMessage) -> bool:
-    """Whether the message holds only a thought so far, which a text may follow."""
+    """Whether the message has only reasoning so far, so that the answer's text belongs to it."""
     return message.role == "assistant" and message.content is None and not message.tool_calls
 
 
 def _text(content: str | Sequence[Part]) -> str:
-    """Join parts as the parts of a chat message are joined."""
+    """Join parts by line ends, like the parts of a chat message."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text if isinstance(part, InputText) else part.refusal for part in content)
@@ -152,7 +152,7 @@ def _tool_choice(choice: str | ChosenFunction | AllowedFunctions | None) -> Tool
             allowed = AllowedTools(mode=choice.mode, tools=[_named(each) for each in choice.tools])
             return AllowedToolChoice(type="allowed_tools", allowed_tools=allowed)
         case _:
-            return choice  # type: ignore[return-value]  # the schema knows the words
+            return choice  # type: ignore[return-value]  # the schema admits only strings of ToolChoice
 
 
 def _named(choice: ChosenFunction) -> NamedTool:

@@ -39,12 +39,12 @@ from shortfin_apps.llm.serving.http.streaming import EventStream
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
 
-MAX_ITEMS = 100  # of one page, as at OpenAI
+MAX_ITEMS = 100  # in one page of a list, like OpenAI's limit
 
 
 @router.post("/responses", responses=whole_or_streamed(answers.ResponseAnswer))
 async def create(body: ResponsesBody, request: Request) -> Response:
-    """Answers a conversation, which may continue a stored response."""
+    """Answers a conversation, which may start with a stored response (`previous_response_id`)."""
     service = service_of(request)
     before = _before(body, request)
     is_stored = _is_stored(body, service.responses)
@@ -67,7 +67,7 @@ async def create(body: ResponsesBody, request: Request) -> Response:
 
 @router.get("/responses/{response_id}", responses={200: {"model": answers.ResponseAnswer}})
 async def retrieve(response_id: str, request: Request, stream: bool = False) -> Response:
-    """A stored response."""
+    """Returns a stored response."""
     stored = _stored(response_id, request)
     _refuse_more(request)
     if stream:
@@ -77,7 +77,7 @@ async def retrieve(response_id: str, request: Request, stream: bool = False) -> 
 
 @router.delete("/responses/{response_id}", responses={200: {"model": answers.DeletedResponse}})
 async def delete(response_id: str, request: Request) -> Response:
-    """Deletes a stored response; responses that continue it stay."""
+    """Deletes a stored response; later responses of its conversation stay."""
     _stored(response_id, request)
     service_of(request).responses.delete(caller_of(request).digest, response_id)
     return JsonResponse({"id": response_id, "object": "response", "deleted": True})
@@ -91,7 +91,7 @@ async def input_items(
     limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """Lists the input of a stored response: the whole conversation before it."""
+    """Lists the input items of a stored response: the whole conversation before the response."""
     stored = _stored(response_id, request)
     _refuse_more(request)
     workers = service_of(request).model.generator.workers
@@ -100,15 +100,15 @@ async def input_items(
 
 
 def _refuse_more(request: Request) -> None:
-    """Raise InvalidRequestError for an unsupported `include`. Thoughts are always included."""
+    """Raise InvalidRequestError for an unsupported `include`. Reasoning is always included."""
     query = request.query_params
-    included = {*query.getlist("include"), *query.getlist("include[]")}  # OpenAI's client sends the second
+    included = {*query.getlist("include"), *query.getlist("include[]")}  # OpenAI's client sends `include[]`
     if included - {"reasoning.encrypted_content"}:
         raise InvalidRequestError("`include`: responses have nothing more here; leave it out", "include")
 
 
 def _before(body: ResponsesBody, request: Request) -> StoredResponse | None:
-    """Return the response that this one continues. Raises ResponseNotFoundError."""
+    """Return the stored response `previous_response_id`; None without it. Raises ResponseNotFoundError."""
     if body.previous_response_id is None:
         return None
     return _stored(body.previous_response_id, request, "previous_response_id")
@@ -117,7 +117,7 @@ def _before(body: ResponsesBody, request: Request) -> StoredResponse | None:
 def _conversation(
     body: ResponsesBody, before: StoredResponse | None, limits: Limits, *, is_stored: bool
 ) -> tuple[ChatBody, bytes]:
-    """Return the full conversation as a chat, and its encoded items if it is stored. Slow if long.
+    """Return the full conversation as a chat and as encoded items to store (b"" unless `is_stored`).
 
     Raises InvalidRequestError.
     """
@@ -128,7 +128,7 @@ def _conversation(
 
 
 def _stored(response_id: str, request: Request, param: str = "response_id") -> StoredResponse:
-    """Return a stored response. Raises ResponseNotFoundError, also for another caller's response."""
+    """Return a stored response. Raises ResponseNotFoundError, also for a response of another caller."""
     store = service_of(request).responses
     if (stored := store.get(caller_of(request).digest, response_id)) is not None:
         return stored
@@ -137,7 +137,7 @@ def _stored(response_id: str, request: Request, param: str = "response_id") -> S
 
 
 def _is_stored(body: ResponsesBody, store: ResponseStore) -> bool:
-    """Whether to store the response. Raises InvalidRequestError if it must be but cannot be stored."""
+    """Whether to store the response. Raises InvalidRequestError for `store: true` without a store."""
     if body.store and not store.keeps_any:
         raise InvalidRequestError(
             "`store`: this server stores no responses; leave it out, and send the whole conversation in"
@@ -161,7 +161,7 @@ def _new_answer(body: ResponsesBody, turn: ChatTurn, request: Request, *, is_sto
 
 
 def _keep(request: Request, items: bytes, response: dict[str, Any]) -> None:
-    """Store the response; set its field `store` to false if there is no room."""
+    """Store the response; set its field `store` to false if the store has no room."""
     store = service_of(request).responses
     owner = caller_of(request).digest
     stored = StoredResponse(response=orjson.dumps(response), items=items)

@@ -1,7 +1,4 @@
-"""The body of `/v1/responses`, in OpenAI's format.
-
-The sampling fields of the other routes are accepted as well as OpenAI's own.
-"""
+"""The body of `/v1/responses`, in OpenAI's format plus the sampling fields of the other routes."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(Body):
-    """Text of the client, or of an earlier answer."""
+    """A text part of the client's message or of an earlier answer."""
 
     INERT = RESPONSES_ITEM_INERT
 
@@ -93,7 +90,7 @@ class MessageItem(Body):
 
 
 class CallItem(Body):
-    """A call of an earlier answer."""
+    """A tool call in an earlier answer."""
 
     REFUSED = RESPONSES_CALL_REFUSED
     INERT = RESPONSES_ITEM_INERT
@@ -107,7 +104,7 @@ class CallItem(Body):
 
 
 class ResultItem(Body):
-    """The result of a call."""
+    """The result of a tool call."""
 
     REFUSED = RESPONSES_CALL_REFUSED
     INERT = RESPONSES_ITEM_INERT
@@ -121,7 +118,7 @@ class ResultItem(Body):
 
 
 class ThoughtItem(Body):
-    """A thought of an earlier answer."""
+    """The reasoning of an earlier answer."""
 
     REFUSED = RESPONSES_THOUGHT_REFUSED
 
@@ -141,7 +138,7 @@ ITEM_TAGS = {
 
 
 def _item_tag(item: object) -> str | None:
-    """Return the tag of an item. A message needs no `type`."""
+    """Return the union tag of an item; None for an unsupported type. An item with a role needs no `type`."""
     return ITEM_TAGS.get(type_of(item) or ("message" if _has_role(item) else ""))
 
 
@@ -164,7 +161,7 @@ Item = Annotated[
 
 
 class ResponsesTool(Body):
-    """A function of the client. Tools that OpenAI runs have other types, which are refused."""
+    """A function that the client runs. Tools that OpenAI runs have other types, which are refused."""
 
     REFUSED = RESPONSES_TOOL_REFUSED
 
@@ -176,14 +173,14 @@ class ResponsesTool(Body):
 
 
 class ChosenFunction(Body):
-    """`tool_choice`: the function to call."""
+    """`tool_choice` that names the function to call."""
 
     type: Literal["function"]
     name: str
 
 
 class AllowedFunctions(Body):
-    """`tool_choice`: the functions that may be called."""
+    """`tool_choice` that lists the functions that the model may call."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -200,7 +197,7 @@ ChosenTool = (
 
 
 class ResponseFormat(Body):
-    """`name`, `description` and `strict` have no effect: a schema is always enforced."""
+    """The format of answers; schemas are always enforced. `name`, `description`, `strict` have no effect."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -227,7 +224,7 @@ class ResponsesStreamOptions(Body):
 
 
 def _texts(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Raise for the first non-string value only: with `dict[str, str]`, pydantic reports every one."""
+    """Check that all values are strings. Raises one error: `dict[str, str]` would raise one per value."""
     if not all(isinstance(value, str) for value in metadata.values()):
         raise PydanticCustomError("string_type", "Input should be a dictionary of valid strings")
     return metadata
@@ -241,7 +238,7 @@ Metadata = Annotated[
 
 
 class ResponsesBody(ServingFields, SamplingFields):
-    """`POST /v1/responses`."""
+    """Body of `POST /v1/responses`."""
 
     REFUSED = RESPONSES_REFUSED
     INERT = RESPONSES_INERT

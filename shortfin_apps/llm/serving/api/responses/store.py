@@ -1,4 +1,4 @@
-"""Stores responses for a while, so that the next request need not send the conversation again."""
+"""Stores responses for a limited time, so that clients need not send the conversation again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_STORED_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response and its full input, a list of items; both as JSON."""
+    """A response, and the list of its input items from the whole conversation; both encoded as JSON."""
 
     response: bytes
     items: bytes
@@ -32,9 +32,9 @@ class StoredResponse:
 class ResponseStore:
     """Stores at most `max_responses` responses of `max_bytes` in total, each for `ttl_s`.
 
-    Owners cannot access each other's responses. When the store is full, the owner with the most responses
-    (or bytes, if bytes are the exceeded limit) loses its oldest, so no owner can evict others by storing
-    many. `clock` (seconds) must be monotonic. Expired responses are dropped in the next call.
+    Owners cannot access each other's responses. When a limit is exceeded, the owner with the most responses
+    (or bytes, for `max_bytes`) loses its oldest response, so that no owner can evict the responses of others
+    by storing many. Each call drops expired responses. `clock` (seconds) must be monotonic.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ResponseStore:
         return len(self._ages)
 
     def put(self, owner: str, response_id: str, response: StoredResponse) -> bool:
-        """Store a response under a new id. Returns False if there is no room for it."""
+        """Store a response under a new id. Returns False if the store has no room for the response."""
         self._drop_expired()
         if not self.keeps_any or response.num_bytes > self._max_bytes:
             return False
@@ -115,14 +115,14 @@ ITEM_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "fu
 
 
 def items_of(given: str | Sequence[Item]) -> list[Item]:
-    """Return the input of a body as items: a text becomes a user message."""
+    """Return the input of a body as items: a string becomes a user message."""
     return [MessageItem(role="user", content=given)] if isinstance(given, str) else list(given)
 
 
 def items_before(stored: StoredResponse, limits: Limits) -> list[Item]:
-    """Return the conversation so far: a stored response's input and output. Slow for a long one.
+    """Return the conversation so far: input and output of a stored response. Slow for a long conversation.
 
-    Raises InvalidRequestError if it exceeds the limits of a body, as chained responses add up.
+    Raises InvalidRequestError if the input exceeds the limits of a body, because chained responses add up.
     """
     is_large = len(stored.items) > limits.body_bytes
     excess = f"{limits.body_bytes:,} bytes" if is_large else excess_of(stored.items)
@@ -137,7 +137,7 @@ def items_before(stored: StoredResponse, limits: Limits) -> list[Item]:
 
 
 def encoded(items: Sequence[Item]) -> bytes:
-    """Encode the items as JSON, each with a unique id for pagination. Slow for many."""
+    """Encode the items as JSON, each with a unique id for pagination. Slow for many items."""
     dumped: list[dict[str, Any]] = ITEMS.dump_python(list(items), by_alias=True, exclude_none=True)
     code, ids = uuid4().hex, set[str]()
     for index, (entry, item) in enumerate(zip(dumped, items, strict=True)):
@@ -148,7 +148,7 @@ def encoded(items: Sequence[Item]) -> bytes:
 
 
 def _listed(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as the API lists it: a message's content becomes a list of parts."""
+    """Return an item in the API's list format: a message's string content becomes a list of one part."""
     if item["type"] != "message" or not isinstance(text := item["content"], str):
         return item
     kind = "output_text" if item["role"] == "assistant" else "input_text"
@@ -156,9 +156,9 @@ def _listed(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def page_of(stored: StoredResponse, *, after: str | None, limit: int, order: str) -> dict[str, Any]:
-    """Return a page of a response's input; `after` is the id of the previous page's last item.
+    """Return a page of a response's input items. Slow for a long input.
 
-    Slow for a long input.
+    `after`: id of the previous page's last item; the page starts with the first item if it is unknown.
     """
     items = orjson.loads(stored.items)
     if order == "desc":

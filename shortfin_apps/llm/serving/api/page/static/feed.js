@@ -1,15 +1,15 @@
-// The connection to the server's feed: reconnects by itself, and not while nobody looks.
+// The connection to the server's feed. Reconnects after failures; disconnects while the tab is hidden.
 
 import { hasKey, headers } from "./key.js";
 import { errorMessage, events } from "./sse.js";
 
 const FIRST_WAIT_S = 0.5;
 const LONGEST_WAIT_S = 15;
-const SILENCE_S = 5; // without news, the page says so
-const HIDDEN_S = 5; // a page that is not seen lets go after that long
+const SILENCE_S = 5; // without events for so long, the page shows a warning
+const HIDDEN_S = 5; // a tab that is hidden for so long disconnects
 
 export class Feed {
-  /** `on` has `about(object)`, `snapshot(object)`, `state(name, text)` and `needsKey(why)`. */
+  /** `on`: an object with the callbacks `about(object)`, `snapshot(object)`, `state(name, text)`, `needsKey(why)`. */
   constructor(on) {
     this.on = on;
     this.wait = FIRST_WAIT_S;
@@ -22,7 +22,7 @@ export class Feed {
     addEventListener("online", () => this.now());
   }
 
-  /** Connects at once, whatever it waits for. */
+  /** Connects immediately: ends the current connection or wait, if any. */
   now() {
     clearTimeout(this.timer);
     this.abort?.abort();
@@ -74,7 +74,7 @@ export class Feed {
   async read(response, why) {
     this.heard = performance.now();
     for await (const { name, data } of events(response)) {
-      if (name) this.heard = performance.now(); // a comment is no news of the engine
+      if (name) this.heard = performance.now(); // not for comments: the server sends them while a step takes long
       if (name === "about") {
         this.on.about(JSON.parse(data));
       } else if (name === "message") {

@@ -1,4 +1,4 @@
-// Numbers as people read them, each with its unit.
+// Formats numbers, and durations with their units.
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
@@ -6,7 +6,7 @@ export function count(value) {
   return WHOLE.format(value);
 }
 
-/** A rate: one decimal below 10. */
+/** Formats a rate, with one decimal below 10. */
 export function rate(value) {
   return value > 0 && value < 9.95 ? value.toFixed(1) : WHOLE.format(value);
 }
@@ -17,7 +17,7 @@ export function percent(part, whole) {
   return value > 0 && value < 9.95 ? value.toFixed(1) : WHOLE.format(value);
 }
 
-/** A duration as number and unit. */
+/** Returns a duration as [number, unit]. */
 export function duration(seconds) {
   if (seconds === null || !Number.isFinite(seconds)) return ["–", ""];
   if (seconds < 0.00995) return [(1000 * seconds).toFixed(1), "ms"];
@@ -36,7 +36,7 @@ export function age(seconds) {
   return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
-/** Sets an element's text, and leaves the document alone where it is the same. */
+/** Sets an element's text; an unchanged text does not touch the document. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -1,8 +1,8 @@
-// What the snapshots of the last two minutes said, and what follows from two of them.
+// The snapshots of the last two minutes, the rates between them, and the engine's last steps.
 
 export const SPAN_S = 120;
 export const STEPS_S = 10;
-const RATE_S = 1; // rates are means over so long
+const RATE_S = 1; // rates are means over this time
 
 export class History {
   constructor() {
@@ -14,7 +14,7 @@ export class History {
     this.steps = [];
   }
 
-  /** Adds a snapshot; one that is older than the last is of a server that started again. */
+  /** Adds a snapshot. Clears the history if the server has restarted: its time or step counter is lower. */
   add(snapshot) {
     const last = this.samples.at(-1);
     if (last && (snapshot.at < last.at || snapshot.counters.steps < last.counters.steps)) this.clear();
@@ -32,7 +32,7 @@ export class History {
     this.addSteps(snapshot.steps, at);
   }
 
-  /** Steps as objects, each with its entries; steps whose snapshot was missed are missing here too. */
+  /** Adds the steps of a snapshot: one object per step, which sums its invocations. Drops old steps. */
   addSteps(rows, now) {
     for (const [serial, at, duration, entry, family, prefill, decode, padding] of rows) {
       let step = this.steps.at(-1);
@@ -51,7 +51,7 @@ export class History {
     if (old) this.steps.splice(0, old);
   }
 
-  /** The newest sample that is not after `at`, else the oldest. */
+  /** Returns the newest sample at or before `at`, or the oldest sample if there is none. */
   since(at) {
     for (let i = this.samples.length - 1; i >= 0; i -= 1) if (this.samples[i].at <= at) return this.samples[i];
     return this.samples[0];
@@ -61,7 +61,7 @@ export class History {
     return this.samples.at(-1);
   }
 
-  /** How much counters grew in the last `seconds`. */
+  /** Returns the growth of the counter `name` in the last `seconds`. */
   growth(seconds, name) {
     const last = this.last;
     return last ? last.counters[name] - this.since(last.at - seconds).counters[name] : 0;

@@ -1,4 +1,4 @@
-// The API key: asked for when the server wants one, and kept by the tab alone.
+// The API key. The page asks for a key if the server requires one; only this tab stores it.
 
 const NAME = "shortfin-llm-key";
 
@@ -12,7 +12,7 @@ export function hasKey() {
   return key !== "";
 }
 
-/** Connects the dialog. `onChange` is called when there is another key, or none. */
+/** Connects the dialog, and returns a function that opens it. `onChange`: called when the key has changed. */
 export function installKeyDialog(onChange) {
   const dialog = document.getElementById("key-dialog");
   const input = document.getElementById("key-input");

@@ -1,4 +1,4 @@
-// Puts the page together: a snapshot comes, and what it changed is shown.
+// Connects the parts of the page: shows each snapshot that the feed receives.
 
 import { Feed } from "./feed.js";
 import { count, duration, durationText, percent, rate, say } from "./format.js";
@@ -19,7 +19,7 @@ const latency = new Latency();
 const prompt = new Prompt();
 let about = null;
 let snapshot = null;
-let marked = null; // id of the request whose pages stand out
+let marked = null; // id of the request with highlighted pages
 
 const surfaces = {
   throughput: new Surface(at("throughput"), (...box) => drawThroughput(...box, history)),
@@ -45,7 +45,7 @@ function showAbout(news) {
   say(at("n-limit"), `of ${count(about.max_requests)} at most`);
   at("abort-all").hidden = !about.is_admin;
   prompt.serve(about);
-  setTimeout(readMetrics, 1000); // what comes from now on is counted
+  setTimeout(readMetrics, 1000); // the baseline from which /metrics is counted
 }
 
 function showSnapshot(news) {
@@ -83,7 +83,7 @@ function showTexts() {
   throughputTable(history);
   stepsTable(history);
   poolTable(snapshot);
-  // For screen readers, which read them when asked to.
+  // Descriptions of the plots for screen readers, which read them on request.
   say(at("throughput-text"), `Now ${rate(last.generated)} tokens per second are generated and ${rate(last.prompt)} of ` +
     `prompts computed; ${count(last.running)} requests run and ${count(last.waiting)} wait.`);
   const steps = history.steps.length;

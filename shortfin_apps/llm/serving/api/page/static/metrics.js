@@ -1,8 +1,8 @@
-// Histograms of /metrics, asked for now and then: what came between two answers is a column.
+// Latency histograms from /metrics, polled: the counts between two polls are a column.
 
 import { headers } from "./key.js";
 
-export const INTERVAL_S = 4; // reading /metrics costs the server milliseconds
+export const INTERVAL_S = 4; // not shorter, because reading /metrics costs the server milliseconds
 export const COLUMNS = 45;
 const NAMES = { ttft: "vllm:time_to_first_token_seconds", itl: "vllm:inter_token_latency_seconds" };
 
@@ -17,7 +17,7 @@ export class Latency {
     this.bounds = { ttft: [], itl: [] }; // upper bounds of buckets, in seconds
   }
 
-  /** Reads /metrics once. Does nothing where the server does not answer: the feed says so. */
+  /** Reads /metrics once and adds a column. Does nothing if the server fails: the feed reports that. */
   async poll() {
     let text;
     try {
@@ -33,7 +33,7 @@ export class Latency {
       for (const kind of Object.keys(NAMES)) {
         const before = this.last[kind].counts;
         column[kind] = found[kind].counts.map((count, i) => count - (before[i] ?? 0));
-        if (column[kind].some((count) => count < 0)) return this.clear(); // the server started again
+        if (column[kind].some((count) => count < 0)) return this.clear(); // the server has restarted
       }
       this.columns.push(column);
       if (this.columns.length > COLUMNS) this.columns.shift();
@@ -42,13 +42,13 @@ export class Latency {
     this.last = found;
   }
 
-  /** Counts of each bucket over the last `seconds`. */
+  /** Returns the count of each bucket over the last `seconds`. */
   total(kind, seconds) {
     const columns = this.columns.slice(-Math.ceil(seconds / INTERVAL_S));
     return this.bounds[kind].map((_, i) => columns.reduce((sum, column) => sum + (column[kind][i] ?? 0), 0));
   }
 
-  /** A quantile of the last `seconds`, within its bucket by proportion; null without any. */
+  /** Returns the quantile `q` of the last `seconds`, interpolated within its bucket; null without values. */
   quantile(kind, q, seconds) {
     const counts = this.total(kind, seconds);
     const bounds = this.bounds[kind];
@@ -78,7 +78,7 @@ function parse(text) {
     }
   }
   for (const { counts } of Object.values(found)) {
-    for (let i = counts.length - 1; i > 0; i -= 1) counts[i] -= counts[i - 1]; // they are cumulative
+    for (let i = counts.length - 1; i > 0; i -= 1) counts[i] -= counts[i - 1]; // Prometheus counts are cumulative
   }
   return found;
 }

@@ -5,7 +5,7 @@ import { SPAN_S, STEPS_S } from "./history.js";
 import { COLUMNS } from "./metrics.js";
 import { label, palette } from "./surface.js";
 
-const GUTTER = 62; // for the labels of an axis
+const GUTTER = 62; // width of the vertical axis' labels
 
 const ROWS = [
   { name: "generated", title: "Generated", unit: "tokens/s", colour: "decode", format: rate },
@@ -13,7 +13,7 @@ const ROWS = [
   { name: "waiting", title: "Waiting above running", unit: "requests", colour: "soft", format: count },
 ];
 
-/** Three plots below each other, each with a scale of its own that begins at 0. */
+/** Draws three plots below each other, each with its own scale from 0. */
 export function drawThroughput(context, width, height, history) {
   const colours = palette();
   const each = height / ROWS.length;
@@ -46,7 +46,7 @@ function trace(context, width, history, value, y) {
   const pieces = [];
   for (const sample of history.samples) {
     const x = width * (1 - (end - sample.at) / SPAN_S);
-    if (!open || sample.at - before > 3) pieces.push([]); // nobody looked in between
+    if (!open || sample.at - before > 3) pieces.push([]); // a gap: the tab was hidden
     open = true;
     before = sample.at;
     pieces.at(-1).push([x, y(value(sample))]);
@@ -78,13 +78,13 @@ function area(context, width, history, value, y, bottom, colour) {
   context.fill();
 }
 
-/** A round number that is not below `value`. */
+/** Returns the next round number at or above `value` (0.1 % tolerance). */
 function niceCeiling(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.999);
 }
 
-/** Two heat maps: a column for each answer of /metrics, a row for a bucket, the colour by how many. */
+/** Draws two heat maps: a column per poll of /metrics, a row per bucket, the opacity by the count. */
 export function drawLatency(context, width, height, latency) {
   const half = Math.round(height / 2);
   heat(context, "ttft", "First token", latency, width, 0, half - 8, palette().prefill);
@@ -126,7 +126,7 @@ function heat(context, kind, title, latency, width, top, height, colour) {
   context.globalAlpha = 1;
 }
 
-/** The buckets to show: all with values, and some around them. */
+/** Returns the first and the last bucket to show: all buckets with values, and some around these. */
 function range(latency, kind) {
   const last = latency.bounds[kind].length - 1;
   const used = latency.bounds[kind].map((_, i) => i).filter((i) => latency.columns.some((each) => each[kind][i]));
@@ -143,7 +143,7 @@ function shortBound(seconds) {
   return seconds < 1 ? `${+(1000 * seconds).toPrecision(3)} ms` : `${seconds} s`;
 }
 
-/** A bar for each step: as wide as it took, as high as the square root of its rows. */
+/** Draws a bar per step: the width is the step's duration, the height the square root of its token rows. */
 export function drawSteps(context, width, height, history) {
   const colours = palette();
   const steps = history.steps;
@@ -175,7 +175,7 @@ export function drawSteps(context, width, height, history) {
   if (!steps.length) label(context, "no step in the last 10 seconds", width / 2, height / 2, colours.soft, "center");
 }
 
-/** Some numbers of rows that are far enough apart to have labels. */
+/** Returns the row counts to label on the axis, so that labels do not overlap. */
 function ticks(most, scale) {
   const chosen = [];
   for (const rows of [32768, 8192, 2048, 512, 128, 32, 8]) {

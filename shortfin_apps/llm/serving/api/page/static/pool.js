@@ -1,4 +1,4 @@
-// The page pool: a cell for each page, coloured by whose it is.
+// Draws the page pool: a cell per page, in the colour of the request that owns the page.
 
 import { palette } from "./surface.js";
 
@@ -8,20 +8,20 @@ export const SHARED = 2;
 export const UNLISTED = 3;
 export const OWNED = 4;
 
-/** A request's colour: neighbours in the queue are far apart. */
+/** Returns a request's colour; requests with consecutive serial numbers have distant hues. */
 export function colourOf(id, isDark) {
   const serial = Number(id.split("/")[0].split(/[.-]/).at(-1)) || 0;
   return `oklch(${isDark ? 0.74 : 0.66} 0.13 ${((serial * 137.508) % 360).toFixed(1)})`;
 }
 
-/** The side of a square cell with which `cells` of them fill the room. */
+/** Returns the side of a square cell so that `cells` cells fit into the area, at most 14 pixels. */
 function sideOf(cells, width, height) {
   let side = Math.min(14, Math.floor(Math.sqrt((width * height) / Math.max(1, cells))));
   while (side > 1 && Math.ceil(cells / Math.floor(width / side)) * side > height) side -= 1;
   return Math.max(1, side);
 }
 
-/** `marked` is the index of a request whose pages stand out, or -1. */
+/** Draws the page maps below each other. `marked`: index of the request to highlight, or -1. */
 export function drawPool(context, width, height, maps, requests, marked) {
   let top = 0;
   const shown = maps.filter(Boolean);
@@ -49,7 +49,7 @@ function drawMap(context, width, height, top, map, requests, marked) {
     for (const end = cell + runs[i + 1]; cell < end; ) {
       const column = cell % columns;
       const y = top + Math.floor(cell / columns) * side;
-      const inRow = Math.min(end - cell, columns - column); // drawn as one, and divided below
+      const inRow = Math.min(end - cell, columns - column); // one rectangle; the grid is drawn over it below
       context.fillRect(column * side, y, inRow * side, side);
       cell += inRow;
     }

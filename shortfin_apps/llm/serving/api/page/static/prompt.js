@@ -1,4 +1,4 @@
-// A box to try a prompt: streamed by the same routes as any client's.
+// A form to try a prompt: streams the answer from the OpenAI routes, like any client.
 
 import { count, durationText, rate, say } from "./format.js";
 import { headers } from "./key.js";
@@ -21,7 +21,7 @@ export class Prompt {
     });
   }
 
-  /** The server's model: without a chat template, a prompt is a text to continue. */
+  /** Adapts the form to the server's model; without a chat template, the model continues the prompt. */
   serve(about) {
     this.about = about;
     const tokens = field("tokens");
@@ -103,7 +103,7 @@ export class Prompt {
     if (atEnd) answer.scrollTop = answer.scrollHeight;
   }
 
-  /** What is read out at the end: the answer is not while it grows. */
+  /** Shows a summary at the end, which screen readers read; they do not read the growing answer. */
   tell(told, began, stopped) {
     if (told.error) {
       this.write(told.error, "error");

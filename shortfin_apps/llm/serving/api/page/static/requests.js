@@ -1,4 +1,4 @@
-// The table of requests. Rows are kept as long as their request, so that focus stays where it is.
+// The table of requests. A row element lives as long as its request, so that it keeps the focus.
 
 import { age, count, say } from "./format.js";
 import { headers } from "./key.js";
@@ -6,10 +6,10 @@ import { colourOf } from "./pool.js";
 import { errorMessage } from "./sse.js";
 import { palette } from "./surface.js";
 
-const OUT_OF_VIEW_TURNS = 8; // a row that is scrolled out of view is changed every so many snapshots
+const OUT_OF_VIEW_TURNS = 8; // a row that is scrolled out of view is updated once per so many snapshots
 
 export class Requests {
-  /** `onMark(id)` is called with the request that is pointed at or focused, or with null. */
+  /** `onMark(id)`: called with the id of the request that is hovered or focused, or with null. */
   constructor(onMark) {
     this.body = document.getElementById("requests");
     this.empty = document.getElementById("requests-empty");
@@ -54,7 +54,7 @@ export class Requests {
     this.all.disabled = total === 0;
   }
 
-  /** Removes the rows of requests that have ended, and gives their focus to the row that follows. */
+  /** Removes the rows of requests that are not in `live`; a removed row's focus moves to the next row. */
   drop(live) {
     for (const [id, row] of this.rows) {
       if (live.has(id)) continue;
@@ -77,13 +77,13 @@ export class Requests {
     return row;
   }
 
-  /** Rows take their colours from the theme. */
+  /** Updates the rows' colours after a change of theme. */
   repaint() {
     for (const [id, row] of this.rows) row.swatch.style.background = colourOf(id, palette().isDark);
   }
 
   async abort(request, row) {
-    if (row.button.ariaDisabled) return; // a button that is disabled would lose its focus
+    if (row.button.ariaDisabled) return; // not `disabled`, with which the button would lose the focus
     row.button.ariaDisabled = "true";
     const ended = await this.post("abort", { rid: request.rid });
     if (ended === null) row.button.ariaDisabled = null;
@@ -96,7 +96,7 @@ export class Requests {
     if (ended !== null) say(this.said, `${count(ended)} sequences are aborted.`);
   }
 
-  /** How many were aborted; null when the server refuses, which is said. */
+  /** Returns the number of aborted sequences; null if the server refuses, after showing the reason. */
   async post(path, body) {
     try {
       const response = await fetch(path, {

@@ -1,4 +1,4 @@
-// Server-sent events of a response to `fetch`: EventSource cannot send a key.
+// Reads server-sent events from a `fetch` response, because EventSource cannot send an API key.
 
 /** Yields `{name, data}` for each event, and `{name: ""}` for a comment. */
 export async function* events(response) {
@@ -27,7 +27,7 @@ function parse(block) {
   return data.length ? { name, data: data.join("\n") } : { name: "", data: "" };
 }
 
-/** The message of an answer that is an error, in any of the server's formats. */
+/** Returns the message of an error response, in any of the server's formats. */
 export async function errorMessage(response) {
   try {
     const { error } = await response.json();

@@ -1,11 +1,11 @@
-// Canvases that are drawn at most once a frame, when what they show has changed.
+// Canvases that are redrawn after a change of their data, at most once per frame.
 
 const NAMES = ["paper", "raised", "ink", "soft", "line", "decode", "prefill", "padding", "cached", "free"];
 const waiting = new Set();
 let frame = 0;
 let colours = null;
 
-/** The page's colours as they are now. */
+/** Returns the colours of the current theme. */
 export function palette() {
   if (!colours) {
     const style = getComputedStyle(document.documentElement);
@@ -15,14 +15,14 @@ export function palette() {
   return colours;
 }
 
-/** Draws everything again, in the colours of another theme. */
+/** Redraws all `surfaces` in the colours of the new theme. */
 export function repaint(surfaces) {
   colours = null;
   for (const surface of surfaces) surface.change();
 }
 
 export class Surface {
-  /** `draw(context, width, height)` in CSS pixels. */
+  /** `draw(context, width, height)`: draws the canvas; width and height are in CSS pixels. */
   constructor(canvas, draw) {
     this.canvas = canvas;
     this.draw = draw;

@@ -1,4 +1,4 @@
-// The same as the plots in tables, filled while they are open.
+// The data of the plots as tables, which are filled only while open.
 
 import { count, durationText, rate } from "./format.js";
 import { CACHED, FREE, SHARED } from "./pool.js";
@@ -63,7 +63,7 @@ export function poolTable(snapshot) {
   fill("pool-details", ["Pages", "About how many"], rows);
 }
 
-/** Pages by what is shown of them: exact where every page is a cell. */
+/** Returns [description, number of pages] pairs; numbers are estimates if the map samples every n-th page. */
 export function kinds({ map }) {
   const sums = { [FREE]: 0, [CACHED]: 0, [SHARED]: 0, owned: 0 };
   for (let i = 0; i < map.runs.length; i += 2) {

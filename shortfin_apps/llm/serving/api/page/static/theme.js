@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it.
+// The theme: light, dark, or the system's.
 
 const NAME = "shortfin-llm-theme";
 const CHOICES = [
@@ -7,7 +7,7 @@ const CHOICES = [
   ["dark", "Dark", "dark"],
 ];
 
-/** Connects the button. `onChange` is called when colours have changed. */
+/** Connects the theme button. `onChange`: called when colours have changed. */
 export function installTheme(onChange) {
   const button = document.getElementById("theme");
   let index = Math.max(0, CHOICES.findIndex(([scheme]) => scheme === localStorage.getItem(NAME)));
