@@ -189,7 +189,7 @@ class _VisibleFormatter(logging.Formatter):
 
 
 def make_parser(loaded: Container[str]) -> argparse.ArgumentParser:
-    """Build a parser with all subcommands. Only those in `loaded` are imported and have options."""
+    """Build a parser with all subcommands. Only subcommands in `loaded` are imported and have options."""
     parser = argparse.ArgumentParser(
         prog="shortfin-llm",
         description=DESCRIPTION,

@@ -294,7 +294,7 @@ def _work_on_each(connection: socket.socket, limits: Limits, work: Work) -> None
 
 
 def _limit_time(cpu_s: float, wall_s: float) -> None:
-    """Set timers whose signals end this process even while it is inside a library; 0 means no limit."""
+    """Set timers with signals that end this process even while it is inside a library; 0 means no limit."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, wall_s)
 

@@ -75,7 +75,7 @@ def make(subject: type, values: dict[str, Any]) -> Any:
 
 
 def shown(subject: Any) -> dict[str, Any]:
-    """Return the values of a dataclass's settings by name, including those of nested dataclasses."""
+    """Return the values of a dataclass's settings by name, including nested dataclasses."""
     values: dict[str, Any] = {}
     for each in fields(subject):
         value = getattr(subject, each.name)

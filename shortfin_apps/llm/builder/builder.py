@@ -423,7 +423,7 @@ def _write_json(path: Path, value: object) -> None:
 def _code_hashes() -> dict[str, str]:
     """Return the SHA-256 of every source file that build results depend on, by its path.
 
-    Paths are relative to builder/ or contract/; those of model/ are relative to the package.
+    Paths are relative to builder/ or contract/; paths in model/ are relative to the package.
     """
     named = {path.relative_to(_BUILDER).as_posix(): path for path in _code_files(_BUILDER)}
     named |= {path.relative_to(_PACKAGE).as_posix(): path for path in _code_files(_PACKAGE / "model")}

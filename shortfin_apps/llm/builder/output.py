@@ -6,7 +6,7 @@
     PARENT/.NAME.previous/      the old artefact, while the old and the new one are being swapped
     PARENT/NAME/                the artefact
 
-PARENT and NAME are those of the path after resolving symbolic links, so that two builds into one folder share
+PARENT and NAME are of the path after resolving symbolic links, so that two builds into one folder share
 a lock even if they were given different paths.
 """
 

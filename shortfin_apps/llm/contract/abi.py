@@ -36,7 +36,7 @@ scratch page.
 token and its position, so that the caller can invoke it again with the same arguments before reading the
 result. `sampling` has a row for each `SamplingField`. A padding row has token 0, position -1, zeros for
 sampling and the scratch page; its token and position are not overwritten. The result is the new token IDs
-`[N]`: -1 for a row whose best logit is not finite, undefined for a padding row.
+`[N]`: -1 for a row without a finite best logit, undefined for a padding row.
 
 `sample` draws tokens from full rows of logits: from the rows `row_indices` of the results that another entry
 has left on the device. `positions` are the positions of these rows' last tokens. `sampling` has NO_TOP_K as
@@ -87,7 +87,7 @@ ONLY_DISPATCHES = "shortfin_llm.only_dispatches"
 CALLER_OWNED = "shortfin_llm.caller_owned"
 WORKSPACE_BYTES = "iree.abi.transients.size.constant"
 WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds for such an entry
-NOT_FINITE = -1  # token ID that sampling on the device returns for a row whose best logit is not finite
+NOT_FINITE = -1  # token ID that sampling on the device returns for a row without a finite best logit
 NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the full row
 NOT_SEEN = -1  # as EditField.COUNT: the token is not in the prompt or the output
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`

@@ -1,7 +1,7 @@
 """The artefact's `self_test.json`: the reference's results for a few prompts.
 
 The builder writes this file (`builder/self_test/`), and the self-test compares a program's results with it
-(`components/self_test/`). Positions count from 0. The logits at a position are those computed from the tokens
+(`components/self_test/`). Positions count from 0. The logits at a position are computed from the tokens
 up to and including this position.
 """
 

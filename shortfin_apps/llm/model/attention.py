@@ -202,7 +202,7 @@ def dequantised_heads(quants: npt.NDArray[np.int8], scales: F32) -> F32:
 class NormHeads(Operation):
     """q, k and v [tokens, qkv features] f32 -> the same shape: RMS norm of each head of q and of k.
 
-    `weight` [2 * head_dim]: the weights for every head of q, then those for every head of k.
+    `weight` [2 * head_dim]: the weights for every head of q, then for every head of k.
     """
 
     weight: str

@@ -51,7 +51,7 @@ class Block(ABC):
 
     @property
     def rotation(self) -> Rotation | None:
-        """The rotation whose cosines and sines the block needs; None if it needs none."""
+        """The rotation (cosines and sines) that the block needs; None if it needs none."""
         return None
 
     @property

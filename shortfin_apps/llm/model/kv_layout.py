@@ -25,7 +25,7 @@ KV_DTYPE_NAMES: dict[KVType, str] = {
 
 @dataclass(frozen=True, slots=True)
 class KeysValues:
-    """Keys and values per token. A token reads those of the last `window` tokens; None: of all tokens."""
+    """Keys and values per token. A token reads the last `window` tokens' ones; None: all tokens'."""
 
     kv_heads: int
     head_dim: int

@@ -131,7 +131,7 @@ class AddBias(Operation):
 class GatedLinear(Operation):
     """[tokens, in] -> [tokens, out / 2], in the matmuls' activation type: activation(gate) * up.
 
-    `weight` [out, in] has the rows of the gate projection, then those of the up projection.
+    `weight` [out, in] has the rows of the gate projection, then of the up projection.
     """
 
     weight: str

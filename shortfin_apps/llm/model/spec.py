@@ -102,7 +102,7 @@ class ModelSpec:
 
     @property
     def rotations(self) -> list[Rotation]:
-        """The distinct rotations of all blocks, sorted by the name of their rope; those without rope last."""
+        """The distinct rotations of all blocks, sorted by the name of their rope, without rope last."""
         found = dict.fromkeys(block.rotation for block in self.blocks)
         rotations = [each for each in found if each is not None]
         return sorted(rotations, key=lambda each: (each.rope is None, each.rope.name if each.rope else ""))

@@ -51,7 +51,7 @@ def open_client(args: argparse.Namespace) -> LlmClient:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
-    """Add options whose destinations are field names of `Sampling`; `max_tokens` is a default."""
+    """Add options with the field names of `Sampling` as destinations; `max_tokens` is a default."""
     group = parser.add_argument_group("sampling", "the server has defaults for options that are not given")
     group.add_argument(
         "-n",
@@ -83,6 +83,6 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:
-    """Return the sampling parameters given on the command line, and those with a default."""
+    """Return the sampling parameters given on the command line, and parameters with a default."""
     chosen = {name: getattr(args, name, None) for name in Sampling.__annotations__}
     return cast(Sampling, {name: value for name, value in chosen.items() if value is not None})

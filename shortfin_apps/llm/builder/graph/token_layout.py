@@ -39,7 +39,7 @@ def even_offsets(e: Emitter, rows: Dim, chunk: Dim) -> Tensor:
 
 
 def token_rows(e: Emitter, offsets: Tensor, tokens: Dim) -> Tensor:
-    """Emit each token's row, [tokens] i64: the last row whose offset is at or before the token."""
+    """Emit each token's row, [tokens] i64: the last row with an offset at or before the token."""
     body = """\
   %t = linalg.index 0 : index
   %r = linalg.index 1 : index

@@ -31,7 +31,7 @@ def buffer(dtype: str, *shape: int | str) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """Operands of a dispatch: i32 constants, then buffers (those read, those written in place, results).
+    """Operands of a dispatch: i32 constants, then buffers (read, written in place, results).
 
     The name of a buffer's dynamic size is the name of a constant, except in kernels that use only the
     address of the buffer.

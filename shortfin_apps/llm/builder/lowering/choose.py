@@ -201,7 +201,7 @@ TRITON = Candidate(
     _from_triton("layers", "TritonLayers"),
 )
 
-# In order of preference: for each kind of operation, the first candidate whose needs are all met is chosen.
+# In order of preference: for each kind of operation, the first candidate with all needs met is chosen.
 CANDIDATES = (
     FUSED_LAYER,
     BF16_ATTENTION,

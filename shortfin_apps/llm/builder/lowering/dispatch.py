@@ -17,7 +17,7 @@ def dispatch(
 ) -> dict[str, Tensor]:
     """Emit a dispatch of `kernel`; return the buffers that the kernel writes, by name.
 
-    `operands` must have the interface's constants, the buffers that are read, and those written in place.
+    `operands` must have the interface's constants, the buffers that are read, and the ones written in place.
     Other written buffers are new results with the shape in the interface; `operands` must have their dynamic
     sizes, too.
     """

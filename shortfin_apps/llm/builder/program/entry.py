@@ -33,7 +33,7 @@ MOST_PACKED_ROWS = 256
 
 CACHES = ("cache", "window_cache")  # argument names of the slabs
 
-# By pool: the layers whose pages are in the pool's slab, and the elements of a page.
+# By pool: the layers with pages in the pool's slab, and the elements of a page.
 Slabs = Mapping[Pool, tuple[Sequence[int], int]]
 Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
 Draw = Callable[[Emitter, LeftRows], Tensor]

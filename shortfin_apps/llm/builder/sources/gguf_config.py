@@ -47,7 +47,7 @@ FIELDS: Final = {
     "ssm.inner_size": "linear_value_head_dim",  # the sum over all value heads; `read_config` divides
 }
 _KEYS = {field: key for key, field in FIELDS.items()}
-# Fields whose value 0 means that the field is not set, as in llama.cpp.
+# Fields that are not set if they are 0, as in llama.cpp.
 _NONE_IF_0 = names(
     "intermediate_size moe_intermediate_size shared_expert_intermediate_size attn_logit_softcapping "
     "final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
@@ -62,7 +62,7 @@ def gguf_family(where: str, architecture: object) -> Family:
 
 
 def keys_below(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the metadata items whose keys start with `prefix`, with the prefix removed."""
+    """Return the metadata items with keys that start with `prefix`, with the prefix removed."""
     return {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
 
 
@@ -76,7 +76,7 @@ def read_config(
     """Return the configuration. Raises BuildError for invalid keys and unsupported models.
 
     `keys`: metadata without the prefix `ARCHITECTURE.`; `shapes`: tensor name -> shape for all tensors of the
-    file; `factors`: tensor name -> values for those of FACTORS that the file has.
+    file; `factors`: tensor name -> values, for the names in FACTORS that the file has.
     """
     if keys.get("expert_count") and "num_experts" not in family.fields:
         raise unsupported(where, "a mixture of experts")

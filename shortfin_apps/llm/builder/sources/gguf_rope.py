@@ -43,8 +43,8 @@ def ropes(
 ) -> tuple[Rope, Rope]:
     """Return the RoPE of layers without a window, and the RoPE of layers with a window.
 
-    `factors`: tensor name -> values for those of FACTORS that the file has. Raises BuildError if the RoPE is
-    not supported.
+    `factors`: tensor name -> values, for the names in FACTORS that the file has. Raises BuildError if the
+    RoPE is not supported.
     """
     size, theta = config.head_size, config.rope_theta or 10000.0
     rotated = config.rotated_dim or size
@@ -88,7 +88,7 @@ def _scaled(where: str, keys: Mapping[str, Any], factors: Mapping[str, Array], t
 
 
 def _llama3_scaling(where: str, factors: Array, head_dim: int, theta: float) -> Llama3Scaling:
-    """Return the scaling whose divisors are `factors`. Raises BuildError if they are not Llama 3's."""
+    """Return the scaling with `factors` as divisors. Raises BuildError if they are not Llama 3's."""
     scaling = Llama3Scaling(
         factor=round(float(factors.max(initial=1.0)), 4),
         low_freq_factor=LLAMA3_LOW_FREQ_FACTOR,

@@ -72,7 +72,7 @@ class GgufVocabulary(BaseModel):
 
     @property
     def control(self) -> list[str]:
-        """Token strings of type CONTROL, and those of any type in END_TOKENS, as in llama.cpp."""
+        """Token strings of type CONTROL, and of any type in END_TOKENS, as in llama.cpp."""
         named = set(self.of_type(TokenType.CONTROL))
         return [token for token in self.tokens if token in named or token in END_TOKENS]
 

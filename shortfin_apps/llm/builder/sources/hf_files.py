@@ -63,7 +63,7 @@ def read_text(path: Path) -> str:
 
 
 def weight_files(directory: Path) -> list[str]:
-    """List the names of the weight files: those in the index, or without an index `model.safetensors`.
+    """List the names of the weight files: the ones in the index, or without an index `model.safetensors`.
 
     Other safetensors files, such as `consolidated.safetensors` and adapters, are ignored. Raises BuildError.
     """

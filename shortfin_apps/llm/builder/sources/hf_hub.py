@@ -83,7 +83,7 @@ class _Repository:
         return self._get(weight_files(directory))
 
     def fetch_gguf(self, quantisation: str) -> Path:
-        """Download the GGUF file whose name ends in `quantisation` (case-insensitive); return its path.
+        """Download the GGUF file with a name that ends in `quantisation` (case-insensitive); return its path.
 
         Of split files, all are downloaded, and the path of the first is returned.
         """

@@ -76,7 +76,7 @@ class Batch:
     """The tasks of one invocation, and the family of the entry that runs them.
 
     Each request has one task, and one more for each proposed token. Tasks of proposed tokens come last, and
-    those of one request are in order of position.
+    tasks of one request are in order of position.
     """
 
     family: EntryFamily

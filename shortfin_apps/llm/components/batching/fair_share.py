@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MAX_REMEMBERED = 1024  # maximum number of tenants without waiting requests whose counters are kept
+MAX_REMEMBERED = 1024  # maximum number of tenants without waiting requests that keep their counters
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from shortfin_apps.llm.components.request.request import Request
 
 
 class PrefillChunks:
-    """Splits prompts into chunks of `chunk_tokens` (None: whole prompts); selects those that run together.
+    """Splits prompts into chunks of `chunk_tokens` (None: whole prompts); selects which run together.
 
     Without a budget, the oldest prompt's chunk runs with the equal chunks of other prompts. `row_buckets` are
     the compiled batch sizes; the largest limits the number of chunks.

@@ -5,7 +5,7 @@
     engine's last step              wait for the step in flight,  commit that step
 
 This keeps the device busy while the host commits. It requires a decode loop in the VMFB (abi.py), which
-advances tokens and positions on the device, and requests whose tokens the device can sample. No step is
+advances tokens and positions on the device, and requests for which the device can sample. No step is
 queued ahead if the next batch may differ: if a request is about to reach its `max_tokens`, a waiting request
 might start, or tokens would be proposed for a request (speculation.py). A new request therefore waits for at
 most one extra step.

@@ -309,7 +309,7 @@ class Engine:
             self._deltas.append(self._requests.end(request, FinishReason.ABORT, error))
 
     def _end_costly(self) -> None:
-        """End the requests whose grammars take so long in each step that other requests slow down."""
+        """End the requests with grammars that take so long in each step that other requests slow down."""
         for request_id, error in self._mask_costs.settle():
             if (request := self._requests.get(request_id)) is not None:
                 self._deltas.append(self._requests.end(request, FinishReason.ERROR, error))
@@ -418,7 +418,7 @@ class Engine:
         )
 
     def _publish(self, task: LlmTaskInput, lease: Lease) -> None:
-        """Publish full pages of this task, and those of earlier tasks that are not published yet."""
+        """Publish full pages of this task, and of earlier tasks that are not published yet."""
         stride = self._cache.stride
         if len(task.token_ids) > 1 or task.seq_len // stride > task.start_position // stride:
             self._cache.publish(lease, task.request.token_ids, task.seq_len)

@@ -142,7 +142,7 @@ def _runs(cells: npt.NDArray[Any]) -> tuple[int, ...]:
 
 
 def _window_page_ids(request: Request) -> Sequence[int]:
-    """Return the window pages that the request holds, without those that were given up."""
+    """Return the window pages that the request holds, without pages that were given up."""
     lease = request.lease
     assert lease is not None, "a running request has pages"
     return () if lease.window_page_ids is None else lease.window_page_ids[lease.num_given_up :]

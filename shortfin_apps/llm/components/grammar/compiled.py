@@ -56,7 +56,7 @@ class CompiledGrammar:
         return self._worn_out[0]
 
     def named(self, param: str) -> CompiledGrammar:
-        """Return an equal grammar whose error messages name the request field `param`."""
+        """Return an equal grammar with error messages that name the request field `param`."""
         named = CompiledGrammar(self.source, self._start, param)
         named._worn_out = self._worn_out
         return named

@@ -119,7 +119,7 @@ class _BlockTable:
         return len(self._page_ids)
 
     def grown_rows(self, page_lists: Sequence[PageList]) -> list[int] | None:
-        """Return the rows whose lists have new pages; None if this is another batch's table."""
+        """Return the rows with new pages in their lists; None if this is another batch's table."""
         if len(page_lists) != len(self._page_ids):
             return None
         grown = []

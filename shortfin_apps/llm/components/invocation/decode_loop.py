@@ -1,4 +1,4 @@
-"""Decode loops: decode batches whose tokens and positions are kept and advanced on the device.
+"""Decode loops: decode batches that keep and advance tokens and positions on the device.
 
 Several steps may be queued before the tokens of the first step reach the host. Nothing is uploaded for a step
 unless a request has grown into a new page.
@@ -63,7 +63,7 @@ class DecodeLoop:
         return tuple(requests) == self.requests and self._next_position == [r.num_computed for r in requests]
 
     def queue(self) -> None:
-        """Queue a step after those in flight; every request must have a page for the step's token."""
+        """Queue a step after the steps in flight; every request must have a page for the step's token."""
         pages = self._written([request.page_ids for request in self.requests])
         windows: tuple[int, ...] = ()
         if self._has_windows:

@@ -44,7 +44,7 @@ def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
 
 
 def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[str, Array]:
-    """Return the arguments that `adjusted_sample` takes after those of `padded_draws`."""
+    """Return the arguments that `adjusted_sample` takes after the ones of `padded_draws`."""
     penalties = np.zeros((len(PenaltyField), rows), np.float32)
     for column, of_row in enumerate(edits):
         penalties[:, column] = of_row.penalties

@@ -71,7 +71,7 @@ class KVEventPublisher:
 
     The first batch reports that no page is published, because routers may remember pages of an earlier
     process. `clock` returns Unix time, and is called once per batch. `hash_seed` is vLLM's PYTHONHASHSEED;
-    with None, hashes differ from those of all other processes. Raises KVEventsError if an endpoint cannot be
+    with None, hashes differ from all other processes' hashes. Raises KVEventsError if an endpoint cannot be
     bound.
     """
 

@@ -162,7 +162,7 @@ class TrieCache(KVCache):
         return nodes if self._windows is None else nodes[: self._windows.num_usable(nodes)]
 
     def _publish_pages(self, lease: Lease, token_ids: Sequence[int], num_full: int) -> None:
-        """Publish those of the lease's first `num_full` pages that are not published yet."""
+        """Publish the unpublished pages among the lease's first `num_full`."""
         assert isinstance(lease, _TrieLease), "the lease is another cache's"
         assert num_full <= len(lease.page_ids), "no K/V can be computed outside the lease's pages"
         if lease.tip in self._retracted:

@@ -49,7 +49,7 @@ _EVICTIONS_PER_PURGE = 64
 _LOOKS_PER_EVICTION = 64
 # Candidates larger than this are checksummed immediately, which takes longer than all other recording,
 # because a model step evicts the data from the CPU's caches. Smaller candidates are kept, and checksummed
-# only for a dump; those of a few rows fit into the recorder for a minute.
+# only for a dump; candidates of a few rows fit into the recorder for a minute.
 _MOST_KEPT_BYTES = 16 << 10
 _MOST_ERROR_CHARS = 2_000
 

@@ -68,7 +68,7 @@ class GenerateCall:
 class TokenLogprobs:
     """Log-probabilities at one generated token, under the model's unadjusted distribution (temperature 1).
 
-    `logprob` and `rank` are those of the generated token; the most likely token has rank 1.
+    `logprob` and `rank` are the generated token's; the most likely token has rank 1.
     """
 
     logprob: float

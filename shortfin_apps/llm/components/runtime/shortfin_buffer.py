@@ -95,7 +95,7 @@ class StagingPool:
 
     def __init__(self, fiber: Any) -> None:
         self._fiber = fiber
-        self._arrays: list[Any] = []  # also those in use, so that the pool keeps them alive
+        self._arrays: list[Any] = []  # also arrays in use, so that the pool keeps them alive
         self._free: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
 
     def take(self, num_bytes: int, stage: int) -> Staging:

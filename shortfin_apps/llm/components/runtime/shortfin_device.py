@@ -313,7 +313,7 @@ class ShortfinDevice:
                     buffer.copy.storage.copy_from(buffer.array.storage)
             completion = _Completion(fiber.device(0))
         except Exception as error:
-            await self._drain()  # the next invocation, on another fiber, could overtake those in flight
+            await self._drain()  # the next invocation, on another fiber, could overtake the ones in flight
             future.set_exception(self._recover(fiber, error))
             return
         task = self._worker.loop.create_task(

@@ -298,7 +298,7 @@ def allowed_next(request: Request, ahead: Sequence[int] = ()) -> bytes:
 
 
 def within_bitmask(row: Candidates, bitmask: bytes) -> Candidates:
-    """Return the row's candidates whose bits in `bitmask` are 1."""
+    """Return the row's candidates with a 1 in `bitmask`."""
     octets, bits = np.divmod(row.token_ids, 8)
     known = np.frombuffer(bitmask, np.uint8)
     return row.only((known.take(octets, mode="clip") >> bits & 1 == 1) & (octets < len(known)))
@@ -329,7 +329,7 @@ def _changed(
     places: Mapping[int, int],
     change: Callable[[Floats, Ints], Floats],
 ) -> Candidates:
-    """Return the row in f32 with changed logits of those `token_ids` that the row contains.
+    """Return the row in f32 with changed logits of the `token_ids` that the row contains.
 
     `change` computes new logits from old logits and the tokens' indices in `token_ids`; `places` maps tokens
     to these indices. Callers must pass distinct `token_ids`.

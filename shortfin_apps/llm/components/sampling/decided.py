@@ -20,7 +20,7 @@ from shortfin_apps.llm.components.sampling.adjustments import (
 )
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 
-FEW = 8  # extra candidates of the first attempt, beyond those sampled from: mostly enough, in half the time
+FEW = 8  # extra candidates of the first attempt, beyond the sampled ones: mostly enough, in half the time
 
 
 def deciding_candidates(

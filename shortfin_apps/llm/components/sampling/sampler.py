@@ -97,7 +97,7 @@ class Sampler:
     def decided(self, row: Candidates, request: Request, ahead: Sequence[int] = ()) -> Drawn | None:
         """Return the next token if the candidates of `row` suffice to choose it, else None.
 
-        For rows for which `needs_logits` is True but whose logits were not fetched. The result is the token
+        For rows for which `needs_logits` is True, but without fetched logits. The result is the token
         that `sample` would choose from the full row, after the proposed tokens `ahead`.
         """
         params = request.call.params

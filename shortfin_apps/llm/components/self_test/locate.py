@@ -163,7 +163,7 @@ class Locator:
         return Location(*min(best), than) if best else Location(None, "", than)
 
     def _deviating(self, planes: dict[_Segment, Planes]) -> Iterator[tuple[int, str]]:
-        """Yield layers whose sums deviate too much from the file's sums, with "keys" or "values"."""
+        """Yield layers with sums that deviate too much from the file's sums, with "keys" or "values"."""
         for (prompt, start, stop), layers in planes.items():
             for sums in self.file.prompts[prompt].pages:
                 if (sums.start, sums.stop) == (start, stop) and sums.layer in layers:

@@ -19,7 +19,7 @@ from shortfin_apps.llm.contract.iree_release import installed_version
 
 _LIBRARIES = ("iree-base-runtime", "shortfin", "numpy")
 _CPUINFO = Path("/proc/cpuinfo")
-# Kinds of operations in the manifest's `kernels`: those outside of the layers, and those after the layers.
+# Kinds of operations in the manifest's `kernels`: outside of the layers, and after the layers.
 _OUTSIDE = ("Embed", "LastTokens", "CapLogits", "TopK", "Sample")
 _AFTER = ("Norm", "Linear", "CapLogits", "TopK")
 

@@ -103,7 +103,7 @@ class Outcome:
         return None
 
     def differing_bits(self) -> dict[str, Computed]:
-        """Return, by entry, the first row whose logits differ from those of most rows at the same position.
+        """Return, by entry, the first row with other logits than most rows at the same position.
 
         Entries without such a row are left out.
         """

@@ -32,7 +32,7 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# The fields of mixtures of experts, and those of their routers that only matter in training.
+# The fields of mixtures of experts, and fields of their routers that only matter in training.
 EXPERTS = {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"}
 ROUTER_TRAINING = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
 

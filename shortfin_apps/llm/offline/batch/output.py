@@ -265,7 +265,7 @@ class BatchOutput:
     """The output files of a batch: `results`, and `errors` (if any) for results with another status than 200.
 
     A killed process loses no result. A machine crash loses at most the last 2 * SYNC_AT results, and only
-    those of about the last SYNC_S seconds. `finished`: the results that existed when the files were opened.
+    results of about the last SYNC_S seconds. `finished`: the results that existed when the files were opened.
     """
 
     def __init__(self, results: ResultFile, errors: ResultFile | None, finished: dict[str, bool]) -> None:

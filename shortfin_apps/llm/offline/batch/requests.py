@@ -76,7 +76,7 @@ class BatchRequest:
 
 
 class BatchInput:
-    """An input file whose lines have been checked, kept open. `sha256` is the file's hash in hexadecimal."""
+    """An input file with checked lines, kept open. `sha256` is the file's hash in hexadecimal."""
 
     def __init__(self, path: Path, fd: int, lines: Sequence[BatchLine], sha256: str) -> None:
         self.path = path

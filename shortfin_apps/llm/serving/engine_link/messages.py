@@ -38,7 +38,7 @@ from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError, Ove
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
-    """Abort the requests with these IDs (only those of `tenant`, if given). Counts aborted sequences."""
+    """Abort the requests with these IDs (only of `tenant`, if given). Counts aborted sequences."""
 
     request_ids: tuple[str, ...]
     tenant: str | None = None

@@ -385,7 +385,7 @@ def _join(deltas: Sequence[TextDelta]) -> TextDelta:
 def _with_receipt(text_delta: TextDelta, delta: Delta, draft: ReceiptDraft) -> TextDelta:
     """Add the tokens to the receipt; return `text_delta`, with the receipt if it is the last delta.
 
-    `delta` may have more tokens than `text_delta`: those after a stop string.
+    `delta` may have more tokens than `text_delta`: the ones after a stop string.
     """
     draft.add(text_delta.token_ids, delta.logits[: len(text_delta.token_ids)])
     reason = text_delta.finish_reason

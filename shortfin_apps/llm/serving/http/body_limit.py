@@ -1,4 +1,4 @@
-"""Refuses oversized bodies with 413, without reading a body whose Content-Length is too large."""
+"""Refuses oversized bodies with 413, without reading a body with a too large Content-Length."""
 
 from __future__ import annotations
 

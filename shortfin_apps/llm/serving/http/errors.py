@@ -48,7 +48,7 @@ _SHAPES: dict[str, Shape] = {}
 
 
 def register_shape(path: str, shape: Shape) -> None:
-    """Let `shape` make the error bodies of requests whose path ends with `path`.
+    """Let `shape` make the error bodies of requests with a path that ends with `path`.
 
     A proxy's prefix may precede `path`. If several registered paths match, the longest is used.
     """

@@ -81,7 +81,7 @@ class ApiProcesses:
             _ask_to_end(process)
 
     async def until_ended(self, patience_s: float) -> None:
-        """Wait until the signalled processes have ended, and kill those that are late.
+        """Wait until the signalled processes have ended, and kill the late ones.
 
         Processes have `patience_s` to end, but only HURRY_S after a second signal.
         """

@@ -1,7 +1,7 @@
 """Escapes special tokens that are written in message contents, so that they are tokenised as plain text.
 
 A chat template renders special tokens and contents into one text, in which a tokenizer cannot distinguish
-special tokens of the template from those written in contents. Therefore, before the template runs, the first
+special tokens of the template from contents that name them. Therefore, before the template runs, the first
 character of each token string in a content is replaced by a placeholder. A modified tokenizer encodes the
 rendered text: it finds special tokens first, then restores the replaced characters, and tokenises the
 remainder as usual. A name is the token string of a special token.

@@ -107,8 +107,8 @@ class Detokenizer:
 class StopMatcher:
     """Finds stop strings in a text; holds text back while it may be the beginning of one.
 
-    Of several matches, the one that ends first counts; of those with the same end, the longest. Therefore the
-    result does not depend on how the text is split into pieces.
+    Of several matches, the one that ends first counts; of matches with the same end, the longest. Therefore
+    the result does not depend on how the text is split into pieces.
     """
 
     def __init__(self, stops: Sequence[str], *, include_match: bool = False) -> None:

@@ -151,7 +151,7 @@ class MessageRoles:
 
     @cached_property
     def _knows_developer(self) -> bool:
-        """True if the template renders `developer` messages differently from those of an unknown role."""
+        """True if the template renders `developer` messages differently from messages of an unknown role."""
         text, other = (self._tried(_first(role)) for role in (DEVELOPER, UNKNOWN))
         if text is None or _MARKS[0] not in text:
             return False

@@ -11,7 +11,7 @@ from shortfin_apps.llm.contract.config import SCALE_BYTES
 
 _POINTER_BYTES = 8
 _LOG2_E = 1.4426950408889634
-_VECTOR_SUMS = 16  # of 32 vector registers, those that hold sums
+_VECTOR_SUMS = 16  # the vector registers of 32 that hold sums
 _WIDE_BYTES = 32 << 10  # bytes of pages that a step widens to bf16, which must stay in a near cache
 
 

@@ -52,8 +52,8 @@ class StageGeometry:
     index: int
     geometry: KernelGeometry
     operands: Mapping[str, str]
-    # A waiting worker prefetches weights of the work item that it has claimed, and of those that it will most
-    # likely claim next.
+    # A waiting worker prefetches weights of the work item that it has claimed, and of the items that it
+    # will most likely claim next.
     prefetched_panels: ClassVar[int] = 8
     prefetch_lines: ClassVar[int] = 4  # cache lines per poll of the counter
 

@@ -68,7 +68,7 @@ def attend(
         # Number of slots that each query attends to: 0 for padding.
         seen = tl.where(is_query & (position < seq_len), position + 1, 0)
         last = tl.max(seen, axis=0)
-        # Slots that all queries attend to: those of the tile's first token, or none if all are padding.
+        # Slots that all queries attend to: the first token's in the tile, or none if all are padding.
         shared = tl.minimum(start + begin - offset + 1, last) // COLUMNS * COLUMNS
         first = 0
         if WINDOW is not None:

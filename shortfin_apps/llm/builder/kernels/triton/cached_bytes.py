@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 MOST = tl.constexpr(127)
-# 1.5 * 2^23: adding this rounds a float to an integer, whose two's complement is the lowest byte of the sum.
+# 1.5 * 2^23: adding this rounds a float to an integer; the lowest byte of the sum is its two's complement.
 TO_INTEGER = tl.constexpr(12582912.0)
 NO_SIGN = tl.constexpr(0x7FFFFFFF)
 SCALE_BYTES = tl.constexpr(4)

@@ -40,7 +40,7 @@ def quantise(x, quants, scales, tokens, IN: tl.constexpr, ROWS: tl.constexpr):
 def fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
     """Compute `product` (product.py) for x and w in 8-bit floats.
 
-    `x_scales` [tokens, IN / FP8_GROUP] f32 are the scales of x, `scales` [..] f32 those of the rows of w.
+    `x_scales` [tokens, IN / FP8_GROUP] f32 are the scales of x, `scales` [..] f32 of the rows of w.
     DEPTH must be a multiple of FP8_GROUP.
     """
     GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP

@@ -144,7 +144,7 @@ class ExpertKernels:
         )
 
     def _matrices(self, layout: WeightLayout, out_features: int, in_features: int) -> dict[str, Buffer]:
-        """Return the buffers of all experts' weights and biases, and those of the order of rows by expert."""
+        """Return the buffers of all experts' weights and biases, and of the order of rows by expert."""
         count = self._experts.count
         held = matrix(layout, (count * out_features, in_features))
         if self._experts.biases:
@@ -161,7 +161,7 @@ class ExpertKernels:
         tile: MatmulTile,
         constexprs: Mapping[str, Constexpr],
     ) -> Kernel:
-        """Return a matmul whose grid is row tiles by tiles of output features; `shape`: of one matrix."""
+        """Return a matmul with a grid of row tiles by tiles of output features; `shape`: of one matrix."""
         out_features, in_features = shape
         return Kernel(
             name=f"{name}{kind_of(layout)}_{out_features}x{in_features}_{tile.suffix}",

@@ -134,7 +134,7 @@ class TritonExperts:
         return self._tiles.float4_expert(average) if self._are_float4 else None
 
     def _tile_for(self, routing: ExpertTiles, weight: str) -> MatmulTile:
-        """Return the tile of the matmul with `weight`; its rows are those of the sorted tiles."""
+        """Return the tile of the matmul with `weight`; its rows are the rows of the sorted tiles."""
         if own := self._own_tile(routing.average):
             return own
         _, *shape = self._weights.shape(weight)

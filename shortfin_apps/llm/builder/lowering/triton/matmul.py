@@ -135,7 +135,7 @@ class MatmulKernels:
         constexprs: Mapping[str, Constexpr],
         columns: int | None = None,
     ) -> Kernel:
-        """Return a matmul whose grid is token tiles by tiles of `columns` (default: output features)."""
+        """Return a matmul with a grid of token tiles by tiles of `columns` (default: output features)."""
         out_features, in_features = shape
         return Kernel(
             name=f"{name}{kind_of(layout)}_{out_features}x{in_features}_{tile.suffix}",
@@ -179,7 +179,7 @@ def block_constants(layout: WeightLayout | None) -> tuple[int, ...] | None:
 
 
 def matrix(layout: WeightLayout, shape: Shape) -> dict[str, Buffer]:
-    """Return the buffers of the operands of a weight: those of MATRIX that its layout has."""
+    """Return the buffers of the operands of a weight: the ones in MATRIX that its layout has."""
     stored = layout.stored("w", shape).values()
     return {name: buffer(dtype, *sizes) for name, (sizes, dtype) in zip(MATRIX, stored, strict=False)}
 

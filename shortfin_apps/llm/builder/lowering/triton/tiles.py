@@ -145,7 +145,7 @@ _RDNA3 = replace(
         Use(_ANY, _ANY, _AMD.matmuls[2].tile.for_blocks()),
     ),
 )
-# The fastest on an H200 of five sets of tiles that need less shared memory than those of _HOPPER.
+# The fastest on an H200 of five sets of tiles that need less shared memory than _HOPPER's.
 _NVIDIA = TileTable(
     matmuls=(
         Use(16, _ANY, MatmulTile(16, 32, 512, Tuning(4, 4))),

@@ -1,6 +1,6 @@
 """The invocations to time, and their minimum work.
 
-A case is a batch like those of a server, with page ids in shuffled order. The cost model of the roofline
+A case is a batch as of a server, with page ids in shuffled order. The cost model of the roofline
 counts:
 
     bytes  all weights once, with two exceptions: of the embedding table, only the rows of the batch's tokens

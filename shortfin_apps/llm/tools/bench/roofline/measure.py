@@ -146,7 +146,7 @@ def _write_noise(path: Path, types: StoredTypes) -> None:
 
 
 MIN_RUNS = 3
-MIN_SAMPLE_S = 0.25  # total time of the back-to-back runs whose median is one sample
+MIN_SAMPLE_S = 0.25  # total time of the back-to-back runs that give one sample, their median
 
 
 @dataclass(frozen=True, slots=True)
