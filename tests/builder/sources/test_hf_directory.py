@@ -149,6 +149,7 @@ def test_a_tied_head_is_ignored(tmp_path: Path) -> None:
     [
         ({"model_type": "cohere2"}, "architecture `cohere2` is not supported; supported are Llama"),
         ({"hidden_act": "gelu"}, "activation `gelu`"),
+        ({"model_type": "gpt_oss", "hidden_act": "gelu_pytorch_tanh"}, "activation `gelu_pytorch_tanh`"),
         ({"attention_bias": True}, r"`blk\.0\.attn_k\.bias` is missing"),
         ({"mlp_bias": True}, "a bias in the feed-forward"),
         ({"model_type": "qwen2"}, r"`blk\.0\.attn_k\.bias` is missing"),

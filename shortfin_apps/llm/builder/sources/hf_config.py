@@ -18,7 +18,6 @@ from shortfin_apps.llm.model.families.family import SET_BY_READER, Config, Famil
 from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.rope import Rope
 
-ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 ROUNDED = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 ROPE_KINDS = ("full_attention", "sliding_attention")
 
@@ -80,7 +79,7 @@ def read_config(
         raise unsupported(where, "a bias in the feed-forward")
     rope, local_rope = _ropes(file, config, given)
     update: dict[str, Any] = {
-        "activation": _activation(where, given),
+        "activation": _activation(where, family, given),
         "output_bias": config.attention_bias,
         "rope": rope,
         "local_rope": local_rope,
@@ -91,11 +90,11 @@ def read_config(
     return config.model_copy(update=update), given
 
 
-def _activation(where: str, given: HfFields) -> Activation:
+def _activation(where: str, family: Family, given: HfFields) -> Activation:
     name = given.hidden_activation or given.hidden_act
-    if name not in ACTIVATIONS:
+    if name not in family.activations:
         raise unsupported(where, f"activation `{name}`")
-    return ACTIVATIONS[name]
+    return family.activations[name]
 
 
 def _ropes(file: str, config: Config, given: HfFields) -> tuple[Rope, Rope]:

@@ -22,6 +22,9 @@ LayerCount = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
 # printed.
 Size = Annotated[int, Field(gt=0, lt=1 << 63)]
 
+# `hidden_act` in `config.json` -> the activation of gated feed-forwards.
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+
 # The fields of Config that readers of files compute; they are not fields of `config.json`.
 SET_BY_READER = frozenset({"in_gguf", "activation", "output_bias", "rotated_dim", "rope", "local_rope"})
 
@@ -168,6 +171,7 @@ class Family:
     fields: AbstractSet[str] = frozenset()  # fields of Config that this family uses, in addition to Llama's
     harmless: AbstractSet[str] = frozenset()  # fields of `config.json` without effect, in addition to Llama's
     defaults: Mapping[str, Any] = field(default_factory=dict)  # for fields that `config.json` lacks
+    activations: Mapping[str, Activation] = field(default_factory=ACTIVATIONS.copy)  # others are refused
     names: Mapping[str, str] = field(default_factory=dict)  # tensor names -> ours, in addition to Llama's
     ignored: tuple[str, ...] = ()  # prefixes of names of tensors that are not built
     norms_from_zero: bool = False  # norms multiply by 1 + weight

@@ -15,7 +15,7 @@ from shortfin_apps.llm.model.spec import Layer
 
 def layer(config: Config, number: int) -> Layer:
     attention = replace(llama.attention(config, number), sinks=True)
-    return attention, replace(llama.experts(config), activation="clamped", biases=True)
+    return attention, replace(llama.experts(config), biases=True)
 
 
 GPT_OSS = Family(
@@ -41,11 +41,12 @@ GPT_OSS = Family(
         "sliding_window": 128,
         "sliding_window_pattern": 2,
     },
+    activations={"silu": "clamped"},
     names={"self_attn.sinks": "attn_sinks.weight", "mlp.router": "ffn_gate_inp"},
     stacks_experts=True,
     gguf=Gguf(
         names={"post_attention_norm": "ffn_norm"},
-        defaults={"sliding_window_pattern": 2},
+        defaults={"activation": "clamped", "sliding_window_pattern": 2},
         yarn_truncates=False,
     ),
 )
