@@ -2,10 +2,10 @@
 
     python -m tests.mutants --count 60 --seed 1 [FOLDER...]
 
-FOLDER is one of shortfin_apps/llm; by default components, api, artifact and builder/lowering. Mutants are
-drawn from the folders and the kinds of mistake in turn. For each one, the tests that mirror its file run,
-then those of its folder, then all that `make test` runs, until one fails. A mutant that survives either
-computes the same, or is a missing test.
+FOLDER is one of shortfin_apps/llm; by default components, serving/api, artifact and builder/lowering. Mutants
+are drawn from the folders and the kinds of mistake in turn. For each one, the tests that mirror its file run,
+then its folder's, then all that `make test` runs, until one fails. A mutant that survives either computes the
+same, or is a missing test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path("shortfin_apps/llm")
-FOLDERS = ("components", "api", "artifact", "builder/lowering")
+FOLDERS = ("components", "serving/api", "artifact", "builder/lowering")
 SELECTION = ["-m", "not (slow or emulated or by_hand)"]
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,

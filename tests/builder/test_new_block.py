@@ -35,6 +35,10 @@ class SquaredFeedForward(Block):
     KIND: ClassVar[str] = "squared feed-forwards"
     features: int
 
+    @property
+    def vector_sizes(self) -> dict[str, int]:
+        return {"features": self.features}
+
     def tensors(self, hidden: int) -> Iterator[ModelTensor]:
         yield ModelTensor("ffn_norm.weight", (hidden,))
         yield ModelTensor("ffn_up.weight", (self.features, hidden))

@@ -75,6 +75,10 @@ class Attention(Block):
     def attended_features(self) -> int:
         return self.q_features
 
+    @property
+    def vector_sizes(self) -> dict[str, int]:
+        return {}  # heads may have any size
+
     def within(self, context: int) -> Attention:
         """Return the block without its window if sequences of `context` tokens fit into the window."""
         return self if self.window is None or self.window < context else replace(self, window=None)

@@ -45,6 +45,11 @@ class Block(ABC):
         """Compute in numpy the block's addition to the residual stream `x` of one sequence."""
 
     @property
+    @abstractmethod
+    def vector_sizes(self) -> dict[str, int]:
+        """Name in errors -> size that must be a multiple of the CPU kernels' vector length."""
+
+    @property
     def kv_layout(self) -> KVLayout | None:
         """What the block stores per token or page, and in which pool; None if it stores nothing."""
         return None
@@ -58,11 +63,6 @@ class Block(ABC):
     def attended_features(self) -> int:
         """Query features per token, to count the arithmetic of attention; 0 for other blocks."""
         return 0
-
-    @property
-    def vector_sizes(self) -> dict[str, int]:
-        """Name in errors -> size that must be a multiple of the CPU kernels' vector length."""
-        return {}
 
     def within(self, context: int) -> Block:
         """Return the block for sequences of at most `context` tokens, by default unchanged."""

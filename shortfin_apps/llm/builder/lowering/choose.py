@@ -292,7 +292,7 @@ def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate
             given = f", given {', '.join(needs)}" if needs else ""
             return Choice(kind, candidate, "".join([given, *passed_over]))
         passed_over.append(f"; not {candidate.name}, which needs {missing[0]}")
-    reasons = "".join(passed_over).removeprefix("; ")
+    reasons = "".join(passed_over).removeprefix("; ") or "it is not in LOWERINGS (lowering/linalg/table.py)"
     raise BuildError(f"nothing computes {kind.__name__} on {context.target.device}: {reasons}")
 
 
