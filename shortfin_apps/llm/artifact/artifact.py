@@ -148,11 +148,13 @@ class Artifact:
         """Open a directory written by `shortfin-llm build`.
 
         If the artefact has several programs, chooses the best one that `host` (default: this machine) can
-        execute. If `for_this_host` is False, chooses the program for `cpu` (default: the first program).
+        execute. If `for_this_host` is False, the artefact is not for execution here: `host` is ignored, and
+        the program for `cpu` is chosen (default: the first program). `check_sizes` compares the sizes of the
+        program's files with the manifest.
 
-        Raises ArtifactError if a file is missing or damaged, or if another version wrote the manifest. With
-        `for_this_host`, also raises ArtifactError if the compiler's IREE release is not the installed one, or
-        if `host` lacks CPU features that every program needs.
+        Raises ArtifactError if a file is missing or damaged, or if another version of shortfin-llm wrote the
+        manifest. With `for_this_host`, also raises ArtifactError if the compiler's IREE release is not the
+        installed one, or if `host` lacks CPU features that every program needs.
         """
         _check_is_artifact(directory)
         manifest = Manifest.load(directory / MANIFEST)

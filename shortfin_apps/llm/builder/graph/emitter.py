@@ -167,7 +167,7 @@ class Emitter:
         body: str,
         initial: Tensor | None = None,
     ) -> Tensor:
-        """Emit a `linalg.generic`; the letters of `loops` are the loops, a tensor's access a string of these.
+        """Emit a `linalg.generic`, with loops and accesses named by letters as in einsum ("mnk", "mk").
 
         `ins` are (tensor, access), `out` is (access, shape, dtype). Loops that are missing in the access of
         `out` are reductions, which start from `initial`. `body` is the MLIR of the region: it names the

@@ -167,10 +167,10 @@ def _function(
     *,
     owned: bool,
 ) -> str:
-    """Return the function of an entry, around the operations emitted so far.
+    """Return the MLIR function of an entry; its body is the operations emitted so far.
 
     `types`: MLIR types of the arguments. `in_place`: tensors that are written over the arguments of the same
-    names. `owned`: results and workspace are memory of the caller.
+    names. `owned`: the caller allocates results and workspace.
     """
     names = list(types)
     if owned:

@@ -477,7 +477,10 @@ def _tile(halves: Array, pair: int, steps: int = LANES) -> Array:
 
 
 def _interleave(halves: Array, pair: int) -> Array:
-    """Make pairs contiguous: [panels, 2, lanes, K] -> [panels, K / pair, 2, lanes * pair]."""
+    """Put `pair` neighbours along K of a lane next to each other.
+
+    [panels, 2, lanes, K] -> [panels, K / pair, 2, lanes * pair].
+    """
     panels, _, _, columns = halves.shape
     pairs = halves.reshape(panels, 2, LANES, columns // pair, pair).transpose(0, 3, 1, 2, 4)
     return np.ascontiguousarray(pairs).reshape(panels, columns // pair, 2, LANES * pair)

@@ -53,9 +53,10 @@ class Weight:
         return value if self.scale == 1 else value.astype(np.float32) * np.float32(self.scale)
 
     def load_blocks(self, source: ModelSource, kind: BlockType) -> Blocks:
-        """Return the value as blocks of type `kind`.
+        """Return the weight as blocks of type `kind`.
 
-        Blocks of the source are converted if `kind` can hold them; other parts are quantised.
+        Of the tensors stacked into the weight, quantised ones are converted if `kind` can hold their blocks;
+        the others are quantised here.
         """
         return stack([_blocks(source, part, kind) for part in self.parts])
 

@@ -66,7 +66,10 @@ class PageMap(NamedTuple):
 
 
 class InvocationMix(NamedTuple):
-    """Tokens that an entry computed in one step; `at_s` and `duration_s` are end and length of the step."""
+    """How many tokens of which kind an entry computed in one step.
+
+    `at_s` is when the step ended, on the engine's clock; `duration_s` is how long the step took.
+    """
 
     serial: int  # number of the step among recorded steps, from 1
     at_s: float

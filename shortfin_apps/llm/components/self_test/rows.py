@@ -85,7 +85,7 @@ class TestPages:
         return rows
 
     def prefilling(self, count: int) -> list[Row]:
-        """Return up to `count` rows of whole prompts, as many as pages allow."""
+        """Return up to `count` rows, each of which prefills one prompt completely; fewer if pages run out."""
         rows: list[Row] = []
         for index in range(count):
             prompt = index % len(self._prompts)

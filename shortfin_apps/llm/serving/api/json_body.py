@@ -240,8 +240,9 @@ def _as_invalid_request(request: Request, error: RequestValidationError) -> Inva
 def _first(problems: Sequence[Any]) -> Any:
     """Return the problem to report.
 
-    An unsupported type of list entry comes first. Otherwise it is a problem of the first invalid field: for
-    a union type, the problem at the deepest location, since that branch fits the value best.
+    A list entry (such as a content part) with an unsupported `type` comes first. Otherwise the first invalid
+    field is reported. Of the problems of a field with a union type, the one at the deepest location is
+    reported, since that alternative of the union fits the value best.
     """
     if (not_served := next((p for p in problems if p["type"] == NOT_SERVED), None)) is not None:
         return not_served

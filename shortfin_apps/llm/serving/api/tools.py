@@ -165,7 +165,7 @@ def _grammar(named: Named | None, is_bare: bool, use: ToolUse, model: ServedMode
 
 
 def _is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
-    """Whether answers match the requested grammar from their first token, without reasoning or calls."""
+    """Whether the requested grammar applies from the first token, as no reasoning or call may precede."""
     if named is None or use.functions:
         return False
     return model.dialect.reasoning is None or _schema_of(named[1]) is None

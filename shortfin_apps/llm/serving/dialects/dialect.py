@@ -87,10 +87,10 @@ class Calls:
     functions: Sequence[Function] = ()
 
     def copy_thought(self, feed: Feed, *ends: str) -> Parse:
-        """Yield reasoning up to one of its end marks `ends`, which is read and dropped.
+        """Yield reasoning up to one of the end marks `ends`, and drop the mark.
 
-        A call also ends the reasoning, because models forget the end mark. Then the text after the call is
-        content, up to a later end mark, which is dropped as well.
+        A tool call also ends the reasoning, because models may forget the end mark. Text after the call is
+        content. If an end mark follows later, it is dropped, and this method returns.
         """
         kind: type[Content | Reasoning] = Reasoning
         begins = () if self.dialect is None else self.dialect.begins

@@ -70,7 +70,7 @@ class Events(Protocol):
         ...
 
     def of(self, index: int, delta: TextDelta) -> bytes:
-        """Encode a delta of the `index`-th request; empty if there is nothing to send yet."""
+        """Encode a delta of stream `index` (a prompt's choice); empty if there is nothing to send yet."""
         ...
 
     def last(self) -> bytes:

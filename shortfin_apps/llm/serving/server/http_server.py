@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
 
     @property
     def leaves_thread(self) -> bool:
-        """Whether the loader's or the engine's thread is still running, inside a device library."""
+        """Whether shutdown left the loader's or engine's thread running, inside a device library."""
         return (self.failure is None and self._engine is None) or not self._engine_closed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -306,7 +306,10 @@ class Tokenizer:
     def _trial(
         self, template: BoundedTemplate | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> Callable[[Sequence[Mapping[str, Any]]], str]:
-        """Return a function that renders trial messages. `tools` must be None, not empty, without tools."""
+        """Return a function that renders messages, to try what the template supports.
+
+        Without tools, callers must pass None, not an empty list.
+        """
 
         def render(messages: Sequence[Mapping[str, Any]]) -> str:
             assert template is not None, "`apply_chat_template` checks it"

@@ -262,7 +262,10 @@ def _whole(value: float | None) -> int | None:
 
 
 class WatchedServer:
-    """Reads a server's figures. `info`: its `/server_info`; empty before the first reading or without one."""
+    """Reads a server's metrics.
+
+    `info`: its `/server_info`; empty before the first reading, or if the server has no such route.
+    """
 
     def __init__(self, client: LlmClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client

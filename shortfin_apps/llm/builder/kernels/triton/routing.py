@@ -43,11 +43,12 @@ def sort_by_expert(
     chosen, order, tile_experts, rows, tiles,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Sort rows into tiles of one expert each: `order` [tiles, ROWS] i32 and `tile_experts` [tiles] i32.
+    """Write the indices of rows to `order` [tiles, ROWS] i32, in tiles of one expert each.
 
-    `chosen` [rows] i32 has the expert of each row. The remainder of an expert's last tile is filled with the
-    number `rows`, which is no row. Unused tiles have the expert COUNT, which means none. A workgroup handles
-    one expert, and STEP rows at a time. BLOCK is COUNT rounded up to a power of two.
+    `tile_experts` [tiles] i32 receives the expert of each tile. `chosen` [rows] i32 has the expert of each
+    row. The remainder of an expert's last tile is filled with the out-of-range index `rows`, and unused tiles
+    have the out-of-range expert COUNT. A workgroup handles one expert, and STEP rows at a time. BLOCK is
+    COUNT rounded up to a power of two.
     """
     own = tl.program_id(0)
     expert = tl.arange(0, BLOCK)

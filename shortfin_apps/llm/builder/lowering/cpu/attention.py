@@ -112,9 +112,10 @@ def token_grid(e: Emitter, layer: int, batch: Batch, block: int) -> tuple[list[D
 
 
 def token_geometry(e: Emitter, batch: Batch, size: int) -> list[Tensor]:
-    """Return each token's sequence number, position and tile size; three tensors [tokens] i64.
+    """Return the index of each token's sequence, its position and its tile size; three tensors [tokens] i64.
 
-    The tile size is for the tile of up to `size` tokens that starts at the token (0: none starts there).
+    The tile size of a tile's first token is the number of the tile's tokens, at most `size`. The tile size of
+    other tokens is 0.
     """
     if batch.tiles is None:
         batch.tiles = attention_tiles(

@@ -97,7 +97,7 @@ class NormStage:
 
 @dataclass(frozen=True, slots=True)
 class QuantiseStage:
-    """A stage that quantises `x` [rows, size] floats to `out`, in the form that matmuls with `layout` read.
+    """A stage that quantises floats `x` [rows, size] to `out`, the input of matmuls with weights in `layout`.
 
     `x_kept`: see MatmulStage.
     """
