@@ -26,9 +26,11 @@ class Service:
     process: subprocess.Popen[str]
     log: IO[str]  # a file, as an unread pipe would fill up and block the server
 
-    def metric(self, name: str) -> float:
+    def metric(self, *names: str) -> float:
+        """The sum of the metrics, over all their labels, at one moment."""
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+        begins = tuple(f"{name}{{" for name in names)
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(begins))
 
     def cpu_s(self) -> float:
         """CPU time used by all its threads so far."""
