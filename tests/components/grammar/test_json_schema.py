@@ -36,9 +36,10 @@ def usable(schema: dict[str, Any]) -> CompiledGrammar | str:
         return str(refused)
 
 
-def is_valid(schema: dict[str, Any], value: object) -> bool:
+def is_valid(schema: dict[str, Any], value: Any) -> bool:
     try:
-        return jsonschema.Draft202012Validator(schema).is_valid(value)
+        draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        return bool(draft(schema).is_valid(value))
     except (Unresolvable, RecursionError):  # a schema that jsonschema does not take
         return True
 

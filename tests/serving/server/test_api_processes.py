@@ -166,6 +166,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_until_it_can(
     failing = Failures(monkeypatch, owner, name, error)
     async with kept(PREPARED + WAITS, 2, tmp_path) as (processes, links):
         before = await until_prepared(tmp_path, 2)
+        gc.collect()  # closes what other tests left open, before it is counted
         links_before, fds_before = set(links._links), num_open_files()
         failing.num_left = 3
         for pid in before:
@@ -176,7 +177,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_until_it_can(
         while len(processes._running) != 2 or links_before & set(links._links):
             await asyncio.sleep(0.01)
         assert len(links._links) == 2
-        assert num_open_files() == fds_before, "a failed start leaves nothing open"
+        assert num_open_files() <= fds_before, "a failed start leaves nothing open"
     assert caplog.text.count("cannot be started") == 3
 
 
