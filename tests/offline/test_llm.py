@@ -224,7 +224,7 @@ def test_closing_ends_what_runs_and_every_thread(tiny_artifact: Artifact) -> Non
 def test_a_model_that_nobody_closes_is_closed_when_it_is_collected(tiny_artifact: Artifact) -> None:
     before = set(threading.enumerate())
     llm = LLM(tiny_artifact.vmfb.parent, token_budget=320)
-    assert set(threading.enumerate()) > before
+    assert set(threading.enumerate()) - before
     del llm
     gc.collect()
     assert set(threading.enumerate()) <= before
