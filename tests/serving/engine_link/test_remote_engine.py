@@ -166,8 +166,10 @@ async def test_an_abort_ends_the_stream_with_its_reason() -> None:
         remote, _ = await each.api_process()
         stream = await remote.submit(call("a", PROMPT, max_tokens=40))
         assert remote.abort("a", RequestAbortedError("too slow"))
+        later = await remote.submit(call("b", PROMPT, max_tokens=1))  # read after the abort
         gate.open()
         deltas = [delta async for delta in stream]
+        assert [delta.finish_reason async for delta in later] == [FinishReason.LENGTH]
         assert deltas[-1].finish_reason is FinishReason.ABORT
         assert str(deltas[-1].error) == "too slow"
         assert not remote.abort("a")
