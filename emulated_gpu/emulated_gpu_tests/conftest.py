@@ -24,14 +24,9 @@ def control() -> Control:
 
 @pytest.fixture
 def fresh(control: Control) -> Iterator[Control]:
-    """The same as it started, whatever tests before asked for, and again after this one."""
-    _restore(control)
+    """The same, with whatever a test asks for undone after it."""
     control.clear_report()
     yield control
-    _restore(control)
-
-
-def _restore(control: Control) -> None:
     for command in ("forget", "order random", "idle 2", "seed 0", "chip gfx942"):
         control.command(command)
     for device in range(SETTINGS.devices):
