@@ -7,11 +7,11 @@ the chat template, tokenises, compiles grammars, and sets the model's defaults, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -40,7 +40,7 @@ from shortfin_apps.llm.serving.api.schema import (
 )
 from shortfin_apps.llm.serving.api.service import Service, request_id_of, service_of
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
-from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest, TextStream
+from shortfin_apps.llm.serving.frontend.text_stream import PendingAnswer, TextDelta, TextRequest, TextStream
 from shortfin_apps.llm.serving.http.access_log import access_of
 from shortfin_apps.llm.serving.http.auth import TENANT_HEADER, caller_of
 from shortfin_apps.llm.serving.http.streaming import unless_disconnected
@@ -58,6 +58,7 @@ class Conversation:
 
 
 Prompt = str | Sequence[int] | Conversation
+_Submitted = TypeVar("_Submitted", bound=PendingAnswer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """What to generate for a prompt, independent of the route.
+    """A generation to run for a prompt, independent of the route.
 
     `prefix`: how the names of the `sampling` fields begin in the body. `max_tokens_field`, `logprobs_field`:
     their names in errors. `default_max_tokens`: the route's default; None: the free context.
@@ -153,12 +154,29 @@ async def submitted(
 
     The access log reports only `requests`. Raises the engine's error if the engine does not admit all.
     """
+    return await _logged(requests, request, scorings, service_of(request).model.generator.submit)
+
+
+async def submitted_whole(
+    requests: Sequence[TextRequest], request: Request, scorings: Sequence[TextRequest] = ()
+) -> list[PendingAnswer]:
+    """Submit requests like `submitted`, for complete answers; each request may be a beam search."""
+    return await _logged(requests, request, scorings, service_of(request).model.generator.submit_whole)
+
+
+async def _logged(
+    requests: Sequence[TextRequest],
+    request: Request,
+    scorings: Sequence[TextRequest],
+    submit: Callable[[Sequence[TextRequest]], Awaitable[list[_Submitted]]],
+) -> list[_Submitted]:
+    """Submit with `submit`, and tell the access log which requests and answers to report."""
     access = access_of(request)
     access.requests = requests
     generating = [each for each in requests if each.generates]
-    streams = await service_of(request).model.generator.submit([*generating, *scorings])
-    access.pending = streams[: len(generating)]
-    return streams
+    pending = await submit([*generating, *scorings])
+    access.pending = pending[: len(generating)]
+    return pending
 
 
 def _check_limits(wanted: Sequence[GenerateRequest], service: Service) -> None:

@@ -41,6 +41,7 @@ from shortfin_apps.llm.serving.api.generation import (
     choices_of,
     engine_requests,
     submitted,
+    submitted_whole,
 )
 from shortfin_apps.llm.serving.api.json_body import JsonRoute
 from shortfin_apps.llm.serving.api.openai_shapes import ChatShape, CompletionShape
@@ -60,7 +61,6 @@ from shortfin_apps.llm.serving.frontend.text_stream import (
     TextRequest,
     gather_answers,
 )
-from shortfin_apps.llm.serving.http.access_log import access_of
 from shortfin_apps.llm.serving.http.auth import caller_of
 from shortfin_apps.llm.serving.http.errors import Problem, problem_of, register_shape
 from shortfin_apps.llm.serving.http.json_response import JsonResponse, encoded, made, num_logprobs
@@ -124,12 +124,8 @@ async def generate(body: GenerateBody, request: Request) -> Response:
         with params_named(REFUSED_BY_ENGINE):
             streams = await submitted(requests, request)
         return EventStream(request, CumulativeEvents(list(map(new_answer, requests))), streams)
-    access = access_of(request)
-    access.requests = requests
-    generating = [text_request for text_request in requests if text_request.generates]
     with params_named(REFUSED_BY_ENGINE):
-        pending = await model.generator.submit_whole([*generating, *filter(None, scorings)])
-    access.pending = pending[: len(generating)]
+        pending = await submitted_whole(requests, request, list(filter(None, scorings)))
     results = iter(await unless_disconnected(request, gather_answers(pending)))
     known = [next(results) if each.generates else [EMPTY_ANSWER] * each.num_beams for each in requests]
     returned = _returned(items, by_item, known)
