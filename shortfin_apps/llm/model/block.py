@@ -51,7 +51,7 @@ class Block(ABC):
 
     @property
     def kv_layout(self) -> KVLayout | None:
-        """What the block stores per token or page, and in which pool; None if it stores nothing."""
+        """The data stored per token or page, and its pool; None if the block stores nothing."""
         return None
 
     @property
@@ -74,7 +74,8 @@ class Block(ABC):
         if cls is not Block:
             return handler(source)
         for module in iter_modules([str(Path(__file__).parent)]):
-            import_module(f"{__package__}.{module.name}")
+            if not module.ispkg:
+                import_module(f"{__package__}.{module.name}")
         return core_schema.tagged_union_schema(
             {name: handler.generate_schema(kind) for name, kind in _KINDS.items()},
             discriminator="block",
