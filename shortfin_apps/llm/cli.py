@@ -42,7 +42,7 @@ examples:
 
 
 class Command(Protocol):
-    """What the module of a subcommand contains."""
+    """The interface of a subcommand's module."""
 
     DESCRIPTION: str
 

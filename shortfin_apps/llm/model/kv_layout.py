@@ -1,4 +1,4 @@
-"""What a layer stores for the tokens of a sequence, and in which pool of pages.
+"""The data that a layer stores for the tokens of a sequence, and its pool of pages.
 
 Each pool has one block table. Layers share a pool if a request needs the same pages for all of them. A new
 kind of attention gets its own layout here: latent attention (MLA) would store one compressed vector per

@@ -78,7 +78,7 @@ def _starts(text: str) -> Iterator[int]:
 
 
 class Timer(Protocol):
-    """What an event loop's `call_later` returns."""
+    """The handle that an event loop's `call_later` returns."""
 
     def cancel(self) -> None: ...
 

@@ -89,7 +89,7 @@ class RenderedKernels:
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
-    """What the choice of kernels, and the kernel classes, depend on."""
+    """The inputs of the choice of kernels and of the kernel classes."""
 
     spec: ModelSpec
     options: BuildOptions

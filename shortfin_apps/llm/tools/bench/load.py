@@ -38,7 +38,7 @@ class BenchRequest:
 
 @dataclass(slots=True)
 class _Arrivals:
-    """What one stream has delivered so far: `perf_counter` times of chunks with text, and the usage.
+    """The output of one stream so far: `perf_counter` times of chunks with text, and the usage.
 
     `last_s` is the time of the last event with a choice, None before the first.
     """

@@ -62,9 +62,9 @@ class Case:
 
 
 class Choice(NamedTuple):
-    """What to measure: shell-style patterns of entry names, context lengths of decodes, and prompt lengths.
+    """The cases to measure: patterns of entry names, context lengths of decodes, and prompt lengths.
 
-    Lengths are in tokens. Without patterns, all entries are measured.
+    Patterns are shell-style; without patterns, all entries are measured. Lengths are in tokens.
     """
 
     patterns: Sequence[str]
