@@ -22,7 +22,6 @@ from tests.components.fault_schedule import Answer, Client, Schedule, random_arr
 from tests.serving.engine_link.linked import NoGrammars, counts_nothing
 
 NUM_LINKS = 2
-WELCOME_BYTES = 1 << 16
 
 
 class RemoteClient(Client):
@@ -82,7 +81,8 @@ class BorderSchedule(Schedule):
         theirs.sendall(LENGTH.pack(len(text)) + text)
         while not link.is_welcome:
             await asyncio.sleep(0)
-        welcome = decoder_from_engine().decode(theirs.recv(WELCOME_BYTES)[LENGTH.size :])
+        [size] = LENGTH.unpack(theirs.recv(LENGTH.size))
+        welcome = decoder_from_engine().decode(theirs.recv(size))  # and leave what may follow it
         assert isinstance(welcome, Welcome)
         max_unread = self._rng.choice([3, 512, 512])
         remote = RemoteEngine(theirs, welcome, execute=counts_nothing, max_unread_tokens=max_unread)
