@@ -7,7 +7,12 @@ import socket
 from typing import Any
 
 from shortfin_apps.llm.components.request.messages import GenerateCall
-from shortfin_apps.llm.contract.errors import InvalidRequestError, OverloadedError, UnavailableError
+from shortfin_apps.llm.contract.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RequestAbortedError,
+    UnavailableError,
+)
 from shortfin_apps.llm.serving.engine_link.api_links import ApiLinks
 from shortfin_apps.llm.serving.engine_link.connection import LENGTH, Connection
 from shortfin_apps.llm.serving.engine_link.messages import (
@@ -41,7 +46,7 @@ class RemoteClient(Client):
     async def _submit_and_read(self, asked: GenerateCall) -> None:
         try:
             self._stream = await self.remote.submit(asked)
-        except (OverloadedError, UnavailableError, InvalidRequestError):
+        except (OverloadedError, UnavailableError, RequestAbortedError, InvalidRequestError):
             self.was_refused = True
             return
         await self._read()
