@@ -30,8 +30,9 @@ for the 8B model; TMPDIR names another), and measures part by part:
 
   tokens        the tiny models' greedy tokens equal the CPU's
   entries       each entry, one call at a time (sync) and many in flight (queued)
-  engine        steady decodes in process at each batch size, with decode loops and without, greedy and from
-                the whole vocabulary
+  engine        in process, at each pipeline depth: mixed traffic of up to 64 requests at a time (16 to 512
+                in / 64 out; greedy, from the whole vocabulary, with a penalty, logprobs, a JSON schema) in
+                each batching mode, and steady decodes at each batch size
   http          the server over loopback with 64 clients: 128 in / 128 out, and 16 to 512 in / 64 out
   transformers  the same shapes by torch and transformers, if this machine's own Python has them
 

@@ -41,7 +41,7 @@ class RecordedProgram:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._last: tuple[str, Sequence[DeviceBuffer]] | None = None
+        self._last: tuple[str, list[DeviceBuffer]] | None = None
 
     @property
     def entries(self) -> Mapping[str, EntrySignature]:
@@ -55,6 +55,11 @@ class RecordedProgram:
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
         self._last = (entry, list(arguments))
         return self._program.submit(entry, arguments)
+
+    def replace(self, index: int, argument: DeviceBuffer) -> None:
+        """Replace an argument of the recorded invocation."""
+        assert self._last is not None, "nothing has been invoked"
+        self._last[1][index] = argument
 
     def repeat(self) -> Pending:
         assert self._last is not None, "nothing has been invoked"

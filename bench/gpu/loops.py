@@ -1,4 +1,4 @@
-"""Times the steps of greedy decode loops, with state that stays on the device."""
+"""Times the steps of greedy decode loops, with tokens and positions that stay on the device."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 from bench.gpu.entries import DEPTH, RecordedProgram, median_ms, seconds_of
 from bench.gpu.models import Model
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
-from shortfin_apps.llm.components.kvcache.lease import Lease
-from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
-from shortfin_apps.llm.contract.abi import Entry, EntryFamily
+from shortfin_apps.llm.components.invocation.buckets import Shape
+from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.self_test.last_tokens import loop_arguments
+from shortfin_apps.llm.contract.abi import Entry, EntryFamily, Layout, argument_names
 from shortfin_apps.llm.tools.bench.roofline.cases import Plan, make_batch
 
 MIN_SAMPLES = 3
+_POSITIONS = argument_names(Layout.LOOP).index("positions")
 
 
 def loop_sizes(entries: Iterable[str]) -> list[int]:
@@ -26,19 +27,23 @@ def loop_sizes(entries: Iterable[str]) -> list[int]:
 
 
 def measure(
-    model: Model, rows: int, runner: BatchRunner, program: RecordedProgram, sample_s: float
+    model: Model, rows: int, runner: BatchRunner, device: Device, program: RecordedProgram, sample_s: float
 ) -> dict[str, Any]:
     """Return step times in ms, up to the model's context: single steps, and `DEPTH` in flight."""
-    batch = _batch(model, rows)
-    sampling = [sampling_fields(task.request, runner.num_candidates) for task in batch.tasks]
+    tasks = _tasks(model, rows)
+    _, arguments = loop_arguments(tasks, rows)
+    blocks = max(len(task.page_ids) for task in tasks)
+    runner.invoke(Shape(f"decode_loop_bs{rows}", Layout.LOOP, rows, rows, blocks), tasks, arguments)
 
-    def start() -> DecodeLoop:
-        loop = runner.start_loop(batch, sampling)
-        assert loop is not None, "there is a loop of so many rows"
-        return loop
+    def median_step_ms(run: Callable[[RecordedProgram], None]) -> float:
+        def sample() -> float:
+            program.replace(_POSITIONS, device.upload(arguments["positions"]))
+            return seconds_of(lambda: run(program))
 
-    sync_ms = _median_ms(start, _one_at_a_time, sample_s)
-    queued_ms = _median_ms(start, _all_at_once, sample_s)
+        return median_ms(sample, MIN_SAMPLES, sample_s) / DEPTH
+
+    sync_ms = median_step_ms(_one_at_a_time)
+    queued_ms = median_step_ms(_all_at_once)
     return {
         "entry": program.last_entry,
         "rows": rows,
@@ -51,38 +56,21 @@ def measure(
     }
 
 
-def _batch(model: Model, rows: int) -> Batch:
+def _tasks(model: Model, rows: int) -> list[LlmTaskInput]:
     """Create decodes that are `DEPTH` steps short of the context, with pages for these steps."""
     made = make_batch(Plan(EntryFamily.DECODE, rows, 1, model.context), model.options.block_seq_stride)
-    return Batch(EntryFamily.DECODE, tuple(_running(task) for task in made.tasks))
+    starts = [task.start_position - DEPTH for task in made.tasks]
+    return [
+        replace(task, start_position=start, seq_len=start + 1)
+        for task, start in zip(made.tasks, starts, strict=True)
+    ]
 
 
-def _running(task: LlmTaskInput) -> LlmTaskInput:
-    """Give the task's request a lease on its pages, as a loop reads it from the request."""
-    start = task.start_position - DEPTH
-    task.request.lease = Lease(page_ids=list(task.page_ids), window_page_ids=list(task.page_ids))
-    task.request.num_computed = start
-    return replace(task, start_position=start, seq_len=start + 1)
-
-
-def _one_at_a_time(loop: DecodeLoop) -> None:
+def _one_at_a_time(program: RecordedProgram) -> None:
     for _ in range(DEPTH):
-        loop.queue()
-        loop.wait()
+        program.repeat().wait()
 
 
-def _all_at_once(loop: DecodeLoop) -> None:
-    for _ in range(DEPTH):
-        loop.queue()
-    for _ in range(DEPTH):
-        loop.wait()
-
-
-def _median_ms(start: Callable[[], DecodeLoop], run: Callable[[DecodeLoop], None], sample_s: float) -> float:
-    """Return the median time of a step, with a new loop for each sample."""
-
-    def sample() -> float:
-        loop = start()
-        return seconds_of(lambda: run(loop))
-
-    return median_ms(sample, MIN_SAMPLES, sample_s) / DEPTH
+def _all_at_once(program: RecordedProgram) -> None:
+    for pending in [program.repeat() for _ in range(DEPTH)]:
+        pending.wait()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.gpu.recorded_traffic import RecordedTraffic
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.runtime.device import (
     Array,
@@ -37,10 +38,14 @@ class WithoutEntries:
 
 
 class OneProgram:
-    """A device with a `load_program` that returns the same program, so that weights are loaded once."""
+    """A device with a `load_program` that returns the same program, so that weights are loaded once.
 
-    def __init__(self, device: Device, artifact: Artifact) -> None:
+    `kind` is the device as for `shortfin-llm serve --device`.
+    """
+
+    def __init__(self, device: Device, artifact: Artifact, kind: str = "cpu") -> None:
         self._device = device
+        self.kind = kind
         self._vmfb = artifact.vmfb
         self.program: Program = device.load_program(
             artifact.vmfb, artifact.parameters, artifact.config.module_name
@@ -51,6 +56,12 @@ class OneProgram:
         other = copy(self)
         other.program = WithoutEntries(self.program, prefix)
         return other
+
+    def recorded(self) -> tuple[OneProgram, RecordedTraffic]:
+        """Return the same device with a program that can record its invocations, and this program."""
+        other = copy(self)
+        other.program = recorded = RecordedTraffic(self.program)
+        return other, recorded
 
     @property
     def name(self) -> str:

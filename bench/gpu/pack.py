@@ -141,7 +141,7 @@ def expected_tokens(model: Model) -> list[list[int]]:
         pack_model(model.for_device("cpu"), packed)
         complete(packed, whole)
         artifact = Artifact.open(whole)
-        options = EngineSettings(prefix_cache="none", decode_ahead="off")
+        options = EngineSettings(prefix_cache="none", pipeline_depth=0)
         engine = make_engine(
             device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options
         )

@@ -10,8 +10,10 @@ from typing import Any
 from bench.gpu.plot import Line, write_plot
 
 DOCUMENT = "results.md"
-# Name prefixes of the entries that the engine calls for a decode, by its decode-ahead setting.
-DECODES = {"off": "decode_bs", "on": "decode_loop_bs"}
+# Name prefixes of the entries that the engine calls for a decode, by its pipeline depth.
+DECODES = {0: "decode_bs", 1: "decode_loop_bs"}
+
+PLAIN = "whole vocabulary"  # the sampling that the others of mixed traffic are compared with
 
 Record = dict[str, Any]
 
@@ -36,6 +38,7 @@ def document(records: Sequence[Record]) -> Iterator[str]:
         ("Rows adjusted on the device", _adjusted(records)),
         ("Entries", _entries(records)),
         ("Engine, steady decode", _engine(records)),
+        ("Engine, mixed traffic", _mixed(records)),
         ("HTTP server", _http(records)),
         ("Transformers", _transformers(records)),
         ("Failed or left out", _failures(records)),
@@ -49,33 +52,34 @@ def throughput(records: Sequence[Record], model: str) -> list[Line]:
     """Return tokens per second by batch size: of the entries alone, the engine, and transformers."""
     found = [record for record in records if record.get("model") == model]
     lines = []
-    for setting, family in DECODES.items():
+    for depth, family in DECODES.items():
         entries = [each for each in _part(found, "entries") if each["entry"].startswith(family)]
         points = [(each["rows"], each["tokens_per_s"]) for each in entries]
         lines.append(Line(f"{family}*, queued", points))
-        asked = (setting, "greedy")
-        chosen = [e for e in _part(found, "engine") if (e["decode_ahead"], e["sampling"]) == asked]
+        asked = (depth, "greedy")
+        chosen = [e for e in _part(found, "engine") if (e["depth"], e["sampling"]) == asked]
         points = [(each["requests"], each["tokens_per_s"]) for each in chosen]
-        lines.append(Line(f"engine, decode ahead {setting}", points))
+        lines.append(Line(f"engine, depth {depth}", points))
     static = [each for each in _part(found, "transformers") if each["kind"] == "static"]
     lines.append(Line("transformers", [(each["rows"], each["tokens_per_s"]) for each in static]))
     return [line for line in lines if line.points]
 
 
 def _tokens(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
-    columns = "model", "mode", "decode ahead", "preemptions", "proposed and right"
+    columns = "model", "mode", "depth", "preemptions", "proposed and right"
     yield *columns, "tokens as the CPU's", "of"
     for each in _part(records, "tokens"):
         agreed = ", ".join(map(str, each["agreed"]))
-        settings = each["mode"], each["decode_ahead"], str(each["preemptions"]), str(each["accepted"] or "-")
+        settings = each["mode"], str(each["depth"]), str(each["preemptions"]), str(each["accepted"] or "-")
         yield each["model"], *settings, agreed, str(each["of"])
 
 
 def _adjusted(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
-    yield "model", "mode", "invocations that adjusted rows", "tokens as the host's", "of"
+    yield "model", "mode", "depth", "invocations that adjusted rows", "tokens as the host's", "of"
     for each in _part(records, "adjusted"):
         agreed = ", ".join(map(str, each["agreed"]))
-        yield each["model"], each["mode"], str(each["invocations"]), agreed, str(each["of"])
+        settings = each["mode"], str(each["depth"]), str(each["invocations"])
+        yield each["model"], *settings, agreed, str(each["of"])
 
 
 def _entries(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
@@ -95,13 +99,13 @@ def _entries(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
 def _engine(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     """Yield rows with a step's time relative to its entry's, and its excess over the queued entry's."""
     yield (
-        *("model", "requests", "decode ahead", "sampling", "step ms", "of them on the host", "tokens/s"),
+        *("model", "requests", "depth", "sampling", "step ms", "of them on the host", "tokens/s"),
         *("step / entry, sync", "step / entry, queued", "device idle ms"),
     )
     for each in _part(records, "engine"):
         entry = _decode_entry(records, each)
         yield (
-            *(each["model"], f"{each['requests']:,}", each["decode_ahead"], each["sampling"]),
+            *(each["model"], f"{each['requests']:,}", str(each["depth"]), each["sampling"]),
             *(f"{each['step_ms']:.2f}", f"{each['host_ms']:.2f}", f"{each['tokens_per_s']:,.0f}"),
             f"{each['step_ms'] / entry['sync_ms']:.2f}" if entry else "",
             f"{each['step_ms'] / entry['queued_ms']:.2f}" if entry else "",
@@ -113,21 +117,40 @@ def _decode_entry(records: Sequence[Record], steps: Record) -> Record | None:
     """Return the record of the entry that the engine calls in these steps."""
     asked = (steps["model"], steps["requests"])
     for each in _part(records, "entries"):
-        if (each["model"], each["rows"]) == asked and each["entry"].startswith(
-            DECODES[steps["decode_ahead"]]
-        ):
+        if (each["model"], each["rows"]) == asked and each["entry"].startswith(DECODES[steps["depth"]]):
             return each
     return None
 
 
+def _mixed(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    """Yield rows with the tokens per second also relative to those of plain requests at the same depth."""
+    yield (
+        *("model", "requests", "mode", "depth", "sampling", "step ms p50 / p99", "of them on the host"),
+        *("steps ahead", "discarded tokens", "requests/s", "tokens/s", "of plain", "device busy"),
+    )
+    plain: dict[tuple[str, str, int], float] = {}
+    for each in _part(records, "mixed"):
+        key = each["model"], each["mode"], each["depth"]
+        if each["sampling"] == PLAIN:
+            plain[key] = each["tokens_per_s"]
+        yield (
+            *(each["model"], str(each["requests"]), each["mode"], str(each["depth"]), each["sampling"]),
+            *(f"{each['step_ms']:.2f} / {each['step_ms_p99']:.2f}", f"{each['host_ms']:.2f}"),
+            *(f"{each['ahead']:.0%}", f"{each['discarded_tokens']:,}", f"{each['requests_per_s']:.1f}"),
+            f"{each['tokens_per_s']:,.0f}",
+            f"{each['tokens_per_s'] / plain[key]:.2f}" if key in plain else "",
+            "" if each["busy"] is None else f"{each['busy']:.0%}",
+        )
+
+
 def _http(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     yield (
-        *("model", "workload", "mode", "decode ahead", "output tok/s", "TTFT p50 / p99 ms"),
+        *("model", "workload", "mode", "depth", "output tok/s", "TTFT p50 / p99 ms"),
         *("ITL p50 / p99 ms", "errors", "client CPU"),
     )
     for each in _part(records, "http"):
         yield (
-            *(each["model"], each["about"], each["mode"], each["decode_ahead"]),
+            *(each["model"], each["about"], each["mode"], str(each["depth"])),
             f"{each['output_tokens_per_s']:,.0f}",
             f"{_ms(each['ttft_ms_p50'])} / {_ms(each['ttft_ms_p99'])}",
             f"{_ms(each['itl_ms_p50'])} / {_ms(each['itl_ms_p99'])}",

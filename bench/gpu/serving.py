@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.loops import loop_sizes
+from bench.gpu.mixed import CLIENTS, LONGEST, OUTPUT_TOKENS, SHORTEST
 from bench.gpu.models import Model
 from bench.running_server import running_server
 from shortfin_apps.llm.artifact.artifact import Manifest
@@ -18,9 +19,8 @@ from shortfin_apps.llm.tools.bench.load import run_workload
 from shortfin_apps.llm.tools.bench.target import TargetOptions, open_target
 from shortfin_apps.llm.tools.bench.workload import Workload
 
-CLIENTS = 64
-MIXED_TOKENS = (16, 512)  # shortest and longest prompt of the mixed workload
-MIXED_OUTPUT_TOKENS = 64
+MIXED_TOKENS = SHORTEST, LONGEST  # shortest and longest prompt of the mixed workload
+MIXED_OUTPUT_TOKENS = OUTPUT_TOKENS
 
 
 def workloads(clients: int = CLIENTS) -> Iterator[Workload]:
@@ -44,13 +44,13 @@ def workloads(clients: int = CLIENTS) -> Iterator[Workload]:
     )
 
 
-def server_flags(model: Model, directory: Path, device: str, mode: str, decode_ahead: str) -> list[str]:
+def server_flags(model: Model, directory: Path, device: str, mode: str, depth: int) -> list[str]:
     """Return the server's flags, with enough pages for the longest requests of all clients."""
     stride = model.options.block_seq_stride
     pages = 1 + CLIENTS * (-(-(MIXED_TOKENS[1] + MIXED_OUTPUT_TOKENS) // stride) + 1)
     return [
         *(str(directory), "--device", device, "--runtime", "iree", "--verify", "size"),
-        *("--batch-mode", mode, "--decode-ahead", decode_ahead),
+        *("--batch-mode", mode, "--pipeline-depth", str(depth)),
         *("--pages", str(pages), "--max-queue", str(2 * CLIENTS)),
     ]
 
@@ -58,9 +58,9 @@ def server_flags(model: Model, directory: Path, device: str, mode: str, decode_a
 async def measure(model: Model, directory: Path, device: str, emit: Callable[[dict[str, Any]], None]) -> None:
     """Start a server in each batching mode, and emit the figures of each workload."""
     manifest = Manifest.load(directory / MANIFEST)
-    decode_ahead = "on" if loop_sizes(manifest.entries) else "off"
+    depth = 1 if loop_sizes(manifest.entries) else 0
     for mode in BATCH_MODES:
-        with running_server(server_flags(model, directory, device, mode, decode_ahead)) as server:
+        with running_server(server_flags(model, directory, device, mode, depth)) as server:
             async with open_target("ours", server.url, TargetOptions()) as target:
                 for workload in workloads():
                     async for name, summary in run_workload(target, workload, secrets.token_hex(4)):
@@ -71,7 +71,7 @@ async def measure(model: Model, directory: Path, device: str, emit: Callable[[di
                                 "workload": name,
                                 "about": workload.about,
                                 "mode": mode,
-                                "decode_ahead": decode_ahead,
+                                "depth": depth,
                                 **asdict(summary),
                             }
                         )

@@ -13,16 +13,17 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bench.gpu import adjusted as adjusted_part
 from bench.gpu import engine as engine_part
 from bench.gpu import entries as entries_part
 from bench.gpu import loops as loops_part
+from bench.gpu import mixed as mixed_part
 from bench.gpu import serving as serving_part
 from bench.gpu import tokens as tokens_part
 from bench.gpu.environment import MODELS as MODELS_FOLDER
@@ -30,11 +31,11 @@ from bench.gpu.models import MODELS, Model
 from bench.gpu.one_program import OneProgram
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching import BATCH_MODES
-from shortfin_apps.llm.components.batching.mode import BatchSettings
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_table import make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
-from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
@@ -42,9 +43,9 @@ from shortfin_apps.llm.serving.loading import ModelFacts, make_engine
 from shortfin_apps.llm.serving.speculative_loading import DraftFiles
 
 Emit = Callable[[dict[str, Any]], None]
-DecodeAhead = Literal["auto", "on", "off"]
 ROWS_ON_HOST = ", rows on the host"  # suffix for measurements without the entries that adjust rows
-SETTINGS: tuple[DecodeAhead, ...] = ("off", "on")
+DEPTHS = (0, 1, 2)  # steps queued before the tokens of the running one are known
+STEADY_DEPTHS = (0, 1)  # of these, in steady decodes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +87,7 @@ def _measure_in_process(model: Model, args: argparse.Namespace, emit: Emit) -> N
     artifact = Artifact.open(args.directory)
     with closing(open_device(args.device, "iree")) as opened:
         begin = time.perf_counter()
-        device = OneProgram(opened, artifact)
+        device = OneProgram(opened, artifact, args.device)
         load_s = time.perf_counter() - begin
         emit({"part": "load", "model": model.name, "device": opened.name, "load_s": load_s})
         if "tokens" in args.parts:
@@ -96,26 +97,29 @@ def _measure_in_process(model: Model, args: argparse.Namespace, emit: Emit) -> N
             _compare_adjusted(model, device, artifact, emit)
         cases = list(entries_part.cases(model, has_extend="extend" in device.program.entries))
         # One number for all, as freed memory is reused only for buffers of exactly its size.
-        pages = max(entries_part.pages(cases), engine_part.pages(model))
+        pages = max(entries_part.pages(cases), engine_part.pages(model), mixed_part.pages(model))
         if "entries" in args.parts:
             _measure_entries(model, device, artifact, cases, pages, args.sample_seconds, emit)
-        for setting in _settings(device) if "engine" in args.parts else ():
-            _measure_engine(model, device, artifact, setting, pages, emit)
+        if "engine" in args.parts:
+            for depth in _depths(device, STEADY_DEPTHS):
+                _measure_engine(model, device, artifact, depth, pages, emit)
+            for mode, depth in product(BATCH_MODES, _depths(device)):
+                _measure_mixed(model, device, artifact, mode, depth, pages, emit)
         if "engine" in args.parts and _adjusts(device):
             on_host = device.without(adjusted_part.ENTRIES)
-            _measure_engine(model, on_host, artifact, "off", pages, emit, suffix=ROWS_ON_HOST)
+            _measure_engine(model, on_host, artifact, 0, pages, emit, suffix=ROWS_ON_HOST)
 
 
 def _compare_tokens(
     model: Model, device: OneProgram, artifact: Artifact, expected: list[list[int]], emit: Emit
 ) -> None:
     pages = tokens_part.scarce_pages(model)
-    for mode, setting, speculates in product(BATCH_MODES, _settings(device), _speculations(artifact)):
+    for mode, depth, speculates in product(BATCH_MODES, _depths(device), _speculations(artifact)):
         engine = _engine(
             model,
             device,
             artifact,
-            setting,
+            depth,
             BatchSettings(batch_mode=mode),
             pages,
             tokens_part.PROMPTS,
@@ -128,7 +132,7 @@ def _compare_tokens(
                 "part": "tokens",
                 "model": model.name,
                 "mode": mode,
-                "decode_ahead": setting,
+                "depth": depth,
                 "preemptions": stats.preemptions,
                 "accepted": stats.speculation.accepted if speculates and stats.speculation else None,
                 **tokens_part.compare(tokens, expected),
@@ -141,13 +145,13 @@ def _compare_adjusted(model: Model, device: OneProgram, artifact: Artifact, emit
     if not _adjusts(device):
         return
     pages, rows = tokens_part.scarce_pages(model), tokens_part.PROMPTS
-    for mode in BATCH_MODES:
-        engine = _engine(model, device, artifact, "off", BatchSettings(batch_mode=mode), pages, rows)
+    for mode, depth in product(BATCH_MODES, _depths(device)):
+        engine = _engine(model, device, artifact, depth, BatchSettings(batch_mode=mode), pages, rows)
         on_host = adjusted_part.tokens_of(engine, model, logprobs=0)
         on_device = adjusted_part.tokens_of(engine, model)
         agreement = tokens_part.compare(on_device, on_host)
-        adjusting = adjusted_part.num_adjusting(engine)
-        emit({"part": "adjusted", "model": model.name, "mode": mode, "invocations": adjusting, **agreement})
+        found = {"mode": mode, "depth": depth, "invocations": adjusted_part.num_adjusting(engine)}
+        emit({"part": "adjusted", "model": model.name, **found, **agreement})
 
 
 def _measure_entries(
@@ -166,7 +170,7 @@ def _measure_entries(
         figures = entries_part.measure(case, runner, program, sample_s)
         emit({"part": "entries", "model": model.name, **figures})
     for rows in loops_part.loop_sizes(program.entries):
-        figures = loops_part.measure(model, rows, runner, program, sample_s)
+        figures = loops_part.measure(model, rows, runner, device, program, sample_s)
         emit({"part": "entries", "model": model.name, **figures})
 
 
@@ -174,16 +178,16 @@ def _measure_engine(
     model: Model,
     device: OneProgram,
     artifact: Artifact,
-    setting: DecodeAhead,
+    depth: int,
     pages: int,
     emit: Emit,
     *,
     suffix: str = "",
 ) -> None:
-    """Measure the engine; with a `suffix` for the name, only the sampling that adjusts rows."""
+    """Measure steady decodes; with a `suffix` for the name, only the sampling that adjusts rows."""
     gc.collect()  # frees the memory of earlier measurements
     most = max(engine_part.sizes(model))
-    engine = _engine(model, device, artifact, setting, engine_part.WIDE_PREFILLS, pages, most)
+    engine = _engine(model, device, artifact, depth, engine_part.WIDE_PREFILLS, pages, most)
     engine_part.compute_prompts_first(engine)
     samplings = [engine_part.ADJUSTED] if suffix else engine_part.SAMPLINGS
     for requests, sampling in product(engine_part.sizes(model), samplings):
@@ -192,7 +196,7 @@ def _measure_engine(
             {
                 "part": "engine",
                 "model": model.name,
-                "decode_ahead": setting,
+                "depth": depth,
                 "sampling": sampling + suffix,
                 "requests": requests,
                 "context": model.context,
@@ -201,14 +205,37 @@ def _measure_engine(
         )
 
 
+def _measure_mixed(
+    model: Model,
+    device: OneProgram,
+    artifact: Artifact,
+    mode: BatchModeName,
+    depth: int,
+    pages: int,
+    emit: Emit,
+) -> None:
+    """Measure mixed traffic with a server's token budgets; at depths above 1, only of plain requests."""
+    gc.collect()  # frees the memory of earlier measurements
+    settings, most = BatchSettings(batch_mode=mode), mixed_part.clients(model)
+    recorded, program = device.recorded()
+    engine = _engine(model, recorded, artifact, depth, settings, pages, most)
+    engine.tune(on_gpu=device.kind in GPU_NAMES)
+    for sampling in mixed_part.SAMPLINGS if depth in STEADY_DEPTHS else mixed_part.PLAIN:
+        traffic = mixed_part.measure(engine, model, sampling)
+        if sampling in mixed_part.PLAIN:
+            traffic.back_to_back_s = mixed_part.back_to_back_s(engine, model, sampling, program, device)
+        measured = {"mode": mode, "depth": depth, "sampling": sampling, "requests": most}
+        emit({"part": "mixed", "model": model.name, **measured, **traffic.record()})
+
+
 def _adjusts(device: OneProgram) -> bool:
     """Whether the program adjusts rows on the device."""
     return any(name.startswith(adjusted_part.ENTRIES) for name in device.program.entries)
 
 
-def _settings(device: OneProgram) -> Iterator[DecodeAhead]:
-    """Yield sampling on the host, and decode loops if the program has any."""
-    yield from SETTINGS if loops_part.loop_sizes(device.program.entries) else SETTINGS[:1]
+def _depths(device: OneProgram, depths: Sequence[int] = DEPTHS) -> Sequence[int]:
+    """Return the depths, or only the first, 0, if the program has no decode loops."""
+    return depths if loops_part.loop_sizes(device.program.entries) else depths[:1]
 
 
 def _speculations(artifact: Artifact) -> tuple[bool, ...]:
@@ -218,9 +245,9 @@ def _speculations(artifact: Artifact) -> tuple[bool, ...]:
 
 def _engine(
     model: Model,
-    device: Device,
+    device: OneProgram,
     artifact: Artifact,
-    setting: DecodeAhead,
+    depth: int,
     mode: BatchSettings,
     pages: int,
     max_running: int,
@@ -233,10 +260,11 @@ def _engine(
     )
     facts = ModelFacts(draft_model=draft if speculates else None)
     options = EngineSettings(
+        device=device.kind,
         speculative="ngram" if speculates else "off",
         batching=mode,
         prefix_cache="none",
-        decode_ahead=setting,
+        pipeline_depth=depth,
         pages=pages,
         max_running=max_running,
     )

@@ -40,6 +40,9 @@ class IdlePending:
 
     ready_s: float
 
+    def results(self) -> Sequence[DeviceBuffer]:
+        return ()
+
     def wait(self) -> Sequence[DeviceBuffer]:
         if (left_s := self.ready_s - time.perf_counter()) > 0:
             time.sleep(left_s)
@@ -55,11 +58,16 @@ class IdleProgram:
         self._step_s = step_s
         self._num_steps = 0
         self._ready_s = 0.0
-        one = (TensorType((rows, 1, TOP_K), F32), TensorType((rows, 1, TOP_K), I64))
+        one = (
+            TensorType((rows, 1, TOP_K), F32),
+            TensorType((rows, 1, TOP_K), I64),
+            TensorType((rows, 1, vocab_size), F32),
+        )
         results = {
             Entry(EntryFamily.PREFILL, rows, None): one,
             Entry(EntryFamily.DECODE, rows, 1): one,
-            Entry(EntryFamily.DECODE_LOOP, rows, 1): (TensorType((rows,), I64),),
+            Entry(EntryFamily.DECODE_LOOP, rows, 1): (TensorType((rows,), I64), *one),
+            Entry(EntryFamily.SAMPLE, rows, None): (TensorType((rows,), I64),),
         }
         self.entries: Mapping[str, EntrySignature] = {
             entry.name: EntrySignature(entry.name, None, types, workspace_bytes=1)
@@ -67,7 +75,8 @@ class IdleProgram:
         }
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> IdlePending:
-        token_ids = arguments[-2]  # the last result, before the workspace
+        num_results = len(self.entries[entry].results or ())
+        token_ids = arguments[-1 - num_results]  # the first result, or values; a workspace is last
         assert isinstance(token_ids, HostBuffer)
         self._num_steps += 1
         row = self._token_ids[self._num_steps % _TABLE_STEPS]

@@ -34,6 +34,9 @@ class Results:
 
     buffers: Sequence[DeviceBuffer]
 
+    def results(self) -> Sequence[DeviceBuffer]:
+        return self.buffers
+
     def wait(self) -> Sequence[DeviceBuffer]:
         return self.buffers
 

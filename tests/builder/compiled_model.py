@@ -179,9 +179,17 @@ class CompiledModel:
         return self._call(entry, tokens, np.asarray(starts) + 1, starts, *self.tables(starts, blocks))
 
     def extend(
-        self, entry: str, tokens: Array, offsets: Array, starts: Array, seq_lens: Array, blocks: Array
+        self,
+        entry: str,
+        tokens: Array,
+        offsets: Array,
+        starts: Array,
+        seq_lens: Array,
+        blocks: Array,
+        last_tokens: Sequence[int] | Array = (0,),
     ) -> Result:
-        return self._call(entry, tokens, offsets, starts, seq_lens, *self.tables(starts, blocks))
+        tables = self.tables(starts, blocks)
+        return self._call(entry, tokens, offsets, starts, seq_lens, *tables, np.asarray(last_tokens))
 
     def _call(self, entry: str, *arguments: Array) -> Result:
         buffers = [self.device.upload(np.asarray(a, np.int64)) for a in arguments]

@@ -58,6 +58,7 @@ def module(device: str, weights: WeightType, spec: ModelSpec = SPEC, kv: KVType 
         kv=kv,
         prefill_batch_sizes=(2,),
         decode_batch_sizes=(2,),
+        decode_loop_sizes=(2,),
         chunk_sizes=(),
         top_k=4,
         block_types=OWN_BLOCKS if weights == "q4" and spec is ROUTED else (),

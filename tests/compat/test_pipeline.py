@@ -59,7 +59,7 @@ def open_pipeline(device: Device, artifact: Artifact, options: EngineSettings) -
 
 
 class Observed:
-    """A device that keeps the buffers which were allocated on it, by stage."""
+    """A device that keeps the slabs which were allocated on it, by stage."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -69,8 +69,10 @@ class Observed:
         return getattr(self._device, name)
 
     def allocate(self, *arguments: Any, stage: int = 0, **options: Any) -> DeviceBuffer:
-        self.slabs[stage] = self._device.allocate(*arguments, stage=stage, **options)
-        return self.slabs[stage]
+        buffer = self._device.allocate(*arguments, stage=stage, **options)
+        if len(buffer.shape) == 2:  # not the token table
+            self.slabs[stage] = buffer
+        return buffer
 
 
 @needs_shortfin

@@ -142,28 +142,33 @@ class FakeBuffer:
 class FakePending:
     """An invocation, which runs when it is waited for, after all that were submitted before it.
 
+    `run` writes the results into `buffers`, which are known before.
+
     When it fails, those behind it in flight fail with it.
     """
 
-    run: Callable[[], Sequence[DeviceBuffer]]
+    run: Callable[[], object]
     in_flight: deque[FakePending] = field(default_factory=deque)
-    results: Sequence[DeviceBuffer] = ()
+    buffers: Sequence[DeviceBuffer] = ()
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
         self.in_flight.append(self)
 
+    def results(self) -> Sequence[DeviceBuffer]:
+        if self.error is not None:
+            raise self.error
+        return self.buffers
+
     def wait(self) -> Sequence[DeviceBuffer]:
         while self in self.in_flight:
             self.in_flight[0].finish()
-        if self.error is not None:
-            raise self.error
-        return self.results
+        return self.results()
 
     def finish(self) -> None:
         self.in_flight.popleft()
         try:
-            self.results = self.run()
+            self.run()
         except BaseException as error:
             for each in (self, *self.in_flight):
                 each.error = error
@@ -204,6 +209,7 @@ class FakeProgram:
     errs: float = 0.0  # the probability that its tokens are others, for a draft model
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     in_flight: deque[FakePending] = field(default_factory=deque)
+    left: Sequence[FakeBuffer] = ()  # results of the last batch
 
     @property
     def entries(self) -> Mapping[str, EntrySignature]:
@@ -214,10 +220,11 @@ class FakeProgram:
             entries += [Entry(EntryFamily.EXTEND, None, t) for t in (None, *self.extend_lengths)]
         first = (TensorType((None,) * (self.extend_rank or 2), I64),)
         loops = [Entry(EntryFamily.DECODE_LOOP, n, 1) for n in self.loop_sizes]
-        return {e.name: EntrySignature(e.name, first, self._result_types()) for e in entries} | {
-            e.name: EntrySignature(e.name, arguments, (TensorType((e.rows,), I64),))
+        return {
+            e.name: EntrySignature(e.name, first, self._result_types_of(e)) for e in (*entries, *loops)
+        } | {
+            e.name: EntrySignature(e.name, arguments, self._result_types_of(e))
             for e, arguments in [
-                *((e, None) for e in loops),
                 *((Entry(EntryFamily.SAMPLE, n, None), self._sample_types(n)) for n in self.sample_sizes),
                 *(
                     (Entry(EntryFamily.ADJUSTED_SAMPLE, n, None), self._adjusted_sample_types(n))
@@ -227,17 +234,18 @@ class FakeProgram:
         }
 
     def _sample_types(self, rows: int) -> tuple[TensorType, ...]:
-        left = [TensorType((None, 1, size), F32) for size in (self.config.top_k, VOCAB)]
-        of_rows = TensorType((rows,), I64)
-        return (*left, of_rows, of_rows, TensorType((len(SamplingField), rows), I64))
+        values, logits = (TensorType((None, 1, size), F32) for size in (self.config.top_k, VOCAB))
+        indices, of_rows = TensorType(values.shape, I64), TensorType((rows,), I64)
+        sampling, table = TensorType((len(SamplingField), rows), I64), TensorType((None,), I64)
+        return (values, indices, logits, of_rows, of_rows, of_rows, sampling, table)
 
     def _adjusted_sample_types(self, rows: int) -> tuple[TensorType, ...]:
-        _, logits, *others = self._sample_types(rows)
+        _, _, logits, *others, table = self._sample_types(rows)
         words = -(-VOCAB // 32)
         return (
             *(logits, *others, TensorType((len(PenaltyField), rows), F32)),
             *(TensorType((len(EditField), None), I32), TensorType((None, words), I32)),
-            TensorType((rows,), I64),
+            *(TensorType((rows,), I64), table),
         )
 
     def _result_types(self) -> tuple[TensorType, ...]:
@@ -246,11 +254,32 @@ class FakeProgram:
             return (one,)
         return (one, TensorType((None, None, None), I64), one)[: 3 if self.logits_result else 2]
 
+    def _result_types_of(self, entry: Entry) -> tuple[TensorType, ...]:
+        drawn = (TensorType((entry.rows,), I64),) if entry.returns_token_ids else ()
+        return drawn + (self._result_types() if entry.takes_slabs else ())
+
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
         self.faults.call("submit")
-        arrays = [array_of(a) for a in arguments]
-        self.calls.append((entry, arrays[0].shape))
-        return FakePending(lambda: self._run(entry, arrays), self.in_flight)
+        self.calls.append((entry, arguments[0].shape))
+        rows = max(argument.shape[-1] for argument in arguments[1:3])
+        parsed = Entry.parse(entry)
+        assert parsed is not None
+        buffers = [FakeBuffer(np.zeros((rows, 1, VOCAB))) for _ in self.entries[entry].results or ()]
+
+        def run() -> None:
+            results = self._run(entry, [array_of(each) for each in arguments])
+            if parsed.takes_slabs:
+                self._spoil_left(buffers[int(parsed.returns_token_ids) :])
+            for buffer, result in zip(buffers, results, strict=True):
+                buffer.array = result.array
+
+        return FakePending(run, self.in_flight, buffers)
+
+    def _spoil_left(self, buffers: Sequence[FakeBuffer]) -> None:
+        """The results of the last batch are overwritten by those of the next one."""
+        for buffer in self.left:
+            buffer.array = np.full_like(buffer.array, -77)
+        self.left = buffers
 
     def arguments_of(self, entry: str, arrays: Sequence[Array]) -> dict[str, Array]:
         """The arguments by name, the slabs among them as `cache` and perhaps `window_cache`."""
@@ -264,7 +293,7 @@ class FakeProgram:
         slabs = ("cache", "window_cache") if has_windows else ("cache",)
         return dict(zip((*names, *slabs) if parsed.takes_slabs else names, arrays, strict=True))
 
-    def _run(self, entry: str, arrays: list[Array]) -> Sequence[DeviceBuffer]:
+    def _run(self, entry: str, arrays: list[Array]) -> Sequence[FakeBuffer]:
         self.faults.call("wait")
         self.faults.before(entry)
         arguments = self.arguments_of(entry, arrays)
@@ -275,6 +304,8 @@ class FakeProgram:
         if "sampling" in arguments:
             return self._run_loop(**arguments)
         tokens, lens = arguments["tokens"], arguments["seq_lens"]
+        if (table := arguments.get("last_tokens")) is not None:
+            tokens = known(tokens, table)
         starts = arguments.get("start_positions", np.zeros(len(lens), np.int64))
         if "offsets" in arguments:
             longer = lens - starts > 1
@@ -306,48 +337,64 @@ class FakeProgram:
         return None if self.config.has_window_table else self.config.window_tokens
 
     def _run_loop(
-        self, tokens: Array, positions: Array, sampling: Array, **paged: Array
-    ) -> Sequence[DeviceBuffer]:
-        """Decodes, samples by the rule for devices, and writes over the state."""
+        self,
+        tokens: Array,
+        slots: Array,
+        positions: Array,
+        sampling: Array,
+        last_tokens: Array,
+        **paged: Array,
+    ) -> Sequence[FakeBuffer]:
+        """Decodes, draws by the rule for devices, and writes over the state."""
         starts = np.maximum(positions, 0)
-        logits = self._compute(tokens[:, None], starts, starts + 1, paged)
-        token_ids = np.array(
-            [
-                sampled(of_row, fields, position, self.config.top_k or 0)
-                for of_row, fields, position in zip(logits, sampling.T, positions, strict=True)
-            ]
-        )
-        is_used = positions >= 0
-        tokens[:] = np.where(is_used & (token_ids >= 0), token_ids, tokens)
-        positions[is_used] += 1
-        return [FakeBuffer(token_ids)]
+        logits = self._compute(known(tokens, last_tokens)[:, None], starts, starts + 1, paged)
+        token_ids = self._drawn(logits, slots, positions, sampling, last_tokens)
+        positions[positions >= 0] += 1
+        return [token_ids, *self._results(logits[:, None, :])]
+
+    def _drawn(
+        self, rows: Sequence[Array] | Array, slots: Array, positions: Array, sampling: Array, table: Array
+    ) -> FakeBuffer:
+        """Draw a token from each row of logits, and store it in the row's slot of the table."""
+        of_rows = zip(rows, sampling.T, positions, strict=True)
+        drawn = np.array([sampled(*of_row, self.config.top_k or 0) for of_row in of_rows])
+        stored = (positions >= 0) & (drawn >= 0) & (slots >= 0)
+        assert len(set(slots[stored])) == stored.sum(), "two rows have one slot"
+        table[slots[stored]] = drawn[stored]
+        return FakeBuffer(drawn)
 
     def _run_sample(
-        self, values: Array, logits: Array, row_indices: Array, positions: Array, sampling: Array
-    ) -> Sequence[DeviceBuffer]:
-        used = positions >= 0
-        assert (sampling[SamplingField.TOP_K, used] == NO_TOP_K).all()
-        of_rows = zip(logits[row_indices, 0], sampling.T, positions, strict=True)
-        return [FakeBuffer(np.array([sampled(*of_row, values.shape[-1]) for of_row in of_rows]))]
+        self,
+        values: Array,
+        indices: Array,
+        logits: Array,
+        row_indices: Array,
+        slots: Array,
+        positions: Array,
+        sampling: Array,
+        last_tokens: Array,
+    ) -> Sequence[FakeBuffer]:
+        return [self._drawn(logits[row_indices, 0], slots, positions, sampling, last_tokens)]
 
     def _run_adjusted_sample(
         self,
         logits: Array,
         row_indices: Array,
+        slots: Array,
         positions: Array,
         sampling: Array,
         penalties: Array,
         edits: Array,
         allowed: Array,
         allowed_indices: Array,
-    ) -> Sequence[DeviceBuffer]:
-        drawn = []
-        for row, (index, position) in enumerate(zip(row_indices, positions, strict=True)):
+        last_tokens: Array,
+    ) -> Sequence[FakeBuffer]:
+        adjusted = []
+        for row, index in enumerate(row_indices):
             bitmask = allowed[allowed_indices[row]] if allowed_indices[row] >= 0 else None
             of_row = edits[1:, edits[EditField.ROW] == row].T.tolist()
-            adjusted = edited(logits[index, 0], of_row, penalties[:, row], bitmask)
-            drawn.append(sampled(adjusted, sampling[:, row], position, self.config.top_k or 0))
-        return [FakeBuffer(np.array(drawn))]
+            adjusted.append(edited(logits[index, 0], of_row, penalties[:, row], bitmask))
+        return [self._drawn(adjusted, slots, positions, sampling, last_tokens)]
 
     @staticmethod
     def _unpacked(tokens: Array, offsets: Array, counts: Array) -> Array:
@@ -393,7 +440,7 @@ class FakeProgram:
         is_wrong = zlib.crc32(logits.tobytes()) % 1000 < 1000 * self.errs
         return -logits if is_wrong else logits
 
-    def _results(self, logits: Array) -> Sequence[DeviceBuffer]:
+    def _results(self, logits: Array) -> Sequence[FakeBuffer]:
         k = self.config.top_k
         if k is None:
             return [FakeBuffer(logits)]
@@ -401,6 +448,11 @@ class FakeProgram:
         values = np.take_along_axis(logits, order, axis=-1)
         results = [FakeBuffer(values), FakeBuffer(order), FakeBuffer(logits)]
         return results[: 3 if self.logits_result else 2]
+
+
+def known(tokens: Array, table: Array) -> Array:
+    """The tokens, with the table's in place of -1 minus a slot."""
+    return np.where(tokens < 0, table[np.maximum(-1 - tokens, 0)], tokens)
 
 
 def sampled(logits: Array, fields: Array, position: int, k: int) -> int:

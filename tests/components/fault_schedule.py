@@ -161,7 +161,6 @@ class Client:
 def random_rig(
     rng: random.Random,
     clock: Callable[[], float],
-    before_run: Callable[[Batch], None],
     recorder: FlightRecorder | None = None,
 ) -> Rig:
     """An engine of any mode, cache and shapes; mostly with so few pages that requests are preempted."""
@@ -172,18 +171,27 @@ def random_rig(
         row_cost=rng.choice([0, 0.05]),
     )
     speculates = extend_rank == 1 and rng.random() < 0.7
+    max_running = rng.randint(1, 8)
+    top_k = rng.choice([None, 1, 4])
+    loops, samples, adjusts = (
+        rng.choice([(), (1, 8), (2, 8), (8,)]),
+        rng.choice([(), (1, 2, 8), (3,)]),
+        rng.random(),
+    )
+    if top_k is None:
+        loops = samples = ()
     rig = make_rig(
         fake_config(
             stride=STRIDE,
             pages=MIN_PAGES + rng.choice([0, 0, 0, 1, 8]),
             prefill=(1, rng.choice([2, 4])),
-            top_k=rng.choice([None, 1, 4]),
+            top_k=top_k,
             window=rng.choice([None, None, 1, 3, 6, 13]),
         ),
         more_window_pages=rng.choice([0, 0, 1, 4]),
         prefix_cache=rng.choice(["none", "trie", "trie"]),
         chunk_tokens=rng.choice([4, 8, 16]),
-        max_running=rng.randint(1, 8),
+        max_running=max_running,
         eos=EOS,
         mode=rng.choice(["default", "extend-attention"]),
         token_budget=rng.choice([None, 8, 16, 40]),
@@ -191,7 +199,10 @@ def random_rig(
         speculation=speculation if speculates else None,
         draft=random_draft(rng) if speculates and rng.random() < 0.5 else None,
         repeats=REPEATS,
-        loop_sizes=rng.choice([(), (1, 8), (2, 8)]),
+        loop_sizes=loops,
+        sample_sizes=samples,
+        adjusted_sample_sizes=samples if adjusts < 0.7 else (),
+        depth=rng.choice([0, 1, 1, 2]),
         reads_masked=rng.random() < 0.5,
         scheduling={
             "max_long_prefills": rng.randint(1, 2),
@@ -201,18 +212,39 @@ def random_rig(
         recorder=recorder,
         clock=clock,
     )
-    tell_before_run(rig.engine, before_run)
     return rig
 
 
-def tell_before_run(engine: Engine, before_run: Callable[[Batch], None]) -> None:
-    run = engine._run
+class Invoked:
+    """Knows which requests a call of the device is for: those of the step that is launched or completed."""
 
-    def noting(batch: Batch) -> Rows | None:
-        before_run(batch)
-        return run(batch)
+    def __init__(self, engine: Engine) -> None:
+        self.request_ids: list[str] = []
+        self._pipeline = pipeline = engine._pipeline
+        self._launch, self._complete, self._draw_late = (
+            pipeline.launch,
+            pipeline.complete,
+            pipeline.draw_late,
+        )
+        pipeline.launch = self._launching  # type: ignore[method-assign]
+        pipeline.complete = self._completing  # type: ignore[method-assign]
+        pipeline.draw_late = self._drawing  # type: ignore[method-assign]
 
-    engine._run = noting  # type: ignore[method-assign]
+    def _note(self, batch: Batch) -> None:
+        self.request_ids = [task.request.request_id for task in batch.tasks]
+
+    def _launching(self, batch: Batch, began_s: float) -> None:
+        self._note(batch)
+        self._launch(batch, began_s)
+
+    def _completing(self) -> Rows:
+        self._note(self._pipeline.first.batch)
+        return self._complete()
+
+    def _drawing(self) -> None:
+        if len(self._pipeline):
+            self._note(self._pipeline.first.batch)
+        self._draw_late()
 
 
 def random_draft(rng: random.Random) -> FakeDraft:
@@ -282,7 +314,7 @@ class Schedule:
         self._had_bug = False
         self._is_dead = False
         self._stalls = 0
-        self._invoked: list[str] = []
+        self._invoked = Invoked(self.rig.engine)
         self._hit: set[str] = set()
         self._spoiled_row = -1
         self._aborted: set[str] = set()
@@ -290,7 +322,7 @@ class Schedule:
         self._publish = self.rig.cache.publish
         self.rig.cache.publish = self._publish_or_not  # type: ignore[method-assign]
         self.rig.program.faults.call = self._on_call
-        self.rig.program.faults.spoil = lambda row: row == self._spoiled_row
+        self.rig.program.faults.spoil = self._is_spoiled
 
     def run(self) -> None:
         try:
@@ -303,7 +335,7 @@ class Schedule:
             self._end()
 
     def _make_rig(self) -> Rig:
-        return random_rig(self._rng, self._clock, self._note)
+        return random_rig(self._rng, self._clock)
 
     def _arrival(self, request_id: str) -> tuple[GenerateCall, Answer]:
         return random_arrival(self._rng, request_id)
@@ -311,8 +343,10 @@ class Schedule:
     def _end(self) -> None:
         self._loop.close()
 
-    def _note(self, batch: Batch) -> None:
-        self._invoked = [task.request.request_id for task in batch.tasks]
+    def _is_spoiled(self, row: int) -> bool:
+        if row == self._spoiled_row:
+            self._hit.update(self._invoked.request_ids)
+        return row == self._spoiled_row
 
     def _start(self) -> None:
         self.engine.start()
@@ -395,13 +429,13 @@ class Schedule:
             self._break(name)
 
     def _break(self, name: str) -> None:
-        self._hit.update(self._invoked)
+        self._hit.update(self._invoked.request_ids)
         fault = self._rng.choices(["raise", "nan", "stall", "die", "never back"], [6, 4, 2, 0.5, 0.5])[0]
         self._is_dead = self._is_dead or fault == "die"
         if self._is_dead or fault == "raise":
             raise self._rng.choice([InvocationError, RuntimeError, MemoryError])(f"broken in {name}")
         if fault == "nan":
-            self._spoiled_row = self._rng.randrange(max(1, len(self._invoked)))
+            self._spoiled_row = self._rng.randrange(max(1, len(self._invoked.request_ids)))
             return
         self._stalls += 1
         self._clock.now_s += 2 * STALL_TIMEOUT_S

@@ -56,21 +56,26 @@ def test_prefill_and_decode_differ_in_the_order_of_positions() -> None:
 
 def test_an_extend_is_packed_unless_its_tokens_have_rank_two() -> None:
     packed = NAMES["extend_t64"].argument_shapes(tokens_rank=1)
-    assert list(packed) == ["tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids"]
-    assert (packed["tokens"], packed["offsets"]) == ((64,), (None,))
+    names = ["tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids", "last_tokens"]
+    assert list(packed) == names
+    assert (packed["tokens"], packed["offsets"], packed["last_tokens"]) == ((64,), (None,), (None,))
     padded = NAMES["extend"]
     assert padded.layout(tokens_rank=2) is Layout.PREFILL
     assert padded.argument_shapes(tokens_rank=2)["tokens"] == (None, None)
+    assert "last_tokens" not in padded.argument_shapes(tokens_rank=2)
 
 
 def test_a_sample_draws_from_rows_left_on_the_device() -> None:
     sample = NAMES["sample_bs4"]
     assert sample.argument_shapes() == {
         "values": (None, 1, None),
+        "indices": (None, 1, None),
         "logits": (None, 1, None),
         "row_indices": (4,),
+        "slots": (4,),
         "positions": (4,),
         "sampling": (6, 4),
+        "last_tokens": (None,),
     }
     assert not sample.takes_slabs
     assert sample.named_results(["a"], top_k=4) == {"token_ids": "a"}
@@ -81,12 +86,14 @@ def test_an_adjusted_sample_takes_edits_of_all_rows_together() -> None:
     assert sample.argument_shapes() == {
         "logits": (None, 1, None),
         "row_indices": (4,),
+        "slots": (4,),
         "positions": (4,),
         "sampling": (6, 4),
         "penalties": (3, 4),
         "edits": (4, None),
         "allowed": (None, None),
         "allowed_indices": (4,),
+        "last_tokens": (None,),
     }
     assert not sample.takes_slabs
     assert sample.named_results(["a"], top_k=4) == {"token_ids": "a"}
@@ -96,11 +103,23 @@ def test_a_decode_loop_keeps_its_state_on_the_device() -> None:
     loop = NAMES["decode_loop_bs4"]
     assert loop.argument_shapes(has_prefill_position=False) == {
         "tokens": (4,),
+        "slots": (4,),
         "positions": (4,),
         "seq_block_ids": (4, None),
         "sampling": (6, 4),
+        "last_tokens": (None,),
     }
-    assert loop.named_results(["a"], top_k=4) == {"token_ids": "a"}
+    assert loop.takes_slabs
+
+
+def test_a_decode_loop_returns_token_ids_and_what_a_decode_returns() -> None:
+    loop, decode = NAMES["decode_loop_bs4"], NAMES["decode_bs16"]
+    assert loop.returns_token_ids
+    rest = ["b", "c", "d"]
+    assert loop.named_results(["a", *rest], top_k=4) == {
+        "token_ids": "a",
+        **decode.named_results(rest, top_k=4),
+    }
 
 
 def test_results_by_name() -> None:

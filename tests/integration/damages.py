@@ -23,8 +23,10 @@ from shortfin_apps.llm.builder.graph import rotary
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.batching.batch import Batch
-from shortfin_apps.llm.components.invocation.batch_runner import Array, BatchResult
+from shortfin_apps.llm.components.invocation.batch_runner import Array
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables, PageList
+from shortfin_apps.llm.components.invocation.launch import Launch
+from shortfin_apps.llm.components.invocation.loop_state import Fields
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
@@ -180,18 +182,18 @@ def change_shared_page(change_rows: Callable[[Array, int], None]) -> Callable[[S
 
     def plant(server: Server) -> None:
         runner = server.runner
-        run, device = runner.run, runner._device
+        launch, device = runner.launch, runner._device
 
-        def change_and_run(batch: Batch, **more: Any) -> BatchResult:
+        def change_and_launch(batch: Batch, fields: Fields | None = None) -> Launch:
             for task in batch.tasks[:1]:
                 if task.start_position == len(SHARED):
                     slab = np.array(device.download(runner._page_table[0]))
                     change_rows(slab, task.page_ids[1])
                     runner._page_table[0] = device.upload(slab)
-                    runner.run = run  # type: ignore[method-assign]
-            return run(batch, **more)
+                    runner.launch = launch  # type: ignore[method-assign]
+            return launch(batch, fields)
 
-        runner.run = change_and_run  # type: ignore[assignment,method-assign]
+        runner.launch = change_and_launch  # type: ignore[method-assign]
 
     return plant
 

@@ -36,7 +36,6 @@ from tests.components.fault_schedule import (
     answered_alone,
     on_random_terms,
     random_sampling,
-    tell_before_run,
 )
 
 MAX_PROMPT_TOKENS, MAX_TOKENS = 44, 36
@@ -63,18 +62,17 @@ class FaultyProgram:
         self.faults.call("submit")
         pending = self.program.submit(entry, arguments)
         self._running.append(pending)
-        return FakePending(lambda: self._finish(pending), self.in_flight)
+        return FakePending(lambda: self._finish(pending), self.in_flight, pending.results())
 
-    def _finish(self, pending: Pending) -> Sequence[DeviceBuffer]:
+    def _finish(self, pending: Pending) -> None:
         self._running.remove(pending)
-        results = pending.wait()
+        pending.wait()
         try:
             self.faults.call("wait")
         except BaseException:
             while self._running:  # which fail, too, and write nothing any more
                 self._running.pop().wait()
             raise
-        return results
 
 
 class FaultyDevice:
@@ -197,10 +195,9 @@ class RealSchedule(Schedule):
                 "tenant_weights": {"b": 3.0},
             },
             speculation=speculation if speculates else None,
-            decode_ahead=rng.random() < 0.5,
+            depth=rng.choice([0, 1, 2]),
             clock=self._clock,
         )
-        tell_before_run(rig.engine, self._note)
         return rig
 
     def _arrive(self) -> None:

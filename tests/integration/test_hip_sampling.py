@@ -68,13 +68,13 @@ def tokens_of(
 
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
 def test_loops_entries_and_the_host_draw_the_same_tokens(artifact: Artifact, mode: BatchSettings) -> None:
-    options = EngineSettings(device="hip", batching=mode, decode_ahead="on")
+    options = EngineSettings(device="hip", batching=mode, pipeline_depth=1)
     on_host, stats = tokens_of(artifact, options, logprobs=0)  # which brings all logits to the host
     assert "sample_bs8" not in stats.entries
     in_loops, stats = tokens_of(artifact, options)
     assert in_loops == on_host
     assert stats.steps_ahead > 0
-    behind_entries, stats = tokens_of(artifact, replace(options, decode_ahead="off"))
+    behind_entries, stats = tokens_of(artifact, replace(options, pipeline_depth=0))
     assert behind_entries == on_host
     assert stats.entries["sample_bs8"].invocations >= 12
 

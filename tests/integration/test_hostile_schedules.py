@@ -8,7 +8,7 @@ fail only if one of these faults affected it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -17,7 +17,8 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
+from shortfin_apps.llm.components.invocation.launch import Launch
+from shortfin_apps.llm.components.invocation.loop_state import Fields
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Array
@@ -53,8 +54,8 @@ class Schedule:
         self._engine, self._rng, self._alone = engine, rng, alone
         self._clock = engine._clock = SteppedClock()
         self._fault_rate = rng.choice([0.0, 0.02, 0.1])
-        self._run = engine._runner.run
-        engine._runner.run = self._run_or_fail  # type: ignore[method-assign]
+        self._launch = engine._runner.launch
+        engine._runner.launch = self._launch_or_fail  # type: ignore[method-assign]
         self._bad_pages: set[int] = set()
         self._hit: set[str] = set()
         self._asked: dict[str, GenerateCall] = {}
@@ -133,7 +134,7 @@ class Schedule:
         [slab] = self._engine._runner._page_table
         return cast(LocalBuffer, slab).map_bytes().reshape(slab.shape[0], -1)
 
-    def _run_or_fail(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> BatchResult:
+    def _launch_or_fail(self, batch: Batch, fields: Fields | None = None) -> Launch:
         fault = None
         if self._rng.random() < self._fault_rate:
             fault = self._rng.choice(["before", "after", "nan"])
@@ -148,10 +149,11 @@ class Schedule:
                 self._hit.add(task.request.request_id)
         if fault == "before":
             raise RuntimeError("broken before it ran")
-        result = self._run(batch, meanwhile)
+        launch = self._launch(batch, fields)
         if fault == "after":
+            launch.pending.wait()
             raise RuntimeError("broken after it ran")
-        return result
+        return launch
 
 
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])

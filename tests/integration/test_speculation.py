@@ -135,8 +135,9 @@ def test_answers_are_those_without_a_draft_model_where_requests_are_preempted(
 
 
 def test_answers_are_those_without_beside_decode_loops(build_tiny: BuildTiny) -> None:
-    artifact = build_tiny(replace(TINY_OPTIONS, decode_loop_sizes=(1, 4, 8)))
-    compare(artifact, 60, runtime="iree", decode_ahead="on")
+    sizes = (1, 4, 8)
+    artifact = build_tiny(replace(TINY_OPTIONS, decode_batch_sizes=sizes, decode_loop_sizes=sizes))
+    compare(artifact, 60, runtime="iree", pipeline_depth=1)
 
 
 @needs_shortfin

@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.serving.engine_settings import EngineSettings, OnOff
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 
@@ -54,11 +54,11 @@ def alone(artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continua
 
 
 @pytest.mark.parametrize(
-    ("prefix_cache", "mode", "decode_ahead"),
+    ("prefix_cache", "mode", "depth"),
     [
-        ("none", BatchSettings(batch_mode="default", chunk_tokens=16), "off"),
-        ("trie", BatchSettings(batch_mode="default", chunk_tokens=48), "on"),
-        ("trie", BatchSettings(batch_mode="extend-attention"), "off"),
+        ("none", BatchSettings(batch_mode="default", chunk_tokens=16), 0),
+        ("trie", BatchSettings(batch_mode="default", chunk_tokens=48), 1),
+        ("trie", BatchSettings(batch_mode="extend-attention"), 0),
     ],
 )
 def test_batched_and_chunked(
@@ -67,11 +67,9 @@ def test_batched_and_chunked(
     alone: Sequence[Continuation],
     prefix_cache: PrefixCache,
     mode: BatchSettings,
-    decode_ahead: OnOff,
+    depth: int,
 ) -> None:
-    options = EngineSettings(
-        runtime="iree", prefix_cache=prefix_cache, batching=mode, decode_ahead=decode_ahead
-    )
+    options = EngineSettings(runtime="iree", prefix_cache=prefix_cache, batching=mode, pipeline_depth=depth)
     with open_engine(artifact, options) as engine:
         cold = generate(engine, prompts, MAX_TOKENS)
         warm = generate(engine, prompts, MAX_TOKENS)

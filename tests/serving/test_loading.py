@@ -100,11 +100,11 @@ def test_kv_events_say_what_is_not_installed(
         load_engine(*files, options)
 
 
-def test_decoding_ahead_is_refused_without_decode_loops(build_tiny: BuildTiny) -> None:
+def test_a_pipeline_is_refused_without_decode_loops(build_tiny: BuildTiny) -> None:
     artifact = build_tiny(BuildOptions())
     files = (artifact.config, artifact.vmfb, artifact.parameters, NO_EOS)
     with pytest.raises(ArtifactError, match="--decode-loop-sizes"):
-        load_engine(*files, EngineSettings(decode_ahead="on"))
+        load_engine(*files, EngineSettings(pipeline_depth=1))
 
 
 def test_speculation_is_refused_without_packed_rows_and_with_states(

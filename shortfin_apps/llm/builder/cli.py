@@ -216,7 +216,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
         type=_sizes,
         metavar="N,N,...",
         help="requests in one decode step that samples on the device and keeps its state there, which "
-        "--decode-ahead of `serve` uses (default: those of --decode-batch-sizes on GPUs, none on CPUs)",
+        "--pipeline-depth of `serve` uses (default: those of --decode-batch-sizes on GPUs, none on CPUs)",
     )
     for flag, default, what in (
         ("--context-length", None, "most tokens of one request (default: the model's own, at most 8192)"),

@@ -3,17 +3,22 @@
 It is upstream shortfin's ABI for paged language models (`module_abi_version` 1; amdsharktank's
 export_paged_llm_v1), extended by packed `extend`, `decode_loop`, `sample` and `adjusted_sample` entries. N
 and R count rows, one per task (sequence of the batch); S and T count tokens; B is the number of pages in a
-row of the block table; `slabs` is the KV cache, one slab per pipeline stage:
+row of the block table; L is the number of slots of `last_tokens`; `slabs` is the KV cache, one slab per
+pipeline stage:
 
     prefill_bs{N}       tokens [N,S], start_positions [N], seq_lens [N], seq_block_ids [N,B], slabs
     prefill_bs{N}_s{S}  as prefill_bs{N}, with a static S
     decode_bs{N}        tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B], slabs
-    extend              tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B], slabs
+    extend              tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B],
+                        last_tokens [L], slabs
     extend_t{T}         as extend, with a static T
-    decode_loop_bs{N}   tokens [N], positions [N], seq_block_ids [N,B], sampling [6,N], slabs
-    sample_bs{N}        values [R,1,K], logits [R,1,V], row_indices [N], positions [N], sampling [6,N]
-    adjusted_sample_bs{N}   logits [R,1,V], row_indices [N], positions [N], sampling [6,N], penalties [3,N],
-                            edits [4,E], allowed [M,ceil(V/32)], allowed_indices [N]
+    decode_loop_bs{N}   tokens [N], slots [N], positions [N], seq_block_ids [N,B], sampling [6,N],
+                        last_tokens [L], slabs
+    sample_bs{N}        values [R,1,K], indices [R,1,K], logits [R,1,V], row_indices [N], slots [N],
+                        positions [N], sampling [6,N], last_tokens [L]
+    adjusted_sample_bs{N}   logits [R,1,V], row_indices [N], slots [N], positions [N], sampling [6,N],
+                            penalties [3,N], edits [4,E], allowed [M,ceil(V/32)], allowed_indices [N],
+                            last_tokens [L]
 
 If config.json has two `pools`, each pool has its own slab and pages. `seq_block_ids` is then the block table
 of pool "whole", followed by `window_block_ids`, of the same shape, for the other pool. Columns of
@@ -25,6 +30,13 @@ in ARGUMENT_TYPES and the slabs `[pages, elements]` of `kv_cache_dtype`, which e
 Without `has_prefill_position` in config.json, a prefill takes no start positions. Upstream's `extend` is
 padded instead of packed: it takes the arguments of a prefill, for any N.
 
+`last_tokens` is a table on the device that has the last token of each running request, by slot. The caller
+assigns the slots. A negative token ID -1-s in `tokens` of a packed `extend` or a `decode_loop` stands for
+`last_tokens[s]`, so that the caller can queue an invocation before it knows this token. `decode_loop`,
+`sample` and `adjusted_sample` draw tokens. They update `last_tokens` in place: the token of row r is stored
+in `last_tokens[slots[r]]`. Nothing is stored for a padding row, a negative slot, or a row without a finite
+best logit. The slots of one invocation, other than these, are distinct.
+
 `seq_lens` is the number of tokens of a row from position 0 on, including the tokens of this invocation. In a
 packed `extend`, the tokens of all tasks are concatenated: the tokens of task r start at `tokens[offsets[r]]`,
 and their number is `seq_lens[r] - start_positions[r]`. Offsets ascend from 0; tokens after those of the last
@@ -32,20 +44,21 @@ task are padding. A task is a decode (one token at any position) or a prefill ch
 starting at the first slot of a page). A padding row has tokens 0, start position 0, sequence length 1 and the
 scratch page.
 
-`decode_loop` decodes and samples on the device. It overwrites `tokens` and `positions` with each row's new
-token and its position, so that the caller can invoke it again with the same arguments before reading the
-result. `sampling` has a row for each `SamplingField`. A padding row has token 0, position -1, zeros for
-sampling and the scratch page; its token and position are not overwritten. The result is the new token IDs
-`[N]`: -1 for a row without a finite best logit, undefined for a padding row.
+`decode_loop` decodes and draws on the device. It advances `positions` in place, so that the caller can invoke
+it again with the same arguments (tokens -1-s) before reading the result. `sampling` has a row for each
+`SamplingField`. A padding row has token 0, position -1, zeros for sampling and the scratch page; its position
+is not advanced. The first result is the new token IDs `[N]`: -1 for a row without a finite best logit,
+undefined for a padding row. The results of a `decode` follow, so that another entry can draw again from the
+same rows.
 
-`sample` draws tokens from full rows of logits: from the rows `row_indices` of the results that another entry
-has left on the device. `positions` are the positions of these rows' last tokens. `sampling` has NO_TOP_K as
-its top-k. Padding rows have zeros for sampling, row 0 and position -1. The result is that of a decode loop.
-If a VMFB has `sample` entries, its decode loops accept NO_TOP_K, too.
+`sample` draws tokens from rows that another entry has left on the device: from the rows `row_indices` of that
+entry's results, with or without a top-k (NO_TOP_K). `positions` are the positions of these rows' last tokens.
+Padding rows have zeros for sampling, row 0 and position -1. The result is the new token IDs, as in a decode
+loop. If a VMFB has `sample` entries, its decode loops accept NO_TOP_K, too.
 
-`adjusted_sample` adjusts the logits, then draws like `sample`, with or without a top-k. `edits` has E
-columns, indexed by `EditField`. Each edit is for one token of one row, and each token of a row has at most
-one. An edit changes the token's logit in these steps, each rounded to f32:
+`adjusted_sample` adjusts the logits, then draws like `sample`. `edits` has E columns, indexed by `EditField`.
+Each edit is for one token of one row, and each token of a row has at most one. An edit changes the token's
+logit in these steps, each rounded to f32:
 
     add the bias (minus infinity bans the token)
     unless the count is NOT_SEEN:
@@ -62,9 +75,9 @@ each declared result, and a workspace, i8 `[bytes]`, of at least WORKSPACE_BYTES
 results to these buffers instead of returning them. The results of such an `extend_t{T}` have its maximum
 number of rows; rows after the first R are undefined.
 
-All entries that do not sample return logits `[rows, 1 or S, V]` if config.json has no `top_k`. Otherwise they
-return values and indices (i64) `[rows, 1 or S, K]`, optionally followed by logits. Our own entries return all
-three, for each row's last token.
+All entries that do not draw tokens return logits `[rows, 1 or S, V]` if config.json has no `top_k`.
+Otherwise they return values and indices (i64) `[rows, 1 or S, K]`, optionally followed by logits. Our own
+entries return all three, for each row's last token.
 """
 
 from __future__ import annotations
@@ -87,7 +100,7 @@ ONLY_DISPATCHES = "shortfin_llm.only_dispatches"
 CALLER_OWNED = "shortfin_llm.caller_owned"
 WORKSPACE_BYTES = "iree.abi.transients.size.constant"
 WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds for such an entry
-NOT_FINITE = -1  # token ID that sampling on the device returns for a row without a finite best logit
+NOT_FINITE = -1  # token ID that the device draws from a row without a finite best logit
 NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the full row
 NOT_SEEN = -1  # as EditField.COUNT: the token is not in the prompt or the output
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
@@ -103,7 +116,7 @@ class EntryFamily(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     EXTEND = "extend"  # prefill chunks and decodes in one invocation
-    DECODE_LOOP = "decode_loop"  # a decode that samples and keeps its state on the device
+    DECODE_LOOP = "decode_loop"  # a decode that draws tokens and advances positions on the device
     SAMPLE = "sample"  # only draws tokens, from existing rows of logits
     ADJUSTED_SAMPLE = "adjusted_sample"  # adjusts existing rows of logits, then draws tokens from these
 
@@ -150,18 +163,21 @@ class EditField(IntEnum):
 _ARGUMENTS = {
     Layout.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids"),
     Layout.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids"),
-    Layout.PACKED: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids"),
-    Layout.LOOP: ("tokens", "positions", "seq_block_ids", "sampling"),
-    Layout.SAMPLE: ("values", "logits", "row_indices", "positions", "sampling"),
+    Layout.PACKED: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids", "last_tokens"),
+    Layout.LOOP: ("tokens", "slots", "positions", "seq_block_ids", "sampling", "last_tokens"),
+    Layout.SAMPLE: (
+        *("values", "indices", "logits", "row_indices"),
+        *("slots", "positions", "sampling", "last_tokens"),
+    ),
     Layout.ADJUSTED_SAMPLE: (
-        *("logits", "row_indices", "positions", "sampling"),
-        *("penalties", "edits", "allowed", "allowed_indices"),
+        *("logits", "row_indices", "slots", "positions", "sampling"),
+        *("penalties", "edits", "allowed", "allowed_indices", "last_tokens"),
     ),
 }
 # MLIR element types of the arguments that are not i64.
 ARGUMENT_TYPES = {"values": "f32", "logits": "f32", "penalties": "f32", "edits": "i32", "allowed": "i32"}
 _RESULTS = ("values", "indices", "logits")
-_SAMPLED = ("token_ids",)
+TOKEN_IDS = "token_ids"  # the first result of entries that draw tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +214,7 @@ class Entry:
 
     @property
     def returns_token_ids(self) -> bool:
-        """Whether the entry samples, so that its only result is token IDs."""
+        """Whether the entry draws tokens, so that its first result is token IDs."""
         return self.family is EntryFamily.DECODE_LOOP or not self.takes_slabs
 
     def layout(self, tokens_rank: int | None = None) -> Layout:
@@ -221,16 +237,17 @@ class Entry:
             "penalties": (len(PenaltyField), self.rows),
             "edits": (len(EditField), None),
             "allowed": (None, None),
-            **dict.fromkeys(("values", "logits"), (None, 1, None)),
+            **dict.fromkeys(_RESULTS, (None, 1, None)),
+            "last_tokens": (None,),
         }
         names = argument_names(layout, has_prefill_position=has_prefill_position, has_windows=has_windows)
         return {name: shapes.get(name, (self.rows,)) for name in names}
 
     def named_results(self, results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
         """Return this entry's results by name. `top_k` is config.json's; with None there are only logits."""
-        if self.returns_token_ids:
-            return dict(zip(_SAMPLED, results, strict=False))
-        return named_results(results, top_k)
+        if not self.returns_token_ids:
+            return named_results(results, top_k)
+        return {**dict(zip((TOKEN_IDS,), results, strict=False)), **named_results(results[1:], top_k)}
 
 
 def _tokens_shape(layout: Layout, rows: int | None, length: int | None) -> tuple[int | None, ...]:
@@ -257,5 +274,5 @@ def argument_names(
 
 
 def named_results(results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
-    """Return the results, by name, of an entry that does not sample; only logits if `top_k` is None."""
+    """Return the results, by name, of an entry that does not draw tokens; only logits if `top_k` is None."""
     return dict(zip(_RESULTS[2:] if top_k is None else _RESULTS, results, strict=False))

@@ -161,17 +161,18 @@ class TopK(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Sample(Operation):
-    """TopK's results -> `out` [rows] i64, the token that a decode loop samples for each sequence.
+    """TopK's results -> `out` [rows] i64, the token that a decode loop draws for each sequence.
 
-    A decode loop runs several decode steps in one invocation. `logits` [rows, vocab] f32: all logits;
-    `sampling` [fields, rows] i64: the sampling parameters; `tokens` and `positions` [rows] i64: the loop's
-    current tokens and positions, which the operation replaces by the next ones.
+    `logits` [rows, vocab] f32: all logits. `sampling` [fields, rows] i64, `slots` and `positions` [rows] i64,
+    and `last_tokens` [slots] i64 are arguments of the loop (contract/abi.py). The operation replaces
+    `positions` by the next ones, and stores the drawn tokens in `last_tokens`.
     """
 
-    WRITES: ClassVar = ("out", "tokens", "positions")
-    READS: ClassVar = ("x", "indices", "logits", "sampling", "tokens", "positions")
+    WRITES: ClassVar = ("out", "positions", "last_tokens")
+    READS: ClassVar = ("x", "indices", "logits", "sampling", "slots", "positions", "last_tokens")
     indices: str
     logits: str
     sampling: str = "sampling"
-    tokens: str = "tokens"
+    slots: str = "slots"
     positions: str = "positions"
+    last_tokens: str = "last_tokens"

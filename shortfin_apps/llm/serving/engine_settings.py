@@ -16,7 +16,6 @@ from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
 from shortfin_apps.llm.serving.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
 from shortfin_apps.llm.setting import setting
 
-OnOff = Literal["auto", "on", "off"]
 Speculative = Literal["off", "ngram"]
 SelfTestTime = Literal["off", "start", "hourly"]
 
@@ -58,10 +57,12 @@ class EngineSettings:
         "trie", "how requests share the pages of a common prefix", common=True
     )
     kv_events: KVEventSettings = field(default_factory=KVEventSettings)
-    decode_ahead: OnOff = setting(
-        "auto",
-        "queue a decode step before the tokens of the one before are back, sampled on the device: auto where "
-        "the model has decode loops (`build --decode-loop-sizes`)",
+    pipeline_depth: int | None = setting(
+        None,
+        "steps queued on the device before the tokens of the running one are known; 0 plans each step after "
+        "the one before (default: 1 if the model has decode loops, see `build --decode-loop-sizes`, else 0)",
+        ge=0,
+        le=2,
     )
     speculative: Speculative = setting(
         "off", "speculate by prompt lookup (ngram); the tokens stay the same", common=True

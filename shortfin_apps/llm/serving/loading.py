@@ -242,7 +242,7 @@ def _make_engine(
     num_window_pages = window_page_count(config, num_pages, tokens_ahead)
     runner = make_runner(device, program, config, num_pages, num_window_pages, recorder)
     logger.info("batch mode %s", next(name for name, each in BATCH_MODES.items() if each is type(mode)))
-    _check_decode_ahead(runner, settings)
+    _check_pipeline_depth(runner, settings)
     cache = make_page_cache(config, settings.prefix_cache, num_pages, num_window_pages, listener)
     _warm_up(runner, config, facts, on_warm_up)
     watch = _passed_self_test(device, program, config, runner, cache, settings, facts)
@@ -257,7 +257,7 @@ def _make_engine(
         runner=runner,
         max_seq_len=config.max_seq_len,
         eos_token_ids=eos_token_ids,
-        decode_ahead=settings.decode_ahead != "off",
+        depth=1 if settings.pipeline_depth is None else settings.pipeline_depth,
         speculation=speculation,
         draft_model=draft_model,
         recorder=recorder,
@@ -289,11 +289,12 @@ def _passed_self_test(
     return watch
 
 
-def _check_decode_ahead(runner: BatchRunner, settings: EngineSettings) -> None:
-    if settings.decode_ahead == "on" and not runner.buckets.has_decode_loops:
+def _check_pipeline_depth(runner: BatchRunner, settings: EngineSettings) -> None:
+    if settings.pipeline_depth and not runner.buckets.can_run_ahead:
         raise ArtifactError(
-            "the VMFB has no decode loops, which `--decode-ahead on` needs; rebuild it with `shortfin-llm "
-            "build --decode-loop-sizes 1,2,4,8`, or leave that option out"
+            f"the VMFB has no decode loops for its largest decodes, which `--pipeline-depth "
+            f"{settings.pipeline_depth}` needs; rebuild it with `shortfin-llm build --decode-loop-sizes` and "
+            "the sizes of `--decode-batch-sizes`, or leave that option out"
         )
 
 

@@ -13,13 +13,14 @@ from tests.integration.generation import open_engine
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300)]
 
 
+@pytest.mark.parametrize("depth", [0, 1])
 def test_a_device_that_adjusts_rows_draws_the_tokens_of_the_host(
-    build_tiny: BuildTiny, emulated_gpus: EmulatedGpus
+    build_tiny: BuildTiny, emulated_gpus: EmulatedGpus, depth: int
 ) -> None:
     model = MODELS["random-tiny"]
     with emulated_gpus.watch("gfx942"):
         artifact = build_tiny(BuildOptions(device="hip:gfx942", decode_batch_sizes=(8,)))
-        with open_engine(artifact, EngineSettings(device="hip", decode_ahead="off")) as engine:
+        with open_engine(artifact, EngineSettings(device="hip", pipeline_depth=depth)) as engine:
             on_host = adjusted.tokens_of(engine, model, logprobs=0)
             assert adjusted.num_adjusting(engine) == 0
             on_device = adjusted.tokens_of(engine, model)

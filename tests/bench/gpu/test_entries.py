@@ -62,6 +62,10 @@ def test_the_last_invocation_is_repeated_with_its_arguments() -> None:
     recorded.repeat()
     assert recorded.last_entry == "decode_bs1"
     assert program.submitted[1:] == [("decode_bs1", ["tokens", "slab"])] * 2
+    other: Any = "positions"
+    recorded.replace(0, other)
+    recorded.repeat()
+    assert program.submitted[3:] == [("decode_bs1", ["positions", "slab"])]
 
 
 def test_loop_sizes_are_those_of_the_program() -> None:

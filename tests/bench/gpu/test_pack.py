@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench.gpu.__main__ import main
+from bench.gpu.mixed import PLAIN, SAMPLINGS
 from bench.gpu.models import MODELS
 from bench.gpu.pack import parameters, requirements
 from shortfin_apps.llm.builder.target import resolve_target
@@ -18,6 +19,7 @@ from shortfin_apps.llm.builder.weights.parameters import parameter_types
 pytestmark = pytest.mark.slow
 
 DEVICE = "cpu"
+MODES = ("default", "extend-attention")
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +42,11 @@ def measured(pack: Path, out: Path, *flags: str, model: str = "random-tiny") -> 
 def test_the_device_chooses_the_tokens_that_the_pack_expects(pack: Path, tmp_path: Path, model: str) -> None:
     records = measured(pack, tmp_path, "--only", "tokens", model=model)
     tokens = [record for record in records if record["part"] == "tokens"]
-    assert {(each["mode"], each["decode_ahead"]) for each in tokens} == {
-        (mode, setting) for mode in ("default", "extend-attention") for setting in ("off", "on")
-    }
+    assert {(each["mode"], each["depth"]) for each in tokens} == set(product(MODES, (0, 1, 2)))
     assert all(each["equal"] and each["agreed"] == [64] * 20 for each in tokens)
     assert all(each["preemptions"] > 0 for each in tokens if each["accepted"] is None)
     speculating = [each["accepted"] for each in tokens if each["accepted"] is not None]
-    assert len(speculating) == 4
+    assert len(speculating) == 6
     assert all(accepted > 100 for accepted in speculating)
 
 
@@ -58,7 +58,7 @@ def test_tokens_that_differ_are_counted_up_to_the_first(pack: Path, tmp_path: Pa
     (changed / file).write_text(json.dumps(expected))
     records = measured(changed, tmp_path / "out", "--only", "tokens")
     agreed = [record["agreed"] for record in records if record["part"] == "tokens"]
-    assert agreed == [[64, 5, *[64] * 18]] * 8
+    assert agreed == [[64, 5, *[64] * 18]] * 12
 
 
 def test_every_entry_and_batch_size_is_timed(pack: Path, tmp_path: Path) -> None:
@@ -77,21 +77,33 @@ def test_every_entry_and_batch_size_is_timed(pack: Path, tmp_path: Path) -> None
     ]
     assert all(each[name] > 0 for each in entries for name in ("run_ms", "sync_ms", "queued_ms"))
     engine = [record for record in records if record["part"] == "engine"]
-    assert [(each["decode_ahead"], each["requests"], each["sampling"]) for each in engine] == list(
-        product(("off", "on"), (1, 8), ("greedy", "whole vocabulary", "presence penalty"))
-    )
+    assert [(each["depth"], each["requests"], each["sampling"]) for each in engine] == [
+        *product((0, 1), (1, 8), ("greedy", "whole vocabulary", "presence penalty")),
+        *((0, requests, "presence penalty, rows on the host") for requests in (1, 8)),
+    ]
     assert all(each["steps"] == 64 for each in engine)
-    assert "## Engine, steady decode" in (tmp_path / "results.md").read_text()
+    mixed = [record for record in records if record["part"] == "mixed"]
+    assert [(each["mode"], each["depth"], each["sampling"]) for each in mixed] == [
+        (mode, depth, sampling)
+        for mode, depth in product(MODES, (0, 1, 2))
+        for sampling in (SAMPLINGS if depth < 2 else PLAIN)
+    ]
+    assert all((each["ahead"] > 0) == (each["depth"] > 0) for each in mixed if each["sampling"] == "greedy")
+    assert all(each["tokens_per_s"] > each["requests_per_s"] > 0 for each in mixed)
+    assert all((each["busy"] is not None) == (each["sampling"] in PLAIN) for each in mixed)
+    report = (tmp_path / "results.md").read_text()
+    assert "## Engine, steady decode" in report
+    assert "## Engine, mixed traffic" in report
     assert (tmp_path / "random-tiny.svg").exists()
 
 
 def test_the_server_is_measured_over_http(pack: Path, tmp_path: Path) -> None:
     served = [record for record in measured(pack, tmp_path, "--only", "http") if record["part"] == "http"]
-    assert [(each["workload"], each["mode"], each["decode_ahead"]) for each in served] == [
-        ("even", "default", "on"),
-        ("mixed", "default", "on"),
-        ("even", "extend-attention", "on"),
-        ("mixed", "extend-attention", "on"),
+    assert [(each["workload"], each["mode"], each["depth"]) for each in served] == [
+        ("even", "default", 1),
+        ("mixed", "default", 1),
+        ("even", "extend-attention", 1),
+        ("mixed", "extend-attention", 1),
     ]
     assert all(each["errors"] == each["short_answers"] == 0 for each in served)
     assert [each["output_tokens"] for each in served] == [128 * 128, 128 * 64] * 2

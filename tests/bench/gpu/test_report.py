@@ -18,8 +18,15 @@ ENTRY = {
 }  # fmt: skip
 PREFILL = {**ENTRY, "entry": "prefill_bs8"}
 ENGINE = {
-    "part": "engine", "model": "m", "decode_ahead": "off", "sampling": "greedy", "requests": 8,
+    "part": "engine", "model": "m", "depth": 0, "sampling": "greedy", "requests": 8,
     "context": 256, "steps": 60, "step_ms": 5.0, "host_ms": 0.5, "tokens_per_s": 1600.0,
+}  # fmt: skip
+
+
+MIXED = {
+    "part": "mixed", "model": "m", "mode": "default", "depth": 1, "sampling": "whole vocabulary",
+    "requests": 64, "steps": 99, "step_ms": 5.0, "step_ms_p99": 9.0, "host_ms": 0.5, "ahead": 0.987,
+    "discarded_tokens": 128, "requests_per_s": 31.25, "tokens_per_s": 2000.0, "busy": 0.97,
 }  # fmt: skip
 
 
@@ -29,17 +36,25 @@ def text_of(*records: dict[str, Any]) -> str:
 
 def test_a_step_is_compared_with_the_decode_entry_of_as_many_rows() -> None:
     text = text_of(MACHINE, PREFILL, {**ENTRY, "rows": 1, "queued_ms": 0.1}, ENTRY, ENGINE)
-    assert "| m | 8 | off | greedy | 5.00 | 0.50 | 1,600 | 2.00 | 2.50 | 3.00 |" in text
+    assert "| m | 8 | 0 | greedy | 5.00 | 0.50 | 1,600 | 2.00 | 2.50 | 3.00 |" in text
 
 
 def test_a_step_of_a_decode_loop_is_compared_with_its_own_entry() -> None:
     loop = {**ENTRY, "entry": "decode_loop_bs8", "sync_ms": 4.0, "queued_ms": 1.0}
-    text = text_of(MACHINE, ENTRY, loop, {**ENGINE, "decode_ahead": "on"})
-    assert "| m | 8 | on | greedy | 5.00 | 0.50 | 1,600 | 1.25 | 5.00 | 4.00 |" in text
+    text = text_of(MACHINE, ENTRY, loop, {**ENGINE, "depth": 1})
+    assert "| m | 8 | 1 | greedy | 5.00 | 0.50 | 1,600 | 1.25 | 5.00 | 4.00 |" in text
 
 
 def test_a_step_without_its_entry_has_no_ratio() -> None:
-    assert "| m | 8 | off | greedy | 5.00 | 0.50 | 1,600 |  |  |  |" in text_of(MACHINE, ENGINE)
+    assert "| m | 8 | 0 | greedy | 5.00 | 0.50 | 1,600 |  |  |  |" in text_of(MACHINE, ENGINE)
+
+
+def test_mixed_traffic_is_compared_with_plain_requests_at_the_same_depth() -> None:
+    penalised = {**MIXED, "sampling": "presence penalty", "tokens_per_s": 1900.0, "busy": None}
+    text = text_of(MACHINE, {**MIXED, "depth": 0, "tokens_per_s": 999.0}, MIXED, penalised)
+    times = "5.00 / 9.00 | 0.50 | 99% | 128 | 31.2"
+    assert f"| m | 64 | default | 1 | presence penalty | {times} | 1,900 | 0.95 |  |" in text
+    assert "| 2,000 | 1.00 | 97% |" in text
 
 
 def test_parts_without_results_have_no_table() -> None:
@@ -64,7 +79,7 @@ def test_throughput_has_a_line_for_each_way_that_was_measured() -> None:
     lines = throughput([MACHINE, ENTRY, PREFILL, ENGINE, static], "m")
     assert lines == [
         Line("decode_bs*, queued", [(8, 4000.0)]),
-        Line("engine, decode ahead off", [(8, 1600.0)]),
+        Line("engine, depth 0", [(8, 1600.0)]),
         Line("transformers", [(8, 900.0)]),
     ]
 

@@ -44,7 +44,7 @@ ARM = resolve_target("cpu:neoverse-v1")
 ARM_WITHOUT_DOT = resolve_target("cpu:cortex-a72")
 HAVE_BYTES = (HASWELL, SKYLAKE, ARM)
 GPU = resolve_target("hip:gfx942")
-ON_CPU = dict.fromkeys(("Embed", "LastTokens", "Sample"), "linalg") | {"TopK": "cpu/top_k"}
+ON_CPU = {"Embed": "linalg", "LastTokens": "linalg", "TopK": "cpu/top_k", "Sample": "cpu/sampling"}
 FEATURES = changed(  # with every operation on single values or heads
     TILES, {"bias": True, "qk_norm": True, "norm_before": False, "norm_after": True, "logit_cap": 6.0}
 )

@@ -25,9 +25,8 @@ SMALL = BuildOptions(prefill_batch_sizes=(2,), decode_batch_sizes=(2,), chunk_si
 COMMANDS = r"stream\.\w+\.(copy|clone|fill|update)"
 
 
-def cache_commands(text: str) -> list[str]:
-    """Commands of the compiled module that copy or fill the cache."""
-    target = resolve_target("cpu")
+def stream_functions(text: str, target: Target) -> list[str]:
+    """The functions of the module, as the compiler schedules their commands."""
     run = subprocess.run(
         [find_tool("iree-compile"), "-", "--compile-to=stream", *target.flags],
         input=text,
@@ -35,13 +34,21 @@ def cache_commands(text: str) -> list[str]:
         text=True,
         check=True,
     )
-    found = []
-    for function in run.stdout.split("util.func public ")[1:]:
-        sizes = re.findall(r"tensor<\?x1024xbf16>\{[^}]*\} in !stream\.resource<\w+>\{(%\w+)\}", function)
-        assert sizes, "the cache is imported somewhere"
-        commands = [line for line in function.splitlines() if re.search(COMMANDS, line)]
-        found += [line for line in commands if any(f"{{{size}}}" in line for size in set(sizes))]
-    return found
+    return run.stdout.split("util.func public ")[1:]
+
+
+def commands_on(function: str, kind: str) -> list[str]:
+    """Commands that copy or fill memory of the size of imported tensors of this type."""
+    sizes = re.findall(rf"tensor<{kind}>\{{[^}}]*\}} in !stream\.resource<\w+>\{{(%\w+)\}}", function)
+    assert sizes, "it is imported somewhere"
+    commands = [line for line in function.splitlines() if re.search(COMMANDS, line)]
+    return [line for line in commands if any(f"{{{size}}}" in line for size in set(sizes))]
+
+
+def cache_commands(text: str) -> list[str]:
+    """Commands of the compiled module that copy or fill the cache."""
+    functions = stream_functions(text, resolve_target("cpu"))
+    return [command for function in functions for command in commands_on(function, r"\?x1024xbf16")]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +67,31 @@ def test_only_dispatches_write_the_cache(target: Target, spec: ModelSpec, name: 
     assert cache_commands(text.replace(f"=> consume %{name}", f"=> %{name}")) != []
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("hip:gfx942", marks=pytest.mark.slow)])
+def test_draws_copy_no_table_of_last_tokens_and_allocate_nothing_on_gpus(device: str) -> None:
+    options = replace(SMALL, device=device, decode_loop_sizes=(2,))
+    target = resolve_target(device)
+    functions = stream_functions(ModelModule(ONE_LAYER, options, target).text(), target)
+    draws = re.compile(r"@(decode_loop|sample|adjusted_sample)_bs2\$async\(")
+    drawing = [each for each in functions if draws.match(each)]
+    assert len(drawing) == 3
+    for function in drawing:
+        assert commands_on(function, r"\?xi64") == []
+        assert target.is_cpu or "stream.resource.alloca" not in function
+
+
+@pytest.mark.slow
+def test_a_gpu_runs_one_command_buffer_that_writes_logits_where_the_caller_wants_them() -> None:
+    options = replace(SMALL, device="hip:gfx942", extend_sizes=(64,), decode_loop_sizes=(2,))
+    target = resolve_target(options.device)
+    functions = stream_functions(ModelModule(ONE_LAYER, options, target).text(), target)
+    for entry, rows in (("decode_bs2", 2), ("decode_loop_bs2", 2), ("extend_t64", 64)):
+        [function] = [each for each in functions if each.startswith(f"@{entry}$async(")]
+        assert function.count("stream.cmd.execute") == 1
+        copies = [line for line in function.splitlines() if "stream.cmd.copy" in line]
+        assert [line for line in copies if f"%c{rows * ONE_LAYER.vocab_size * 4} :" in line] == []
+
+
 @pytest.mark.slow
 def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
     options = replace(SMALL, device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(2,))
@@ -70,6 +102,9 @@ def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
         *("sample_bs2", "adjusted_sample_bs2"),
     )
     assert (result.target.architecture, result.target.cpu) == ("amdgpu", "gfx942")
+    exports = read_exports(tmp_path / "model.vmfb", "module")
+    owned = {name for name, export in exports.items() if export.signature.workspace_bytes is not None}
+    assert owned == set(result.entries) - {"prefill_bs1", "extend"}
 
 
 def test_says_what_it_did(tmp_path: Path) -> None:
@@ -82,7 +117,7 @@ def test_says_what_it_did(tmp_path: Path) -> None:
         "decode_bs2",
         "extend",
         "extend_t64",
-        "decode_loop_bs2",
+        *("decode_loop_bs2", "sample_bs2", "adjusted_sample_bs2"),
     )
     exports = read_exports(tmp_path / "model.vmfb", "module")
     assert all(export.signature.only_dispatches for export in exports.values())

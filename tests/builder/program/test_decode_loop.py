@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from shortfin_apps.llm.contract.abi import NOT_FINITE
-from tests.builder.compiled_model import NAN_BYTE, CompiledModel, block_table
+from tests.builder.compiled_model import NAN_BYTE, CompiledModel, Result, block_table
 from tests.components.engine_fixture import call
 
 pytestmark = pytest.mark.slow
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.slow
 ROWS, K, STEPS = 4, 8, 20
 PROMPTS = (30, 15, 1)  # one row is padding
 HOST = Sampler(frozenset(), num_candidates=K)
+SLOTS = (6, 0, 3, 6)  # of each row; the padding row's is that of another
+UNUSED = -99  # in the table where no row has its token
 
 Ints = npt.NDArray[np.int64]
 
@@ -55,57 +58,97 @@ def padded_column(values: list[int], padding: int) -> Ints:
     return np.array(values + [padding] * (ROWS - len(values)), np.int64)
 
 
-def loop_tokens(model: CompiledModel, requests: list[Request], blocks: Ints, steps: int) -> Ints:
-    """[steps, ROWS]: queued one behind the other, before the first result is read."""
-    upload = model.device.upload
-    padding = [[0] * 6] * (ROWS - len(requests))
-    state = [
-        upload(padded_column([r.token_ids[-1] for r in requests], 0)),
-        upload(padded_column([len(r.token_ids) - 1 for r in requests], -1)),
-    ]
+@dataclass
+class Looped:
+    """Results of the steps of a loop: token ids [steps, ROWS], and the last step's candidates and logits."""
+
+    token_ids: Ints
+    result: Result
+
+
+def looped(
+    model: CompiledModel, requests: list[Request], blocks: Ints, steps: int, tokens: list[int] | None = None
+) -> Looped:
+    """Steps queued one behind the other, before the first result is read.
+
+    `tokens`, if they are given, are those of the (then only) step, instead of the table's.
+    """
+    upload, download = model.device.upload, model.device.download
+    used = len(requests)
+    padding = [[0] * 6] * (ROWS - used)
+    table = np.full(max(SLOTS) + 2, UNUSED)
+    table[list(SLOTS[:used])] = [r.token_ids[-1] for r in requests]
+    named = tokens or [-1 - slot for slot in SLOTS[:used]]
+    given = upload(padded_column(named, 0))
+    positions = upload(padded_column([len(r.token_ids) - 1 for r in requests], -1))
     sampling = upload(np.array([sampling_fields(r, K) for r in requests] + padding, np.int64).T)
     starts = padded_column([len(r.token_ids) - 1 for r in requests], 0)
-    tables = [upload(table) for table in model.tables(starts, blocks)]
-    arguments = [*state, *tables, sampling, model.cache, *model.window_cache]
+    tables = [upload(each) for each in model.tables(starts, blocks)]
+    last_tokens = upload(table)
+    of_rows = [given, upload(np.array(SLOTS)), positions]
+    arguments = [*of_rows, *tables, sampling, last_tokens, model.cache, *model.window_cache]
     queued = [model.program.submit(f"decode_loop_bs{ROWS}", arguments) for _ in range(steps)]
-    results = [pending.wait()[0] for pending in queued]
-    token_ids = np.stack([model.device.download(result) for result in results])
-    tokens, positions = map(model.device.download, state)
+    results = [[download(each) for each in pending.wait()] for pending in queued]
+    token_ids = np.stack([each[0] for each in results])
     expected = [len(r.token_ids) - 1 + steps for r in requests]
-    assert positions.tolist() == padded_column(expected, -1).tolist()
-    used = len(requests)
-    np.testing.assert_array_equal(tokens[:used], np.where(token_ids >= 0, token_ids, tokens)[-1, :used])
-    assert not tokens[used:].any()
-    return token_ids
+    assert download(positions).tolist() == padded_column(expected, -1).tolist()
+    assert download(given).tolist() == padded_column(named, 0).tolist()
+    for row in range(used):
+        drawn = token_ids[:, row]
+        table[SLOTS[row]] = next(iter(drawn[drawn >= 0][::-1]), table[SLOTS[row]])
+    np.testing.assert_array_equal(download(last_tokens), table)
+    return Looped(token_ids, Result(*(each[:used, 0] for each in results[-1][1:])))
 
 
-def host_tokens(model: CompiledModel, requests: list[Request], blocks: Ints) -> list[int]:
-    """One step of the decode entry, and the host's choice for each row."""
+def decoded(model: CompiledModel, requests: list[Request], blocks: Ints) -> Result:
+    """The results of one step of the decode entry, for the rows in use."""
     tokens = padded_column([r.token_ids[-1] for r in requests], 0)[:, None]
     starts = padded_column([len(r.token_ids) - 1 for r in requests], 0)
     result = model.decode(f"decode_bs{ROWS}", tokens, starts, blocks)
+    used = len(requests)
+    return Result(result.values[:used], result.indices[:used], result.logits[:used])
+
+
+def host_tokens(result: Result, requests: list[Request]) -> list[int]:
+    """The host's choice for each row."""
     rows = [Candidates(v, i, None) for v, i in zip(result.values, result.indices, strict=True)]
-    return [HOST.sample(row, request) for row, request in zip(rows, requests, strict=False)]
+    return [HOST.sample(row, request) for row, request in zip(rows, requests, strict=True)]
+
+
+def assert_equal(one: Result, other: Result) -> None:
+    for name in ("values", "indices", "logits"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
 def test_steps_queued_one_behind_the_other_are_those_of_the_host(model: CompiledModel) -> None:
     requests, blocks = prefilled(model)
-    got = loop_tokens(model, requests, blocks, STEPS)
+    got = looped(model, requests, blocks, STEPS)
     looped_cache = model.read_cache().copy()
     model.fill_cache(NAN_BYTE)
     requests, blocks = prefilled(model)
     for step in range(STEPS):
-        for request, token_id in zip(requests, host_tokens(model, requests, blocks), strict=True):
-            assert got[step, int(request.request_id)] == token_id, (step, request.request_id)
+        result = decoded(model, requests, blocks)
+        for request, token_id in zip(requests, host_tokens(result, requests), strict=True):
+            assert got.token_ids[step, int(request.request_id)] == token_id, (step, request.request_id)
             request.token_ids.append(token_id)
+    assert_equal(got.result, result)
     np.testing.assert_array_equal(model.read_cache()[1:], looped_cache[1:])
+
+
+def test_a_token_of_the_table_gives_the_bits_of_the_token(model: CompiledModel) -> None:
+    requests, blocks = prefilled(model)
+    read = looped(model, requests, blocks, 1)
+    given = looped(model, requests, blocks, 1, [r.token_ids[-1] for r in requests])
+    used = len(requests)
+    np.testing.assert_array_equal(read.token_ids[:, :used], given.token_ids[:, :used])
+    assert_equal(read.result, given.result)
 
 
 def test_a_row_of_nan_has_no_token_and_spoils_no_other(model: CompiledModel) -> None:
     requests, blocks = prefilled(model)
-    clean = loop_tokens(model, requests, blocks, 3)
+    clean = looped(model, requests, blocks, 3).token_ids
     spoiled = blocks.copy()
     spoiled[1, 0] = 39  # a page that still is what the cache was filled with
-    got = loop_tokens(model, requests, spoiled, 3)
+    got = looped(model, requests, spoiled, 3).token_ids
     assert (got[:, 1] == NOT_FINITE).all()
     np.testing.assert_array_equal(got[:, [0, 2]], clean[:, [0, 2]])

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 STRIDE = 16
 BUCKET = 64
+SLOTS = 7  # of the table of last tokens
 TOLERANCE = {"f32": 3e-5, "bf16": 0.1}  # as in test_graph.py
 
 Tokens = npt.NDArray[np.int64]
@@ -73,14 +74,20 @@ def extend(
     blocks: Tokens,
     entry: Literal["extend", "extend_t64"] = "extend",
     padding: int = 0,
+    last_tokens: dict[int, int] | None = None,
 ) -> Result:
+    """`last_tokens`: the slot of each token that is read from the table, by its place among the tokens."""
     parts = [sequence[task.start :] for task, sequence in zip(tasks, sequences, strict=True)]
     packed = np.concatenate([*parts, np.full(padding, 3, np.int64)])
     if entry == "extend_t64":
         packed = np.pad(packed, (0, BUCKET - len(packed)))
+    table = np.full(SLOTS, -9)
+    for place, slot in (last_tokens or {}).items():
+        table[slot] = packed[place]
+        packed[place] = -1 - slot
     offsets = np.cumsum([0, *map(len, parts)])[:-1]
     starts, seq_lens = (np.array([getattr(task, name) for task in tasks]) for name in ("start", "seq_len"))
-    return model.extend(entry, packed, offsets, starts, seq_lens, blocks)
+    return model.extend(entry, packed, offsets, starts, seq_lens, blocks, table)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -123,6 +130,30 @@ def _alone(model: CompiledModel, task: Task, sequence: Tokens, blocks: Tokens) -
         token = sequence[task.start :].reshape(1, 1)
         return model.decode("decode_bs1", token, np.array([task.start]), blocks)
     return prefill(model, sequence, task.start, task.seq_len, blocks)
+
+
+@pytest.mark.parametrize("entry", ["extend", "extend_t64"])
+def test_tokens_from_the_table_give_the_bits_of_the_tokens(
+    model: CompiledModel, entry: Literal["extend", "extend_t64"]
+) -> None:
+    """Of decodes, and within a chunk."""
+    rng = np.random.default_rng(2)
+    tasks = [Task(20, 21), Task(0, 30), Task(0, 1), Task(33, 34)]
+    sequences = [rng.integers(0, TINY.vocab_size, task.seq_len) for task in tasks]
+    blocks = tables(rng, tasks)
+    results = []
+    for named in ({}, {0: SLOTS - 1, 1: 3, 17: 2, 32: 0}):
+        model.fill_cache(NAN_BYTE)
+        for row, (task, sequence) in enumerate(zip(tasks, sequences, strict=True)):
+            if task.start:
+                prefill(model, sequence, 0, task.start, blocks[row : row + 1])
+        results.append(
+            (extend(model, tasks, sequences, blocks, entry, last_tokens=named), model.read_cache())
+        )
+    (given, cache), (read, cache_of_read) = results
+    np.testing.assert_array_equal(read.logits, given.logits)
+    np.testing.assert_array_equal(read.indices, given.indices)
+    np.testing.assert_array_equal(cache_of_read[1:], cache[1:])
 
 
 def test_more_tasks_than_any_decode_entry_takes(model: CompiledModel) -> None:

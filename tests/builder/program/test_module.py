@@ -36,6 +36,7 @@ OF_GROUPS = (
     ("blk.1.ffn_down.weight", BlockType(8, group=32)),
 )
 DECODES = [("decode_bs1", 1), ("decode_bs2", 2), ("decode_bs4", 4)]
+DRAWS = ["decode_loop_bs4", "sample_bs4", "adjusted_sample_bs4"]
 
 
 @pytest.fixture(params=slow_but(["bf16"], ["f32", "bf16", "int8", "kv-q8_0", *OTHERS, "routed"]))
@@ -178,7 +179,7 @@ def test_values_and_indices_are_the_largest_logits(model: CompiledModel) -> None
 def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     entries = models["bf16"].program.entries
     assert sorted(entries) == sorted(
-        [*(name for name, _ in PREFILLS + DECODES), "extend", "extend_t64", "decode_loop_bs4"]
+        [*(name for name, _ in PREFILLS + DECODES), "extend", "extend_t64", *DRAWS]
     )
     arguments, results = entries["decode_bs4"].arguments, entries["decode_bs4"].results
     assert arguments is not None
@@ -193,7 +194,9 @@ def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     assert extend.arguments is not None
     assert extend.results is not None
     cache = (None, 2 * 2 * 2 * 16 * 16)
-    assert [a.shape for a in extend.arguments] == [(64,), (None,), (None,), (None,), (None, None), cache]
+    assert [a.shape for a in extend.arguments] == [
+        *((64,), (None,), (None,), (None,), (None, None), (None,), cache)
+    ]
     assert [r.shape for r in extend.results] == [(None, 1, 8), (None, 1, 8), (None, 1, 512)]
 
 

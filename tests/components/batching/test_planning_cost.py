@@ -68,6 +68,6 @@ def test_1000_waiting_for_pages(benchmark: BenchmarkFixture, num_tenants: int) -
 
 def finish_prefills(scheduler: Scheduler) -> None:
     for request in scheduler.running:
-        if request.num_uncomputed > 1:
-            request.num_computed = len(request.token_ids)
+        if request.num_unplanned > 1:
+            request.num_computed = request.num_planned = len(request.token_ids)
             request.token_ids.append(1)

@@ -31,11 +31,11 @@ def spans(tasks: Iterable[LlmTaskInput]) -> list[tuple[int, int]]:
 def run_all(chunks: PrefillChunks, requests: Sequence[Request], has_decodes: bool) -> list[list[str]]:
     """The request ids in each invocation until all prompts are computed."""
     seen = []
-    while left := [r for r in requests if r.num_uncomputed]:
+    while left := [r for r in requests if r.num_unplanned]:
         tasks = chunks.next_tasks(left, has_decodes)
         seen.append([task.request.request_id for task in tasks])
         for task in tasks:
-            task.request.num_computed = task.seq_len
+            task.request.num_computed = task.request.num_planned = task.seq_len
     return seen
 
 
@@ -55,7 +55,7 @@ def test_no_more_chunks_run_than_the_largest_entry_has_rows(chunks: PrefillChunk
 def test_a_single_prompt_takes_as_much_of_the_budget_as_it_has_tokens() -> None:
     request = running("a", 1000)
     assert spans(budgeted().next_tasks([request], has_decodes=False)) == [(0, 512)]
-    request.num_computed = 512
+    request.num_computed = request.num_planned = 512
     assert spans(budgeted().next_tasks([request], has_decodes=False)) == [(512, 1000)]
     assert spans(fixed().next_tasks([request], has_decodes=False)) == [(512, 640)]
 
@@ -148,7 +148,7 @@ def test_batches_keep_to_the_budget_and_the_rows_and_every_prompt_completes_in_o
     chunks = fixed(64, rows) if budget is None else budgeted(*budget, chunk=64, rows=rows)
     oldest_waited = False
     for step in range(1000):
-        left = [r for r in requests if r.num_uncomputed]
+        left = [r for r in requests if r.num_unplanned]
         if not left:
             return
         has_decodes = decoding[step % len(decoding)]
@@ -163,9 +163,9 @@ def test_batches_keep_to_the_budget_and_the_rows_and_every_prompt_completes_in_o
         assert not (oldest_waited and left[0].request_id not in ids), "overtaken twice in a row"
         oldest_waited = left[0].request_id not in ids
         for task in tasks:
-            assert task.start_position == task.request.num_computed
+            assert task.start_position == task.request.num_planned
             assert task.start_position % STRIDE == 0
-            task.request.num_computed = task.seq_len
+            task.request.num_computed = task.request.num_planned = task.seq_len
     raise AssertionError("never finished")
 
 

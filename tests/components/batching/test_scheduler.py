@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from shortfin_apps.llm.components.batching import make_mode
+from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.batching.scheduler import MAX_OVERTAKES, Scheduler
 from shortfin_apps.llm.components.kvcache import make_cache
@@ -22,8 +24,8 @@ def scheduler(pages: int, max_running: int = 8) -> Scheduler:
     return Scheduler(cache, MODE, max_running)
 
 
-def add(target: Scheduler, request_id: str, length: int) -> Request:
-    request = Request(call(request_id, [1] * length))
+def add(target: Scheduler, request_id: str, length: int, **params: Any) -> Request:
+    request = Request(call(request_id, [1] * length, **params))
     target.add(request)
     return request
 
@@ -71,35 +73,53 @@ def decoding(target: Scheduler, *requests: Request) -> None:
     target.plan()
     assert target.running == list(requests)
     for request in requests:
-        request.num_computed = len(request.token_ids)
+        request.num_computed = request.num_planned = len(request.token_ids)
         request.token_ids.append(1)
     target.plan()
 
 
-def test_pages_of_the_step_after_the_next_are_reserved() -> None:
-    target = scheduler(6)
-    request = add(target, "a", 7)
-    decoding(target, request)
-    assert len(request.page_ids) == 2
-    assert target.reserve_next(1)
-    assert len(request.page_ids) == 3, "its ninth token begins a page"
-    assert not target.reserve_next(2), "another one is running"
+def launched(target: Scheduler, batch: Batch | None) -> Batch:
+    """Note that the batch is in flight."""
+    assert batch is not None
+    for task in batch.tasks:
+        task.request.num_planned = task.seq_len
+        task.request.num_drawing += task.completes
+    return batch
 
 
-def test_nothing_is_reserved_ahead_while_a_request_might_start() -> None:
+def test_a_plan_counts_tokens_in_flight_as_computed_and_drawn() -> None:
     target = scheduler(8)
-    request = add(target, "a", 6)
-    decoding(target, request)
-    add(target, "b", 4)
-    assert not target.reserve_next(1)
+    request = add(target, "a", 7, max_tokens=3)
+    launched(target, target.plan())
+    [first] = launched(target, target.plan(may_preempt=False)).tasks
+    [second] = launched(target, target.plan(may_preempt=False)).tasks
+    assert [first.start_position, second.start_position] == [7, 8]
+    assert first.is_unknown
+    assert first.completes
+    assert first.token_ids == [-1 - request.slot]
+    assert len(request.page_ids) >= 3, "its ninth token begins a page"
+    assert target.plan(may_preempt=False) is None, "the device draws its last token"
 
 
-def test_a_request_that_did_not_fit_does_not_keep_others_from_going_ahead() -> None:
-    target = scheduler(6)
-    request, large = add(target, "a", 6), add(target, "b", 16)
-    decoding(target, request)
-    assert large.state is State.WAITING
-    assert target.reserve_next(1)
+def test_a_request_starts_while_others_are_in_flight() -> None:
+    target = scheduler(16)
+    add(target, "a", 6)
+    launched(target, target.plan())
+    new = add(target, "b", 4)
+    batch = target.plan(may_preempt=False)
+    assert batch is not None
+    assert new.state is State.RUNNING
+
+
+def test_running_requests_have_slots_of_their_own_and_give_them_back() -> None:
+    target = scheduler(32)
+    requests = [add(target, name, 4) for name in "abc"]
+    target.plan()
+    assert len({request.slot for request in requests}) == 3
+    target.finish(requests[1], FinishReason.STOP)
+    target.preempt(requests[0])
+    target.plan()
+    assert requests[0].slot != requests[2].slot
 
 
 def test_any_running_request_can_be_preempted_and_comes_back_first() -> None:
@@ -120,7 +140,9 @@ def test_nothing_is_preempted_for_a_step_ahead() -> None:
     target = scheduler(4)
     requests = [add(target, "a", 4), add(target, "b", 3)]
     decoding(target, *requests)
-    assert not target.reserve_next(2), "four pages for three"
+    for request in requests:
+        request.token_ids += [1] * 4
+    assert target.plan(may_preempt=False) is None, "four pages for three"
     assert target.running == requests
 
 
@@ -224,7 +246,7 @@ def test_a_request_that_waits_for_a_prefix_starts_when_the_other_is_aborted() ->
 
 def finish_prefill(target: Scheduler, request: Request) -> None:
     assert request.lease is not None
-    request.num_computed = len(request.token_ids)
+    request.num_computed = request.num_planned = len(request.token_ids)
     target._cache.publish(request.lease, request.token_ids)
     request.token_ids.append(1)
 
@@ -246,7 +268,7 @@ def test_long_prompts_do_not_fill_the_batch() -> None:
     short = [add(target, f"short {i}", 16) for i in range(3)]
     target.plan()
     assert target.running == [*long[:2], *short]
-    long[0].num_computed = 30  # the rest of it is short
+    long[0].num_computed = long[0].num_planned = 30  # the rest of it is short
     target.plan()
     assert target.running == [*long[:2], *short, long[2]]
     assert list(target.waiting) == [long[3]]
@@ -294,7 +316,7 @@ def started(target: Scheduler, request_id: str, length: int) -> Request:
     """A running request whose prompt has been computed but for its last token."""
     request = add(target, request_id, length)
     target.plan()
-    request.num_computed = length - 1
+    request.num_computed = request.num_planned = length - 1
     return request
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
-from tests.components.fake_device import fake_config
+from tests.components.fake_device import fake_config, greedy_continuation
 from tests.components.forcing_grammar import Keys
 
 KINDS: list[dict[str, Any]] = [
@@ -96,11 +96,11 @@ def test_only_those_that_ask_get_logits_and_nobody_other_tokens(
     assert logits == expected
 
 
-def test_a_request_that_asks_takes_no_decode_loop() -> None:
+def test_nothing_is_queued_before_the_logits_are_read() -> None:
     made = make_rig(fake_config(pages=64), loop_sizes=(1, 2, 4, 8))
-    made.engine.add(asking(call("0", PROMPT)))
+    made.engine.add(asking(call("0", PROMPT[:5])))
     made.run()
-    assert not any(name.startswith("decode_loop") for name, _ in made.program.calls)
+    assert made.engine.stats().steps_ahead == 0
 
 
 def test_the_entry_family_is_that_of_the_row() -> None:
@@ -137,5 +137,8 @@ def test_only_a_running_request_is_preempted() -> None:
     made.engine.add(call("0", PROMPT, 9))
     assert not made.engine.preempt("0")
     while len(made.outputs.get("0", [])) < 2:
-        made.step()  # which at last queues a step ahead
-    assert not made.engine.preempt("0")
+        made.step()
+    assert made.program.in_flight
+    assert made.engine.preempt("0"), "after the step in flight"
+    made.run()
+    assert made.outputs["0"] == greedy_continuation(PROMPT, 9)

@@ -216,7 +216,7 @@ class ExtendAttentionMachine(EngineMachine):
     mode = "extend-attention"
 
 
-class DecodeAheadMachine(EngineMachine):
+class PipelinedMachine(EngineMachine):
     loop_sizes = (2, 8)
 
 
@@ -224,7 +224,7 @@ class ExtendAheadMachine(ExtendAttentionMachine):
     loop_sizes = (2, 8)
 
 
-class SpeculatingMachine(DecodeAheadMachine):
+class SpeculatingMachine(PipelinedMachine):
     speculation = SpeculationOptions(max_tokens=5, row_cost=0)
     repeats = 0.7
 
@@ -238,8 +238,8 @@ EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=
 ExtendAttentionMachine.TestCase.settings = EngineMachine.TestCase.settings
 TestEngineMachine = EngineMachine.TestCase
 TestExtendAttentionMachine = ExtendAttentionMachine.TestCase
-DecodeAheadMachine.TestCase.settings = EngineMachine.TestCase.settings
-TestDecodeAheadMachine = DecodeAheadMachine.TestCase
+PipelinedMachine.TestCase.settings = EngineMachine.TestCase.settings
+TestPipelinedMachine = PipelinedMachine.TestCase
 ExtendAheadMachine.TestCase.settings = EngineMachine.TestCase.settings
 TestExtendAheadMachine = ExtendAheadMachine.TestCase
 SpeculatingMachine.TestCase.settings = EngineMachine.TestCase.settings

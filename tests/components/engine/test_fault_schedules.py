@@ -12,10 +12,9 @@ import time
 
 import pytest
 
-from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.contract.errors import OverloadedError
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
-from tests.components.fault_schedule import Client, Schedule, random_arrival, random_rig
+from tests.components.fault_schedule import Client, Invoked, Schedule, random_arrival, random_rig
 from tests.matrices import slow_but
 
 NUM_SCHEDULES, PER_TEST = 10_000, 250
@@ -69,18 +68,15 @@ class FaultyDevice:
 
     def __init__(self, rng: random.Random) -> None:
         self.hit: set[str] = set()
-        self.rig = random_rig(rng, time.monotonic, self._note)
+        self.rig = random_rig(rng, time.monotonic)
         self.rig.program.faults.call = self._on_call
         self._rng = random.Random(rng.random())
         self._rate = rng.choice([0.0, 0.01, 0.05])
-        self._invoked: list[str] = []
-
-    def _note(self, batch: Batch) -> None:
-        self._invoked = [task.request.request_id for task in batch.tasks]
+        self._invoked = Invoked(self.rig.engine)
 
     def _on_call(self, name: str) -> None:
         if self._rng.random() < self._rate:
-            self.hit.update(self._invoked)
+            self.hit.update(self._invoked.request_ids)
             raise RuntimeError(f"broken in {name}")
 
 
@@ -107,6 +103,8 @@ async def run_threaded(seed: int) -> None:
     assert await engine.close()
     for client in clients:
         client.check(client.request_id in device.hit, was_stalled=False)
+    while device.rig.engine.has_work:  # steps that were in flight
+        device.rig.engine.step()
     device.rig.cache.check_integrity()
     assert device.rig.cache.usage().leased == 0
     assert device.rig.all_pages_back()

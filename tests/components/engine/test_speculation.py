@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.batching.batch import Batch
-from shortfin_apps.llm.components.engine.row_reader import Rows
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
@@ -220,13 +219,13 @@ def test_proposals_take_what_the_budget_leaves() -> None:
         fake_config(pages=64), mode="extend-attention", token_budget=16, repeats=1, speculation=ALWAYS
     )
     sizes: list[int] = []
-    run = rig.engine._run
+    launch = rig.engine._pipeline.launch
 
-    def noting(batch: Batch) -> Rows | None:
+    def noting(batch: Batch, began_s: float) -> None:
         sizes.append(sum(len(task.token_ids) for task in batch.tasks))
-        return run(batch)
+        launch(batch, began_s)
 
-    rig.engine._run = noting  # type: ignore[method-assign]
+    rig.engine._pipeline.launch = noting  # type: ignore[method-assign]
     answers(rig, [call(str(i), [i, *PROMPT], 30) for i in range(6)], [0, 0, 3, 6, 9, 12])
     assert max(sizes) == 16
 

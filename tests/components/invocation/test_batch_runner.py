@@ -7,7 +7,8 @@ import pytest
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
-from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
+from shortfin_apps.llm.components.invocation.batch_result import BatchResult
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.contract.abi import EntryFamily
@@ -29,7 +30,7 @@ class Recorder(FakeProgram):
             self.device_buffer(np.zeros((rows, 1, 4))),
             self.device_buffer(np.zeros((rows, 1, 4), int)),
         ]
-        return FakePending(lambda: results)
+        return FakePending(lambda: None, buffers=results)
 
     @staticmethod
     def device_buffer(array: np.ndarray) -> DeviceBuffer:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 import numpy as np
@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
 from shortfin_apps.llm.components.invocation.block_tables import MAX_TABLES, BlockTables
 from shortfin_apps.llm.components.invocation.entry_counts import PlanCounts
+from shortfin_apps.llm.components.invocation.launch import Launch
+from shortfin_apps.llm.components.invocation.loop_state import Fields
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from tests.components.engine_fixture import call, make_rig
@@ -172,11 +173,11 @@ def test_every_invocation_gets_the_same_table_as_one_built_from_scratch(
     config = fake_config(pages=pages, decode=(1, 2, 4))
     rig = make_rig(config, prefix_cache=prefix_cache, mode=mode, max_running=max_running)  # type: ignore[arg-type]
     batches: list[Batch] = []
-    run, submit = rig.runner.run, rig.program.submit
+    launch, submit = rig.runner.launch, rig.program.submit
 
-    def watched_run(batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> BatchResult:
+    def watched_launch(batch: Batch, fields: Fields | None = None) -> Launch:
         batches.append(batch)
-        return run(batch, meanwhile)
+        return launch(batch, fields)
 
     def watched_submit(entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
         shape = rig.runner.buckets.nearest(batches[-1])
@@ -184,7 +185,7 @@ def test_every_invocation_gets_the_same_table_as_one_built_from_scratch(
         assert array_of(arguments[-2]).tolist() == expected.tolist()
         return submit(entry, arguments)
 
-    rig.runner.run = watched_run  # type: ignore[method-assign]
+    rig.runner.launch = watched_launch  # type: ignore[method-assign]
     rig.program.submit = watched_submit  # type: ignore[method-assign]
     for index, (prompt_tokens, max_tokens) in enumerate(lengths):
         rig.engine.add(call(str(index), [index + 1] * prompt_tokens, max_tokens))

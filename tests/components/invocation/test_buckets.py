@@ -41,16 +41,18 @@ def test_a_batch_is_padded_to_the_nearest_bucket() -> None:
 def test_a_sample_is_the_nearest_that_holds_the_rows_or_the_largest() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "sample_bs2", "sample_bs8")
     assert made.draws_rows
-    assert [made.sample(rows).rows for rows in (1, 2, 3, 8, 9)] == [2, 2, 8, 8, 8]
-    assert made.sample(9) == Shape("sample_bs8", Layout.SAMPLE, 8, 0, 0)
-    assert made.sample(9) in made.smallest_shapes()
+    assert [made.sample_shape(rows).rows for rows in (1, 2, 3, 8, 9)] == [2, 2, 8, 8, 8]
+    assert made.sample_shape(9) == Shape("sample_bs8", Layout.SAMPLE, 8, 0, 0)
+    assert made.sample_shape(9) in made.smallest_shapes()
 
 
 def test_rows_are_adjusted_by_entries_of_their_own() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "sample_bs2", "adjusted_sample_bs2", "adjusted_sample_bs4")
-    assert [made.adjusted_sample(rows).rows for rows in (1, 3, 5)] == [2, 4, 4]
-    assert made.adjusted_sample(9) == Shape("adjusted_sample_bs4", Layout.ADJUSTED_SAMPLE, 4, 0, 0)
-    assert made.adjusted_sample(9) in made.smallest_shapes()
+    assert [made.sample_shape(rows, adjusted=True).rows for rows in (1, 3, 5)] == [2, 4, 4]
+    assert made.sample_shape(9, adjusted=True) == Shape(
+        "adjusted_sample_bs4", Layout.ADJUSTED_SAMPLE, 4, 0, 0
+    )
+    assert made.sample_shape(9, adjusted=True) in made.smallest_shapes()
     assert made.draws_adjusted_rows
     assert not buckets("decode_bs1", "prefill_bs1", "sample_bs2").draws_adjusted_rows
     assert not buckets("decode_bs1", "prefill_bs1").draws_rows
@@ -59,10 +61,12 @@ def test_rows_are_adjusted_by_entries_of_their_own() -> None:
 def test_a_decode_loop_is_the_nearest_that_holds_the_rows() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "decode_loop_bs2", "decode_loop_bs8")
     one = task(1, 12)
-    assert made.decode_loop((one,)) == Shape("decode_loop_bs2", Layout.LOOP, 2, 2, 4)
-    assert made.decode_loop((one,) * 3) == Shape("decode_loop_bs8", Layout.LOOP, 8, 8, 4)
-    assert made.decode_loop((one,) * 9) is None
-    assert buckets("decode_bs1", "prefill_bs1").decode_loop((one,)) is None
+    for count, rows in ((1, 2), (3, 8)):
+        shape = Shape(f"decode_loop_bs{rows}", Layout.LOOP, rows, rows, 4)
+        assert made.nearest(Batch(EntryFamily.DECODE, (one,) * count), draws=True) == shape
+    assert made.can_run_ahead
+    assert not buckets("decode_bs1", "prefill_bs1").can_run_ahead
+    assert not buckets("decode_bs4", "prefill_bs1", "decode_loop_bs2").can_run_ahead
 
 
 def test_a_static_entry_of_the_exact_length_is_preferred() -> None:

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
-from shortfin_apps.llm.components.invocation.invoker import Invoker, owned_bytes
+from shortfin_apps.llm.components.invocation.invoker import TOKEN_ID_SETS, Invoker, owned_bytes
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, TensorType
 from tests.components.fake_device import F32, I64, FakeBuffer, FakePending
 
 IDS = TensorType((4,), I64)
 VALUES = TensorType((4, 1, 8), F32)
 LOGITS = TensorType((4, 1, 1 << 20), F32)
-LOOP = EntrySignature("decode_loop_bs4", None, (IDS,), workspace_bytes=100)
+LOOP = EntrySignature("decode_loop_bs4", None, (IDS, VALUES, LOGITS), workspace_bytes=100)
 DECODE = EntrySignature("decode_bs4", None, (VALUES, LOGITS), workspace_bytes=300)
 PREFILL = EntrySignature("prefill_bs4_s8", None, (VALUES, LOGITS), workspace_bytes=200)
 SAMPLE = EntrySignature("sample_bs4", None, (IDS,), workspace_bytes=10)
@@ -36,7 +37,7 @@ class Recorder:
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
         self.calls.append(arguments)
         returned = [FakeBuffer(np.zeros(1))] if entry == "extend" else []
-        return FakePending(lambda: returned)
+        return FakePending(lambda: None, buffers=returned)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, on_host: bool = False) -> FakeBuffer:
         self.allocated.append((shape, on_host))
@@ -69,18 +70,20 @@ def test_results_and_workspace_stand_behind_the_arguments() -> None:
     assert invoker.num_bytes == 4 * 8 * 4 + 4 * (1 << 20) * 4 + 300
 
 
-def test_steps_of_a_loop_take_two_buffers_in_turn() -> None:
+@pytest.mark.parametrize("entry", ["decode_loop_bs4", "sample_bs4"])
+def test_drawn_tokens_are_kept_while_later_steps_are_in_flight(entry: str) -> None:
     _, invoker = make()
-    first, second, third = (invoker.submit("decode_loop_bs4", []).wait()[0] for _ in range(3))
-    assert first is not second
-    assert third is first
+    *several, again = (invoker.submit(entry, []).wait()[0] for _ in range(TOKEN_ID_SETS + 1))
+    assert len({id(each) for each in several}) == TOKEN_ID_SETS
+    assert again is several[0]
 
 
 def test_entries_with_as_many_rows_share_their_logits() -> None:
     recorder, invoker = make()
     first = invoker.submit("decode_bs4", []).wait()
-    assert invoker.submit("prefill_bs4_s8", []).wait() is first
-    assert len(recorder.allocated) == 2 + 1
+    assert list(invoker.submit("prefill_bs4_s8", []).wait()) == list(first)
+    assert list(invoker.submit("decode_loop_bs4", []).wait())[1:] == list(first)
+    assert len(recorder.allocated) == 2 + 1 + TOKEN_ID_SETS
 
 
 def test_a_draw_leaves_the_ids_of_a_step_in_flight_alone() -> None:
@@ -104,4 +107,4 @@ def test_one_workspace_serves_all_entries_and_nothing_is_allocated_twice() -> No
         invoker.submit("decode_loop_bs4", [])
         invoker.submit("decode_bs4", [])
     assert len({id(call[-1]) for call in recorder.calls}) == 1
-    assert len(recorder.allocated) == 2 + 2 + 1
+    assert len(recorder.allocated) == TOKEN_ID_SETS + 2 + 1

@@ -15,10 +15,19 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.recorder import dump_file
 from shortfin_apps.llm.components.recorder.dump_file import DumpError, read_dump, write_dump
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder, Recording
-from shortfin_apps.llm.components.recorder.records import Header, KnownRequest, Run, Step, Task
+from shortfin_apps.llm.components.recorder.records import (
+    FORMAT_VERSION,
+    Header,
+    KnownRequest,
+    Run,
+    Step,
+    Task,
+)
 from tests.components.engine_fixture import PROMPT, call, make_rig
 
-HEADER = Header(format_version=1, reason="a test", written_s=2.0, epoch_s=0.0, num_pages=32, stride=4)
+HEADER = Header(
+    format_version=FORMAT_VERSION, reason="a test", written_s=2.0, epoch_s=0.0, num_pages=32, stride=4
+)
 
 
 def recorded() -> Recording:

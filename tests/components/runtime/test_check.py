@@ -119,15 +119,17 @@ def test_a_mismatch_is_named(entries: tuple[EntrySignature, ...], changes: dict[
 
 
 def loop(*results: TensorType) -> EntrySignature:
-    shapes = ((2,), (2,), (2, None), (6, 2))
+    shapes = ((2,), (2,), (2,), (2, None), (6, 2), (None,))
     arguments = (*(TensorType(shape, I64) for shape in shapes), CACHE)
     return EntrySignature("decode_loop_bs2", arguments, results)
 
 
-def test_a_decode_loop_returns_token_ids() -> None:
-    check_program(Listed(*WHOLE, loop(TensorType((2,), I64))), CONFIG)
-    with pytest.raises(ArtifactError, match=r"returns tensor<4xi64> where .* tensor<2xi64>; rebuild"):
-        check_program(Listed(*WHOLE, loop(TensorType((4,), I64))), CONFIG)
+def test_a_decode_loop_returns_token_ids_before_what_a_decode_returns() -> None:
+    check_program(Listed(*WHOLE, loop(TensorType((2,), I64), VALUES, INDICES)), CONFIG)
+    with pytest.raises(ArtifactError, match=r"returns tensor<4xi64>.* where .* tensor<2xi64>; rebuild"):
+        check_program(Listed(*WHOLE, loop(TensorType((4,), I64), VALUES, INDICES)), CONFIG)
+    with pytest.raises(ArtifactError, match=r"`decode_loop_bs2` returns 0 results .* at least 2"):
+        check_program(Listed(*WHOLE, loop(TensorType((2,), I64))), CONFIG)
 
 
 @given(stride=st.sampled_from([1, 8, 15, 17, 32, 64]))
@@ -165,7 +167,7 @@ def test_a_tokenizer_may_be_smaller_than_the_vocabulary_but_not_larger() -> None
         check_vocabulary(64, 65)
 
 
-PACKED = tuple(TensorType(shape, I64) for shape in ((None,), (None,), (None,), (None,), (None, None)))
+PACKED = tuple(TensorType(shape, I64) for shape in (*4 * [(None,)], (None, None), (None,)))
 EXTEND = EntrySignature("extend", (*PACKED, CACHE), (VALUES, INDICES))
 BUCKET = EntrySignature("extend_t64", (TensorType((64,), I64), *PACKED[1:], CACHE), (VALUES, INDICES))
 
@@ -180,7 +182,7 @@ def test_matching_extend_entries_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        (dataclasses.replace(EXTEND, arguments=PACKED), "`extend` takes 5 arguments .*means 6"),
+        (dataclasses.replace(EXTEND, arguments=PACKED), "`extend` takes 6 arguments .*means 7"),
         (
             dataclasses.replace(EXTEND, arguments=(*PACKED, TensorType((None, 128), F16))),
             r"`extend` takes tensor<\?x128xf16> as cache slab \(whole pages, stage 0\)",
@@ -262,8 +264,8 @@ def test_where_all_layers_have_a_window_there_is_one_table() -> None:
 def adjusted_sample(rows: int, edits: TensorType) -> EntrySignature:
     of_rows = TensorType((rows,), I64)
     arguments = (
-        *(TensorType((None, 1, 64), F32), of_rows, of_rows, TensorType((6, rows), I64)),
-        *(TensorType((3, rows), F32), edits, TensorType((None, 2), I32), of_rows),
+        *(TensorType((None, 1, 64), F32), of_rows, of_rows, of_rows, TensorType((6, rows), I64)),
+        *(TensorType((3, rows), F32), edits, TensorType((None, 2), I32), of_rows, TensorType((None,), I64)),
     )
     return EntrySignature(f"adjusted_sample_bs{rows}", arguments, (of_rows,))
 

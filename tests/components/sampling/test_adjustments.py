@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.request.request import Chooser, Request
 from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, MinTokens, OutputGrammar
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from shortfin_apps.llm.contract.errors import ConstraintError, InvalidRequestError, InvocationError
@@ -128,7 +128,7 @@ def test_a_grammar_that_leaves_no_token_is_an_error() -> None:
 def test_a_grammar_needs_whole_rows() -> None:
     free, bound = call("a", [1]).params, call("a", [1], output_grammar=Allowing(1)).params
     assert [OutputGrammar().num_lost(params, 0) for params in (free, bound)] == [0, WHOLE_ROW]
-    assert not SAMPLER.suits_device(Request(call("a", [1], output_grammar=Allowing(1))))
+    assert SAMPLER.chooser(Request(call("a", [1], output_grammar=Allowing(1)))) is Chooser.HOST
     with pytest.raises(InvalidRequestError, match="structured_outputs"):
         Sampler(frozenset(), num_candidates=4, returns_logits=False).check(bound)
 

@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.request.request import Chooser, Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
-from shortfin_apps.llm.components.sampling.sampler import Sampler, drafted_token, logprobs_of
+from shortfin_apps.llm.components.sampling.sampler import (
+    Sampler,
+    drafted_token,
+    logprobs_of,
+)
 from shortfin_apps.llm.contract.abi import NO_TOP_K, SamplingField
 from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError
 from tests.components.engine_fixture import call
@@ -98,8 +102,9 @@ def test_a_device_samples_what_the_candidates_decide_from_now_on(
 ) -> None:
     request = Request(call("a", [1], **params))
     request.token_ids += [0] * num_generated
-    assert Sampler(frozenset(), num_candidates=4).suits_device(request) is suits
-    assert not Sampler(frozenset(), num_candidates=0).suits_device(request)
+    sampler = Sampler(frozenset(), num_candidates=4)
+    assert (sampler.chooser(request) is Chooser.DEVICE) is suits
+    assert Sampler(frozenset(), num_candidates=0).chooser(request) is Chooser.HOST
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,9 @@ def test_a_device_that_can_draws_from_whole_rows(params: dict[str, Any], drawn: 
     without = Sampler(frozenset(), num_candidates=4)
     assert sampler.is_drawn_from_row(request) is drawn
     assert sampler.needs_logits(request) is (without.needs_logits(request) and not drawn)
-    assert sampler.suits_device(request) is (without.suits_device(request) or drawn)
+    assert (sampler.chooser(request) is Chooser.DEVICE) is (
+        without.chooser(request) is Chooser.DEVICE or drawn
+    )
     assert (sampler.device_fields(request)[SamplingField.TOP_K] == NO_TOP_K) is (
         drawn or not {"min_tokens", "logprobs", "frequency_penalty", "typical_p"}.isdisjoint(params)
     )

@@ -36,6 +36,7 @@ OPTIONS = BuildOptions(
     decode_batch_sizes=(1, 4),
     chunk_sizes=(32,),
     extend_sizes=(64,),
+    decode_loop_sizes=(4,),
     context_length=128,
     top_k=8,
 )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -7,8 +9,8 @@ import pytest
 from shortfin_apps.llm.components.self_test.computed import (
     Computed,
     compare_row,
-    compare_token,
     drawn_as_seen,
+    with_draw,
 )
 from shortfin_apps.llm.contract.self_test_file import ExpectedLogits, SelfTestFile
 
@@ -82,13 +84,12 @@ def test_values_of_candidates_are_logits() -> None:
     assert "not their logits" in str(row.problem)
 
 
-def test_a_drawn_token_must_be_the_best_but_where_others_are_as_near() -> None:
-    def problem(token_id: int) -> str | None:
-        return compare_token("decode_loop_bs1", 0, 0, EXPECTED, FILE, token_id).problem
-
-    assert problem(2) is None
-    assert "draws token 3" in str(problem(3))
-    assert "draws token -1" in str(problem(-1))
+def test_a_token_drawn_beside_logits_is_their_best_and_other_problems_come_first() -> None:
+    right, wrong = compared(LOGITS), replace(compared(LOGITS), problem="other")
+    assert with_draw(right, LOGITS, 2, None) == right
+    assert "draws token 3" in str(with_draw(right, LOGITS, 3, "table").problem)
+    assert with_draw(right, LOGITS, 2, "table").problem == "table"
+    assert with_draw(wrong, LOGITS, 3, "table") == wrong
 
 
 def test_a_token_drawn_of_logits_that_are_seen_is_their_best() -> None:

@@ -12,7 +12,14 @@ from shortfin_apps.llm.model.kv_layout import KVType
 from tests.compiled_programs import compile_program
 from tests.components.self_test.compiled import OPTIONS, build_model, module_text, opened, with_vmfb
 
-SMALL = replace(OPTIONS, prefill_batch_sizes=(1,), decode_batch_sizes=(1, 2), chunk_sizes=(), extend_sizes=())
+SMALL = replace(
+    OPTIONS,
+    prefill_batch_sizes=(1,),
+    decode_batch_sizes=(1, 2),
+    chunk_sizes=(),
+    extend_sizes=(),
+    decode_loop_sizes=(),
+)
 EXPONENT = 14  # the highest bit of a bf16's
 
 

@@ -14,7 +14,7 @@ def test_only_the_model_directory_is_required() -> None:
     assert config == parse("--artifact", "DIR")
     assert (config.model.artifact, config.http.host, config.http.port) == (Path("DIR"), "127.0.0.1", 8000)
     assert config.engine.prefix_cache == "trie"
-    assert config.engine.decode_ahead == "auto"
+    assert config.engine.pipeline_depth is None
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_only_the_model_directory_is_required() -> None:
         (["DIR", "--port", "x"], "`--port`"),
         (["DIR", "--port", "65536"], "`--port`"),
         (["DIR", "--prefix-cache", "radix"], "`--prefix-cache`"),
-        (["DIR", "--decode-ahead", "2"], "`--decode-ahead`"),
+        (["DIR", "--pipeline-depth", "3"], "`--pipeline-depth`"),
         (["DIR", "--speculative", "eagle"], "`--speculative`"),
         (["DIR", "--speculative", "ngram", "--speculative-tokens", "0"], "`--speculative-tokens`"),
         (["DIR", "--pages", "1"], "`--pages`"),

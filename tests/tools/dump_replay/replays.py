@@ -12,19 +12,23 @@ from shortfin_apps.llm.components.recorder.flight_recorder import Recording
 from shortfin_apps.llm.components.recorder.records import FORMAT_VERSION, Header
 from shortfin_apps.llm.tools.dump_replay.replay import Replay
 from tests.components.engine_fixture import Rig
-from tests.components.fake_device import FakeDevice, FakeProgram, Faults, page_table_of
+from tests.components.fake_device import FakeDevice, FakeProgram, Faults, known, page_table_of
 
+# A replay keeps no token table. Others are results of the batch before.
+NOT_COMPARED = {"cache", "window_cache", "values", "indices", "logits", "last_tokens", "slots"}
 Executed = list[tuple[str, dict[str, Any]]]  # entries with their arguments, but for slabs and results
 
 
 def executed_by(program: FakeProgram) -> Executed:
-    """What the program executes from now on."""
+    """What the program executes from now on, with the tokens that the token table has at that time."""
     executed: Executed = []
     run = program._run
 
     def noting(entry: str, arrays: list[Any]) -> Sequence[Any]:
         arguments = program.arguments_of(entry, arrays)
-        kept = arguments.keys() - {"cache", "window_cache", "values", "logits"}
+        if "tokens" in arguments and "last_tokens" in arguments:
+            arguments["tokens"] = known(arguments["tokens"], arguments["last_tokens"])
+        kept = arguments.keys() - NOT_COMPARED
         executed.append((entry, {name: arguments[name].tolist() for name in kept}))
         return run(entry, arrays)
 

@@ -6,21 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.batching.batch import Batch
-from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
 from shortfin_apps.llm.components.recorder.dump_file import DumpError
 from shortfin_apps.llm.components.recorder.records import Array, Draw, Task
-from shortfin_apps.llm.contract.abi import EditField, EntryFamily, PenaltyField, SamplingField
+from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
 from shortfin_apps.llm.tools.dump_replay.state import Held, KnownPages, check_tokens, draw_arguments
 from tests.components.fake_device import VOCAB, FakeBuffer
 
-RESULT = BatchResult(
-    Batch(EntryFamily.DECODE, ()),
-    None,
-    None,
-    None,
-    {"logits": FakeBuffer(np.zeros((2, 1, VOCAB), np.float32))},
-)
+RESULTS = {"logits": FakeBuffer(np.zeros((2, 1, VOCAB), np.float32))}
 
 
 def array(values: np.ndarray, dtype: str) -> Array:
@@ -32,6 +24,7 @@ def draw(**other: Array) -> Draw:
     edits = np.zeros((len(EditField), 3))
     arguments = {
         "row_indices": array(np.array([0, 1]), "<i8"),
+        "slots": array(np.array([7, -1]), "<i8"),
         "positions": array(np.array([4, 5]), "<i8"),
         "sampling": array(np.zeros((len(SamplingField), 2)), "<i8"),
         "penalties": array(np.zeros((len(PenaltyField), 2)), "<f4"),
@@ -43,8 +36,9 @@ def draw(**other: Array) -> Draw:
 
 
 def test_arguments_are_as_they_were() -> None:
-    found = draw_arguments(draw(), RESULT)
+    found = draw_arguments(draw(), RESULTS)
     assert found["positions"].tolist() == [4, 5]
+    assert found["slots"].tolist() == [-1, -1]
     assert found["edits"].shape == (len(EditField), 3)
 
 
@@ -54,6 +48,7 @@ def test_arguments_are_as_they_were() -> None:
         {"row_indices": array(np.array([0, 2]), "<i8")},
         {"row_indices": array(np.array([-1, 0]), "<i8")},
         {"row_indices": array(np.array([0]), "<i8")},
+        {"slots": array(np.array([0]), "<i8")},
         {"sampling": array(np.zeros((len(SamplingField), 9)), "<i8")},
         {"edits": array(np.full((len(EditField), 1), VOCAB), "<i4")},
         {"edits": array(np.zeros((2, 1)), "<i4")},
@@ -67,12 +62,12 @@ def test_arguments_are_as_they_were() -> None:
 )
 def test_arguments_that_point_nowhere_are_refused(other: dict[str, Array]) -> None:
     with pytest.raises(DumpError, match="record 1"):
-        draw_arguments(draw(**other), RESULT)
+        draw_arguments(draw(**other), RESULTS)
 
 
 def test_more_draws_than_rows_are_refused() -> None:
     with pytest.raises(DumpError, match="record 1"):
-        draw_arguments(msgspec.structs.replace(draw(), num_draws=3), RESULT)
+        draw_arguments(msgspec.structs.replace(draw(), num_draws=3), RESULTS)
 
 
 def test_tokens_that_the_model_has_not_are_refused() -> None:
@@ -80,6 +75,8 @@ def test_tokens_that_the_model_has_not_are_refused() -> None:
     check_tokens(Task(1, 0, (99,)), None)
     with pytest.raises(DumpError, match="32"):
         check_tokens(Task(1, 0, (0, 32)), 32)
+    with pytest.raises(DumpError, match="-2"):
+        check_tokens(Task(1, 0, (0, -2)), None)
 
 
 TOKENS = [1, 2, 3, 4, 5, 6]

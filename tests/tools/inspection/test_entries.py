@@ -20,7 +20,7 @@ from tests.runtimes import needs_shortfin
 INVOCATIONS = {
     "decode_bs1": ([[5]], [1], [0], [[1, 2]]),
     "prefill_bs1": ([[5, 6, 7]], [0], [3], [[1, 2]]),
-    "extend": ([5, 6, 7], [0], [0], [3], [[1, 2]]),
+    "extend": ([5, 6, -1], [0], [0], [3], [[1, 2]], [7]),
 }
 
 
@@ -56,11 +56,20 @@ def test_entries_with_sizes_and_types(build_tiny: BuildTiny, device: str) -> Non
     assert (entries["prefill_bs2"].rows, entries["prefill_bs2"].length) == (2, None)
 
 
-def test_a_decode_loop_returns_token_ids(build_tiny: BuildTiny) -> None:
+def test_a_decode_loop_returns_token_ids_and_what_a_decode_returns(build_tiny: BuildTiny) -> None:
     options = BuildOptions(prefill_batch_sizes=(1,), decode_batch_sizes=(4,), decode_loop_sizes=(4,))
     subject = open_directory(build_tiny(options).vmfb.parent)
-    loop = next(entry for entry in read_entries(subject, None) if entry.name == "decode_loop_bs4")
-    assert loop.results == {"token_ids": "tensor<4xi64>"}
+    entries = {entry.name: entry for entry in read_entries(subject, None)}
+    loop, decode = entries["decode_loop_bs4"], entries["decode_bs4"]
+    assert decode.results is not None
+    assert loop.results == {"token_ids": "tensor<4xi64>", **decode.results}
+    assert loop.arguments == {
+        **dict.fromkeys(("tokens", "slots", "positions"), "tensor<4xi64>"),
+        "seq_block_ids": "tensor<4x?xi64>",
+        "sampling": "tensor<6x4xi64>",
+        "last_tokens": "tensor<?xi64>",
+        "cache": "tensor<?x2048xbf16>",
+    }
 
 
 @needs_shortfin

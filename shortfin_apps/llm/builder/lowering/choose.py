@@ -24,6 +24,7 @@ from shortfin_apps.llm.builder.lowering.cpu.delta_net import VectorDeltaNet
 from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
+from shortfin_apps.llm.builder.lowering.cpu.sampling import VectorSampling
 from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
 from shortfin_apps.llm.builder.lowering.fused.layers import FusedLayers
 from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
@@ -213,6 +214,7 @@ CANDIDATES = (
     Candidate("cpu/paged_attention", (Attend,), _cpu, VectorAttention),
     Candidate("cpu/delta_net", (DeltaRule,), _cpu, VectorDeltaNet),
     Candidate("cpu/top_k", (TopK,), _cpu, VectorTopK),
+    Candidate("cpu/sampling", (Sample,), _cpu, VectorSampling),
     TRITON,
     Candidate("triton/delta_net", (DeltaRule,), _triton_states, _from_triton("delta_net", "TritonDeltaNet")),
     Candidate("triton/top_k", (TopK,), _triton_candidates, _from_triton("top_k", "TritonTopK")),

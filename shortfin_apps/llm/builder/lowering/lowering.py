@@ -14,24 +14,27 @@ A kernel class handles one or more kinds of operations, and has the method of ea
     DeltaRule    delta_rule(e, operation, x, rates, batch) -> Tensor
     LastTokens   last_tokens(e, x, batch) -> Tensor
     TopK         top_k(e, logits) -> two Tensors
-    Sample       sample(e, values, indices, logits, state) -> Tensor, LoopState
+    Sample       sample(e, rows, state, advances) -> Tensor, DrawState
     any other    compute(e, operation, values) -> Tensor
 
 Shapes and dtypes are in model/operations.py. Each method may be called for several functions of the module. A
 `FusedKernels` class instead lowers runs of consecutive operations together. A class with `sample` and
-`draws_rows` = True also samples from all logits of a sequence, for requests without top-k (NO_TOP_K), in
-decode loops. Such a class has further methods, for logits that another function left on the device:
+`draws_rows` = True also draws from all logits of a sequence, for requests without top-k (NO_TOP_K), and from
+rows that another function left on the device. Such a class has a further method, for rows of logits that the
+class with `top_k` then selects the best of:
 
-    draw_rows(e, rows) -> Tensor
-    adjust(e, rows) -> Tensor, the adjusted logits, from which the class with `top_k` selects the best
-    draw_adjusted(e, values, indices, logits, rows) -> Tensor
+    adjust(e, rows) -> Tensor, the adjusted logits
+
+A class with `linear` and `places_logits` = True also has a method that writes a product to given memory:
+
+    linear_into(e, x, weight, memory) -> Tensor
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, TypeVar
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
@@ -59,6 +62,8 @@ from shortfin_apps.llm.model.rope import Rope, Rotation
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 Prepare = Callable[[Emitter, Batch], None]
+LOGITS_MEMORY = "logits_memory"  # name of the value with the caller's memory for logits, [rows, 1, vocab] f32
+_T = TypeVar("_T", "DrawState", "LeftRows", "AdjustedRows")
 
 
 class RenderedKernels:
@@ -148,6 +153,11 @@ class Values:
     def __setitem__(self, name: str, value: Any) -> None:
         self._values[name] = value
 
+    @property
+    def memory_of_logits(self) -> Tensor | None:
+        """The value LOGITS_MEMORY; None if there is none."""
+        return self._values.get(LOGITS_MEMORY)
+
     def operand(self, name: str) -> Any:
         """Return a value that may be another object than a Tensor, such as a norm fused into the matmul."""
         return self._values[name]
@@ -158,45 +168,45 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopState:
-    """The state of a decode loop (several decode steps in one invocation), kept on the device.
+class DrawState:
+    """The arguments of an entry that describe draws, and where to store the drawn tokens (contract/abi.py).
 
-    `tokens` and `positions` [rows] i64: of each sequence of the batch, replaced in every step; `sampling`
-    [fields, rows] i64: the sampling parameters.
+    A draw replaces `last_tokens`; in a decode loop also `positions`.
     """
 
-    tokens: Tensor
-    positions: Tensor
-    sampling: Tensor
+    slots: Tensor  # [rows] i64
+    positions: Tensor  # [rows] i64
+    sampling: Tensor  # [fields, rows] i64
+    last_tokens: Tensor  # [slots] i64
 
 
 @dataclass(frozen=True, slots=True)
 class LeftRows:
-    """The arguments of an entry `sample_bs{N}`: another entry's results, and sampling parameters.
+    """The rows to draw from: results of this function, or of another one that left them on the device.
 
-    `values` and `logits` keep the shape of the arguments, as IREE would copy them for a reshape.
-    `row_indices`: which of their rows to sample from.
+    `values`, `indices` and `logits` of another function keep the shape of the arguments, as IREE would copy
+    them for a reshape. `row_indices`: which of their rows to draw from; None for all rows, in order.
     """
 
-    values: Tensor  # [any, 1, K] f32
-    logits: Tensor  # [any, 1, vocab] f32
-    row_indices: Tensor  # [rows] i64
-    positions: Tensor  # [rows] i64
-    sampling: Tensor  # [fields, rows] i64
+    values: Tensor  # [any, K] or [any, 1, K] f32
+    indices: Tensor  # [any, K] or [any, 1, K] i64
+    logits: Tensor  # [any, vocab] or [any, 1, vocab] f32
+    row_indices: Tensor | None = None  # [rows] i64
 
 
 @dataclass(frozen=True, slots=True)
 class AdjustedRows:
-    """The arguments of an entry `adjusted_sample_bs{N}`: logits, and adjustments to apply before sampling."""
+    """Rows of logits, and the adjustments of an entry `adjusted_sample_bs{N}` to apply before drawing."""
 
     logits: Tensor  # [any, 1, vocab] f32
     row_indices: Tensor  # [rows] i64
-    positions: Tensor  # [rows] i64
-    sampling: Tensor  # [fields, rows] i64
     penalties: Tensor  # [fields, rows] f32
     edits: Tensor  # [fields, any] i32
     allowed: Tensor  # [any, words] i32
     allowed_indices: Tensor  # [rows] i64
+
+
+Drawn = tuple[Tensor, DrawState]  # the token ids [rows] i64, and the state after the draws
 
 
 class FusedKernels(Protocol):
@@ -235,19 +245,24 @@ class Lowering:
         """Whether the device can sample from all logits of a sequence (whole rows), without top-k."""
         return bool(self._kernels[Sample].draws_rows)
 
-    def draw_rows(self, e: Emitter, rows: LeftRows) -> Tensor:
-        """Sample a token from each row of logits, [rows] i64; NOT_FINITE if the largest is not finite."""
-        token_ids = self._kernels[Sample].draw_rows(e, rows)
-        assert isinstance(token_ids, Tensor)
-        return token_ids
+    @property
+    def places_logits(self) -> bool:
+        """Whether the function's logits can be written to LOGITS_MEMORY."""
+        return bool(getattr(self._kernels[Linear], "places_logits", False))
 
-    def draw_adjusted_rows(self, e: Emitter, rows: AdjustedRows) -> Tensor:
-        """Apply the adjustments, then sample like `draw_rows`; return [rows] i64."""
-        logits = self._kernels[Sample].adjust(e, rows)
-        best = self._kernels[TopK].top_k(e, logits)
-        token_ids = self._kernels[Sample].draw_adjusted(e, *best, logits, rows)
-        assert isinstance(token_ids, Tensor)
-        return token_ids
+    def draw(self, e: Emitter, arguments: Mapping[str, Tensor]) -> Drawn:
+        """Emit the draws of a `sample` entry with these arguments."""
+        return self._sample(e, _taken(LeftRows, arguments), _taken(DrawState, arguments))
+
+    def draw_adjusted(self, e: Emitter, arguments: Mapping[str, Tensor]) -> Drawn:
+        """Emit the adjustments and the draws of an `adjusted_sample` entry with these arguments."""
+        logits = self._kernels[Sample].adjust(e, _taken(AdjustedRows, arguments))
+        values, indices = self._kernels[TopK].top_k(e, logits)
+        return self._sample(e, LeftRows(values, indices, logits), _taken(DrawState, arguments))
+
+    def _sample(self, e: Emitter, rows: LeftRows, state: DrawState, *, advances: bool = False) -> Drawn:
+        token_ids, state = self._kernels[Sample].sample(e, rows, state, advances=advances)
+        return token_ids, state
 
     def declarations(self) -> list[str]:
         """Return the MLIR of the executables that the operations emitted so far dispatch."""
@@ -278,6 +293,8 @@ class Lowering:
             case AddNormed():
                 added = values[operation.residual]
                 values[operation.out] = kernels.add_normed(e, x, operation.weight, added)
+            case Linear(out="logits") if (memory := values.memory_of_logits) is not None:
+                values[operation.out] = kernels.linear_into(e, x, operation.weight, memory)
             case Linear():
                 residual = values[operation.residual] if operation.residual else None
                 values[operation.out] = kernels.linear(e, x, operation.weight, residual)
@@ -304,14 +321,23 @@ class Lowering:
             case TopK():
                 values[operation.out], values[operation.indices] = kernels.top_k(e, x)
             case Sample():
-                state = LoopState(
-                    *(values[n] for n in (operation.tokens, operation.positions, operation.sampling))
+                rows = LeftRows(x, values[operation.indices], values[operation.logits])
+                state = DrawState(
+                    slots=values[operation.slots],
+                    positions=values[operation.positions],
+                    sampling=values[operation.sampling],
+                    last_tokens=values[operation.last_tokens],
                 )
-                row = values[operation.indices], values[operation.logits]
-                values[operation.out], state = kernels.sample(e, x, *row, state)
-                values[operation.tokens], values[operation.positions] = state.tokens, state.positions
+                values[operation.out], state = self._sample(e, rows, state, advances=True)
+                values[operation.positions] = state.positions
+                values[operation.last_tokens] = state.last_tokens
             case _:
                 values[operation.out] = kernels.compute(e, operation, values)
+
+
+def _taken(kind: type[_T], arguments: Mapping[str, Tensor]) -> _T:
+    """Return the `kind` that consists of the arguments with the names of its fields."""
+    return kind(**{each.name: arguments[each.name] for each in fields(kind)})
 
 
 def _turn(run: Sequence[Operation], values: Values) -> None:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tensor, tensor_type
-from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, LeftRows, Values
+from shortfin_apps.llm.builder.lowering.lowering import LOGITS_MEMORY, Drawn, Values
 from shortfin_apps.llm.contract.abi import (
     ARGUMENT_TYPES,
     ASYNC_SUFFIX,
     BLOCK_TABLES,
     CALLER_OWNED,
     ONLY_DISPATCHES,
-    EditField,
     Entry,
     EntryFamily,
     Layout,
@@ -32,12 +31,12 @@ from shortfin_apps.llm.model.spec import BuildOptions
 MOST_PACKED_ROWS = 256
 
 CACHES = ("cache", "window_cache")  # argument names of the slabs
+LOOP_STATE = ("positions", "last_tokens")  # arguments that a decode loop updates in place
 
 # By pool: the layers with pages in the pool's slab, and the elements of a page.
 Slabs = Mapping[Pool, tuple[Sequence[int], int]]
 Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
-Draw = Callable[[Emitter, LeftRows], Tensor]
-DrawAdjusted = Callable[[Emitter, AdjustedRows], Tensor]
+Draw = Callable[[Emitter, Mapping[str, Tensor]], Drawn]
 
 
 def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry]:
@@ -55,89 +54,121 @@ def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry
 
 
 def write_entry(
-    entry: Entry, options: BuildOptions, slabs: Slabs, body: Body, *, static_workspace: bool
+    entry: Entry,
+    options: BuildOptions,
+    slabs: Slabs,
+    body: Body,
+    *,
+    static_workspace: bool,
+    logits_size: int | None,
 ) -> str:
     """Return the MLIR of a prefill, decode or extend entry.
 
     `body` emits the operations from the imported tensors to values, indices and logits. `static_workspace`:
-    the size of the temporaries of `body` does not depend on the block table's size.
+    the size of the temporaries of `body` does not depend on the block table's size. `logits_size`: the number
+    of a row's logits, if `body` can write them to LOGITS_MEMORY.
     """
     e = Emitter()
-    tokens, batch = _arguments(e, entry, options, slabs)
+    inputs, batch = _arguments(e, entry, options, slabs)
     if static_workspace:
         batch.rows = _bounded(batch)
-    values = body(e, {"tokens": tokens}, batch)
-    results = {
-        name: e.reshape(values[name], (batch.rows, 1, values[name].shape[1]))
-        for name in ("values", "indices", "logits")
-    }
     owned = static_workspace and isinstance(batch.tokens, int)
+    if owned and logits_size is not None:
+        inputs[LOGITS_MEMORY] = _logits_memory(e, batch.rows, logits_size)
+    if "last_tokens" in inputs:
+        inputs["tokens"] = _known_tokens(e, inputs["tokens"], inputs["last_tokens"])
+    results = _of_rows(e, body(e, inputs, batch))
     types = _argument_types(entry, options, slabs)
     return _function(e, entry, types, results, _caches(batch), owned=owned)
 
 
 def write_decode_loop(
-    entry: Entry, options: BuildOptions, slabs: Slabs, body: Body, *, static_workspace: bool
+    entry: Entry,
+    options: BuildOptions,
+    slabs: Slabs,
+    body: Body,
+    *,
+    static_workspace: bool,
+    logits_size: int | None,
 ) -> str:
-    """Return the MLIR of a decode loop (a decode that also samples, and updates tokens and positions).
+    """Return the MLIR of a decode loop (a decode that also draws tokens and advances positions).
 
-    `body` emits the operations up to the sampled token of each batch row and the updated state.
+    `body` emits the operations up to the drawn token of each batch row and the updated positions and table.
+    The keyword arguments are those of `write_entry`.
     """
     e = Emitter()
     rows = entry.rows
     assert rows is not None, "a decode loop has a fixed number of rows"
-    state = {name: _import(e, name, (rows,), "i64", "consume ") for name in ("tokens", "positions")}
-    sampling = _import(e, "sampling", (len(SamplingField), rows), "i64")
-    starts = e.elementwise("n", ("n", (rows,), "i64"), [(state["positions"], "n")], _START)
+    shapes: dict[str, Sequence[Dim]] = {
+        **dict.fromkeys(("tokens", "slots", "positions"), (rows,)),
+        "sampling": (len(SamplingField), rows),
+        "last_tokens": (_dim(e, "last_tokens", 0),),
+    }
+    inputs = {
+        name: _import(e, name, shape, "i64", updated=name in LOOP_STATE) for name, shape in shapes.items()
+    }
+    positions, last_tokens = (_import_read(e, name, shapes[name]) for name in LOOP_STATE)
+    imported = _slabs(e, rows, options, slabs)
+    if static_workspace and logits_size is not None:
+        inputs[LOGITS_MEMORY] = _logits_memory(e, rows, logits_size)
+    starts = e.elementwise("n", ("n", (rows,), "i64"), [(positions, "n")], _START)
     seq_lens = e.elementwise("n", ("n", (rows,), "i64"), [(starts, "n")], _SEQ_LEN)
-    batch = _batch(e, entry, options, slabs, starts, seq_lens)
-    values = body(e, {**state, "sampling": sampling}, batch)
-    in_place = {**{name: values[name] for name in state}, **_caches(batch)}
-    results = {"token_ids": values["token_ids"]}
+    batch = _batch(e, entry, imported, starts, seq_lens)
+    inputs["tokens"] = _known_tokens(e, inputs["tokens"], last_tokens)
+    values = body(e, inputs, batch)
+    results = {"token_ids": values["token_ids"], **_of_rows(e, values)}
+    updated = {name: values[name] for name in LOOP_STATE} | _caches(batch)
     types = _argument_types(entry, options, slabs)
-    return _function(e, entry, types, results, in_place, owned=static_workspace)
+    return _function(e, entry, types, results, updated, owned=static_workspace)
 
 
-def write_sample(
-    entry: Entry, options: BuildOptions, vocab_size: int, draw: Draw, *, static_workspace: bool
-) -> str:
-    """Return the MLIR of a `sample` entry, which draws from rows of logits left by another entry."""
+def write_draws(entry: Entry, top_k: int, vocab_size: int, draw: Draw, *, static_workspace: bool) -> str:
+    """Return the MLIR of a `sample` or `adjusted_sample`, which draws from rows left by another entry.
+
+    `draw` emits the operations from the imported arguments to the drawn tokens and the updated table.
+    """
     e = Emitter()
-    rows = entry.rows
-    assert rows is not None, "a `sample` has a fixed number of rows"
-    left = _dim(e, "logits", 0)
-    types = {
-        **{name: tensor_type(shape, "i64") for name, shape in _shapes_of(entry).items()},
-        "values": tensor_type(("?", 1, options.top_k), "f32"),
-        "logits": tensor_type(("?", 1, vocab_size), "f32"),
+    widths = {
+        **dict.fromkeys(("values", "indices"), top_k),
+        "logits": vocab_size,
+        "allowed": -(-vocab_size // 32),
     }
-    drawn_from = LeftRows(
-        values=_import(e, "values", (left, 1, options.top_k), "f32"),
-        logits=_import(e, "logits", (left, 1, vocab_size), "f32"),
-        row_indices=_import(e, "row_indices", (rows,), "i64"),
-        positions=_import(e, "positions", (rows,), "i64"),
-        sampling=_import(e, "sampling", (len(SamplingField), rows), "i64"),
-    )
-    return _function(e, entry, types, {"token_ids": draw(e, drawn_from)}, {}, owned=static_workspace)
-
-
-def write_adjusted_sample(
-    entry: Entry, vocab_size: int, draw: DrawAdjusted, *, static_workspace: bool
-) -> str:
-    """Return the MLIR of an `adjusted_sample` entry, which adjusts rows of logits and draws from them."""
-    e = Emitter()
-    dynamic: dict[str, Sequence[Dim]] = {
-        "logits": (_dim(e, "logits", 0), 1, vocab_size),
-        "edits": (len(EditField), _dim(e, "edits", 1)),
-        "allowed": (_dim(e, "allowed", 0), -(-vocab_size // 32)),
-    }
-    imported = {
-        name: _import(e, name, dynamic.get(name, static), ARGUMENT_TYPES.get(name, "i64"))
-        for name, static in _shapes_of(entry).items()
-    }
+    imported = {}
+    for name, (*leading, last) in entry.argument_shapes().items():
+        shape = [*leading, widths.get(name, last)]
+        dims = [_dim(e, name, axis) if size is None else size for axis, size in enumerate(shape)]
+        dtype = ARGUMENT_TYPES.get(name, "i64")
+        imported[name] = _import(e, name, dims, dtype, updated=name == "last_tokens")
     types = {name: each.type for name, each in imported.items()}
-    drawn = {"token_ids": draw(e, AdjustedRows(**imported))}
-    return _function(e, entry, types, drawn, {}, owned=static_workspace)
+    token_ids, state = draw(e, imported)
+    results, updated = {"token_ids": token_ids}, {"last_tokens": state.last_tokens}
+    return _function(e, entry, types, results, updated, owned=static_workspace)
+
+
+def _logits_memory(e: Emitter, rows: Dim, size: int) -> Tensor:
+    """Import the caller's memory for the logits. If `body` did not write there, IREE would copy them."""
+    return _import(e, "logits", (rows, 1, size), "f32", updated=True)
+
+
+def _of_rows(e: Emitter, values: Values) -> dict[str, Tensor]:
+    """Return the results that all decodes have: candidates and logits of each row's last token."""
+    shapes = {name: values[name].shape for name in ("values", "indices", "logits")}
+    return {name: e.reshape(values[name], (rows, 1, width)) for name, (rows, width) in shapes.items()}
+
+
+def _known_tokens(e: Emitter, tokens: Tensor, last_tokens: Tensor) -> Tensor:
+    """Replace each negative token -1-s by `last_tokens[s]`; return [tokens] i64."""
+    body = f"""\
+  %zero = arith.constant 0 : i64
+  %minus_one = arith.constant -1 : i64
+  %is_slot = arith.cmpi slt, %a, %zero : i64
+  %named = arith.subi %minus_one, %a : i64
+  %slot = arith.select %is_slot, %named, %zero : i64
+  %s = arith.index_cast %slot : i64 to index
+  %last = tensor.extract {last_tokens.name}[%s] : {last_tokens.type}
+  %y = arith.select %is_slot, %last, %a : i64
+  linalg.yield %y : i64"""
+    return e.elementwise("t", ("t", tokens.shape, "i64"), [(tokens, "t")], body)
 
 
 def _bounded(batch: Batch) -> Dim:
@@ -163,21 +194,21 @@ def _function(
     entry: Entry,
     types: Mapping[str, str],
     results: Mapping[str, Tensor],
-    in_place: Mapping[str, Tensor],
+    updated: Mapping[str, Tensor],
     *,
     owned: bool,
 ) -> str:
     """Return the MLIR function of an entry; its body is the operations emitted so far.
 
-    `types`: MLIR types of the arguments. `in_place`: tensors that are written over the arguments of the same
+    `types`: MLIR types of the arguments. `updated`: tensors that are written over the arguments of the same
     names. `owned`: the caller allocates results and workspace.
     """
     names = list(types)
     if owned:
         names += [*results, "workspace"]
-        _return(e, {}, {**in_place, **results}, "workspace")
+        _return(e, {}, {**updated, **results}, "workspace")
     else:
-        _return(e, results, in_place)
+        _return(e, results, updated)
     returned = ", ".join(["!hal.buffer_view"] * (0 if owned else len(results)))
     arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in names)
     attributes = {
@@ -197,8 +228,10 @@ def _function(
     )
 
 
-def _arguments(e: Emitter, entry: Entry, options: BuildOptions, slabs: Slabs) -> tuple[Tensor, Batch]:
-    """Import the arguments of an entry; return the token ids `[tokens]` i64 and the batch."""
+def _arguments(
+    e: Emitter, entry: Entry, options: BuildOptions, slabs: Slabs
+) -> tuple[dict[str, Tensor], Batch]:
+    """Import the arguments; return the token ids `[tokens]` i64, with the table if any, and the batch."""
     is_packed = entry.layout() is Layout.PACKED
     length = entry.length or _dim(e, "tokens", 0 if is_packed else 1)
     rows = entry.rows or _dim(e, "offsets", 0)
@@ -206,31 +239,30 @@ def _arguments(e: Emitter, entry: Entry, options: BuildOptions, slabs: Slabs) ->
     offsets = _import(e, "offsets", (rows,), "i64") if is_packed else None
     starts = _import(e, "start_positions", (rows,), "i64")
     seq_lens = _import(e, "seq_lens", (rows,), "i64")
-    batch = _batch(e, entry, options, slabs, starts, seq_lens, length=length, offsets=offsets)
-    return tokens if is_packed else e.reshape(tokens, (batch.tokens,)), batch
+    imported = _slabs(e, rows, options, slabs)
+    batch = _batch(e, entry, imported, starts, seq_lens, length=length, offsets=offsets)
+    if not is_packed:
+        return {"tokens": e.reshape(tokens, (batch.tokens,))}, batch
+    last_tokens = _import(e, "last_tokens", (_dim(e, "last_tokens", 0),), "i64")
+    return {"tokens": tokens, "last_tokens": last_tokens}, batch
 
 
 def _batch(
     e: Emitter,
     entry: Entry,
-    options: BuildOptions,
-    slabs: Slabs,
+    slabs: Sequence[Slab],
     starts: Tensor,
     seq_lens: Tensor,
     *,
     length: Dim = 1,
     offsets: Tensor | None = None,
 ) -> Batch:
-    """Import the block tables and the slabs of the cache, and return the batch.
+    """Return the batch.
 
     Without `offsets`, each batch row has `length` tokens; with `offsets`, all rows together have `length`
     tokens.
     """
     [rows] = starts.shape
-    imported = [
-        _slab(e, rows, pool, layers, elements, options, has_own_table=pool != "whole" and "whole" in slabs)
-        for pool, (layers, elements) in slabs.items()
-    ]
     return Batch(
         rows=rows,
         tokens=e.times(rows, length) if offsets is None else length,
@@ -238,9 +270,17 @@ def _batch(
         whole_pages=entry.family is EntryFamily.PREFILL,
         starts=starts,
         seq_lens=seq_lens,
-        slabs=imported,
+        slabs=slabs,
         given_offsets=offsets,
     )
+
+
+def _slabs(e: Emitter, rows: Dim, options: BuildOptions, slabs: Slabs) -> list[Slab]:
+    """Import the slabs of the cache, and the block tables."""
+    return [
+        _slab(e, rows, pool, layers, elements, options, has_own_table=pool != "whole" and "whole" in slabs)
+        for pool, (layers, elements) in slabs.items()
+    ]
 
 
 def _slab(
@@ -262,8 +302,7 @@ def _slab(
         pool=pool,
         layers=layers,
         blocks=_import(e, table, (rows, _dim(e, table, 1)), "i64"),
-        # `consume` gives the function ownership of the buffer; otherwise, every call copies the cache.
-        cache=_import(e, name, (_dim(e, name, 0), elements), options.cache_dtype, "consume "),
+        cache=_import(e, name, (_dim(e, name, 0), elements), options.cache_dtype, updated=True),
         suffix="_in_windows" if has_own_table else "",
     )
 
@@ -277,24 +316,40 @@ def _dim(e: Emitter, argument: str, axis: int) -> str:
     return e.value(f"hal.buffer_view.dim<%{argument} : !hal.buffer_view>[{axis}] : index")
 
 
-def _import(e: Emitter, name: str, shape: Sequence[Dim], dtype: str, how: str = "") -> Tensor:
+def _import(e: Emitter, name: str, shape: Sequence[Dim], dtype: str, *, updated: bool = False) -> Tensor:
+    """Import an argument; with `updated`, the function owns it: otherwise, every call would copy it."""
     result = Tensor(e.fresh(), tuple(shape), dtype)
     e.line(
-        f'{result.name} = hal.tensor.import wait(%wait) => {how}%{name} "{name}" : '
-        f"!hal.buffer_view -> {result.sized_type}"
+        f"{result.name} = hal.tensor.import wait(%wait) => {'consume ' if updated else ''}%{name} "
+        f'"{name}" : !hal.buffer_view -> {result.sized_type}'
+    )
+    return result
+
+
+def _import_read(e: Emitter, name: str, shape: Sequence[Dim]) -> Tensor:
+    """Import an i64 argument a second time, to read it before it is updated in place.
+
+    If IREE knew that both are the same memory, it would copy the argument. The update must depend on results
+    of the reads.
+    """
+    result = Tensor(e.fresh(), tuple(shape), "i64")
+    memory = e.value(f"hal.buffer_view.buffer<%{name} : !hal.buffer_view> : !hal.buffer")
+    e.line(
+        f'{result.name} = hal.tensor.import wait(%wait) => {memory} "{name}" : '
+        f"!hal.buffer -> {result.sized_type}"
     )
     return result
 
 
 def _return(
-    e: Emitter, results: Mapping[str, Tensor], in_place: Mapping[str, Tensor], workspace: str | None = None
+    e: Emitter, results: Mapping[str, Tensor], updated: Mapping[str, Tensor], workspace: str | None = None
 ) -> None:
-    """Emit the end of a function that returns `results` and writes each tensor of `in_place`.
+    """Emit the end of a function that returns `results` and writes each tensor of `updated`.
 
-    A tensor of `in_place` is written over the argument of the same name. Temporaries use the argument
+    A tensor of `updated` is written over the argument of the same name. Temporaries use the argument
     `workspace`; if None, the function allocates memory for them.
     """
-    written = [_alias(e, argument, t) for argument, t in in_place.items()]
+    written = [_alias(e, argument, t) for argument, t in updated.items()]
     if workspace is not None:
         storage = e.value(f"hal.buffer_view.buffer<%{workspace} : !hal.buffer_view> : !hal.buffer")
         written = [_with_transients(e, t, storage) for t in written]

@@ -14,10 +14,9 @@ from shortfin_apps.llm.builder.lowering.choose import choose, has_static_workspa
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.program.entry import (
     entries_of,
-    write_adjusted_sample,
     write_decode_loop,
+    write_draws,
     write_entry,
-    write_sample,
 )
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
@@ -27,7 +26,6 @@ from shortfin_apps.llm.model.operations import Sample, TopK
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 RESULTS = ("values", "indices", "logits")
-LOOP_RESULTS = ("token_ids", "tokens", "positions")
 
 
 class ModelModule:
@@ -58,32 +56,32 @@ class ModelModule:
         return "\n".join(["module @module {", *declarations, *functions, "}\n"])
 
     def _function(self, entry: Entry) -> str:
-        if entry.family is EntryFamily.SAMPLE:
-            return write_sample(
-                entry,
-                self._options,
-                self._spec.vocab_size,
-                self._lowering.draw_rows,
-                static_workspace=self._static_workspace,
-            )
-        if entry.family is EntryFamily.ADJUSTED_SAMPLE:
-            return write_adjusted_sample(
-                entry,
-                self._spec.vocab_size,
-                self._lowering.draw_adjusted_rows,
-                static_workspace=self._static_workspace,
-            )
+        draws = {
+            EntryFamily.SAMPLE: self._lowering.draw,
+            EntryFamily.ADJUSTED_SAMPLE: self._lowering.draw_adjusted,
+        }
+        if (draw := draws.get(entry.family)) is not None:
+            sizes = self._options.top_k, self._spec.vocab_size
+            return write_draws(entry, *sizes, draw, static_workspace=self._static_workspace)
         is_loop = entry.family is EntryFamily.DECODE_LOOP
         sampling = [Sample("values", "token_ids", "indices", "logits")] if is_loop else []
 
         def body(e: Emitter, inputs: Mapping[str, Tensor], batch: Batch) -> Values:
             self._lowering.prepare(e, batch)
             values = Values(inputs, batch)
-            results = LOOP_RESULTS if is_loop else RESULTS
+            results = (*RESULTS, *(name for operation in sampling for name in operation.writes))
             self._lowering.lower(e, [*self._operations, *sampling], values, results)
             return values
 
         elements = pool_elements(self._spec, self._options)
         slabs = {pool: (layers, elements[pool]) for pool, layers in self._spec.pools.items()}
         write = write_decode_loop if is_loop else write_entry
-        return write(entry, self._options, slabs, body, static_workspace=self._static_workspace)
+        places = self._lowering.places_logits and self._spec.logit_cap is None
+        return write(
+            entry,
+            self._options,
+            slabs,
+            body,
+            static_workspace=self._static_workspace,
+            logits_size=self._spec.vocab_size if places else None,
+        )

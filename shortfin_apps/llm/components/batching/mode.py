@@ -155,8 +155,8 @@ class BatchMode(ABC):
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         """Return the next invocation, or None when there is nothing to compute.
 
-        Callers must order `running` by admission, oldest first; each request must have at least one token to
-        compute, and pages for all its tokens. Modes must not return a task that depends on another task of
+        Callers must order `running` by admission, oldest first; each request must have at least one unplanned
+        token, and pages for all its tokens. Modes must not return a task that depends on another task of
         the same batch.
         """
 

@@ -60,12 +60,12 @@ class PrefillChunks:
         """Select the tasks of the next invocation; `prefills` must be non-empty, oldest first."""
         if self.budget is None:
             return self._equal_chunks(prefills[0], prefills)
-        budget, backlog_tokens = self.budget, sum(request.num_uncomputed for request in prefills)
+        budget, backlog_tokens = self.budget, sum(request.num_unplanned for request in prefills)
         tokens = budget.tokens(int(has_decodes), backlog_tokens)
 
         def max_pages(request: Request, num_rows: int = 1) -> int:
             """Return the maximum pages per row if `request` is one of `num_rows` rows; at least one."""
-            cost = budget.page_cost(request.num_computed, has_decodes=has_decodes)
+            cost = budget.page_cost(request.num_planned, has_decodes=has_decodes)
             return max(1, int(tokens / self._stride / (self._padded_rows(num_rows) * cost)))
 
         def holds(tasks: Sequence[LlmTaskInput]) -> bool:
@@ -84,7 +84,7 @@ class PrefillChunks:
     def _first(self, prefills: Sequence[Request], max_pages: Callable[[Request], int]) -> Request:
         """Return the oldest prompt, or one that overtakes it because a single invocation completes it."""
         oldest = prefills[0]
-        short = next((r for r in prefills if r.num_uncomputed <= max_pages(r) * self._stride), oldest)
+        short = next((r for r in prefills if r.num_unplanned <= max_pages(r) * self._stride), oldest)
         self._overtook = short is not oldest and not self._overtook
         return short if self._overtook else oldest
 

@@ -11,6 +11,9 @@ waiting_queue.py defines the order of waiting requests. If a request does not fi
 overtake it at most MAX_OVERTAKES times; then all later requests wait until it has started. A long prompt is
 skipped while the maximum number of long prompts is being prefilled. A prompt is also skipped while a running
 request computes a prefix that both share.
+
+A plan may be made while invocations are in flight. It then counts the tokens that these compute and draw as
+computed and drawn, but preempts no request: the invocations in flight still use its pages.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.fair_share import FairShare
 from shortfin_apps.llm.components.batching.mode import BatchMode
 from shortfin_apps.llm.components.batching.waiting_queue import WaitingQueue
@@ -64,6 +67,10 @@ class Scheduler:
         self.running: list[Request] = []  # by admission, oldest first
         self.num_preemptions = 0
         self.membership = 0  # changes whenever a request starts or stops waiting or running
+        self._free_slots = list(range(max_running))
+        self._last: Batch | None = None  # the last plan, if it can be followed by another decode of all
+        self._last_membership = 0
+        self._num_followers = 0  # further steps for which `_last` holds
 
     def add(self, request: Request) -> None:
         self.membership += 1
@@ -72,36 +79,53 @@ class Scheduler:
         else:
             self.waiting.add(request)
 
-    def plan(self) -> Batch | None:
+    def plan(self, *, may_preempt: bool = True) -> Batch | None:
         """Plan the next invocation; afterwards every running request has pages for all its tokens.
 
-        Raises IllegalTransitionError if a request is in a wrong state; callers must then `discard` it.
+        Returns None if there is nothing to compute, or if a request would have to be preempted and callers do
+        not allow it, because invocations are in flight. Raises IllegalTransitionError if a request is in a
+        wrong state; callers must then `discard` it.
         """
-        self._grow_running()
+        if (following := self._following()) is not None:
+            return following
+        while self._reserve_running() is not None:
+            if not may_preempt:
+                return None
+            self._preempt_youngest()
         self._admit()
-        return self.mode.next_batch(self.running)
+        batch = self.mode.next_batch([request for request in self.running if request.num_unplanned])
+        self._keep(batch)
+        return batch
 
-    def reserve_next(self, num_decodes: int) -> bool:
-        """Reserve pages for another decode step of the current step's `num_decodes` requests.
+    def _following(self) -> Batch | None:
+        """Return the last plan's decodes, one token further, if planning anew would give the same."""
+        last = self._last
+        if last is None or not self._num_followers or self._last_membership != self.membership:
+            return None
+        if self.may_admit() or any(task.seq_len != task.request.num_planned for task in last.tasks):
+            return None  # proposed tokens were accepted, or the last plan was not carried out
+        self._num_followers -= 1
+        self._last = last.following()
+        return self._last
 
-        Returns False if the next plan may have a different batch: if other requests run or might start, or if
-        there are too few pages, so that a request would be preempted.
-        """
-        if num_decodes != len(self.running) or self.may_admit():
-            return False
-        return self._reserve_running(1) is None
+    def _keep(self, batch: Batch | None) -> None:
+        """Keep a plan that decodes all running requests, with the number of steps that it holds for."""
+        self._last = None
+        if batch is None or len(batch.tasks) != len(self.running) or not batch.is_decode:
+            return
+        self._last, self._last_membership = batch, self.membership
+        self._num_followers = min(_steps_before_change(task, self._cache.stride) for task in batch.tasks)
 
     def reserve_proposed(self, request: Request, count: int) -> int:
         """Reserve pages for `count` proposed tokens of a running request; returns how many fit in its pages.
 
         Pages that other running requests may need for their next tokens are not taken.
         """
-        lease, stride = request.lease, self._cache.stride
-        assert lease is not None
+        stride = self._cache.stride
         num_tokens = len(request.token_ids) + count
         missing = -(-num_tokens // stride) - request.num_pages
         if missing > 0 and self._cache.available().fewest >= 2 * len(self.running) + missing:
-            self._reserve(lease, num_tokens, request.num_computed)
+            self._reserve(request, num_tokens)
         return min(count, request.num_pages * stride - len(request.token_ids))
 
     def may_admit(self) -> bool:
@@ -127,10 +151,10 @@ class Scheduler:
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a waiting or running request and release its pages. Raises IllegalTransitionError."""
         self.membership += 1
-        requests = self.running if request.state is State.RUNNING else self.waiting
+        remove = self._remove_running if request.state is State.RUNNING else self.waiting.remove
         request.finish(reason, self._cache)
         try:
-            requests.remove(request)
+            remove(request)
         except ValueError:  # the request is not in the list for its state
             raise IllegalTransitionError(request, State.FINISHED) from None
 
@@ -138,7 +162,7 @@ class Scheduler:
         """End a request in any state, even an inconsistent one."""
         self.membership += 1
         if request in self.running:
-            self.running.remove(request)
+            self._remove_running(request)
         if request in self.waiting:
             self.waiting.remove(request)
         request.discard(self._cache)
@@ -147,26 +171,26 @@ class Scheduler:
         """Move a running request back to the head of the queue, and free its pages."""
         self.membership += 1
         request.preempt(self._cache)
-        self.running.remove(request)
+        self._remove_running(request)
         self.waiting.add_first(request)
         self.num_preemptions += 1
 
-    def _grow_running(self) -> None:
-        while self._reserve_running() is not None:
-            self._preempt_youngest()
+    def _remove_running(self, request: Request) -> None:
+        # Another request may get the slot at once: it is written after the invocations in flight.
+        self.running.remove(request)
+        self._free_slots.append(request.slot)
 
-    def _reserve_running(self, num_tokens: int = 0) -> Request | None:
-        """Reserve pages for each running request's tokens and `num_tokens` more.
+    def _reserve_running(self) -> Request | None:
+        """Reserve pages for each running request's tokens.
 
         Returns the first request that cannot get its pages, or None; requests before it keep their new pages.
         """
         has_grown = False
         for request in self.running:
-            assert request.lease is not None
-            num_pages = len(request.lease.page_ids)
-            if not self._reserve(request.lease, len(request.token_ids) + num_tokens, request.num_computed):
+            num_pages = len(request.page_ids)
+            if not self._reserve(request, request.num_planned + request.num_unplanned):
                 return request
-            has_grown |= len(request.lease.page_ids) > num_pages
+            has_grown |= len(request.page_ids) > num_pages
         if has_grown:
             self._grow_ahead()
         return None
@@ -180,15 +204,17 @@ class Scheduler:
         if self._cache.available().fewest < 2 * len(self.running):
             return
         for request in self.running:
-            assert request.lease is not None
             max_len = len(request.call.prompt_token_ids) + request.call.params.max_tokens
-            num_tokens = min(len(request.token_ids) + self._cache.stride, max_len)
-            self._reserve(request.lease, num_tokens, request.num_computed)
+            self._reserve(request, min(request.num_tokens + self._cache.stride, max_len))
 
-    def _reserve(self, lease: Lease, num_tokens: int, num_computed: int) -> bool:
+    def _reserve(self, request: Request, num_tokens: int) -> bool:
+        assert request.lease is not None
+        return self._reserve_in(request.lease, num_tokens, request.num_planned)
+
+    def _reserve_in(self, lease: Lease, num_tokens: int, num_planned: int) -> bool:
         """Reserve pages for `num_tokens`, but window pages only as far as the next invocation may compute."""
         ahead = self.mode.tokens_ahead(self._cache.stride)
-        end = num_tokens if ahead is None else min(num_tokens, num_computed + ahead)
+        end = num_tokens if ahead is None else min(num_tokens, num_planned + ahead)
         return self._cache.reserve(lease, num_tokens, end)
 
     def _preempt_youngest(self) -> None:
@@ -199,7 +225,7 @@ class Scheduler:
         """Start requests that fit, in order; others are overtaken at most MAX_OVERTAKES times each."""
         if not self.waiting or len(self.running) >= self.max_running:
             return
-        prefills = [r for r in self.running if r.num_uncomputed > 1]
+        prefills = [r for r in self.running if len(r.token_ids) - r.num_computed > 1]
         blocker: Request | None = None
         misfits = 0
         for request in islice(self.waiting, LOOKAHEAD):
@@ -241,7 +267,7 @@ class Scheduler:
         limit = self._long_prefill_tokens
         if len(request.token_ids) <= limit:
             return False
-        if sum(r.num_uncomputed > limit for r in prefills) < self._max_long_prefills:
+        if sum(r.num_unplanned > limit for r in prefills) < self._max_long_prefills:
             return False
         cached = self._cache.match_length(request.token_ids, request.call.cache_salt)
         return len(request.token_ids) - cached > limit
@@ -251,23 +277,31 @@ class Scheduler:
         lease = self._cache.acquire(request.token_ids, request.call.cache_salt)
         # Each running request may need a page for its next token. Without that many pages left, the new
         # request would be preempted at once.
-        if not self._reserve(lease, len(request.token_ids), lease.num_cached_tokens) or (
+        if not self._reserve_in(lease, len(request.token_ids), lease.num_cached_tokens) or (
             self.running and self._cache.available().fewest < len(self.running)
         ):
             self._cache.release(lease)
             request.blocked_at = available
             return False
         try:
-            request.start(lease)
+            request.start(lease, self._free_slots[-1])
         except IllegalTransitionError:
             self._cache.release(lease)
             raise
         if request.last_turn < 0:  # tenants are not charged again for a restart after preemption
-            self.charge(request, request.num_uncomputed)
+            self.charge(request, request.num_unplanned)
         self.membership += 1
+        self._free_slots.pop()
         self.waiting.remove(request)
         self.running.append(request)
         return True
+
+
+def _steps_before_change(task: LlmTaskInput, stride: int) -> int:
+    """Return the decodes after this one until the request's last token, or until it needs another page."""
+    request = task.request
+    last = len(request.call.prompt_token_ids) + request.call.params.max_tokens - 1
+    return min(last, request.num_pages * stride) - task.seq_len
 
 
 def _same_start(one: Request, other: Request, length: int) -> bool:

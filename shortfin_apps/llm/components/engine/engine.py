@@ -1,8 +1,7 @@
 """The engine: plan, run, commit.
 
-One thread calls `step` repeatedly. Between two steps, at most one decode step is in flight, queued ahead
-(decode_ahead.py). If requests are added or aborted or pages released between steps, this takes effect
-immediately, or after the step in flight.
+One thread calls `step` repeatedly. Between two steps, batches may be in flight (pipeline.py). If requests are
+added or aborted between steps, this takes effect at once; pages are released after the batches in flight.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from dataclasses import replace
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
-from shortfin_apps.llm.components.engine.decode_ahead import DecodeAhead, decode_batch
 from shortfin_apps.llm.components.engine.draft_model import DraftModel
 from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
-from shortfin_apps.llm.components.engine.row_reader import RowReader, Rows
+from shortfin_apps.llm.components.engine.pipeline import InFlight, Pipeline
+from shortfin_apps.llm.components.engine.row_reader import Row, Rows
 from shortfin_apps.llm.components.engine.snapshot import Snapshot, take_snapshot
 from shortfin_apps.llm.components.engine.speculation import Speculation
 from shortfin_apps.llm.components.engine.stats import EngineCounters, EngineStats
-from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.tuning import tokens_beside_decodes, tokens_within_gap
 from shortfin_apps.llm.components.kvcache.cache import KVCache
@@ -58,8 +56,8 @@ class Engine:
     """Executes requests on one model, one batch of tasks per step.
 
     If a request makes an illegal lifecycle transition, `strict` engines raise; others end only that request.
-    `decode_ahead` enables the VMFB's decode loops (entries that decode and sample on the device), and
-    `speculation` enables proposed tokens.
+    `depth` is how many steps are queued before the tokens of the first are known, if the VMFB has the entries
+    for it (`Buckets.can_run_ahead`); `speculation` enables proposed tokens.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class Engine:
         max_seq_len: int,
         eos_token_ids: frozenset[int],
         strict: bool = False,
-        decode_ahead: bool = True,
+        depth: int = 1,
         speculation: SpeculationOptions | None = None,
         draft_model: DraftModel | None = None,
         recorder: FlightRecorder | None = None,
@@ -92,18 +90,18 @@ class Engine:
             draws_rows=runner.buckets.draws_rows,
             adjusts_rows=runner.buckets.draws_adjusted_rows,
         )
-        self._reader = RowReader(runner, self._sampler)
+        runner.reserve_slots(scheduler.max_running)
+        depth = depth if runner.num_candidates and runner.buckets.can_run_ahead else 0
+        self._pipeline = Pipeline(runner, self._sampler, cache, depth)
         self._speculation = None
         if speculation is not None:
             self._speculation = Speculation(scheduler, speculation, draft_model)
-        self._ahead = DecodeAhead(runner, scheduler, self._sampler, cache, self._speculation)
-        self._uses_loops = decode_ahead and runner.buckets.has_decode_loops
         self._requests = ActiveRequests(scheduler, strict=strict)
         self._counters = EngineCounters()
         self._mask_costs = mask_costs or MaskCosts()
-        self._steady: SteadyDecode | None = None
         self._deltas: list[Delta] = []  # of the current step
-        self._device_before_s = 0.0  # device seconds before the current step
+        self._num_planned = 0  # tasks
+        self._num_discarded = 0
         self._commit_s: float | None = None  # time when the current commit began, if a trace needs it
 
     @property
@@ -157,7 +155,7 @@ class Engine:
         self._sampler.check(call.params)
 
     def add(self, call: GenerateCall) -> None:
-        request = Request(call, arrival_s=self._clock())
+        request = Request(call, self._clock(), self._eos_token_ids)
         self._mask_costs.watch(request)
         self._requests.add(request)
 
@@ -172,10 +170,13 @@ class Engine:
     def preempt(self, request_id: str) -> bool:
         """Preempt a request as if pages had run out, to test that preemption does not change its output.
 
-        Returns False if the request is not running or a step is in flight.
+        Commits the steps in flight first; the next `step` returns their deltas. Returns False if the request
+        is not running then.
         """
+        while len(self._pipeline):
+            self._complete()
         request = self._requests.get(request_id)
-        if request is None or request.state is not State.RUNNING or self._ahead.in_flight:
+        if request is None or request.state is not State.RUNNING:
             return False
         self._scheduler.preempt(request)
         return True
@@ -197,7 +198,7 @@ class Engine:
 
         Returns the deltas of the interrupted step, followed by the last delta of each request.
         """
-        self._ahead.abandon()
+        self._pipeline.abandon()
         self._fault("the engine failed outside an invocation")
         ended = self._requests.discard_all(error)
         return self._take_deltas() + ended
@@ -205,23 +206,21 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` must be called: requests remain, or a step is in flight."""
-        return len(self._requests) > 0 or self._ahead.in_flight
+        return len(self._requests) > 0 or len(self._pipeline) > 0
 
     def step(self) -> list[Delta]:
-        """End requests past their deadline, then plan, run and commit one invocation.
+        """End requests past their deadline, plan and launch invocations, then complete and commit one.
 
         Returns the deltas of all affected requests.
         """
-        began_s, membership = self._clock(), self._scheduler.membership
-        self._device_before_s, self._commit_s = self._runner.device_s, None
+        began_s, self._commit_s = self._clock(), None
         self._end_late(began_s)
-        if self._steady is not None and self._steady.holds and not self._would_propose(self._steady.requests):
-            self._go_on(self._steady, began_s)
-        else:
-            self._steady = None
-            self._plan_and_run(began_s)
-        if self._steady is None and self._ahead.in_flight and membership == self._scheduler.membership:
-            self._steady = self._steady_decode()
+        while self._pipeline.takes_another and (batch := self._plan()) is not None:
+            self._launch(batch)
+        if len(self._pipeline):
+            self._complete()
+            self._counters.count_step(self._clock() - began_s)
+        self._end_costly()
         deltas = self._take_deltas()
         if self._recorder is not None:
             self._note_turn(self._recorder, began_s, deltas)
@@ -242,8 +241,8 @@ class Engine:
             entries=self._runner.counts(),
             device_s=self._runner.device_s,
             uploads=self._runner.num_uploads,
-            steps_ahead=self._ahead.queued,
-            discarded_tokens=self._ahead.discarded,
+            steps_ahead=self._pipeline.num_ahead,
+            discarded_tokens=self._num_discarded,
             speculation=None if self._speculation is None else replace(self._speculation.counts),
         )
 
@@ -265,40 +264,6 @@ class Engine:
         """Take a snapshot of requests and pages, between steps; `at_s` is the time on the caller's clock."""
         return take_snapshot(self._scheduler, self._cache, self.stats(), at_s=at_s, now_s=self._clock())
 
-    def _plan_and_run(self, began_s: float) -> None:
-        batch = self._plan()
-        rows = None if batch is None else self._run(batch)
-        if batch is not None and rows is not None:
-            self._commit(batch, rows, began_s)
-            self._counters.count_step(self._clock() - began_s)
-        if self._speculation is not None:
-            self._speculation.settle()
-        self._end_costly()
-
-    def _would_propose(self, requests: Sequence[Request]) -> bool:
-        return self._speculation is not None and self._speculation.would_propose(requests)
-
-    def _steady_decode(self) -> SteadyDecode:
-        """Create a steady decode of the requests in flight; all must still run after the previous step."""
-        return SteadyDecode(
-            self._ahead.requests, self._scheduler, self._cache, self._counters, self._eos_token_ids
-        )
-
-    def _go_on(self, steady: SteadyDecode, began_s: float) -> None:
-        """Run one step of a steady decode; commit by the general path if a request may end."""
-        try:
-            token_ids = self._ahead.go_on()
-        except Exception as error:
-            self._fail(decode_batch(steady.requests), error)
-            return
-        self._counters.consecutive_failures = 0
-        if steady.may_end(token_ids):
-            self._steady = None
-            self._commit(decode_batch(steady.requests), list(map(Drawn, token_ids)), began_s)
-        else:
-            self._deltas += steady.commit(token_ids)
-        self._counters.count_step(self._clock() - began_s)
-
     def _take_deltas(self) -> list[Delta]:
         deltas, self._deltas = self._deltas, []
         return deltas
@@ -315,41 +280,58 @@ class Engine:
                 self._deltas.append(self._requests.end(request, FinishReason.ERROR, error))
 
     def _plan(self) -> Batch | None:
-        """Return the batch in flight or the next one; None if no batch is due, or after a bug in planning."""
-        if (queued := self._ahead.batch()) is not None:
-            return queued
+        """Return the next batch; None if no batch is due, or after a bug in planning.
+
+        A batch to follow one in flight has no proposed tokens. None if tokens would be proposed for the
+        requests in flight: that needs their next tokens.
+        """
+        last = self._pipeline.last
+        if last is not None and self._would_propose(last.batch):
+            return None
         try:
-            batch = self._scheduler.plan()
+            batch = self._scheduler.plan(may_preempt=last is None)
         except IllegalTransitionError as bug:
             if (ended := self._requests.contain(bug)) is not None:
                 self._deltas.append(ended)
             return None
-        return batch if batch is None or self._speculation is None else self._speculation.added_to(batch)
+        if batch is None or last is not None or self._speculation is None:
+            return batch
+        return self._speculation.added_to(batch)
 
-    def _run(self, batch: Batch) -> Rows | None:
-        """Run one invocation and return its rows; on failure, end the requests of the batch and return None.
+    def _would_propose(self, batch: Batch) -> bool:
+        if self._speculation is None:
+            return False
+        return self._speculation.would_propose([task.request for task in batch.tasks if task.completes])
 
-        All rows are fetched here. The commit makes no access to the device and so cannot fail halfway.
-        """
+    def _launch(self, batch: Batch) -> None:
+        began_s = self._clock()
+        for task in batch.tasks:
+            self._num_planned += 1
+            if task.request.last_turn < 0:
+                task.request.queue_s = began_s - task.request.arrival_s
+            task.request.last_turn = self._num_planned
+        self._pipeline.launch(batch, began_s)
+
+    def _complete(self) -> None:
+        """Wait for the first step in flight and commit it; on failure, end the requests of its batch."""
         try:
-            rows = self._compute(batch)
-        except Exception as error:
-            self._fail(batch, error)
-            return None
-        self._counters.consecutive_failures = 0
-        return rows
+            rows = self._pipeline.complete()
+        except Exception as error:  # the runtimes have no common exception
+            self._fail(error)
+        else:
+            self._counters.consecutive_failures = 0
+            self._commit(self._pipeline.first, rows)
+            self._pipeline.forget_first()
+            self._pipeline.draw_late()
+        if self._speculation is not None:
+            self._speculation.settle()
 
-    def _compute(self, batch: Batch) -> Rows:
-        if not self._ahead.in_flight:
-            self._runner.clear_suspects(self._cache)
-        if self._uses_loops and (drawn := self._ahead.run(batch)) is not None:
-            return drawn
-        result = self._runner.run(batch, meanwhile=lambda: self._reader.prepare(batch))
-        return self._reader.rows(batch, result)
+    def _fail(self, error: Exception) -> None:
+        """Abandon the steps in flight, and end the requests of the first one's batch.
 
-    def _fail(self, batch: Batch, error: Exception) -> None:
-        """Abandon the step in flight, and end the requests of the batch."""
-        self._ahead.abandon(waits=not isinstance(error, DeviceLostError))
+        Requests of later steps are preempted: they start again from the tokens that are known.
+        """
+        batch = self._pipeline.first.batch
         was_lost = self._counters.lost_device is not None
         logger.error(
             "invocation of %d tasks failed: %s", len(batch.tasks), error, exc_info=None if was_lost else error
@@ -360,74 +342,88 @@ class Engine:
             self._counters.lost_device = str(error)
         self._fault(f"an invocation failed: {error}")
         shown = error if isinstance(error, LlmError) else InvocationError(f"the invocation failed: {error}")
-        for request in dict.fromkeys(task.request for task in batch.tasks):
-            request.suspect_pages()
+        failed = {task.request: None for task in batch.tasks if not task.has_left}
+        for request in failed:
             self._deltas.append(self._requests.end(request, FinishReason.ERROR, shown))
+        for request in [each for each in self._scheduler.running if each.num_planned > each.num_computed]:
+            self._scheduler.preempt(request)
+        self._pipeline.abandon(waits=not isinstance(error, DeviceLostError))
 
-    def _commit(self, batch: Batch, rows: Rows, began_s: float) -> None:
+    def _commit(self, step: InFlight, rows: Rows) -> None:
         """Advance each task, publish full pages and sample tokens; a row with NaN ends its request instead.
 
         Rows of rejected proposed tokens and of ended requests are dropped.
         """
-        for task, row in zip(batch.tasks, rows, strict=True):
-            if task.is_stale:
-                continue
-            lease = task.request.lease
-            assert lease is not None, "a running request has pages"
-            if row is not None and not row.is_finite:
-                task.request.suspect_pages()
-                self._cache.retract(lease)
-                error = InvocationError(NOT_FINITE)
-                self._fault(f"request {task.request.request_id} got a row of NaN at {task.seq_len - 1}")
-                self._deltas.append(self._requests.end(task.request, FinishReason.ERROR, error))
-                continue
-            self._advance(task, began_s)
-            if task.request.computed is not None:
-                task.request.computed.append(self._computed(task, batch, began_s))
-            if row is None:
-                task.request.suspect_pages()
+        for task, row, lease in zip(step.batch.tasks, rows, step.leases, strict=True):
+            request = task.request
+            if request.lease is not lease or (task.num_ahead and task.is_rejected):
+                self._discard(task, row, lease)
+            elif row is None:
+                self._advance(task, step)
+                lease.is_suspect = True
                 self._cache.give_up(lease, task.seq_len)
-                continue
-            lease.is_suspect = False  # the row is finite, and attended to all pages of the lease
-            self._publish(task, lease)
-            if task.completes:
-                self._deltas.append(self._sample(task.request, row, batch.family))
+            elif not _is_finite(row):
+                self._end_spoiled(task, lease)
+            else:
+                self._advance(task, step)
+                self._publish(task, lease)
+                lease.is_suspect = False  # the row is finite, and attended to all pages of the lease
+                if task.completes:
+                    self._deltas.append(self._sample(request, row, step.batch.family))
 
-    def _advance(self, task: LlmTaskInput, began_s: float) -> None:
+    def _discard(self, task: LlmTaskInput, row: Row, lease: Lease) -> None:
+        """Drop the row of a request that has ended, or of a rejected proposed token."""
+        if not task.num_ahead:
+            self._num_discarded += task.completes
+            lease.is_suspect |= row is not None and not _is_finite(row)
+
+    def _end_spoiled(self, task: LlmTaskInput, lease: Lease) -> None:
+        """End a request that got a row of NaN."""
+        lease.is_suspect = True
+        self._cache.retract(lease)
+        self._fault(f"request {task.request.request_id} got a row of NaN at {task.seq_len - 1}")
+        error = InvocationError(NOT_FINITE)
+        self._deltas.append(self._requests.end(task.request, FinishReason.ERROR, error))
+
+    def _advance(self, task: LlmTaskInput, step: InFlight) -> None:
         """Mark the task's tokens as computed."""
         request = task.request
         self._counters.count_task(task)
-        if request.last_turn < 0:
-            request.queue_s = began_s - request.arrival_s
-        request.last_turn = self._counters.tasks
         request.num_computed = task.seq_len
+        if task.num_ahead:
+            request.num_planned = task.seq_len
+        elif task.completes:
+            request.num_drawing -= 1
+        if request.computed is not None:
+            request.computed.append(self._computed(task, step))
 
-    def _computed(self, task: LlmTaskInput, batch: Batch, began_s: float) -> ComputedTask:
-        """Return a task's timing in the current step, for a trace; all tasks of a step have the same end."""
+    def _computed(self, task: LlmTaskInput, step: InFlight) -> ComputedTask:
+        """Return a task's timing in a step, for a trace; all tasks of a step have the same end."""
         if self._commit_s is None:
             self._commit_s = self._clock()
         return ComputedTask(
-            began_s=began_s,
+            began_s=step.began_s,
             ended_s=self._commit_s,
-            device_before_s=self._device_before_s,
+            device_before_s=step.device_before_s,
             device_after_s=self._runner.device_s,
             start_position=task.start_position,
             num_tokens=len(task.token_ids),
-            entry_family=batch.family.value,
-            batch_tasks=len(batch.tasks),
+            entry_family=step.batch.family.value,
+            batch_tasks=len(step.batch.tasks),
         )
 
     def _publish(self, task: LlmTaskInput, lease: Lease) -> None:
         """Publish full pages of this task, and of earlier tasks that are not published yet."""
-        stride = self._cache.stride
-        if len(task.token_ids) > 1 or task.seq_len // stride > task.start_position // stride:
+        if lease.is_suspect or len(task.token_ids) > 1 or task.seq_len % self._cache.stride == 0:
             self._cache.publish(lease, task.request.token_ids, task.seq_len)
 
-    def _sample(self, request: Request, row: Candidates | Drawn, family: EntryFamily) -> Delta:
+    def _sample(self, request: Request, row: Candidates | Drawn | int, family: EntryFamily) -> Delta:
         """Append the next token to the request, and finish the request if this token is its last.
 
         `family` is the family of the entry that computed the row.
         """
+        if isinstance(row, int):
+            return self._append(request, row)
         params = request.call.params
         try:
             token_id = self._sampler.sample(row, request)
@@ -441,38 +437,42 @@ class Engine:
             logit = row.logit_of(token_id)
             assert logit is not None, "the row has the token's logit where it is asked for"
             logits = (ChosenLogit(logit, family),)
-        request.token_ids.append(token_id)
-        self._counters.generation_tokens += 1
-        self._scheduler.charge(request, 1)
-        delta = self._delta(request, token_id, logprobs, logits)
-        return delta if delta.finish_reason is None else self._requests.finish(request, delta)
+        return self._append(request, token_id, logprobs, logits)
 
-    def _delta(
+    def _append(
         self,
         request: Request,
         token_id: int,
-        logprobs: tuple[TokenLogprobs, ...],
-        logits: tuple[ChosenLogit, ...],
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        logits: tuple[ChosenLogit, ...] = (),
     ) -> Delta:
-        reason = self._finish_reason(request, token_id)
-        is_stop_token = reason is FinishReason.STOP and not self._is_eos(request, token_id)
-        return Delta(
-            request_id=request.request_id,
-            token_ids=(token_id,),
-            logprobs=logprobs,
+        """Append a token to the request, and finish the request if this token is its last."""
+        request.token_ids.append(token_id)
+        self._counters.generation_tokens += 1
+        if self._scheduler.waiting:
+            self._scheduler.charge(request, 1)
+        reason = None
+        if token_id in request.end_token_ids:
+            reason = FinishReason.STOP
+        elif len(request.token_ids) >= request.max_length:
+            reason = FinishReason.LENGTH
+        delta = Delta(
+            request.call.request_id,
+            (token_id,),
+            logprobs,
+            request.num_cached,
+            request.queue_s,
+            request.take_computed() if request.computed else (),
+            reason,
             logits=logits,
-            num_cached_tokens=request.num_cached,
-            queue_s=request.queue_s,
-            computed=request.take_computed(),
-            finish_reason=reason,
-            stop_token_id=token_id if is_stop_token else None,
         )
+        if reason is None:
+            return delta
+        is_eos = token_id in self._eos_token_ids and not request.call.params.ignore_eos
+        if reason is FinishReason.STOP and not is_eos:
+            delta = delta._replace(stop_token_id=token_id)
+        return self._requests.finish(request, delta)
 
-    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
-        """Return the reason for ending the request after this token; None if the request continues."""
-        if self._is_eos(request, token_id) or token_id in request.call.params.stop_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if request.num_generated >= request.call.params.max_tokens else None
 
-    def _is_eos(self, request: Request, token_id: int) -> bool:
-        return token_id in self._eos_token_ids and not request.call.params.ignore_eos
+def _is_finite(row: Candidates | Drawn | int) -> bool:
+    return row >= 0 if isinstance(row, int) else row.is_finite

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
+from shortfin_apps.llm.components.invocation.batch_result import BatchResult
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.row_draws import RowDraw
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 
-Rows = Sequence[Candidates | Drawn | None]  # one per task of a batch; None if nothing was fetched for it
+# One row per task of a batch: an int is the ID of a token that the device drew, or -1 if the row is not
+# finite; None if nothing was fetched for the task.
+Row = Candidates | Drawn | int | None
+Rows = Sequence[Row]
 
 
 class RowReader:
@@ -25,8 +29,8 @@ class RowReader:
         self._sampler = sampler
         self._edits: dict[int, RowEdits] = {}  # of the running batch, by row; prepared rows only
 
-    def prepare(self, batch: Batch) -> None:
-        """While the device runs the batch, precompute what `rows` needs and does not depend on results.
+    def prepare(self, batch: Batch, unread: Collection[int]) -> None:
+        """While the device runs the batch, precompute what `rows` needs for the rows `unread`.
 
         Skips requests with several tasks, because a grammar caches allowed tokens for one position only.
         """
@@ -34,35 +38,40 @@ class RowReader:
         self._edits = {
             index: edits
             for index, task in enumerate(batch.tasks)
-            if task.completes
+            if index in unread
+            and task.completes
             and num_rows[task.request] == 1
             and (edits := self._sampler.prepare(task.request)) is not None
         }
 
-    def rows(self, batch: Batch, result: BatchResult) -> Rows:
-        """Read the rows of the batch, which must be the last one. Raises InvocationError."""
-        chosen = self._drawn(batch, result)
+    def rows(self, batch: Batch, result: BatchResult, unread: Collection[int]) -> Rows:
+        """Read the rows `unread` of the batch, which must be the last one. Raises InvocationError."""
+        chosen = self._drawn(batch, result, unread)
         unsure = [
             index
             for index, task in enumerate(batch.tasks)
-            if task.completes and self._sampler.needs_logits(task.request, task.num_ahead)
+            if index in unread and task.completes and self._sampler.needs_logits(task.request, task.num_ahead)
         ]
         chosen |= self._decided(batch, result, unsure)
         chosen |= self._drawn_adjusted(batch, result, [index for index in unsure if index not in chosen])
         chosen = {index: self._told(batch, result, index, drawn) for index, drawn in chosen.items()}
         return [
             chosen.get(index) or self._row(task, result, index, with_logits=index in unsure)
+            if index in unread
+            else None
             for index, task in enumerate(batch.tasks)
         ]
 
-    def _drawn(self, batch: Batch, result: BatchResult) -> dict[int, Drawn]:
+    def _drawn(self, batch: Batch, result: BatchResult, unread: Collection[int]) -> dict[int, Drawn]:
         """Return the rows for which the device draws the token from all logits, without adjustments."""
         if not self._runner.buckets.draws_rows:
             return {}
         draws = [
             RowDraw(index, task.seq_len - 1, self._sampler.device_fields(task.request))
             for index, task in enumerate(batch.tasks)
-            if task.completes and self._sampler.is_drawn_from_row(task.request, task.num_ahead)
+            if index in unread
+            and task.completes
+            and self._sampler.is_drawn_from_row(task.request, task.num_ahead)
         ]
         return self._draw(result, draws)
 
@@ -98,7 +107,7 @@ class RowReader:
         }
 
     def _draw(self, result: BatchResult, draws: Sequence[RowDraw]) -> dict[int, Drawn]:
-        token_ids = self._runner.draw(result, draws)
+        token_ids = self._runner.draw(result.on_device, draws)
         return {draw.row: Drawn(token_id) for draw, token_id in zip(draws, token_ids, strict=True)}
 
     def _told(self, batch: Batch, result: BatchResult, index: int, drawn: Drawn) -> Drawn:

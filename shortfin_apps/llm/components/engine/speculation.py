@@ -102,8 +102,12 @@ class Speculation:
         return Batch(EntryFamily.EXTEND, (*batch.tasks, *added)) if added else batch
 
     def would_propose(self, requests: Sequence[Request]) -> bool:
-        """Return whether decodes of these requests, which must have no grammars, would get proposals."""
+        """Return whether decodes of these requests may get proposals; with jump-ahead, all grammars may."""
         num_rows = len(requests)
+        if self._options.max_forced_tokens and any(request.matcher is not None for request in requests):
+            return True
+        if not requests:
+            return False
         if self._options.max_tokens:  # in constant time, because this is called before each step
             least = self._least_chance(num_rows, num_rows)
             if any(self._draft(r).would_propose(r.token_ids, least, _most(r)) for r in requests):

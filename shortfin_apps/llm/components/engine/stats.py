@@ -31,15 +31,9 @@ class EngineCounters:
     def count_task(self, task: LlmTaskInput) -> None:
         """Count a computed task. Callers must call this before they update the request for the task."""
         self.tasks += 1
-        if task.request.num_generated == 0:
+        if len(task.request.token_ids) == len(task.request.call.prompt_token_ids):
             self.prompt_tokens += len(task.token_ids)
-        if task.request.last_turn < 0:
-            self.cached_tokens += task.request.num_cached
-
-    def count_decodes(self, count: int) -> None:
-        """Count `count` decodes, each with a sampled token, of requests that already had output tokens."""
-        self.tasks += count
-        self.generation_tokens += count
+            self.cached_tokens += task.request.num_cached if task.completes else 0
 
     def count_step(self, duration_s: float) -> None:
         self.steps += 1

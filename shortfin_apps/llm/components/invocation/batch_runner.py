@@ -5,28 +5,27 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from itertools import count
+from contextlib import contextmanager, suppress
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Paged
+from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
-from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop, padded_state
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.invocation.invoker import Invoker
+from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch
+from shortfin_apps.llm.components.invocation.loop_state import Fields, LoopState, padding_state
 from shortfin_apps.llm.components.invocation.row_draws import RowDraw, padded_draws, padded_edits
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import SCRATCH_PAGE
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.recorder.records import Invocation, Loop, Run, Step
-from shortfin_apps.llm.components.recorder.row_checks import Fetched, logits_sum
-from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import (
     Device,
     DeviceBuffer,
@@ -35,11 +34,9 @@ from shortfin_apps.llm.components.runtime.device import (
     Program,
     TensorType,
 )
-from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.contract.abi import (
     BLOCK_TABLES,
     Entry,
-    EntryFamily,
     Layout,
     argument_names,
     named_results,
@@ -48,73 +45,6 @@ from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
 
 Array = npt.NDArray[Any]
-
-
-class BatchResult:
-    """Results of one batch, one row per task; logits are copied to the host on first use.
-
-    `on_device` has all results by name, valid until the next batch runs.
-    """
-
-    def __init__(
-        self,
-        batch: Batch,
-        values: Array | None,
-        indices: Array | None,
-        fetch_logits: Callable[[], Array] | None,
-        on_device: Mapping[str, DeviceBuffer] | None = None,
-    ) -> None:
-        self.on_device = on_device or {}
-        self._tasks = batch.tasks
-        self._values = values
-        self._indices = indices
-        self._fetch_logits = fetch_logits
-        self._logits: Array | None = None
-        self._record: Run | None = None
-        self._holds_nan = values is not None and bool(np.isnan(values.min(initial=0)))
-
-    def row(self, index: int, with_logits: bool) -> Candidates:
-        """Return row `index`'s candidates; `with_logits` adds the logits `[V]`, which the entry must return.
-
-        If any value is NaN, all values are set to NaN: programs of other compilers may not sort NaN first.
-        """
-        logits = self._row_of(self._all_logits(), index) if with_logits else None
-        if self._values is None or self._indices is None:
-            return Candidates(np.empty(0), np.empty(0, np.int64), logits)
-        values = self._row_of(self._values, index)
-        if self._holds_nan and np.isnan(values).any():
-            values = np.full_like(values, np.nan)
-        return Candidates(values, self._row_of(self._indices, index), logits)
-
-    def _all_logits(self) -> Array:
-        assert self._fetch_logits is not None, "asked for logits of an entry that returns none"
-        if self._logits is None:
-            self._logits = self._fetch_logits().astype(np.float32, copy=False)
-            if self._record is not None:
-                rows = range(len(self._tasks))
-                self._record.logits = [logits_sum(self._row_of(self._logits, row)) for row in rows]
-        return self._logits
-
-    def note(self, record: Run) -> Fetched | None:
-        """Return the fetched values and indices; `record` also gets checksums of logits fetched later."""
-        self._record = record
-        if self._values is None or self._indices is None:
-            return None
-        values, indices = self._last_rows(self._values), self._last_rows(self._indices)
-        return Fetched(values, indices, len(self._tasks), self._holds_nan)
-
-    def _last_rows(self, array: Array) -> Array:
-        """Return the last token row of each task as `[N or more, 1, K]`, the rows that `_row_of` returns."""
-        if array.shape[1] == 1:
-            return array
-        last = [len(task.token_ids) - 1 for task in self._tasks]
-        rows: Array = array[np.arange(len(last)), last][:, None]
-        return rows
-
-    def _row_of(self, array: Array, index: int) -> Array:
-        last = 0 if array.shape[1] == 1 else len(self._tasks[index].token_ids) - 1
-        row: Array = array[index, last]
-        return row
 
 
 class BatchRunner:
@@ -153,6 +83,10 @@ class BatchRunner:
             )
             for layout in Layout
         }
+        # The token table (abi.py); `reserve_slots` sets its size.
+        self._last_tokens = device.allocate((1,), np.dtype(np.int64), only_dispatches=True)
+        self._loop = LoopState(self._upload)
+        self._recorded_loop: Loop | None = None
         self._block_tables = BlockTables(self._upload)
         self._window_tables = BlockTables(self._upload)
         self._counts: defaultdict[str, EntryCounts] = defaultdict(EntryCounts)
@@ -160,6 +94,10 @@ class BatchRunner:
         self._ran: set[str] = set()  # entries that ran since their counts were copied
         self.device_s = 0.0
         self.num_uploads = 0  # arrays copied to the device
+
+    def reserve_slots(self, num_slots: int) -> None:
+        """Make room in the token table for as many running requests."""
+        self._last_tokens = self._device.allocate((num_slots,), np.dtype(np.int64), only_dispatches=True)
 
     @property
     def plan_counts(self) -> PlanCounts:
@@ -171,134 +109,192 @@ class BatchRunner:
         self._ran.clear()
         return self._copied_counts.copy()
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> BatchResult:
-        """Invoke the nearest entry and wait for the results. Raises InvocationError.
+    def run(self, batch: Batch) -> BatchResult:
+        """Invoke the nearest entry and wait for the results. Raises InvocationError."""
+        return self.result(self.launch(batch))
 
-        Calls `meanwhile` after the entry is queued and before waiting.
+    def launch(self, batch: Batch, fields: Fields | None = None) -> Launch:
+        """Queue the nearest entry for the batch.
+
+        With `fields`, decodes run on a decode loop, which also draws a token for each task with these
+        sampling fields, and stores it in the request's slot of the token table.
         """
-        shape = self.buckets.nearest(batch)
-        if self._recorder is None:
-            return self._run(shape, batch, meanwhile)
-        record = self._recorder.run(shape.entry, shape.blocks, batch)
-        try:
-            result = self._run(shape, batch, meanwhile)
-        except BaseException as error:
-            self._recorder.ended(record, error)
-            raise
-        self._recorder.fetched(record, result.note(record))
-        return result
-
-    def _run(self, shape: Shape, batch: Batch, meanwhile: Callable[[], None]) -> BatchResult:
-        arguments = self._plan(shape, batch.tasks, self._tables(batch.tasks, shape))
+        shape = self.buckets.nearest(batch, draws=fields is not None)
         begin = self._clock()
-        pending = self._invoker.submit(shape.entry, arguments)
-        try:
-            meanwhile()
-        finally:
-            results = pending.wait()
-        result = self._fetch(batch, results)
+        state: Mapping[str, DeviceBuffer] = {}
+        if fields is not None and shape.layout is Layout.LOOP:
+            state = self._loop.on_device(batch.tasks, shape.rows, fields)
+        record = self._record(shape, batch)
+        arguments = self._on_device(shape, batch.tasks, state)
+        pending = self._submit(shape.entry, arguments, record)
         self.device_s += self._clock() - begin
         self._count(shape, [len(task.token_ids) for task in batch.tasks])
+        return Launch(batch, shape, pending, record)
+
+    def _record(self, shape: Shape, batch: Batch) -> Run | Step | None:
+        if self._recorder is None:
+            return None
+        if shape.layout is not Layout.LOOP:
+            return self._recorder.run(shape.entry, shape.blocks, batch)
+        if self._loop.index == 0 or self._recorded_loop is None:
+            self._recorded_loop = self._recorder.loop(batch.tasks, self._loop.sampling)
+        requests = [task.request for task in batch.tasks]
+        return self._recorder.step(shape.entry, self._recorded_loop, self._loop.index, requests)
+
+    def _submit(self, entry: str, arguments: Sequence[DeviceBuffer], record: Invocation | None) -> Pending:
+        try:
+            return self._invoker.submit(entry, arguments)
+        except BaseException as error:
+            if record is not None and self._recorder is not None:
+                self._recorder.ended(record, error)
+            raise
+
+    def wait(self, launch: Launch) -> list[int] | None:
+        """Wait for a batch. Returns the token of each task if a decode loop drew them, else None.
+
+        A token is -1 if its row is not finite. Raises InvocationError.
+        """
+        with self._completing(launch.record):
+            results = launch.pending.wait()
+            if launch.shape.layout is not Layout.LOOP:
+                return None
+            drawn = self._token_ids(results[0], len(launch.batch.tasks))
+            if isinstance(launch.record, Step):
+                launch.record.token_ids = drawn
+        return drawn
+
+    def result(self, launch: Launch) -> BatchResult:
+        """Wait for a batch, and fetch its candidates. Raises InvocationError.
+
+        Callers must not have launched another batch since, because it would overwrite the results.
+        """
+        with self._completing(launch.record):
+            result = self._fetch(launch.batch, self._named(launch.shape, launch.pending.wait()))
+        if self._recorder is not None and isinstance(launch.record, Run):
+            self._recorder.fetched(launch.record, result.note(launch.record))
         return result
+
+    def drawn(self, launch: DrawLaunch) -> list[int]:
+        """Wait for a sampling entry's tokens; -1 for rows that are not finite. Raises InvocationError."""
+        with self._completing(launch.record):
+            token_ids = self._token_ids(launch.pending.wait()[0], len(launch.rows))
+            if launch.record is not None:
+                launch.record.token_ids = token_ids
+        return token_ids
+
+    def results_in_flight(self, launch: Launch) -> dict[str, DeviceBuffer]:
+        """Return the batch's results by name, for draws that are queued before the batch is over."""
+        return self._named(launch.shape, launch.pending.results())
+
+    def abandon(self, launch: Launch | DrawLaunch, *, waits: bool = True) -> None:
+        """Give up an invocation after another one failed: wait for it, unless the device may not answer."""
+        if waits:
+            with suppress(Exception):  # the caller already knows that something failed
+                launch.pending.wait()
+        record = launch.record
+        if record is not None and record.ended_s is None and self._recorder is not None:
+            self._recorder.ended(record, InvocationError("given up, as another invocation had failed"))
+
+    def forget_loop(self) -> None:
+        """Upload the state of the next decode loop again, after an invocation has failed."""
+        self._loop.forget()
+
+    def _token_ids(self, buffer: DeviceBuffer, rows: int) -> list[int]:
+        token_ids: list[int] = self._device.download(buffer)[:rows].tolist()
+        return token_ids
+
+    @contextmanager
+    def _completing(self, record: Invocation | None) -> Iterator[None]:
+        """Count the time of the `with` block as device time, and complete the record, if there is one."""
+        begin = self._clock()
+        try:
+            yield
+        except BaseException as error:
+            if record is not None and self._recorder is not None:
+                self._recorder.ended(record, error)
+            raise
+        finally:
+            self.device_s += self._clock() - begin
+        if record is not None and self._recorder is not None:
+            self._recorder.ended(record)
 
     def run_as(self, shape: Shape, batch: Batch) -> BatchResult:
         """Invoke `shape`, which must hold the batch, without counting. Raises InvocationError."""
-        arguments = self._plan(shape, batch.tasks, self._tables(batch.tasks, shape))
-        return self._fetch(batch, self._invoke(shape.entry, arguments))
+        results = self._invoke(shape.entry, self._on_device(shape, batch.tasks))
+        return self._fetch(batch, self._named(shape, results))
+
+    def invoke(
+        self,
+        shape: Shape,
+        tasks: Sequence[Paged],
+        arrays: Mapping[str, Array],
+        left: Mapping[str, DeviceBuffer] | None = None,
+    ) -> dict[str, Array]:
+        """Run the entry of `shape` on these arguments, by name, and the pages of `tasks`, without counting.
+
+        `left`: results of another entry that this one reads. Returns the entry's results by name, and its
+        table `last_tokens` as it is afterwards. Raises InvocationError.
+        """
+        entry = Entry.parse(shape.entry)
+        assert entry is not None, "a shape names an entry"
+        on_device = {name: self._upload(array) for name, array in arrays.items()} | dict(left or {})
+        if entry.takes_slabs:
+            on_device |= self._tables(tasks, shape)
+        arguments = [on_device[name] for name in self._argument_names[shape.layout]]
+        results = self._invoke(shape.entry, [*arguments, *(self._page_table if entry.takes_slabs else ())])
+        named = entry.named_results(results, self._top_k) | {"last_tokens": on_device["last_tokens"]}
+        return {name: self._device.download(buffer) for name, buffer in named.items()}
 
     def download_pages(self) -> list[Array]:
         """Return a copy of each slab [pages, elements]; meant for page tables of a few pages."""
         return [self._device.download(slab) for slab in self._page_table]
 
-    def draw(self, result: BatchResult, draws: Sequence[RowDraw]) -> list[int]:
-        """Draw token IDs on the device from full rows of `result`, which must be the last batch's.
+    def draw(self, results: Mapping[str, DeviceBuffer], draws: Sequence[RowDraw]) -> list[int]:
+        """Queue the draws and wait for their tokens. Raises InvocationError."""
+        launches: list[DrawLaunch] = []
+        try:
+            for each in self.launch_draws(results, draws):
+                launches.append(each)
+            return [token_id for each in launches for token_id in self.drawn(each)]
+        except BaseException:
+            for each in launches:
+                self.abandon(each)
+            raise
+
+    def launch_draws(
+        self, results: Mapping[str, DeviceBuffer], draws: Sequence[RowDraw]
+    ) -> Iterator[DrawLaunch]:
+        """Queue, one by one, entries that draw tokens from rows of `results`, those of the last batch.
 
         Callers must check that `buckets` has `sample` entries, or `adjusted_sample` if the draws have edits;
-        all draws must have edits, or none. The token ID is -1 if the row's best logit is not finite. Raises
-        InvocationError.
+        all draws must have edits, or none.
         """
-        token_ids: list[int] = []
-        while len(token_ids) < len(draws):
-            token_ids += self._draw_some(result, draws[len(token_ids) :])
-        return token_ids
+        while draws:
+            shape = self.buckets.sample_shape(len(draws), adjusted=draws[0].edits is not None)
+            taken, draws = draws[: shape.rows], draws[shape.rows :]
+            arrays = padded_draws(shape.rows, taken)
+            if taken[0].edits is not None:
+                edits = [draw.edits for draw in taken if draw.edits is not None]
+                arrays |= padded_edits(shape.rows, edits, results["logits"].shape[-1])
+            yield self.launch_draw(results, shape, arrays, [draw.row for draw in taken])
 
-    def _draw_some(self, result: BatchResult, draws: Sequence[RowDraw]) -> list[int]:
-        """Draw for as many leading draws as one entry takes."""
-        is_adjusted = draws[0].edits is not None
-        shape = (self.buckets.adjusted_sample if is_adjusted else self.buckets.sample)(len(draws))
-        taken = draws[: shape.rows]
-        arrays = padded_draws(shape.rows, taken)
-        if is_adjusted:
-            edits = [draw.edits for draw in taken if draw.edits is not None]
-            arrays |= padded_edits(shape.rows, edits, result.on_device["logits"].shape[-1])
-        if self._recorder is None:
-            return self.draw_by(result, shape, arrays, len(taken))
-        record = self._recorder.draw(shape.entry, arrays, len(taken))
-        with self._noting(record):
-            record.token_ids = drawn = self.draw_by(result, shape, arrays, len(taken))
-        return drawn
-
-    def draw_by(
-        self, result: BatchResult, shape: Shape, arrays: Mapping[str, Array], num_draws: int
-    ) -> list[int]:
-        """Run the sampling entry of `shape` on `arrays`; return the first `num_draws` token IDs."""
+    def launch_draw(
+        self,
+        results: Mapping[str, DeviceBuffer],
+        shape: Shape,
+        arrays: Mapping[str, Array],
+        rows: Sequence[int],
+    ) -> DrawLaunch:
+        """Queue the sampling entry of `shape` on `arrays`, which draw from these rows of `results`."""
         begin = self._clock()
-        arguments = {**result.on_device, **{name: self._upload(array) for name, array in arrays.items()}}
-        [token_ids] = self._invoke(
-            shape.entry, [arguments[name] for name in self._argument_names[shape.layout]]
-        )
-        drawn: list[int] = self._device.download(token_ids)[:num_draws].tolist()
+        record = None if self._recorder is None else self._recorder.draw(shape.entry, arrays, len(rows))
+        given = {name: self._upload(array) for name, array in arrays.items()}
+        arguments = {**results, **given, "last_tokens": self._last_tokens}
+        names = self._argument_names[shape.layout]
+        pending = self._submit(shape.entry, [arguments[name] for name in names], record)
         self.device_s += self._clock() - begin
         self._count(shape, [])
-        return drawn
-
-    def start_loop(self, batch: Batch, sampling: Sequence[Sequence[int]]) -> DecodeLoop | None:
-        """Create a decode loop for the batch; `sampling` has each task's values by SamplingField.
-
-        Returns None if the VMFB has no decode loop with enough rows, or if the nearest `extend` would compute
-        less than three quarters of the loop's rows.
-        """
-        tasks = batch.tasks
-        requests = [task.request for task in tasks]
-        if (shape := self.buckets.decode_loop(requests)) is None:
-            return None
-        if batch.family is EntryFamily.EXTEND and 4 * self.buckets.extend(tasks).tokens < 3 * shape.rows:
-            return None
-        state = padded_state(shape.rows, tasks, sampling)
-        on_device = {name: self._upload(array) for name, array in state.items()}
-        loop = None if self._recorder is None else self._recorder.loop(tasks, sampling)
-        return DecodeLoop(requests, on_device, self.stride, partial(self._step, loop, count()))
-
-    def _step(
-        self,
-        loop: Loop | None,
-        indices: Iterator[int],
-        requests: Sequence[Request],
-        state: Mapping[str, DeviceBuffer],
-    ) -> Callable[[], Array]:
-        """Queue one step of a decode loop; the returned function waits for the step's token IDs `[rows]`."""
-        if self._recorder is None or loop is None:
-            return partial(self._token_ids, self._queue(requests, state))
-        shape = self.buckets.decode_loop(requests)
-        assert shape is not None, "the loop was started on this program"
-        record = self._recorder.step(shape.entry, loop, next(indices), requests)
-        try:
-            pending = self._queue(requests, state)
-        except BaseException as error:
-            self._recorder.ended(record, error)
-            raise
-        return partial(self._noted_token_ids, record, len(requests), pending)
-
-    def _queue(self, requests: Sequence[Request], state: Mapping[str, DeviceBuffer]) -> Pending:
-        shape = self.buckets.decode_loop(requests)
-        assert shape is not None, "the loop was started on this program"
-        begin = self._clock()
-        arguments = {**state, **self._tables(requests, shape)}
-        names = self._argument_names[Layout.LOOP]
-        pending = self._invoker.submit(shape.entry, [*(arguments[name] for name in names), *self._page_table])
-        self.device_s += self._clock() - begin
-        self._count(shape, [1] * len(requests))
-        return pending
+        return DrawLaunch(rows, pending, record)
 
     def _tables(self, tasks: Sequence[Paged], shape: Shape) -> dict[str, DeviceBuffer]:
         """Return the tasks' block tables on the device, by argument name."""
@@ -317,29 +313,6 @@ class BatchRunner:
         self._counts[shape.entry].add(lengths, shape.tokens)
         self._ran.add(shape.entry)
 
-    def _token_ids(self, pending: Pending) -> Array:
-        begin = self._clock()
-        token_ids = self._device.download(pending.wait()[0])
-        self.device_s += self._clock() - begin
-        return token_ids
-
-    def _noted_token_ids(self, record: Step, num_rows: int, pending: Pending) -> Array:
-        with self._noting(record):
-            token_ids = self._token_ids(pending)
-            record.token_ids = token_ids[:num_rows].tolist()
-        return token_ids
-
-    @contextmanager
-    def _noting(self, record: Invocation) -> Iterator[None]:
-        """Complete `record` when the `with` block, which runs the invocation, ends or fails."""
-        assert self._recorder is not None, "it made the record"
-        try:
-            yield
-        except BaseException as error:
-            self._recorder.ended(record, error)
-            raise
-        self._recorder.ended(record)
-
     def _upload(self, array: Array) -> DeviceBuffer:
         self.num_uploads += 1
         return self._device.upload(array)
@@ -349,7 +322,8 @@ class BatchRunner:
         if self._recorder is None:
             self._clear(page_ids, window_page_ids)
             return
-        with self._noting(self._recorder.clear(page_ids, window_page_ids)):
+        record = self._recorder.clear(page_ids, window_page_ids)
+        with self._completing(record):
             self._clear(page_ids, window_page_ids)
 
     def clear_suspects(self, cache: KVCache) -> None:
@@ -420,28 +394,38 @@ class BatchRunner:
             types = self._entries[shape.entry].arguments or ()
             return [self._device.upload(np.zeros([size or 1 for size in t.shape], t.dtype)) for t in types]
         scratch = self._device.upload(np.zeros((shape.rows, shape.blocks), np.int64))
-        return self._plan(shape, (), dict.fromkeys(BLOCK_TABLES, scratch))
+        return self._on_device(shape, (), dict.fromkeys(BLOCK_TABLES, scratch))
 
-    def _plan(
-        self, shape: Shape, tasks: Sequence[LlmTaskInput], tables: Mapping[str, DeviceBuffer]
+    def _on_device(
+        self,
+        shape: Shape,
+        tasks: Sequence[LlmTaskInput],
+        given: Mapping[str, DeviceBuffer] = MappingProxyType({}),
     ) -> list[DeviceBuffer]:
-        """Return all arguments of the entry, on the device."""
-        arrays = _padded_arrays(shape, tasks)
-        arguments = [
-            tables[name] if name in tables else self._upload(arrays[name])
-            for name in self._argument_names[shape.layout]
-        ]
-        return [*arguments, *self._page_table]
+        """Return all arguments of the entry on the device; `given` has some of them by name."""
+        tables = {} if BLOCK_TABLES[0] in given else self._tables(tasks, shape)
+        on_device = {**tables, **given, "last_tokens": self._last_tokens}
+        names = self._argument_names[shape.layout]
+        if any(name not in on_device for name in names):
+            arrays = _padded_arrays(shape, tasks)
+            on_device |= {name: self._upload(arrays[name]) for name in names if name not in on_device}
+        return [*(on_device[name] for name in names), *self._page_table]
 
     def _invoke(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Sequence[DeviceBuffer]:
         return self._invoker.submit(entry, arguments).wait()
 
-    def _fetch(self, batch: Batch, results: Sequence[DeviceBuffer]) -> BatchResult:
+    def _fetch(self, batch: Batch, found: Mapping[str, DeviceBuffer]) -> BatchResult:
         """Copy values and indices to the host; logits stay on the device until a row's logits are needed."""
-        download, found = self._device.download, named_results(results, self._top_k)
+        download = self._device.download
         values, indices = (download(found[name]) if name in found else None for name in ("values", "indices"))
         fetch_logits = (lambda: download(found["logits"])) if "logits" in found else None
         return BatchResult(batch, values, indices, fetch_logits, found)
+
+    def _named(self, shape: Shape, results: Sequence[DeviceBuffer]) -> dict[str, DeviceBuffer]:
+        """Return the results of an entry by name."""
+        entry = Entry.parse(shape.entry)
+        assert entry is not None, "buckets have entries only"
+        return entry.named_results(results, self._top_k)
 
 
 def _returns_logits(program: Program, config: ModelConfig) -> bool:
@@ -463,10 +447,10 @@ def _padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Arr
     for row, task in enumerate(tasks):
         starts[row] = task.start_position
         seq_lens[row] = task.seq_len
-    arrays = {"start_positions": starts, "seq_lens": seq_lens}
     if shape.layout is Layout.LOOP:
-        arrays |= padded_state(shape.rows, (), ())
-    elif shape.layout is Layout.PACKED:
+        return padding_state(shape.rows)
+    arrays = {"start_positions": starts, "seq_lens": seq_lens}
+    if shape.layout is Layout.PACKED:
         arrays["tokens"], arrays["offsets"] = _packed_tokens(shape, tasks)
     else:
         arrays["tokens"] = _padded_tokens(shape, tasks)

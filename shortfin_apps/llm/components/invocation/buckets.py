@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Paged
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.contract.abi import MIN_BLOCKS, Entry, EntryFamily, Layout
 from shortfin_apps.llm.contract.errors import ArtifactError
@@ -67,9 +67,13 @@ class Buckets:
         return num_rows <= max(self._decode)
 
     @property
-    def has_decode_loops(self) -> bool:
-        """Whether there are decode loops, which sample on the device."""
-        return bool(self._loops)
+    def can_run_ahead(self) -> bool:
+        """Whether decodes of tokens that the host does not know yet can be queued.
+
+        This takes decode loops for the largest decodes, and no padded `extend`.
+        """
+        is_packed = self.has_packed_extend or not self.has_extend
+        return max(self._loops, default=0) >= max(self._decode) and is_packed
 
     @property
     def draws_rows(self) -> bool:
@@ -86,19 +90,25 @@ class Buckets:
         """Whether prefill entries of every batch size take any sequence length, so chunks need no padding."""
         return all(rows in self._prefill for rows, _ in self._static_prefill)
 
-    def nearest(self, batch: Batch) -> Shape:
-        """Return the nearest compiled shape that holds the batch.
+    def nearest(self, batch: Batch, *, draws: bool = False) -> Shape:
+        """Return the nearest compiled shape that holds the batch; with `draws`, decodes run on a decode loop.
 
         If all tasks of an `extend` batch are decodes, a `decode` runs them instead of a packed `extend`,
-        unless the `decode` computes more rows: it has fewer dispatches and gives the same bits.
+        unless the `decode` computes more rows: it has fewer dispatches and gives the same bits. A decode loop
+        also saves the draw, so it may compute a third more rows.
         """
         if batch.family is EntryFamily.DECODE:
-            return self._decode_shape(batch.tasks)
+            return self._decode_loop(batch.tasks) if draws else self._decode_shape(batch.tasks)
         if batch.family is EntryFamily.PREFILL:
             return self._prefill_shape(batch.tasks)
         extend = self.extend(batch.tasks)
-        decode = self._decode_for(extend, batch.tasks)
-        return extend if decode is None else decode
+        if extend.layout is not Layout.PACKED or not _are_decodes(batch.tasks):
+            return extend
+        if draws:
+            loop = self._decode_loop(batch.tasks) if len(batch.tasks) <= max(self._loops) else extend
+            return loop if 3 * loop.rows <= 4 * extend.tokens else extend
+        decode = self._decode_shape(batch.tasks) if self.holds_decodes(len(batch.tasks)) else extend
+        return decode if decode.rows <= extend.tokens else extend
 
     def extend(self, tasks: Sequence[LlmTaskInput]) -> Shape:
         """Return the nearest `extend` shape that holds the tasks."""
@@ -113,18 +123,13 @@ class Buckets:
         entry = self._dynamic_extend if bucket is None else self._extend[bucket]
         return Shape(entry, Layout.PACKED, len(tasks), bucket or total, _widest(tasks))
 
-    def decode_loop(self, requests: Sequence[Paged]) -> Shape | None:
-        """Return the nearest decode loop for one token of each request; None if none has enough rows."""
-        rows = min((n for n in self._loops if n >= len(requests)), default=None)
-        return None if rows is None else Shape(self._loops[rows], Layout.LOOP, rows, rows, _widest(requests))
-
-    def sample(self, num_rows: int) -> Shape:
-        """Return the nearest `sample` with at least `num_rows` rows, else the largest."""
-        return _sample_shape(self._samples, Layout.SAMPLE, num_rows)
-
-    def adjusted_sample(self, num_rows: int) -> Shape:
-        """Return the nearest `adjusted_sample` with at least `num_rows` rows, else the largest."""
-        return _sample_shape(self._adjusted_samples, Layout.ADJUSTED_SAMPLE, num_rows)
+    def sample_shape(self, num_rows: int, *, adjusted: bool = False) -> Shape:
+        """Return the nearest `sample` or `adjusted_sample` of at least `num_rows` rows, else the largest."""
+        entries, layout = self._samples, Layout.SAMPLE
+        if adjusted:
+            entries, layout = self._adjusted_samples, Layout.ADJUSTED_SAMPLE
+        rows = min((n for n in entries if n >= num_rows), default=max(entries))
+        return Shape(entries[rows], layout, rows, tokens=0, blocks=0)  # no tokens are computed, no pages read
 
     def most_rows(self, entry: str) -> int | None:
         """Return the maximum rows of an `extend_tT` entry; None for other entries."""
@@ -148,8 +153,8 @@ class Buckets:
         stride = self._stride
         shapes = [Shape(name, Layout.DECODE, n, n, MIN_BLOCKS) for n, name in self._decode.items()]
         shapes += [Shape(name, Layout.LOOP, n, n, MIN_BLOCKS) for n, name in self._loops.items()]
-        shapes += [self.sample(n) for n in self._samples]
-        shapes += [self.adjusted_sample(n) for n in self._adjusted_samples]
+        shapes += [self.sample_shape(n) for n in self._samples]
+        shapes += [self.sample_shape(n, adjusted=True) for n in self._adjusted_samples]
         shapes += [
             Shape(name, Layout.PREFILL, n, n * MIN_BLOCKS * stride, MIN_BLOCKS)
             for n, name in self._prefill.items()
@@ -193,13 +198,9 @@ class Buckets:
         entry, rows, length = self._prefill_entry(len(tasks), length)
         return Shape(entry, Layout.PREFILL, rows, rows * length, self._prefill_blocks(tasks, length))
 
-    def _decode_for(self, extend: Shape, tasks: Sequence[LlmTaskInput]) -> Shape | None:
-        """Return the `decode` shape to use instead of the shape `extend`; None if there is none."""
-        is_packed = extend.layout is Layout.PACKED
-        if not (is_packed and _are_decodes(tasks) and self.holds_decodes(len(tasks))):
-            return None
-        decode = self._decode_shape(tasks)
-        return decode if decode.rows <= extend.tokens else None
+    def _decode_loop(self, tasks: Sequence[LlmTaskInput]) -> Shape:
+        rows = min(n for n in self._loops if n >= len(tasks))
+        return Shape(self._loops[rows], Layout.LOOP, rows, rows, _widest(tasks))
 
     def _padded_length(self, tasks: Sequence[LlmTaskInput]) -> int:
         pages = max(-(-len(task.token_ids) // self._stride) for task in tasks)
@@ -233,11 +234,5 @@ def _declared_rows(signature: EntrySignature) -> int | None:
     return signature.results[0].shape[0] if signature.results else None
 
 
-def _sample_shape(entries: Mapping[int, str], layout: Layout, num_rows: int) -> Shape:
-    """Return the nearest of `entries` by rows, else the largest; no tokens are computed, no pages read."""
-    rows = min((n for n in entries if n >= num_rows), default=max(entries))
-    return Shape(entries[rows], layout, rows, tokens=0, blocks=0)
-
-
-def _widest(tasks: Sequence[Paged]) -> int:
+def _widest(tasks: Sequence[LlmTaskInput]) -> int:
     return max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))

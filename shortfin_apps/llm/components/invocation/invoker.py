@@ -20,11 +20,15 @@ from shortfin_apps.llm.components.runtime.device import (
     Program,
     TensorType,
 )
-from shortfin_apps.llm.contract.abi import Entry, EntryFamily
+from shortfin_apps.llm.contract.abi import Entry
 
 # Larger results, such as logits, stay on the device, as they are rarely read.
 _MOST_HOST_BYTES = 1 << 20
 _BYTE = np.dtype(np.int8)
+
+# Calls of an entry that draws tokens, in one step and in the two steps that may be in flight after it. A step
+# draws from at most 256 rows, and has adjusted and other draws.
+TOKEN_ID_SETS = 8
 
 Results = Sequence[DeviceBuffer]
 _Key = str | tuple[TensorType, ...]  # of result buffers: an entry's name, or the types if entries share them
@@ -33,16 +37,16 @@ _Key = str | tuple[TensorType, ...]  # of result buffers: an entry's name, or th
 def owned_bytes(program: Program) -> int:
     """Return the bytes of all buffers that an Invoker creates for the program."""
     owned = [signature for signature in program.entries.values() if signature.workspace_bytes is not None]
-    sizes = {key: count * sum(map(_bytes_of, kinds)) for key, kinds, count in map(_sets_of, owned)}
+    sets = [each for signature in owned for each in _sets_of(signature)]
+    sizes = {key: count * sum(map(_bytes_of, kinds)) for key, kinds, count in sets}
     return sum(sizes.values()) + _workspace_bytes(program)
 
 
 class Invoker:
     """Calls the entries of one program.
 
-    Logits and candidates are valid until the next call of an entry that returns any. Token IDs are valid
-    until the same entry is called again. Those of a decode loop are valid for one call longer, because they
-    are read while the next step is in flight.
+    Logits and candidates are valid until the next call of an entry that returns any. Token IDs are valid for
+    TOKEN_ID_SETS calls of the same entry, because they are read while later invocations are in flight.
 
     All entries share one workspace, because invocations run one after the other. Entries with results of the
     same types share the buffers of logits and candidates. Buffers are created on an entry's first call and
@@ -53,7 +57,7 @@ class Invoker:
         self._device = device
         self._program = program
         self._workspace: DeviceBuffer | None = None
-        self._results: dict[str, cycle[Results]] = {}  # by entry
+        self._results: dict[str, list[cycle[Results]]] = {}  # by entry, in the order of its results
         self._sets: dict[_Key, cycle[Results]] = {}  # the sets of all entries, by key
         self.num_bytes = 0
 
@@ -70,11 +74,10 @@ class Invoker:
         """Return the buffers that the next call of this entry writes."""
         name = signature.name
         if name not in self._results:
-            self._results[name] = self._sets_for(signature)
-        return next(self._results[name])
+            self._results[name] = [self._sets_for(*each) for each in _sets_of(signature)]
+        return [buffer for sets in self._results[name] for buffer in next(sets)]
 
-    def _sets_for(self, signature: EntrySignature) -> cycle[Results]:
-        key, kinds, count = _sets_of(signature)
+    def _sets_for(self, key: _Key, kinds: Sequence[TensorType], count: int) -> cycle[Results]:
         if key not in self._sets:
             self._sets[key] = cycle([[self._new_result(kind) for kind in kinds] for _ in range(count)])
         return self._sets[key]
@@ -92,13 +95,15 @@ class Invoker:
         return self._workspace
 
 
-def _sets_of(signature: EntrySignature) -> tuple[_Key, tuple[TensorType, ...], int]:
-    """Return the key and types of an entry's results, and the number of buffer sets used in turn."""
+def _sets_of(signature: EntrySignature) -> list[tuple[_Key, tuple[TensorType, ...], int]]:
+    """Return the sets of buffers of an entry's results: key, types, and how many are used in turn."""
     assert signature.results is not None, "an entry whose results the caller owns declares them"
     entry = Entry.parse(signature.name)
     if entry is None or not entry.returns_token_ids:
-        return signature.results, signature.results, 1
-    return signature.name, signature.results, 2 if entry.family is EntryFamily.DECODE_LOOP else 1
+        return [(signature.results, signature.results, 1)]
+    tokens, rows = signature.results[:1], signature.results[1:]
+    of_tokens: tuple[_Key, tuple[TensorType, ...], int] = (signature.name, tokens, TOKEN_ID_SETS)
+    return [of_tokens, (rows, rows, 1)] if rows else [of_tokens]
 
 
 def _workspace_bytes(program: Program) -> int:
@@ -121,6 +126,9 @@ class _OwnedPending:
     def __init__(self, pending: Pending, results: Results) -> None:
         self._pending = pending
         self._results = results
+
+    def results(self) -> Results:
+        return self._results
 
     def wait(self) -> Results:
         self._pending.wait()

@@ -22,25 +22,29 @@ LEAST_EDITS = 256
 class RowDraw:
     """A draw of a token from row `row` of a batch's logits; with `edits`, the row is adjusted first.
 
-    `position` is the position of the row's last token; `sampling` is indexed by SamplingField.
+    `position` is the position of the row's last token; `sampling` is indexed by SamplingField. The device
+    stores the token in `slot` of its token table, unless the slot is negative.
     """
 
     row: int
     position: int
     sampling: Sequence[int]
     edits: RowEdits | None = None
+    slot: int = -1
 
 
 def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
-    """Return the arguments of a `sample` entry after `values` and `logits`, padded to `rows` draws."""
+    """Return the arguments that say which rows a `sample` entry draws from, padded to `rows` draws."""
     row_indices = np.zeros(rows, np.int64)
+    slots = np.full(rows, -1, np.int64)
     positions = np.full(rows, -1, np.int64)
     fields = np.zeros((len(SamplingField), rows), np.int64)
     for column, draw in enumerate(draws):
         row_indices[column] = draw.row
+        slots[column] = draw.slot
         positions[column] = draw.position
         fields[:, column] = draw.sampling
-    return {"row_indices": row_indices, "positions": positions, "sampling": fields}
+    return {"row_indices": row_indices, "slots": slots, "positions": positions, "sampling": fields}
 
 
 def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[str, Array]:

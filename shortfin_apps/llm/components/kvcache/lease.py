@@ -70,6 +70,8 @@ class Lease:
     num_cached_tokens: int = 0  # tokens with K/V found in shared pages at `acquire`
     num_shared_pages: int = 0  # leading pages that are published; never written again
     is_suspect: bool = False  # its pages may hold NaN or infinity
+    num_in_flight: int = 0  # invocations in flight that use its pages
+    has_ended: bool = False  # its request has left; the pages are released once nothing is in flight
     released: bool = False
 
     @property

@@ -180,7 +180,7 @@ class FlightRecorder:
         return record
 
     def loop(self, tasks: Sequence[LlmTaskInput], sampling: Sequence[Sequence[int]]) -> Loop:
-        """Record a decode loop (several decode steps on the device) that is about to start."""
+        """Record a decode loop, before its first step: decodes of these requests at consecutive positions."""
         with self._lock:
             self._num_loops += 1
             noted = [
@@ -369,10 +369,12 @@ class FlightRecorder:
             self.num_bytes -= _size_of_loop(self._loops.pop(number))
 
     def _purge(self) -> None:
-        """Drop requests that no record refers to."""
+        """Drop requests that no record refers to, nor the last decode loop, which may go on."""
         self._num_evicted, self._in_loop = 0, None
         first = next((record.number for record in self._ring if isinstance(record, Invocation)), 0)
-        for seen in [seen for seen in self._seen.values() if seen.last < first]:
+        last_loop = self._loops.get(self._num_loops)
+        in_loop = set() if last_loop is None else {task.request for task in last_loop.tasks}
+        for seen in [s for s in self._seen.values() if s.last < first and s.number not in in_loop]:
             del self._seen[id(seen.token_ids)], self._by_number[seen.number]
             self.num_bytes -= seen.size
 

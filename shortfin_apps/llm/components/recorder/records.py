@@ -11,11 +11,12 @@ from typing import Annotated
 
 import msgspec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 NOT_FINITE_ROW = -1  # replaces the checksum of a row with NaN, because its bits are not meaningful
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Ids = Sequence[Count]
+TokenId = Annotated[int, msgspec.Meta(ge=-(1 << 53), lt=1 << 53)]
 
 
 class Header(msgspec.Struct, tag_field="kind", tag="header", kw_only=True):
@@ -53,11 +54,14 @@ class KnownRequest(msgspec.Struct, tag_field="kind", tag="request"):
 
 
 class Task(msgspec.Struct, array_like=True, gc=False):
-    """The part of a request that one invocation computes: tokens from position `start` on."""
+    """The part of a request that one invocation computes: tokens from position `start` on.
+
+    A single negative token was still to be drawn by the device when the invocation was queued (abi.py).
+    """
 
     request: Count
     start: Count
-    token_ids: Ids
+    token_ids: Sequence[TokenId]
 
 
 class Pages(msgspec.Struct, array_like=True, gc=False):
@@ -70,7 +74,10 @@ class Pages(msgspec.Struct, array_like=True, gc=False):
 
 
 class Loop(msgspec.Struct, tag_field="kind", tag="loop"):
-    """A decode loop's state before its first step. `sampling` has a list of SamplingField values per task."""
+    """A decode loop: decodes of the same requests at consecutive positions. `tasks` are of the first step.
+
+    `sampling` has a list of SamplingField values per task.
+    """
 
     number: Count
     tasks: Sequence[Task]
@@ -122,7 +129,7 @@ class Array(msgspec.Struct, array_like=True, gc=False):
 
 
 class Draw(Invocation, tag_field="kind", tag="draw", kw_only=True):
-    """Tokens drawn on the device from the rows of logits of the previous batch."""
+    """Tokens drawn on the device from the rows of logits of the last Run or Step before it."""
 
     entry: str
     arguments: dict[str, Array]

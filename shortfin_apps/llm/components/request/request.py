@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections.abc import Sequence
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import AvailablePages, Lease
@@ -34,6 +34,17 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 
+class Chooser(Enum):
+    """What can choose a request's next token: the device alone, the device with the host's edits, the host.
+
+    The host can make edits only if it knows the previous token.
+    """
+
+    DEVICE = auto()
+    EDITS = auto()
+    HOST = auto()
+
+
 class IllegalTransitionError(AssertionError):
     """A transition that is not in the lifecycle table: always a bug. `request` keeps its state."""
 
@@ -48,35 +59,54 @@ class Request:
     `token_ids` is the prompt and the output so far; the cache holds the K/V of the first `num_computed`.
     A request with one token left to compute decodes, with more it prefills. Nothing else distinguishes the
     two, so a preempted request needs no special case.
+
+    Invocations may be in flight: they compute the tokens from `num_computed` to `num_planned`, and draw
+    `num_drawing` tokens on the device that are not in `token_ids` yet. Until then, the last of these tokens
+    is only in `slot` of the device's token table (abi.py).
     """
 
     __slots__ = (
         "arrival_s",
         "blocked_at",
         "call",
+        "chooser",
         "computed",
+        "end_token_ids",
         "finish_reason",
         "last_turn",
         "lease",
         "matcher",
+        "max_length",
         "num_cached",
         "num_computed",
+        "num_drawing",
         "num_overtakes",
+        "num_planned",
         "queue_s",
         "seed",
+        "slot",
         "state",
         "token_counts",
         "token_ids",
     )
 
-    def __init__(self, call: GenerateCall, arrival_s: float = 0.0) -> None:
+    def __init__(
+        self, call: GenerateCall, arrival_s: float = 0.0, eos_token_ids: frozenset[int] = frozenset()
+    ) -> None:
         self.call = call
         self.arrival_s = arrival_s
         self.queue_s = 0.0  # between arrival and its first task
         self.computed: list[ComputedTask] | None = [] if call.is_traced else None  # since the last delta
         self.token_ids: list[int] = list(call.prompt_token_ids)
         self.token_counts = TokenCounts(len(call.prompt_token_ids))  # of `token_ids`, updated on use
+        stops = call.params.stop_token_ids
+        self.end_token_ids = stops if call.params.ignore_eos else stops | eos_token_ids
+        self.max_length = len(call.prompt_token_ids) + call.params.max_tokens
+        self.chooser: Chooser | None = None  # of all further tokens, once known
         self.num_computed = 0
+        self.num_planned = 0
+        self.num_drawing = 0
+        self.slot = 0
         self.num_cached = 0  # prompt tokens found in the cache at the first start
         self.num_overtakes = 0  # requests that arrived later and started earlier
         self.blocked_at: AvailablePages | None = None  # pages available when it last failed to start
@@ -101,8 +131,15 @@ class Request:
         return len(self.token_ids) - len(self.call.prompt_token_ids)
 
     @property
-    def num_uncomputed(self) -> int:
-        return len(self.token_ids) - self.num_computed
+    def num_tokens(self) -> int:
+        """Tokens of prompt and output, including the ones that the device is drawing."""
+        return len(self.token_ids) + self.num_drawing
+
+    @property
+    def num_unplanned(self) -> int:
+        """Tokens that no invocation computes yet; 0 if the device is drawing the last token."""
+        num_tokens = len(self.token_ids) + self.num_drawing
+        return 0 if self.num_drawing and num_tokens >= self.max_length else num_tokens - self.num_planned
 
     @property
     def page_ids(self) -> list[int]:
@@ -139,11 +176,12 @@ class Request:
         self.computed.clear()
         return computed
 
-    def start(self, lease: Lease) -> None:
+    def start(self, lease: Lease, slot: int = 0) -> None:
         self._move(State.RUNNING)
         self.lease = lease
+        self.slot = slot
         self.num_overtakes, self.blocked_at = 0, None
-        self.num_computed = lease.num_cached_tokens
+        self.num_computed = self.num_planned = lease.num_cached_tokens
         if self.num_generated == 0:
             self.num_cached = lease.num_cached_tokens
 
@@ -169,7 +207,7 @@ class Request:
         if self.lease is not None:
             cache.release(self.lease)
             self.lease = None
-        self.num_computed = 0
+        self.num_computed = self.num_planned = self.num_drawing = 0
 
     def _move(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:

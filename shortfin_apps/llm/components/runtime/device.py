@@ -69,6 +69,14 @@ class EntrySignature:
 class Pending(Protocol):
     """An invocation in flight."""
 
+    def results(self) -> Sequence[DeviceBuffer]:
+        """Return the results for use in later invocations, which may be submitted before this one is over.
+
+        Waits for the invocation where the runtime cannot tell the results earlier. Raises InvocationError if
+        the invocation has failed already.
+        """
+        ...
+
     def wait(self) -> Sequence[DeviceBuffer]:
         """Block until the results are ready. Raises InvocationError if the invocation failed.
 

@@ -74,14 +74,17 @@ class IreePending:
     def done(self) -> bool:
         return self._fence.done
 
+    def results(self) -> Sequence[DeviceBuffer]:
+        views = (self._results.get_as_object(i, iree.HalBufferView) for i in range(len(self._results)))
+        return [self._device.result(view) for view in views]
+
     def wait(self) -> Sequence[DeviceBuffer]:
         try:
             self._fence.wait()
         except Exception as error:
             raise self._device.failed_in_flight(self._fence, error) from None
         self._arguments = ()
-        views = (self._results.get_as_object(i, iree.HalBufferView) for i in range(len(self._results)))
-        return [self._device.result(view) for view in views]
+        return self.results()
 
 
 class FailedPending:
@@ -91,6 +94,9 @@ class FailedPending:
 
     def __init__(self, error: InvocationError) -> None:
         self._error = error
+
+    def results(self) -> Sequence[DeviceBuffer]:
+        raise self._error
 
     def wait(self) -> Sequence[DeviceBuffer]:
         raise self._error

@@ -93,6 +93,9 @@ class ShortfinPending:
     def __init__(self, future: Future[Sequence[ShortfinBuffer]]) -> None:
         self._future = future
 
+    def results(self) -> Sequence[DeviceBuffer]:
+        return self.wait()
+
     def wait(self) -> Sequence[DeviceBuffer]:
         return self._future.result()
 

@@ -65,6 +65,13 @@ class RowEdits:
         octets[: len(known)] = known
         return octets.view("<i4").astype(np.int32, copy=False)
 
+    def may_ban_all(self) -> bool:
+        """Return whether the allowed tokens and the bans may leave no token."""
+        if self._allowed is None:
+            return False
+        banned = [token_id for token_id, bias in self._biases.items() if bias == -math.inf]
+        return int(np.bitwise_count(self._allowed).sum()) <= len(banned)
+
     def columns(self, vocab_size: int) -> Ints32:
         """Return the edits [fields, edits], indexed by EditField; field ROW is left 0 for the caller to set.
 

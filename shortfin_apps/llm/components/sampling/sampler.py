@@ -13,7 +13,7 @@ from contextlib import suppress
 import numpy as np
 
 from shortfin_apps.llm.components.request.messages import TokenLogprobs
-from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.request.request import Chooser, Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.adjustments import (
     WHOLE_ROW,
@@ -151,16 +151,15 @@ class Sampler:
         except ConstraintError:  # `sample` raises it again, for this request only
             return None
 
-    def suits_device(self, request: Request) -> bool:
-        """Return whether a decode loop (decoding and sampling on the device) can choose all further tokens.
-
-        If so, its tokens equal those of `sample`. A decode loop applies only filters and the draw, and
-        returns no logits.
-        """
+    def chooser(self, request: Request, num_ahead: int = 0) -> Chooser:
+        """Return what can choose the token after `num_ahead` more tokens; the token is that of `sample`."""
         params = request.call.params
         if params.logprobs is not None or params.chosen_logits or not self._num_candidates:
-            return False
-        return self._is_plain(request) and not self.needs_logits(request)
+            return Chooser.HOST
+        if self._is_plain(request, num_ahead):
+            return Chooser.HOST if self.needs_logits(request, num_ahead) else Chooser.DEVICE
+        can_adjust = self._adjusts_rows and params.top_k <= self._num_candidates
+        return Chooser.EDITS if can_adjust and not has_host_filters(params) else Chooser.HOST
 
     def device_fields(self, request: Request) -> list[int]:
         """Return the request's sampling parameters as a column of an entry's `sampling` argument."""

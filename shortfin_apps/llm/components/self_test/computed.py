@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from shortfin_apps.llm.contract.self_test_file import ExpectedLogits, SelfTestFi
 
 Array = npt.NDArray[Any]
 
-# A clear difference of two logits, in units of the file's tolerance. A drawn token must not be clearly worse
-# than the best one, and no token may be clearly better than the tokens that the reference ranks above it.
+# A clear difference of two logits, in units of the file's tolerance. No token may be clearly better than the
+# tokens that the reference ranks above it.
 CLEAR = 4.0
 
 
@@ -70,40 +70,27 @@ def compare_row(
     )
 
 
-def compare_token(
-    entry: str, row: int, prompt: int, expected: ExpectedLogits, file: SelfTestFile, token_id: int
-) -> Computed:
-    """Check a token that an entry drew greedily from logits that the entry does not return."""
-    clear = _clear(expected, file)
-    likely = {
-        token
-        for token, value in zip(expected.best_ids, expected.best, strict=True)
-        if value >= expected.best[0] - clear
-    }
-    problem = None
-    if token_id not in likely and len(likely) < len(expected.best_ids):
-        problem = f"it draws token {token_id}, where token {expected.best_ids[0]} is the best"
-    return _drawn(entry, row, prompt, expected.position, token_id, problem)
+def with_draw(computed: Computed, logits: Array, token_id: int, problem: str | None) -> Computed:
+    """Return `computed` with the problem of a greedy draw from its logits, or `problem`, if it has none."""
+    return replace(computed, problem=computed.problem or _draw_problem(logits, token_id) or problem)
 
 
 def drawn_as_seen(entry: str, row: int, prompt: int, position: int, logits: Array, token_id: int) -> Computed:
     """Check that a token drawn greedily from `logits` is the best one, or in a tie the lowest ID."""
-    best = int(np.argmax(logits))
-    problem = None if token_id == best else f"it draws token {token_id} of logits whose best is {best}"
-    return _drawn(entry, row, prompt, position, token_id, problem)
-
-
-def _drawn(entry: str, row: int, prompt: int, position: int, token_id: int, problem: str | None) -> Computed:
-    bits = token_id.to_bytes(8, "little", signed=True)
     return Computed(
         entry=entry,
         row=row,
         prompt=prompt,
         position=position,
-        problem=problem,
-        bits=bits,
+        problem=_draw_problem(logits, token_id),
+        bits=token_id.to_bytes(8, "little", signed=True),
         is_drawn=True,
     )
+
+
+def _draw_problem(logits: Array, token_id: int) -> str | None:
+    best = int(np.argmax(logits))
+    return None if token_id == best else f"it draws token {token_id} of logits whose best is {best}"
 
 
 def _problem_of(logits: Array, values: Array, indices: Array) -> str | None:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
+from shortfin_apps.llm.components.invocation.batch_result import BatchResult
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Shape
-from shortfin_apps.llm.components.invocation.row_draws import RowDraw
 from shortfin_apps.llm.components.kvcache.cache import KVCache
-from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
-from shortfin_apps.llm.components.sampling.row_edits import RowEdits
-from shortfin_apps.llm.components.sampling.weights import scale_of
 from shortfin_apps.llm.components.self_test.computed import (
     Computed,
     compare_row,
-    compare_token,
     drawn_as_seen,
+    with_draw,
+)
+from shortfin_apps.llm.components.self_test.last_tokens import (
+    loop_arguments,
+    packed_arguments,
+    sample_arguments,
 )
 from shortfin_apps.llm.components.self_test.rows import Row, TestPages
-from shortfin_apps.llm.contract.abi import MIN_BLOCKS, NO_TOP_K, Entry, EntryFamily, Layout, SamplingField
+from shortfin_apps.llm.contract.abi import MIN_BLOCKS, Entry, EntryFamily, Layout
 from shortfin_apps.llm.contract.self_test_file import DECODE_STEPS, SelfTestFile, TestLayout
+
+Array = npt.NDArray[Any]
 
 # Prefills run first: other entries read the pages that prefills write.
 _ORDER = (
@@ -124,8 +130,7 @@ class EntryRuns:
         for step in range(DECODE_STEPS):
             tasks = [row.task(row.start + step, row.start + step + 1) for row in self.rows]
             if tasks:
-                blocks = max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))
-                wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, blocks)
+                wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, _widest(tasks))
                 yield self._run(wide, EntryFamily.DECODE, tasks)
 
     def _extend(self, shape: Shape) -> Generator[list[Computed]]:
@@ -146,24 +151,24 @@ class EntryRuns:
         tasks = [row.task(row.start, row.start + 1) for row in decodes]
         tasks += [row.task(0, prompt_length) for row in prefills]
         total = sum(len(task.token_ids) for task in tasks)
-        blocks = max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))
-        packed = Shape(shape.entry, shape.layout, len(tasks), length or total, blocks)
-        yield self._run(packed, EntryFamily.EXTEND, tasks)
+        packed = Shape(shape.entry, shape.layout, len(tasks), length or total, _widest(tasks))
+        found = self._runner.invoke(packed, tasks, packed_arguments(tasks, packed.tokens))
+        yield self._of_rows(shape.entry, tasks, found)
 
     def _loop(self, shape: Shape) -> Generator[list[Computed]]:
         self.rows = self._pages.decoding(shape.rows, self._layout.bases)
-        if len(self.rows) < shape.rows:
-            return  # `start_loop` would choose an entry with fewer rows
         tasks = [row.task(row.start, row.start + 1) for row in self.rows]
-        loop = self._runner.start_loop(Batch(EntryFamily.DECODE, tuple(tasks)), self._sampling(tasks))
-        assert loop is not None, "the program has a loop for so many rows"
-        loop.queue()
-        token_ids, _, _ = loop.wait()
-        computed = []
-        for index, (row, token_id) in enumerate(zip(self.rows, token_ids, strict=True)):
-            if (expected := self._file.prompts[row.prompt].at(row.start)) is not None:
-                computed.append(compare_token(shape.entry, index, row.prompt, expected, self._file, token_id))
-        yield computed
+        if not tasks:
+            return
+        wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, _widest(tasks))
+        table, arrays = loop_arguments(tasks, shape.rows)
+        found = self._runner.invoke(wide, tasks, arrays)
+        token_ids = found["token_ids"][: len(tasks)]
+        problem = table.problem(found["last_tokens"], token_ids)
+        yield [
+            with_draw(row, found["logits"][row.row, 0], int(token_ids[row.row]), problem)
+            for row in self._of_rows(shape.entry, tasks, found)
+        ]
 
     def _sample(self, shape: Shape) -> Generator[list[Computed]]:
         """Draw tokens from the rows of a decode; the decode's rows repeat until the entry's rows are full."""
@@ -172,29 +177,34 @@ class EntryRuns:
         if not rows:
             return
         tasks = [row.task(row.start, row.start + 1) for row in rows]
-        blocks = max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))
-        wide = Shape(decode.entry, decode.layout, decode.rows, decode.tokens, blocks)
+        wide = Shape(decode.entry, decode.layout, decode.rows, decode.tokens, _widest(tasks))
         result = self._runner.run_as(wide, Batch(EntryFamily.DECODE, tuple(tasks)))
         yield []
-        is_adjusted = shape.layout is Layout.ADJUSTED_SAMPLE
-        sampling = self._sampling(tasks) if is_adjusted else [_best_of_whole_row(each) for each in tasks]
-        draws = [
-            RowDraw(i % len(rows), rows[i % len(rows)].start, sampling[i % len(rows)], _no_edits(is_adjusted))
-            for i in range(shape.rows)
-        ]
-        token_ids = self._runner.draw(result, draws)
+        drawn_from = [index % len(rows) for index in range(shape.rows)]
+        left = result.on_device
+        table, arrays = sample_arguments([tasks[i] for i in drawn_from], drawn_from, left["logits"].shape[-1])
+        found = self._runner.invoke(shape, (), arrays, left)
+        problem = table.problem(found["last_tokens"], found["token_ids"])
         computed = []
-        for index, (draw, token_id) in enumerate(zip(draws, token_ids, strict=True)):
-            logits = result.row(draw.row, with_logits=True).logits
+        for index, (source, token_id) in enumerate(zip(drawn_from, found["token_ids"].tolist(), strict=True)):
+            logits = result.row(source, with_logits=True).logits
             assert logits is not None, "asked for"
-            prompt = rows[draw.row].prompt
-            computed.append(drawn_as_seen(shape.entry, index, prompt, draw.position, logits, token_id))
+            row = rows[source]
+            seen = drawn_as_seen(shape.entry, index, row.prompt, row.start, logits, token_id)
+            computed.append(replace(seen, problem=seen.problem or problem))
         yield computed
 
-    def _sampling(self, tasks: Sequence[LlmTaskInput]) -> list[list[int]]:
-        draws_rows = self._runner.buckets.draws_rows
-        num_candidates = self._runner.num_candidates
-        return [sampling_fields(task.request, num_candidates, draws_rows=draws_rows) for task in tasks]
+    def _of_rows(
+        self, entry: str, tasks: Sequence[LlmTaskInput], found: Mapping[str, Array]
+    ) -> list[Computed]:
+        """Compare the rows of results on the host; rows without an expected result are left out."""
+        compared = []
+        for index, task in enumerate(tasks):
+            prompt = self.rows[index].prompt
+            if (expected := self._file.prompts[prompt].at(task.seq_len - 1)) is not None:
+                row = (found[name][index, 0] for name in ("logits", "values", "indices"))
+                compared.append(compare_row(entry, index, prompt, expected, self._file, *row))
+        return compared
 
     def _run(self, shape: Shape, family: EntryFamily, tasks: Sequence[LlmTaskInput]) -> list[Computed]:
         result = self._runner.run_as(shape, Batch(family, tuple(tasks)))
@@ -214,21 +224,5 @@ class EntryRuns:
         return compare_row(entry, index, prompt, expected, self._file, row.logits, row.values, row.token_ids)
 
 
-def _best_of_whole_row(task: LlmTaskInput) -> list[int]:
-    """Return sampling fields that draw the best token without a top-k.
-
-    Top-p is so small that only the best token passes.
-    """
-    fields = {
-        SamplingField.SCALE: int(scale_of(1.0).view(np.int32)),
-        SamplingField.TOP_K: NO_TOP_K,
-        SamplingField.SHARE: 1,
-        SamplingField.LEAST_WEIGHT: 0,
-        SamplingField.SEED: task.request.seed,
-        SamplingField.PROMPT_LENGTH: task.seq_len,
-    }
-    return [fields[field] for field in SamplingField]
-
-
-def _no_edits(is_adjusted: bool) -> RowEdits | None:
-    return RowEdits() if is_adjusted else None
+def _widest(tasks: Sequence[LlmTaskInput]) -> int:
+    return max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))

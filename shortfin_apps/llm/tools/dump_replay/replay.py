@@ -7,6 +7,10 @@ are not compared.
 
 If a page that the replay wrote has other tokens than its reader expects, the page is left unchanged, as it
 was on the server, and reported in `findings`.
+
+The server queues invocations of tokens that only the device knows yet. The replay takes each of them from the
+request's later tokens, or else from its own draw, and keeps no token table. A token that neither has is
+replaced by token 0, and its request is not compared.
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
-from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.buckets import Shape
+from shortfin_apps.llm.components.invocation.launch import Launch
 from shortfin_apps.llm.components.recorder.dump_file import Dump, DumpError
-from shortfin_apps.llm.components.recorder.records import Clear, Draw, Invocation, Loop, Run, Step, Task, Turn
+from shortfin_apps.llm.components.recorder.records import Clear, Draw, Invocation, Run, Step, Task, Turn
+from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import EntryFamily, Layout
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import DeviceLostError
@@ -30,6 +36,7 @@ from shortfin_apps.llm.tools.dump_replay.state import (
     ReplayedRequests,
     check_tokens,
     draw_arguments,
+    is_unknown,
 )
 
 
@@ -54,15 +61,6 @@ class Outcome:
     detail: str = ""
     request_id: str | None = None
     position: int | None = None
-
-
-@dataclass(slots=True)
-class _RunningLoop:
-    """The running decode loop (an entry that decodes and samples), and the index of its next step."""
-
-    loop: Loop
-    device_loop: DecodeLoop
-    index: int
 
 
 class Replay:
@@ -92,10 +90,9 @@ class Replay:
         self._pages = KnownPages(config.stride)
         has_state = "state" in config.pools
         self._window_pages = KnownPages(config.stride, is_exact=has_state)
-        self._inexact: set[int] = set()  # requests that read pages that cannot be recomputed
-        self._result: BatchResult | None = None
-        self._running: _RunningLoop | None = None
-        self._chosen: tuple[Loop, Sequence[int]] | None = None  # the server's tokens of the last loop step
+        self._inexact: set[int] = set()  # requests with pages or tokens that cannot be recomputed
+        self._drawn: dict[int, tuple[int, int]] = {}  # position and token ID of each request's last draw
+        self._last: tuple[Launch, Sequence[Task]] | None = None  # the batch that draws take rows of
         self._is_lost = False
         self.prefilled_tokens = 0  # tokens computed to restore pages from before the first record
         self.findings: list[str] = []  # each describes a page with other tokens than its reader expects
@@ -130,22 +127,22 @@ class Replay:
 
     def _failed(self, record: Invocation, error: Exception) -> Outcome:
         self._is_lost = isinstance(error, DeviceLostError)
-        self._drop_loop()
+        self._runner.forget_loop()
         verdict = Verdict.FAILED if record.error is None else Verdict.REPRODUCED
         return Outcome(record=record, verdict=verdict, detail=f"{type(error).__name__}: {error}")
 
     def _run(self, record: Run) -> Outcome:
-        self._drop_loop()
+        self._last = None
         tasks = self._prepared(record.tasks)
         try:
-            batch = Batch(EntryFamily(record.family), tuple(tasks))
+            batch = self._batch(EntryFamily(record.family), tasks)
         except ValueError:
             raise DumpError(f"record {record.number} is of an unknown family of entries") from None
-        self._check_shape(record, batch)
-        self._result = None
-        result = self._runner.run(batch)
-        self._wrote(record.tasks)
-        self._result = result
+        fields = _no_fields if self._is_for_draws(record, batch) else None
+        launch = self._runner.launch(batch, fields)
+        result = self._runner.result(launch)
+        self._last = launch, tasks
+        self._wrote(tasks)
         mine = Run(number=0, began_s=0.0, entry="", family="", blocks=0, tasks=())
         if (candidates := result.note(mine)) is not None:
             candidates.note(mine)
@@ -155,95 +152,73 @@ class Replay:
             pairs = [(record.checksums, mine.checksums), (record.logits, mine.logits)]
         else:
             pairs = [(record.best, mine.best)]
-        return self._compared(record, record.tasks, pairs)
+        return self._compared(record, tasks, pairs)
 
     def _step(self, record: Step) -> Outcome:
+        self._last = None
         loop = self._loops[record.loop]
-        tasks = self._tasks_of_step(record, loop)
-        if any(task.token_ids[0] == UNKNOWN_TOKEN for task in tasks):
-            self._drop_loop()
-            return Outcome(
-                record=record, verdict=Verdict.NOT_COMPARED, detail="its tokens are not in the dump"
-            )
-        running = self._running
-        if running is None or running.loop is not loop or running.index != record.index:
-            running = self._start(record, loop, tasks)
-        else:
-            self._prepared(tasks)
-        running.index += 1
-        running.device_loop.queue()
-        token_ids = running.device_loop.wait()[0]
-        chosen = list(record.token_ids or token_ids)
-        # If logits are not finite, the device keeps its current token.
-        kept = [task.token_ids[0] if token < 0 else token for task, token in zip(tasks, chosen, strict=False)]
-        self._chosen = loop, kept
+        tasks = self._prepared([_task_of_step(first, record.index) for first in loop.tasks])
+        batch = self._batch(EntryFamily.DECODE, tasks)
+        fields = {
+            id(task.request): of_task for task, of_task in zip(batch.tasks, loop.sampling, strict=False)
+        }
+        self._shape(record, batch, draws=True)
+        launch = self._runner.launch(batch, lambda request: fields[id(request)])
+        token_ids = self._runner.wait(launch)
+        assert token_ids is not None, "a decode loop draws"
+        self._last = launch, tasks
         self._wrote(tasks)
-        if chosen != token_ids:
-            self._drop_loop()  # the next step starts from the server's tokens
+        self._drew(tasks, record.token_ids or token_ids)
         return self._compared(record, tasks, [(record.token_ids, token_ids)])
 
-    def _start(self, record: Step, loop: Loop, tasks: Sequence[Task]) -> _RunningLoop:
-        """Start the decode loop at this step, which may be later than the loop's first step.
-
-        That happens if the recorder's ring buffer has lost the earlier steps, or if their results differ.
-        """
-        self._drop_loop()
-        prepared = self._prepared(tasks)
-        for task in prepared:
-            task.request.num_computed = task.start_position
-        started = self._runner.start_loop(Batch(EntryFamily.DECODE, tuple(prepared)), loop.sampling)
-        if started is None:
-            raise DumpError(f"the program has no decode loop for the {len(tasks)} rows of {record.entry}")
-        self._running = _RunningLoop(loop, started, record.index)
-        return self._running
-
-    def _tasks_of_step(self, record: Step, loop: Loop) -> list[Task]:
-        """Return a task per sequence of the batch, with the token that this step computes, if it is known."""
-        tasks = []
-        chosen = self._chosen[1] if self._chosen is not None and self._chosen[0] is loop else ()
-        for row, first in enumerate(loop.tasks):
-            position = first.start + record.index
-            known = self._requests[first.request].token_ids
-            token_id = known[position] if position < len(known) else UNKNOWN_TOKEN
-            if record.index == 0:
-                token_id = first.token_ids[0]
-            elif token_id == UNKNOWN_TOKEN and row < len(chosen):
-                token_id = chosen[row]
-            tasks.append(Task(first.request, position, (token_id,)))
-        return tasks
-
     def _draw(self, record: Draw) -> Outcome:
-        if self._result is None:
+        if self._last is None:
             return Outcome(record=record, verdict=Verdict.NOT_COMPARED, detail="its batch is not there")
-        arrays = draw_arguments(record, self._result)
-        rows = len(arrays["positions"])
-        buckets = self._runner.buckets
-        can = buckets.draws_adjusted_rows if "edits" in arrays else buckets.draws_rows
-        if not can:
+        launch, of_rows = self._last
+        results = self._runner.results_in_flight(launch)
+        arrays = draw_arguments(record, results)
+        num_rows = len(arrays["positions"])
+        buckets, is_adjusted = self._runner.buckets, "edits" in arrays
+        if not (buckets.draws_adjusted_rows if is_adjusted else buckets.draws_rows):
             raise DumpError(f"the program has no entry like {record.entry}")
-        shape = (buckets.adjusted_sample if "edits" in arrays else buckets.sample)(rows)
-        if shape.rows != rows:
+        shape = buckets.sample_shape(num_rows, adjusted=is_adjusted)
+        if shape.rows != num_rows:
             raise DumpError(f"the program has no entry {record.entry}")
-        token_ids = self._runner.draw_by(self._result, shape, arrays, record.num_draws)
-        return self._compared(record, (), [(record.token_ids, token_ids)])
+        rows = arrays["row_indices"][: record.num_draws].tolist()
+        if any(row >= len(of_rows) for row in rows):
+            raise DumpError(f"record {record.number} draws from rows without a task")
+        tasks = [of_rows[row] for row in rows]
+        token_ids = self._runner.drawn(self._runner.launch_draw(results, shape, arrays, rows))
+        self._drew(tasks, record.token_ids or token_ids)
+        return self._compared(record, tasks, [(record.token_ids, token_ids)])
+
+    def _drew(self, tasks: Sequence[Task], token_ids: Sequence[int]) -> None:
+        """Remember the token that was drawn after each task."""
+        for task, token_id in zip(tasks, token_ids, strict=False):
+            self._drawn[task.request] = task.start + len(task.token_ids), token_id
 
     def _clear(self, record: Clear) -> Outcome:
-        self._drop_loop()
         self._runner.clear_pages(record.page_ids, record.window_page_ids)
         self._pages.forget(record.page_ids)
         self._window_pages.forget(record.window_page_ids)
         return self._compared(record, (), [])
 
-    def _check_shape(self, record: Run, batch: Batch) -> None:
+    def _is_for_draws(self, record: Run, batch: Batch) -> bool:
+        """Return whether the batch ran on the shape that `Buckets.nearest` chooses with `draws`."""
+        for draws in (False, True):
+            shape = self._shape(record, batch, draws=draws)
+            if not self._is_same_program or (shape.entry, shape.blocks) == (record.entry, record.blocks):
+                return draws
+        raise DumpError(
+            f"record {record.number} ran {record.entry} with {record.blocks} blocks, and its batch takes "
+            f"{shape.entry} with {shape.blocks}: the dump is not of this program"
+        )
+
+    def _shape(self, record: Run | Step, batch: Batch, *, draws: bool) -> Shape:
         try:
-            shape = self._runner.buckets.nearest(batch)
+            return self._runner.buckets.nearest(batch, draws=draws)
         except (AssertionError, ValueError):
             raise DumpError(f"the program has no entry that takes the batch of {record.entry}") from None
-        if self._is_same_program and (shape.entry, shape.blocks) != (record.entry, record.blocks):
-            raise DumpError(
-                f"record {record.number} ran {record.entry} with {record.blocks} blocks, and its batch takes "
-                f"{shape.entry} with {shape.blocks}: the dump is not of this program"
-            )
 
     def _compared(
         self,
@@ -286,8 +261,11 @@ class Replay:
             position=task.start + len(task.token_ids) - 1,
         )
 
-    def _prepared(self, tasks: Sequence[Task]) -> list[LlmTaskInput]:
-        """Convert the tasks for a batch, after restoring the pages that they read."""
+    def _batch(self, family: EntryFamily, tasks: Sequence[Task]) -> Batch:
+        return Batch(family, tuple(self._input(task) for task in tasks))
+
+    def _prepared(self, tasks: Sequence[Task]) -> list[Task]:
+        """Restore the pages that the tasks read, and return the tasks with known tokens."""
         prepared = []
         for task in tasks:
             self._check(task)
@@ -295,11 +273,24 @@ class Replay:
                 self._requests.unchecked.discard(task.request)
                 self._inexact.discard(task.request)
                 self._fill_pages(task)
-            prepared.append(self._input(task))
+            prepared.append(self._known(task))
+            check_tokens(prepared[-1], self._vocab_size)
         return prepared
 
+    def _known(self, task: Task) -> Task:
+        """Replace a token that the server's host did not know when it queued the task."""
+        if not is_unknown(task):
+            return task
+        known = self._requests[task.request].token_ids
+        position, token_id = self._drawn.get(task.request, (-1, UNKNOWN_TOKEN))
+        if task.start < len(known):
+            token_id = known[task.start]
+        elif position != task.start or token_id < 0:
+            self._inexact.add(task.request)
+            token_id = 0
+        return Task(task.request, task.start, (token_id,))
+
     def _check(self, task: Task) -> None:
-        check_tokens(task, self._vocab_size)
         request, stride = self._requests[task.request], self._config.stride
         end = task.start + len(task.token_ids)
         if end > min(request.num_pages * stride, self._config.max_seq_len):
@@ -316,8 +307,11 @@ class Replay:
     def _fill_pages(self, task: Task) -> None:
         """Recompute the pages that the task reads and that were written before the first record.
 
-        If that is impossible (windows, states), exclude the request from comparison.
+        If that is impossible (windows, states, unknown tokens), exclude the request from comparison.
         """
+        if is_unknown(task) and task.start > len(self._requests[task.request].token_ids):
+            self._inexact.add(task.request)
+            return
         before = self._requests.tokens(task.request, task.start)
         window = self._config.window_tokens
         request, stride = self._requests[task.request], self._config.stride
@@ -353,6 +347,7 @@ class Replay:
     def _prefill(self, task: Task, before: Sequence[int], start: int, end: int) -> None:
         chunk = Task(task.request, start, tuple(before[start:end]))
         self._check(chunk)
+        check_tokens(chunk, self._vocab_size)
         self._runner.run(Batch(EntryFamily.PREFILL, (self._input(chunk),)))
         self._pages.wrote(self._requests[task.request].page_ids, before[:end], start, is_known=True)
         self.prefilled_tokens += end - start
@@ -371,10 +366,14 @@ class Replay:
             if (windows := request.window_page_ids) is not None:
                 self._window_pages.wrote(windows, tokens[number], task.start, is_known=is_known)
 
-    def _drop_loop(self) -> None:
-        if self._running is not None:
-            self._running.device_loop.abandon()
-        self._running = None
+
+def _no_fields(request: Request) -> Sequence[int]:
+    raise DumpError(f"the batch of {request.request_id} has no sampling fields")
+
+
+def _task_of_step(first: Task, index: int) -> Task:
+    """Return the task of a decode loop's step `index`, from its task of step 0."""
+    return Task(first.request, first.start + index, (UNKNOWN_TOKEN,)) if index else first
 
 
 def _chunk_tokens(runner: BatchRunner) -> int:

@@ -122,8 +122,8 @@ def _sentences(summary: Summary) -> Iterator[str]:
         yield f"{summary.prefilled_tokens} tokens of before the first record were computed first"
     if summary.counts[Verdict.NOT_COMPARED]:
         yield (
-            "records that are not compared read states or windows of before the first record: this model's "
-            "replay begins with the requests that the dump has from their start"
+            "records that are not compared read states or windows of before the first record (this model's "
+            "replay begins with the requests that the dump has from their start), or tokens that it lacks"
         )
     if summary.counts[Verdict.UNFINISHED]:
         yield "unfinished records had not ended when the dump was written, and did here"

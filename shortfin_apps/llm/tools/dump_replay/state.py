@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.recorder.dump_file import DumpError
 from shortfin_apps.llm.components.recorder.records import Array, Draw, KnownRequest, Pages, Task
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.components.sampling.row_edits import words_of
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
 
-_SAMPLE = {"row_indices": "<i8", "positions": "<i8", "sampling": "<i8"}
+_SAMPLE = {"row_indices": "<i8", "slots": "<i8", "positions": "<i8", "sampling": "<i8"}
 _ADJUSTED = {"penalties": "<f4", "edits": "<i4", "allowed": "<i4", "allowed_indices": "<i8"}
 
 Values = npt.NDArray[Any]
@@ -29,20 +29,31 @@ Values = npt.NDArray[Any]
 
 def check_tokens(task: Task, vocab_size: int | None) -> None:
     """Raise DumpError for tokens outside of the model's vocabulary."""
-    if vocab_size is not None and max(task.token_ids) >= vocab_size:
-        raise DumpError(f"token {max(task.token_ids)} is not in the model's vocabulary of {vocab_size}")
+    least, most = min(task.token_ids), max(task.token_ids)
+    if least < 0 or (vocab_size is not None and most >= vocab_size):
+        wrong = least if least < 0 else most
+        raise DumpError(f"token {wrong} is not in the model's vocabulary of {vocab_size}")
 
 
-def draw_arguments(record: Draw, result: BatchResult) -> dict[str, Values]:
-    """Return the recorded arguments of a draw, by name. Raises DumpError if they do not fit `result`."""
+def is_unknown(task: Task) -> bool:
+    """Whether the task's token was not known to the server's host when it queued the task."""
+    return len(task.token_ids) == 1 and task.token_ids[0] < 0
+
+
+def draw_arguments(record: Draw, results: Mapping[str, DeviceBuffer]) -> dict[str, Values]:
+    """Return the recorded arguments of a draw from a batch's `results`, by name.
+
+    The slots are replaced by -1, because a replay keeps no token table. Raises DumpError if an argument does
+    not fit the results.
+    """
     names = _SAMPLE | _ADJUSTED if "edits" in record.arguments else _SAMPLE
     if set(record.arguments) != set(names):
         raise DumpError(f"record {record.number} has other arguments than a draw takes")
     arrays = {name: _array(record, record.arguments[name], dtype) for name, dtype in names.items()}
-    rows, vocab_size = result.on_device["logits"].shape[0], result.on_device["logits"].shape[-1]
+    rows, vocab_size = results["logits"].shape[0], results["logits"].shape[-1]
     num_draws = arrays["positions"].size
     is_valid = (
-        arrays["positions"].shape == arrays["row_indices"].shape == (num_draws,)
+        arrays["positions"].shape == arrays["row_indices"].shape == arrays["slots"].shape == (num_draws,)
         and arrays["sampling"].shape == (len(SamplingField), num_draws)
         and _within(arrays["row_indices"], 0, rows)
     )
@@ -50,7 +61,7 @@ def draw_arguments(record: Draw, result: BatchResult) -> dict[str, Values]:
         is_valid = _are_valid_edits(arrays, num_draws, vocab_size)
     if not is_valid or record.num_draws > num_draws:
         raise DumpError(f"record {record.number} draws from rows or tokens that are not there")
-    return arrays
+    return arrays | {"slots": np.full(num_draws, -1, np.int64)}
 
 
 def _are_valid_edits(arrays: dict[str, Values], num_draws: int, vocab_size: int) -> bool:
@@ -204,5 +215,6 @@ def _request(known: KnownRequest) -> Request:
     )
     request = Request(call, arrival_s=known.arrival_s)
     windows = known.window_page_ids
+    request.slot = -1
     request.lease = Lease(list(known.page_ids), None if windows is None else list(windows))
     return request

@@ -1,7 +1,7 @@
 """Converts a dump to a timeline in the trace-event format, for https://ui.perfetto.dev.
 
 engine     steps of the engine's thread; numbers of running and waiting requests
-device     invocations; steps of a decode loop alternate between two tracks, as consecutive steps overlap
+device     invocations; one that was queued behind another begins when that one ends
 requests   one track per request: queued, prefill, decode
 """
 
@@ -28,7 +28,7 @@ Event = dict[str, Any]
 
 ENGINE, DEVICE, REQUESTS = 1, 2, 3  # process ids in the trace
 STEPS = 1
-INVOCATIONS, LOOP_STEPS = 1, 2  # odd steps of a loop use track LOOP_STEPS + 1
+INVOCATIONS = 1
 
 
 def trace(dump: Dump) -> dict[str, Any]:
@@ -56,14 +56,13 @@ class _Timeline:
             for task in self._tasks(record):
                 self._first_s.setdefault(task.request, record.began_s)
         self._ends_us: dict[tuple[int, int], float] = {}  # end of each track's last slice
+        self._unfinished_s = dict(_ends_of_unfinished(dump))
 
     def names(self) -> Iterator[Event]:
         for process, name in ((ENGINE, "engine"), (DEVICE, "device"), (REQUESTS, "requests")):
             yield _name("process_name", process, 0, name)
         yield _name("thread_name", ENGINE, STEPS, "steps")
         yield _name("thread_name", DEVICE, INVOCATIONS, "invocations")
-        for parity in range(2):
-            yield _name("thread_name", DEVICE, LOOP_STEPS + parity, f"decode loop {parity}")
         for request in self._requests:
             yield _name("thread_name", REQUESTS, request.number, request.request_id)
 
@@ -93,10 +92,10 @@ class _Timeline:
             yield self._slice(REQUESTS, task.request, name, record.began_s, end_s, args)
 
     def _invocation(self, record: Invocation) -> Event:
-        thread, args = INVOCATIONS, {"record": record.number}
+        args = {"record": record.number}
         match record:
             case Step(entry=name):
-                thread = LOOP_STEPS + record.index % 2
+                args["step"] = record.index
             case Draw(entry=name):
                 args["rows"] = record.num_draws
             case Run(entry=name):
@@ -106,7 +105,7 @@ class _Timeline:
             case _:
                 raise AssertionError("there is no other")
         name = name if record.ended_s is not None else f"{name} (has not ended)"
-        return self._slice(DEVICE, thread, name, record.began_s, self._end_s(record), args)
+        return self._slice(DEVICE, INVOCATIONS, name, record.began_s, self._end_s(record), args)
 
     def _tasks(self, record: Recorded) -> list[Task]:
         if isinstance(record, Run):
@@ -117,7 +116,7 @@ class _Timeline:
         return []
 
     def _end_s(self, record: Invocation) -> float:
-        return self._header.written_s if record.ended_s is None else record.ended_s
+        return self._unfinished_s[record.number] if record.ended_s is None else record.ended_s
 
     def _slice(
         self, process: int, thread: int, name: str, began_s: float, ended_s: float, args: Event | None = None
@@ -135,6 +134,20 @@ class _Timeline:
 
     def _us(self, at_s: float) -> float:
         return round(1e6 * max(0.0, at_s - self._zero_s), 3)
+
+
+def _ends_of_unfinished(dump: Dump) -> Iterator[tuple[int, float]]:
+    """Yield the number of each record without an end, with the time until which it may have run.
+
+    This is when the next record began that has an end: the engine had given up the unfinished one by then.
+    """
+    end_s = dump.header.written_s
+    for record in reversed(dump.recording.records):
+        if not isinstance(record, Turn):
+            if record.ended_s is None:
+                yield record.number, end_s
+            else:
+                end_s = min(end_s, record.began_s)
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> Event:

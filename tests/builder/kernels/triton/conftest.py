@@ -30,7 +30,7 @@ def launch(chip: str, emulated_gpus: EmulatedGpus) -> Iterator[Launch]:
     def make(inputs: Inputs, body: Body, context: LoweringContext) -> Launched:
         tables = next(iter(context.rotaries.values())).declarations()
         text = program_text(inputs, body, lambda: [*tables, *context.rendered.texts.values()])
-        return Launched(device, chip, text, inputs)
+        return Launched(device, resolve_target(f"hip:{chip}"), text, inputs)
 
     with emulated_gpus.watch(chip):
         yield make

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
-from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from tests.builder.compiled_model import ALL_DTYPES, DTYPES
 from tests.compiled_programs import compile_program
@@ -49,10 +49,10 @@ def program_text(inputs: Inputs, body: Body, declarations: Callable[[], Sequence
 
 
 class Launched:
-    """The program `text` on a device of `chip`."""
+    """The program `text` on a device, for which it is compiled."""
 
-    def __init__(self, device: Device, chip: str, text: str, inputs: Inputs) -> None:
-        vmfb = compile_program(text, resolve_target(f"hip:{chip}"))
+    def __init__(self, device: Device, target: Target, text: str, inputs: Inputs) -> None:
+        vmfb = compile_program(text, target)
         self._device = device
         self._inputs = inputs
         self._program: Program = device.load_program(vmfb, [], "m")

@@ -29,5 +29,5 @@ def running(request_id: str, length: int, computed: int = 0) -> Request:
     lease = cache.acquire(request.token_ids)
     assert cache.reserve(lease, length)
     request.start(lease)
-    request.num_computed = computed
+    request.num_computed = request.num_planned = computed
     return request

@@ -20,11 +20,11 @@ from tests.components.fake_device import fake_config
 def run_all(batching: BatchMode, requests: Sequence[Request]) -> list[Batch]:
     """The invocations until all tokens are computed."""
     batches = []
-    while left := [r for r in requests if r.num_uncomputed]:
+    while left := [r for r in requests if r.num_unplanned]:
         batch = batching.next_batch(left)
         assert batch is not None
         for task in batch.tasks:
-            task.request.num_computed = task.seq_len
+            task.request.num_computed = task.request.num_planned = task.seq_len
         batches.append(batch)
     return batches
 

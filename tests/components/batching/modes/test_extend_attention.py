@@ -30,7 +30,7 @@ LEAST_32 = TokenBudget(while_decoding=256, idle=256, context_span=1024, least=32
 
 
 def next_batch(batching: ExtendAttentionMode, requests: Iterable[Request]) -> Batch:
-    batch = batching.next_batch([r for r in requests if r.num_uncomputed])
+    batch = batching.next_batch([r for r in requests if r.num_unplanned])
     assert batch is not None
     assert batch.family is EntryFamily.EXTEND
     return batch
@@ -43,7 +43,7 @@ def spans(tasks: Iterable[LlmTaskInput]) -> list[tuple[int, int]]:
 
 def run(batch: Batch) -> None:
     for task in batch.tasks:
-        task.request.num_computed = task.seq_len
+        task.request.num_computed = task.request.num_planned = task.seq_len
 
 
 def test_the_two_requests_of_the_design_document() -> None:
@@ -60,7 +60,7 @@ def test_the_two_requests_of_the_design_document() -> None:
         (250, [(128, 250), (128, 256)]),
         (44, [(256, 300)]),
     ]
-    assert not any(r.num_uncomputed for r in requests)
+    assert not any(r.num_unplanned for r in requests)
 
 
 def test_sixty_four_decodes_beside_two_chunks_in_one_invocation() -> None:
@@ -97,8 +97,8 @@ def test_decodes_leave_a_page_to_a_waiting_prompt_and_rotate() -> None:
             task.request.last_turn = next(turn)
             if task.request is not prompt:
                 served[int(task.request.request_id)] += 1
-        prompt.num_computed += 16
-    assert prompt.num_uncomputed == 0
+        prompt.num_planned += 16
+    assert prompt.num_unplanned == 0
     assert sum(served.values()) == 4 * 16
     assert max(served.values()) <= min(served.values()) + 1 <= 2
 
@@ -172,17 +172,17 @@ def test_every_batch_keeps_the_budget_and_every_request_advances_in_order(
         requests.append(running(str(index), length, computed))
     batching = mode(chunk_pages * STRIDE, budget_pages * STRIDE, span)
     for _ in range(2000):
-        left = [r for r in requests if r.num_uncomputed]
+        left = [r for r in requests if r.num_unplanned]
         if not left:
             return
         batch = next_batch(batching, left)
         assert len({task.request.request_id for task in batch.tasks}) == len(batch.tasks)
         assert sum(padded(task) for task in batch.tasks) <= budget_pages * STRIDE
         for task in batch.tasks:
-            assert task.start_position == task.request.num_computed
+            assert task.start_position == task.request.num_planned
             assert len(task.token_ids) == 1 or task.start_position % STRIDE == 0
             assert task.completes or task.seq_len % STRIDE == 0
-        oldest = next((r for r in left if r.num_uncomputed > 1), None)
+        oldest = next((r for r in left if r.num_unplanned > 1), None)
         assert oldest is None or any(task.request is oldest for task in batch.tasks)
         run(batch)
     raise AssertionError("never finished")
@@ -191,7 +191,7 @@ def test_every_batch_keeps_the_budget_and_every_request_advances_in_order(
 def padded(task: LlmTaskInput) -> int:
     """The tokens that a task takes from the budget."""
     size = len(task.token_ids)
-    return 1 if task.request.num_uncomputed == 1 else -(-size // STRIDE) * STRIDE
+    return 1 if task.request.num_unplanned == 1 else -(-size // STRIDE) * STRIDE
 
 
 def test_a_budget_without_room_for_a_decode_beside_a_page_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Adjust rows of logits and draw tokens from them, as `abi.py` specifies for an `adjusted_sample`.
+"""Adjust rows of logits, as `abi.py` specifies for an `adjusted_sample`.
 
 Kernels here must be compiled without fused multiply-adds, as the host rounds products and sums.
 """
@@ -6,15 +6,6 @@ Kernels here must be compiled without fused multiply-adds, as the host rounds pr
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.builder.kernels.triton.row_sampling import draw_from_row
-from shortfin_apps.llm.builder.kernels.triton.sampling import draw_from_candidates
-from shortfin_apps.llm.builder.kernels.triton.sampling_arithmetic import (
-    PROMPT_LENGTH,
-    SPOILED,
-    TOP_K,
-    WHOLE_ROW,
-    is_finite,
-)
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField
 
 ROW, TOKEN_ID, BIAS, COUNT = (tl.constexpr(int(each)) for each in EditField)
@@ -68,32 +59,3 @@ def edit_tokens(edits, penalties, adjusted, rows, num_edits, SIZE: tl.constexpr,
     penalised = penalised - frequency * count.to(tl.float32)
     penalised = penalised - tl.where(count > 0, presence, 0.0)
     tl.store(at, tl.where(count >= 0, penalised, value), mask=is_edit)
-
-
-@triton.jit
-def draw_adjusted(
-    values, indices, logits, masses, sampling, positions, token_ids, rows,
-    SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, K: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Draw token_ids [rows] i64 from adjusted rows; SPOILED for a row with a best value that is not finite.
-
-    `positions` [rows] i64 are the positions of the rows' last tokens. Candidates are values [rows, K] f32,
-    descending, and indices [rows, K] i64, of logits [rows, SIZE] f32. `masses` holds the sums of weights of
-    the parts of each row (see row_sampling.py). `sampling` [6, rows] i64 is specified in abi.py.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    field = sampling + row
-    count = tl.load(positions + row) - tl.load(field + PROMPT_LENGTH * rows) + 2
-    candidates = values + row * K
-    token_id = tl.full((), SPOILED, tl.int64)
-    if is_finite(tl.load(candidates)):
-        if tl.load(field + TOP_K * rows) == WHOLE_ROW:
-            of_parts = masses + row * 2 * PARTS
-            token_id = draw_from_row(
-                logits + row * SIZE, candidates, of_parts, field, rows, count,
-                SIZE, PART, PARTS, PARTS_BLOCK, K, BLOCK,
-            )  # fmt: skip
-        else:
-            token_id = draw_from_candidates(candidates, indices + row * K, field, rows, count, K, BLOCK)
-    tl.store(token_ids + row, token_id)

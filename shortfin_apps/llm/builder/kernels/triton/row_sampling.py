@@ -13,7 +13,6 @@ import triton.language as tl
 
 from shortfin_apps.llm.builder.kernels.triton.sampling_arithmetic import (
     LEAST_WEIGHT,
-    PROMPT_LENGTH,
     SCALE,
     SEED,
     SHARE,
@@ -23,7 +22,6 @@ from shortfin_apps.llm.builder.kernels.triton.sampling_arithmetic import (
     WHOLE_SHARE,
     high_product,
     holder_of,
-    is_finite,
     philox,
     pick,
     share_of,
@@ -55,33 +53,6 @@ def weigh_parts(
         of_parts = masses + row * 2 * PARTS + part
         tl.store(of_parts, tl.sum(kept, axis=0))
         tl.store(of_parts + PARTS, tl.sum(weights, axis=0))
-
-
-@triton.jit
-def draw_rows(
-    values, logits, row_indices, masses, sampling, positions, token_ids, rows,
-    SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, K: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Draw token_ids [rows] i64 from rows of which `weigh_parts` has written the masses.
-
-    `positions` [rows] i64 are the positions of the rows' last tokens. Rows with a top-k, or with a best
-    value that is not finite, get SPOILED.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    field = sampling + row
-    source = tl.load(row_indices + row)
-    candidates = values + source * K
-    token_id = tl.full((), SPOILED, tl.int64)
-    if is_finite(tl.load(candidates)):
-        if tl.load(field + TOP_K * rows) == WHOLE_ROW:
-            count = tl.load(positions + row) - tl.load(field + PROMPT_LENGTH * rows) + 2
-            of_parts = masses + row * 2 * PARTS
-            token_id = draw_from_row(
-                logits + source * SIZE, candidates, of_parts, field, rows, count,
-                SIZE, PART, PARTS, PARTS_BLOCK, K, BLOCK,
-            )  # fmt: skip
-    tl.store(token_ids + row, token_id)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The sampling of a decode loop (a decode that samples on the device), by the rule in `sampling_rule.py`."""
+"""Draws of tokens from rows of logits, by the rule in `sampling_rule.py`."""
 
 import triton
 import triton.language as tl
@@ -24,38 +24,43 @@ from shortfin_apps.llm.builder.kernels.triton.sampling_arithmetic import (
 
 
 @triton.jit
-def sample(
-    values, indices, logits, masses, sampling, tokens, positions, token_ids, rows,
+def draw(
+    values, indices, logits, row_indices, masses, sampling, slots, positions, last_tokens, token_ids, rows,
     SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, K: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, ADVANCES: tl.constexpr,
 ):  # fmt: skip
-    """Draw token_ids [rows] i64, and update `tokens` and `positions` [rows] i64 in place for the next decode.
+    """Draw token_ids [rows] i64, and store them in the slots [rows] i64 of last_tokens [any] i64.
 
-    Candidates are values [rows, K] f32, descending, and indices [rows, K] i64, of logits [rows, SIZE] f32.
-    `masses` holds the sums of weights of the parts of each row (see row_sampling.py). `sampling` [6, rows]
-    i64 is specified in abi.py. A row with a best value that is not finite gets the token id SPOILED, and its
-    entry of `tokens` is not changed. A padding row keeps its token and its position. BLOCK is K and
-    PARTS_BLOCK is PARTS, rounded up to powers of two.
+    Row r is drawn from row row_indices[r] (r if `row_indices` is None) of logits [any, SIZE] f32, with the
+    candidates values [any, K] f32, descending, and indices [any, K] i64. `masses` holds the sums of weights
+    of the parts of each row (see row_sampling.py). `sampling` [6, rows] i64 is specified in abi.py.
+
+    A row with a best value that is not finite gets the token id SPOILED. Such a token is not stored, nor one
+    of a padding row (negative position) or for a negative slot. If ADVANCES, `positions` [rows] i64 become
+    the next ones, in place, except for padding rows. BLOCK and PARTS_BLOCK are K and PARTS, rounded up to
+    powers of two.
     """
     row = tl.program_id(0).to(tl.int64)
     field = sampling + row
+    source = row if row_indices is None else tl.load(row_indices + row)
     position = tl.load(positions + row)
     count = position - tl.load(field + PROMPT_LENGTH * rows) + 2
-    candidates = values + row * K
+    candidates = values + source * K
     token_id = tl.full((), SPOILED, tl.int64)
     if is_finite(tl.load(candidates)):
         if tl.load(field + TOP_K * rows) == WHOLE_ROW:
             of_parts = masses + row * 2 * PARTS
             token_id = draw_from_row(
-                logits + row * SIZE, candidates, of_parts, field, rows, count,
+                logits + source * SIZE, candidates, of_parts, field, rows, count,
                 SIZE, PART, PARTS, PARTS_BLOCK, K, BLOCK,
             )  # fmt: skip
         else:
-            token_id = draw_from_candidates(candidates, indices + row * K, field, rows, count, K, BLOCK)
+            token_id = draw_from_candidates(candidates, indices + source * K, field, rows, count, K, BLOCK)
     tl.store(token_ids + row, token_id)
-    is_padding = position < 0
-    tl.store(tokens + row, token_id, mask=(token_id >= 0) & (position >= 0))
-    tl.store(positions + row, tl.where(is_padding, position, position + 1))
+    slot = tl.load(slots + row)
+    tl.store(last_tokens + slot, token_id, mask=(token_id >= 0) & (position >= 0) & (slot >= 0))
+    if ADVANCES:
+        tl.store(positions + row, position + 1, mask=position >= 0)
 
 
 @triton.jit

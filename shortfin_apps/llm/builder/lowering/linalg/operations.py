@@ -8,6 +8,8 @@ NaN) have no effect.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, affine_map
 from shortfin_apps.llm.builder.graph.token_layout import cache_slots, last_tokens
@@ -26,10 +28,17 @@ from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
     token_slots,
 )
 from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import dequantise, quantised_rows, scales_of
-from shortfin_apps.llm.builder.lowering.linalg.sampling import advance, sample
+from shortfin_apps.llm.builder.lowering.linalg.sampling import advance, sample, store_tokens
 from shortfin_apps.llm.builder.lowering.linalg.table import LOWERINGS
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
-from shortfin_apps.llm.builder.lowering.lowering import Kernels, LoopState, LoweringContext, Values
+from shortfin_apps.llm.builder.lowering.lowering import (
+    Drawn,
+    DrawState,
+    Kernels,
+    LeftRows,
+    LoweringContext,
+    Values,
+)
 from shortfin_apps.llm.contract.config import SCALE_BYTES
 from shortfin_apps.llm.model.attention import Attend, Attention
 from shortfin_apps.llm.model.operations import Activation, Operation
@@ -53,13 +62,13 @@ class LinalgOperations(Kernels):
     def embed(self, e: Emitter, tokens: Tensor, weight: str) -> Tensor:
         return embedding(e, self._spec, self._weights, tokens, weight)
 
-    def sample(
-        self, e: Emitter, values: Tensor, indices: Tensor, logits: Tensor, state: LoopState
-    ) -> tuple[Tensor, LoopState]:
-        """Sample from the candidates; sequences without top-k must be sampled on the host."""
-        token_ids = sample(e, values, indices, state.sampling, state.positions)
-        tokens, positions = advance(e, token_ids, state.tokens, state.positions)
-        return token_ids, LoopState(tokens, positions, state.sampling)
+    def sample(self, e: Emitter, rows: LeftRows, state: DrawState, *, advances: bool) -> Drawn:
+        """Draw from the candidates; sequences without top-k must be sampled on the host."""
+        assert rows.row_indices is None, "draws_rows is False"
+        token_ids = sample(e, rows.values, rows.indices, state.sampling, state.positions)
+        stored = store_tokens(e, token_ids, state.slots, state.positions, state.last_tokens)
+        positions = advance(e, state.positions, token_ids) if advances else state.positions
+        return token_ids, replace(state, positions=positions, last_tokens=stored)
 
     def last_tokens(self, e: Emitter, x: Tensor, batch: Batch) -> Tensor:
         last = last_tokens(e, batch.offsets, batch.starts, batch.seq_lens, batch.tokens)

@@ -36,30 +36,46 @@ def sample(e: Emitter, values: Tensor, indices: Tensor, sampling: Tensor, positi
     return _spoiled(e, _drawn(e, kept, before, targets, indices), values)
 
 
-def advance(e: Emitter, token_ids: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the next `tokens` and `positions` of a decode loop that sampled `token_ids`; all [rows] i64.
+def store_tokens(
+    e: Emitter, token_ids: Tensor, slots: Tensor, positions: Tensor, last_tokens: Tensor
+) -> Tensor:
+    """Store the tokens that were drawn, token_ids [rows] i64, in last_tokens [slots] i64, in place.
 
-    In padding rows (negative position), neither changes. If a row's token id is NOT_FINITE, its token does
-    not change, but its position does.
+    The token of row r goes to slot slots[r]. Nothing is stored for a padding row (negative position), a
+    negative slot, or a row with the token id NOT_FINITE.
     """
-    n = ("n", tokens.shape, "i64")
-    ins = [(positions, "n"), (token_ids, "n"), (tokens, "n")]
-    return e.elementwise("n", n, ins, _NEXT_TOKEN), e.elementwise("n", n, [(positions, "n")], _NEXT_POSITION)
+    body = """\
+  %s = linalg.index 0 : index
+  %slot = arith.index_cast %s : index to i64
+  %is_its = arith.cmpi eq, %a, %slot : i64
+  %zero = arith.constant 0 : i64
+  %is_used = arith.cmpi sge, %b, %zero : i64
+  %is_drawn = arith.cmpi sge, %c, %zero : i64
+  %has_token = arith.andi %is_used, %is_drawn : i1
+  %stores = arith.andi %is_its, %has_token : i1
+  %y = arith.select %stores, %c, %out : i64
+  linalg.yield %y : i64"""
+    ins = [(slots, "n"), (positions, "n"), (token_ids, "n")]
+    return e.elementwise("sn", ("s", last_tokens.shape, "i64"), ins, body, last_tokens)
 
 
-_NEXT_POSITION = """\
+def advance(e: Emitter, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """Return the next `positions` [rows] i64 of a decode loop; those of padding rows do not change."""
+    n = ("n", positions.shape, "i64")
+    return e.elementwise("n", n, [(positions, "n"), (token_ids, "n")], _NEXT_POSITION)
+
+
+# IREE does not know that the result is written over the argument `positions`. The comparison of the token,
+# which is never below NOT_FINITE, orders the write after the draws, which read the argument.
+_NEXT_POSITION = f"""\
   %zero = arith.constant 0 : i64
   %is_padding = arith.cmpi slt, %a, %zero : i64
+  %least = arith.constant {NOT_FINITE} : i64
+  %is_no_token = arith.cmpi slt, %b, %least : i64
+  %stays = arith.ori %is_padding, %is_no_token : i1
   %one = arith.constant 1 : i64
   %next = arith.addi %a, %one : i64
-  %y = arith.select %is_padding, %a, %next : i64
-  linalg.yield %y : i64"""
-_NEXT_TOKEN = """\
-  %zero = arith.constant 0 : i64
-  %is_padding = arith.cmpi slt, %a, %zero : i64
-  %is_spoiled = arith.cmpi slt, %b, %zero : i64
-  %stays = arith.ori %is_padding, %is_spoiled : i1
-  %y = arith.select %stays, %c, %b : i64
+  %y = arith.select %stays, %a, %next : i64
   linalg.yield %y : i64"""
 
 

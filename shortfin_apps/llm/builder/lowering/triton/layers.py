@@ -8,7 +8,7 @@ kernels/triton/__init__.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from shortfin_apps.llm.builder.graph.batch import Batch
@@ -48,6 +48,8 @@ from shortfin_apps.llm.model.operations import (
 
 class TritonLayers:
     """FusedKernels, and kernels of Embed, Norm, AddNormed, Linear, GatedLinear, LastTokens and experts."""
+
+    places_logits = True
 
     def __init__(self, context: LoweringContext) -> None:
         self._spec = context.spec
@@ -166,6 +168,11 @@ class TritonLayers:
     ) -> Tensor:
         return self._linear(e, x, weight, residual, None)[0]
 
+    def linear_into(self, e: Emitter, x: Tensor | Activations, weight: str, memory: Tensor) -> Tensor:
+        """Write the product to `memory` [rows, 1, out] f32; return it as [rows, out]."""
+        rows, _, out = memory.shape
+        return e.reshape(self._linear(e, x, weight, None, None, {"y": memory})[0], (rows, out))
+
     def gated_linear(
         self, e: Emitter, x: Tensor | Activations, weight: str, activation: Activation
     ) -> Tensor:
@@ -247,13 +254,22 @@ class TritonLayers:
         return self._routed
 
     def _linear(
-        self, e: Emitter, x: Tensor | Activations, weight: str, residual: Tensor | None, norm: str | None
+        self,
+        e: Emitter,
+        x: Tensor | Activations,
+        weight: str,
+        residual: Tensor | None,
+        norm: str | None,
+        memory: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Activations | None]:
-        """Return the product plus the residual, and the input of the matmuls after `norm` (None without)."""
+        """Return the product plus the residual, and the input of the matmuls after `norm` (None without).
+
+        The product is written to `memory["y"]`, if given.
+        """
         given = _activations(x)
         layout, operands = self._operands.of(e, given, weight)
         kernel = self._matmuls.linear(self._weights.shape(weight), given.x.shape[0], layout)
-        operands |= {"residual": residual, **self._norm(e, norm)}
+        operands |= {"residual": residual, **self._norm(e, norm), **(memory or {})}
         made = self._launcher.launch(e, kernel, operands)
         return made["y"], _prepared(made)
 

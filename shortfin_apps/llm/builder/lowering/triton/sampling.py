@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
-from shortfin_apps.llm.builder.kernels.triton.adjusting import allow_tokens, draw_adjusted, edit_tokens
-from shortfin_apps.llm.builder.kernels.triton.row_sampling import draw_rows, weigh_parts
-from shortfin_apps.llm.builder.kernels.triton.sampling import sample
-from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, LeftRows, LoopState, LoweringContext
-from shortfin_apps.llm.builder.lowering.triton.launch import Launcher, Operands
+from shortfin_apps.llm.builder.kernels.triton.adjusting import allow_tokens, edit_tokens
+from shortfin_apps.llm.builder.kernels.triton.row_sampling import weigh_parts
+from shortfin_apps.llm.builder.kernels.triton.sampling import draw
+from shortfin_apps.llm.builder.lowering.lowering import (
+    AdjustedRows,
+    Drawn,
+    DrawState,
+    LeftRows,
+    LoweringContext,
+)
+from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
 
@@ -32,35 +38,25 @@ class TritonSampling:
         self._kernels = SamplingKernels(context.spec.vocab_size, context.options.top_k)
         self._launcher = Launcher(context.target, context.rendered)
 
-    def sample(
-        self, e: Emitter, values: Tensor, indices: Tensor, logits: Tensor, state: LoopState
-    ) -> tuple[Tensor, LoopState]:
+    def sample(self, e: Emitter, rows: LeftRows, state: DrawState, *, advances: bool) -> Drawn:
         drawn_from = {
-            "rows": values.shape[0],
-            "values": values,
-            "logits": logits,
+            "rows": state.slots.shape[0],
+            "values": rows.values,
+            "logits": rows.logits,
+            "row_indices": rows.row_indices,
             "sampling": state.sampling,
         }
         operands = {
             **drawn_from,
-            "masses": self._weigh(e, {**drawn_from, "row_indices": None}),
-            "indices": indices,
-            "tokens": state.tokens,
+            "masses": self._launcher.launch(e, self._kernels.weigh_parts(), drawn_from)["masses"],
+            "indices": rows.indices,
+            "slots": state.slots,
             "positions": state.positions,
+            "last_tokens": state.last_tokens,
         }
-        made = self._launcher.launch(e, self._kernels.sample(), operands)
-        return made["token_ids"], LoopState(made["tokens"], made["positions"], state.sampling)
-
-    def draw_rows(self, e: Emitter, rows: LeftRows) -> Tensor:
-        drawn_from = {
-            "rows": rows.row_indices.shape[0],
-            "values": rows.values,
-            "logits": rows.logits,
-            "row_indices": rows.row_indices,
-            "sampling": rows.sampling,
-        }
-        operands = {**drawn_from, "masses": self._weigh(e, drawn_from), "positions": rows.positions}
-        return self._launcher.launch(e, self._kernels.draw_rows(), operands)["token_ids"]
+        made = self._launcher.launch(e, self._kernels.draw(advances=advances), operands)
+        positions = made.get("positions", state.positions)
+        return made["token_ids"], replace(state, positions=positions, last_tokens=made["last_tokens"])
 
     def adjust(self, e: Emitter, rows: AdjustedRows) -> Tensor:
         allowed = {
@@ -78,26 +74,6 @@ class TritonSampling:
             "adjusted": self._launcher.launch(e, self._kernels.allow_tokens(), allowed)["adjusted"],
         }
         return self._launcher.launch(e, self._kernels.edit_tokens(), edited)["adjusted"]
-
-    def draw_adjusted(
-        self, e: Emitter, values: Tensor, indices: Tensor, logits: Tensor, rows: AdjustedRows
-    ) -> Tensor:
-        drawn_from = {
-            "rows": values.shape[0],
-            "values": values,
-            "logits": logits,
-            "sampling": rows.sampling,
-        }
-        operands = {
-            **drawn_from,
-            "masses": self._weigh(e, {**drawn_from, "row_indices": None}),
-            "indices": indices,
-            "positions": rows.positions,
-        }
-        return self._launcher.launch(e, self._kernels.draw_adjusted(), operands)["token_ids"]
-
-    def _weigh(self, e: Emitter, operands: Operands) -> Tensor:
-        return self._launcher.launch(e, self._kernels.weigh_parts(), operands)["masses"]
 
 
 class SamplingKernels:
@@ -117,6 +93,7 @@ class SamplingKernels:
             "row_indices": _OF_ROWS,
             "masses": buffer("i64", "rows", 2, parts),
             "sampling": buffer("i64", len(SamplingField), "rows"),
+            "slots": _OF_ROWS,
             "positions": _OF_ROWS,
             "allowed": buffer("i32", "rows", -(-size // 32)),
             "allowed_indices": _OF_ROWS,
@@ -137,17 +114,23 @@ class SamplingKernels:
             tuning=Tuning(num_waves=4),
         )
 
-    def sample(self) -> Kernel:
-        writes = dict.fromkeys(("tokens", "positions", "token_ids"), _OF_ROWS)
-        return self._of_rows(sample, ("values", "indices", "logits", "masses", "sampling"), writes)
-
-    def draw_rows(self) -> Kernel:
-        reads = ("values", "logits", "row_indices", "masses", "sampling", "positions")
-        return self._of_rows(draw_rows, reads, {"token_ids": _OF_ROWS})
-
-    def draw_adjusted(self) -> Kernel:
-        reads = ("values", "indices", "logits", "masses", "sampling", "positions")
-        return self._of_rows(draw_adjusted, reads, {"token_ids": _OF_ROWS})
+    def draw(self, *, advances: bool) -> Kernel:
+        """Return the kernel that draws tokens; in a decode loop, it advances the positions, too."""
+        rounded = {"PARTS_BLOCK": power_of_two(self._parts), "BLOCK": power_of_two(self._k)}
+        reads: Sequence[str] = ("values", "indices", "logits", "row_indices", "masses", "sampling", "slots")
+        writes = {"last_tokens": buffer("i64", "any"), "token_ids": _OF_ROWS}
+        if advances:
+            writes = {"positions": _OF_ROWS, **writes}
+        else:
+            reads = (*reads, "positions")
+        return Kernel(
+            name="draw_and_advance" if advances else "draw",
+            function=draw,
+            interface=self._interface(reads, writes),
+            constexprs={**self._sizes, **rounded, "ADVANCES": advances},
+            grid=[Tiles("rows")],
+            tuning=Tuning(num_waves=WAVES),
+        )
 
     def allow_tokens(self) -> Kernel:
         reads = ("logits", "row_indices", "allowed", "allowed_indices")
@@ -175,18 +158,6 @@ class SamplingKernels:
             constexprs={"SIZE": self._size, "BLOCK": EDITS},
             grid=[Tiles("num_edits", EDITS)],
             tuning=Tuning(num_waves=4, fuses_products=False),
-        )
-
-    def _of_rows(self, function: Any, reads: Sequence[str], writes: dict[str, Buffer]) -> Kernel:
-        """Return a kernel with one workgroup per row."""
-        rounded = {"PARTS_BLOCK": power_of_two(self._parts), "BLOCK": power_of_two(self._k)}
-        return Kernel(
-            name=function.__name__,
-            function=function,
-            interface=self._interface(reads, writes),
-            constexprs={**self._sizes, **rounded},
-            grid=[Tiles("rows")],
-            tuning=Tuning(num_waves=WAVES),
         )
 
     def _interface(self, reads: Sequence[str], writes: dict[str, Buffer]) -> Interface:

@@ -100,4 +100,4 @@ def _prefill_budget(
 def _is_decode(request: Request) -> bool:
     # A prefill of a model without start positions cannot attend to cached tokens, so a single token after
     # cached ones must be a decode.
-    return request.num_uncomputed == 1 and request.num_computed > 0
+    return request.num_unplanned == 1 and request.num_planned > 0

@@ -90,8 +90,8 @@ class ExtendAttentionMode(BatchMode):
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]
-        tokens = self.budget.tokens(len(decodes), sum(r.num_uncomputed for r in prefills))
-        costs = [self.budget.page_cost(r.num_computed, has_decodes=bool(decodes)) for r in prefills]
+        tokens = self.budget.tokens(len(decodes), sum(r.num_unplanned for r in prefills))
+        costs = [self.budget.page_cost(r.num_planned, has_decodes=bool(decodes)) for r in prefills]
         decodes = self._rotate(decodes, tokens - (self._stride if prefills else 0))
         lengths = self._share(prefills, costs, tokens - len(decodes))
         tasks = [LlmTaskInput.next_of(r, 1) for r in decodes]
@@ -137,11 +137,11 @@ class ExtendAttentionMode(BatchMode):
         return [count * self._stride for count in pages]
 
     def _pages_left(self, request: Request) -> int:
-        return -(-request.num_uncomputed // self._stride)
+        return -(-request.num_unplanned // self._stride)
 
 
 def _is_decode(request: Request) -> bool:
-    return request.num_uncomputed == 1
+    return request.num_unplanned == 1
 
 
 def _pages_for(budget_pages: float, cost: float) -> int:

@@ -1,4 +1,4 @@
-"""Decoding ahead on real programs: the same answers as without, on both runtimes and on emulated GPUs."""
+"""Pipelined steps on real programs: the same answers as one step at a time, on runtimes and emulated GPUs."""
 
 from __future__ import annotations
 
@@ -70,12 +70,13 @@ def answers(engine: Engine, asked: Sequence[GenerateCall]) -> list[Answer]:
 
 
 def compare(artifact: Artifact, asked: Sequence[GenerateCall], **options: Any) -> None:
-    with open_engine(artifact, EngineSettings(decode_ahead="off", **options)) as engine:
+    with open_engine(artifact, EngineSettings(pipeline_depth=0, **options)) as engine:
         expected = answers(engine, asked)
         assert engine.stats().steps_ahead == 0
-    with open_engine(artifact, EngineSettings(decode_ahead="on", **options)) as engine:
-        assert answers(engine, asked) == expected
-        assert engine.stats().steps_ahead > 0
+    for depth in (1, 2):
+        with open_engine(artifact, EngineSettings(pipeline_depth=depth, **options)) as engine:
+            assert answers(engine, asked) == expected
+            assert engine.stats().steps_ahead > 0
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Decoding ahead changes when things happen, and nothing else: each test says what must not show."""
+"""Pipelined steps change when things happen, and nothing else: each test says what must not show."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
+from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from shortfin_apps.llm.contract.errors import DeviceLostError, InvocationError
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation
@@ -22,10 +23,10 @@ def ahead(**options: Any) -> Rig:
 
 
 def run_to_steady(rig: Rig, *calls: GenerateCall) -> None:
-    """Steps until a decode step of all the calls is in flight."""
+    """Steps until two decode steps of all the calls have followed each other, and the second is in flight."""
     for each in calls:
         rig.engine.add(each)
-    while not rig.program.in_flight:
+    while any(len(rig.outputs.get(each.request_id, ())) < 4 for each in calls):
         rig.step()
 
 
@@ -39,13 +40,13 @@ def test_a_steady_decode_uploads_nothing_and_plans_nothing(mode: str) -> None:
     rig = ahead(mode=mode, config=config, token_budget=64)
     run_to_steady(rig, call("a", [1, 2, 3], 25), call("b", [4, 5, 6], 25))
     uploads, stats = rig.device.uploads, rig.engine.stats()
-    for _ in range(20):
+    for _ in range(10):
         rig.step()
     after = rig.engine.stats()
     assert rig.device.uploads == uploads
     assert after.plans == stats.plans
-    assert after.steps_ahead == stats.steps_ahead + 20
-    assert after.steps == stats.steps + 20
+    assert after.steps_ahead == stats.steps_ahead + 10
+    assert after.steps == stats.steps + 10
     rig.run()
     assert rig.outputs["a"] == greedy_continuation([1, 2, 3], 25)
 
@@ -90,7 +91,7 @@ def test_a_token_computed_after_a_stop_shows_nowhere() -> None:
     assert rig.all_pages_back()
 
 
-def test_a_request_that_is_aborted_in_flight_frees_its_pages_at_once() -> None:
+def test_a_request_that_is_aborted_in_flight_frees_its_pages_after_the_step() -> None:
     rig = ahead(prefix_cache="none")
     run_to_steady(rig, call("a", PROMPT, 20), call("b", OTHER, 20))
     delta = rig.engine.abort("a")
@@ -98,6 +99,8 @@ def test_a_request_that_is_aborted_in_flight_frees_its_pages_at_once() -> None:
     rig.take([delta])
     kept = rig.scheduler.running[0].lease
     assert kept is not None
+    assert rig.cache.usage().leased > len(kept.page_ids)
+    rig.step()
     assert rig.cache.usage().leased == len(kept.page_ids)
     rig.engine.add(call("c", PROMPT, 10))
     rig.run()
@@ -220,15 +223,15 @@ def test_a_bug_outside_an_invocation_leaves_nothing_in_flight() -> None:
     [{"logprobs": 1}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"min_tokens": 8}],
     ids=["log-probabilities", "whole row", "more than the candidates", "banned tokens"],
 )
-def test_what_the_device_cannot_sample_is_not_decoded_ahead(params: dict[str, Any]) -> None:
+def test_what_the_device_cannot_sample_is_waited_for(params: dict[str, Any]) -> None:
     rig = ahead(eos=frozenset({7, 9, 11}))
     rig.engine.add(call("a", [1, 2, 3], 8, **params))
     rig.run()
-    assert not any(name.startswith("decode_loop") for name, _ in rig.program.calls)
+    assert rig.engine.stats().steps_ahead == 0
 
 
-def test_off_uses_no_loop() -> None:
-    rig = ahead(decode_ahead=False)
+def test_depth_0_uses_no_loop() -> None:
+    rig = ahead(depth=0)
     rig.engine.add(call("a", [1, 2, 3], 8))
     rig.run()
     assert not any(name.startswith("decode_loop") for name, _ in rig.program.calls)
@@ -255,8 +258,14 @@ params = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "min_tokens": st.sampled_from([0, 0, 1]),
         "logprobs": st.sampled_from([None, None, None, 1]),
+        "presence_penalty": st.sampled_from([0.0, 0.0, 0.5]),
+        "logit_bias": st.sampled_from([(), (), ((3, 2.0), (5, -1.0))]),
+        "bad_words": st.sampled_from([(), (), ((1,),), ((2, 3), (4,))]),
+        "allowed_token_ids": st.sampled_from([None, None, None, frozenset(range(12))]),
+        "chosen_logits": st.sampled_from([False, False, False, True]),
     }
 )
+speculations = st.sampled_from([None, None, SpeculationOptions(max_tokens=4, row_cost=0)])
 arrivals = st.lists(
     st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=24), params, st.integers(0, 20)),
     min_size=1,
@@ -287,6 +296,9 @@ def served(rig: Rig, asked: list[tuple[list[int], dict[str, Any], int]]) -> dict
     st.sampled_from([13, 20, 64]),
     st.integers(1, 8),
     st.sampled_from([(1, 8), (2,), (8,)]),
+    st.sampled_from([(), (1, 8), (3,)]),
+    st.sampled_from([1, 2]),
+    speculations,
 )
 def test_answers_usage_and_cache_are_those_without(
     asked: list[tuple[list[int], dict[str, Any], int]],
@@ -294,6 +306,9 @@ def test_answers_usage_and_cache_are_those_without(
     pages: int,
     max_running: int,
     loop_sizes: tuple[int, ...],
+    sample_sizes: tuple[int, ...],
+    depth: int,
+    speculation: SpeculationOptions | None,
 ) -> None:
     """Arrivals at any step, with stops, every kind of sampling and, on the smallest pool, preemption."""
     rigs = [
@@ -302,9 +317,14 @@ def test_answers_usage_and_cache_are_those_without(
             mode=mode,
             max_running=max_running,
             eos=frozenset({7}),
-            loop_sizes=sizes,
+            repeats=0.5,
+            loop_sizes=loops,
+            sample_sizes=samples,
+            adjusted_sample_sizes=samples,
+            depth=depth,
+            speculation=speculation,
         )
-        for sizes in ((), loop_sizes)
+        for loops, samples in (((), ()), (loop_sizes, sample_sizes))
     ]
     plain, rig = rigs
     expected, got = (served(each, asked) for each in rigs)

@@ -1,0 +1,59 @@
+"""Draws of tokens, and adjustments of logits, as hand-written CPU kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.kernels.cpu.draw import AdjustGeometry, DrawGeometry
+from shortfin_apps.llm.builder.lowering.dispatch import dispatch
+from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, Drawn, DrawState, Kernels, LeftRows
+
+
+class VectorSampling(Kernels):
+    """Sample kernels for any CPU, with or without top-k."""
+
+    draws_rows = True
+
+    def sample(self, e: Emitter, rows: LeftRows, state: DrawState, *, advances: bool) -> Drawn:
+        [num_rows] = state.slots.shape
+        geometry = DrawGeometry(
+            self._spec.vocab_size, self._options.top_k, rows.row_indices is not None, advances
+        )
+        name = "draw_and_advance" if advances else "draw_left" if geometry.is_indexed else "draw"
+        kernel = self._render("cpu/draw", name, g=geometry)
+        operands: dict[str, Dim | Tensor] = {
+            "rows": num_rows,
+            "left": rows.values.shape[0],
+            "table": state.last_tokens.shape[0],
+            "values": rows.values,
+            "indices": rows.indices,
+            "logits": rows.logits,
+            "sampling": state.sampling,
+            "slots": state.slots,
+            "positions": state.positions,
+            "last_tokens": state.last_tokens,
+        }
+        if rows.row_indices is not None:
+            operands["row_indices"] = rows.row_indices
+        made = dispatch(e, kernel, geometry.interface, [num_rows], operands)
+        positions = made.get("positions", state.positions)
+        return made["token_ids"], replace(state, positions=positions, last_tokens=made["last_tokens"])
+
+    def adjust(self, e: Emitter, rows: AdjustedRows) -> Tensor:
+        [num_rows] = rows.row_indices.shape
+        geometry = AdjustGeometry(self._spec.vocab_size)
+        operands: dict[str, Dim | Tensor] = {
+            "rows": num_rows,
+            "left": rows.logits.shape[0],
+            "bitmasks": rows.allowed.shape[0],
+            "num_edits": rows.edits.shape[1],
+            "logits": rows.logits,
+            "row_indices": rows.row_indices,
+            "penalties": rows.penalties,
+            "edits": rows.edits,
+            "allowed": rows.allowed,
+            "allowed_indices": rows.allowed_indices,
+        }
+        kernel = self._render("cpu/adjust", "adjust", g=geometry)
+        return dispatch(e, kernel, geometry.interface, [num_rows], operands)["adjusted"]

@@ -1,0 +1,234 @@
+"""The steps in flight: batches on the device's queue, before the tokens of the first one are known.
+
+    plan n + 1      which tokens of which requests: lengths and pages are certain, token IDs need not be
+    launch n + 1    queue the batch, and the draws of its next tokens into the device's token table (abi.py)
+    complete n      wait for the tokens of step n
+    commit n        append them, publish pages, end requests
+    draw n + 1      queue the draws that depend on the tokens of step n: edits by penalties, bans, grammars
+
+The device thus always has work while the host plans and commits. With depth 0, each step is completed before
+the next one is planned. The next step also waits if the host must choose a token of the last one, if tokens
+were proposed (speculation.py), or if pages must be zeroed.
+
+A request may end (stop token, abort, deadline, NaN) while a later step computes its next token. That token is
+discarded. Its lease keeps the pages until the steps in flight are over, so nobody else gets pages that they
+write.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.engine.row_reader import Row, RowReader, Rows
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch
+from shortfin_apps.llm.components.invocation.row_draws import RowDraw
+from shortfin_apps.llm.components.kvcache.cache import KVCache
+from shortfin_apps.llm.components.kvcache.lease import Lease
+from shortfin_apps.llm.components.request.request import Chooser, Request
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits
+from shortfin_apps.llm.components.sampling.sampler import Sampler
+from shortfin_apps.llm.contract.abi import Layout
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A step in flight: its batch, and what chooses the next token of each of the batch's rows.
+
+    `unread` rows are read by the host, `late` rows are drawn by the device once the host knows the step
+    before. `draws_all`: the batch runs on a decode loop. `error` is why the step could not be queued.
+    """
+
+    batch: Batch
+    began_s: float
+    device_before_s: float  # device seconds before the step
+    leases: Sequence[Lease]
+    launch: Launch | None = None
+    unread: set[int] = field(default_factory=set)
+    late: list[int] = field(default_factory=list)
+    draws: list[DrawLaunch] = field(default_factory=list)
+    error: Exception | None = None
+
+    @property
+    def lets_others_follow(self) -> bool:
+        """Whether the next step can be queued before this one's tokens are known."""
+        return not (self.late or self.unread or self.error)
+
+    @property
+    def draws_all(self) -> bool:
+        return self.launch is not None and self.launch.shape.layout is Layout.LOOP
+
+
+class Pipeline:
+    """Launches steps and completes them in order; at most `depth` steps are queued after the first.
+
+    `num_ahead` counts the steps that were queued while another was in flight.
+    """
+
+    def __init__(self, runner: BatchRunner, sampler: Sampler, cache: KVCache, depth: int) -> None:
+        self._runner = runner
+        self._sampler = sampler
+        self._reader = RowReader(runner, sampler)
+        self._cache = cache
+        self._depth = depth
+        self._steps: deque[InFlight] = deque()
+        self.num_ahead = 0
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def takes_another(self) -> bool:
+        """Whether another step may be planned and launched now."""
+        if not self._steps:
+            return True
+        can_follow = len(self._steps) <= self._depth and self._steps[-1].lets_others_follow
+        return can_follow and not self._cache.has_suspects  # zeroed only while nothing is in flight
+
+    @property
+    def first(self) -> InFlight:
+        """The step that `complete` waits for."""
+        return self._steps[0]
+
+    @property
+    def last(self) -> InFlight | None:
+        return self._steps[-1] if self._steps else None
+
+    def launch(self, batch: Batch, began_s: float) -> None:
+        """Queue a batch. A failure to do so is reported when the step is completed."""
+        leases = [lease for task in batch.tasks if (lease := task.request.lease) is not None]
+        step = InFlight(batch, began_s, self._runner.device_s, leases)
+        for lease in leases:
+            self._cache.hold(lease)
+        self.num_ahead += bool(self._steps)
+        try:
+            self._queue(step)
+        except Exception as error:  # the runtimes have no common exception
+            step.error = error
+        self._steps.append(step)
+        for task in batch.tasks:
+            if not task.num_ahead:
+                task.request.num_planned = task.seq_len
+                task.request.num_drawing += task.completes
+
+    def draw_late(self) -> None:
+        """Queue the draws of the first step in flight that needed the tokens of the step before."""
+        if self._steps and self._steps[0].late and self._steps[0].error is None:
+            try:
+                self._draw_late(self._steps[0])
+            except Exception as error:
+                self._steps[0].error = error
+
+    def complete(self) -> Rows:
+        """Wait for the first step in flight, and return its rows. Raises InvocationError.
+
+        All rows are fetched here. A commit makes no access to the device and so cannot fail halfway.
+        """
+        step = self._steps[0]
+        if step.error is not None:
+            raise step.error
+        assert step.launch is not None, "it was queued"
+        assert not step.late, "the step before was committed"
+        if step.unread:
+            self._reader.prepare(step.batch, step.unread)
+        drawn = self._runner.wait(step.launch)
+        rows: list[Row] = [None] * len(step.batch.tasks)
+        if drawn is not None:
+            rows[:] = drawn
+        if step.unread:
+            result = self._runner.result(step.launch)
+            read = self._reader.rows(step.batch, result, step.unread)
+            for row in step.unread:
+                rows[row] = read[row]
+        for draw in step.draws:
+            for row, token_id in zip(draw.rows, self._runner.drawn(draw), strict=True):
+                rows[row] = token_id
+        return rows
+
+    def forget_first(self) -> InFlight:
+        """Remove the first step, which was completed and committed; its leases may be released now."""
+        step = self._steps.popleft()
+        for lease in step.leases:
+            self._cache.let_go(lease)
+        return step
+
+    def abandon(self, *, waits: bool = True) -> list[InFlight]:
+        """Drop all steps in flight, ignoring failures, and return them.
+
+        Callers must have released the leases of requests that end with them, and must set `waits` to False
+        for a lost device: the steps may never finish. Pages that the steps wrote become suspect.
+        """
+        steps = list(self._steps)
+        for step in steps:
+            launches = ([] if step.launch is None else [step.launch]) + [*step.draws]
+            for launch in launches:
+                self._runner.abandon(launch, waits=waits)
+            for lease in step.leases:
+                lease.is_suspect = True
+        while self._steps:
+            self.forget_first()
+        self._runner.forget_loop()
+        return steps
+
+    def _queue(self, step: InFlight) -> None:
+        if not self._steps:
+            self._runner.clear_suspects(self._cache)
+        fields = self._sampler.device_fields if self._depth else None
+        step.launch = self._runner.launch(step.batch, fields)
+        rows = range(len(step.batch.tasks))
+        if fields is None or step.batch.tasks[-1].num_ahead:
+            step.unread.update(rows)
+            return
+        choosers = self._choosers(step)
+        if choosers.count(Chooser.DEVICE) == len(choosers) and step.draws_all:
+            return
+        step.unread.update(row for row in rows if choosers[row] is Chooser.HOST)
+        if not step.draws_all:
+            self._draw(step, [self._row_draw(step, row) for row in rows if choosers[row] is Chooser.DEVICE])
+        step.late += [row for row in rows if choosers[row] is Chooser.EDITS]
+        if not self._steps and step.late:
+            self._draw_late(step)
+
+    def _choosers(self, step: InFlight) -> list[Chooser | None]:
+        """Return what chooses the next token after each task; None if the task yields none."""
+        tasks = step.batch.tasks
+        if not (step.draws_all or self._runner.buckets.draws_rows):
+            return [Chooser.HOST if task.completes else None for task in tasks]
+        return [
+            (task.request.chooser or self._chooser(task.request)) if task.completes else None
+            for task in tasks
+        ]
+
+    def _chooser(self, request: Request) -> Chooser:
+        chooser = self._sampler.chooser(request, request.num_drawing)
+        if request.num_generated + request.num_drawing >= request.call.params.min_tokens:
+            request.chooser = chooser  # only `min_tokens` depends on the output's length
+        return chooser
+
+    def _draw_late(self, step: InFlight) -> None:
+        """Queue the draws of the rows that need edits; the host reads rows that the device cannot draw."""
+        draws = []
+        for row in step.late:
+            request = step.batch.tasks[row].request
+            if step.batch.tasks[row].has_left:
+                continue
+            edits = self._sampler.row_edits(request)
+            if edits is None or edits.may_ban_all():
+                step.unread.add(row)
+            else:
+                draws.append(self._row_draw(step, row, edits))
+        step.late.clear()
+        self._draw(step, draws)
+
+    def _draw(self, step: InFlight, draws: Sequence[RowDraw]) -> None:
+        if draws and step.launch is not None:
+            for each in self._runner.launch_draws(self._runner.results_in_flight(step.launch), draws):
+                step.draws.append(each)  # each at once, so that it is waited for if the next one fails
+
+    def _row_draw(self, step: InFlight, row: int, edits: RowEdits | None = None) -> RowDraw:
+        task = step.batch.tasks[row]
+        fields = self._sampler.device_fields(task.request)
+        return RowDraw(row, task.seq_len - 1, fields, edits, task.request.slot)

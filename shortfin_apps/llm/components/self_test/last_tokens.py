@@ -1,0 +1,127 @@
+"""Arguments of the entries that read tokens from, or store tokens in, a table `last_tokens` (abi.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.contract.abi import NO_TOP_K, EditField, PenaltyField, SamplingField
+from shortfin_apps.llm.contract.sampling_rule import FRACTION_BITS
+
+Array = npt.NDArray[Any]
+
+_UNUSED = -7  # in slots without a token
+_SCALE = int(np.float32(2**FRACTION_BITS * math.log2(math.e)).view(np.int32))  # at temperature 1
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The tokens `token_ids` of some rows in a table, in reverse order; its first slot is unused."""
+
+    token_ids: Sequence[int]
+
+    @property
+    def slots(self) -> Array:
+        """The slot of each row."""
+        return np.arange(len(self.token_ids), 0, -1)
+
+    @property
+    def array(self) -> Array:
+        table = np.full(len(self.token_ids) + 1, _UNUSED)
+        table[self.slots] = self.token_ids
+        return table
+
+    def problem(self, after: Array, drawn: Array) -> str | None:
+        """Return what is wrong with the table `after` its rows drew tokens, or None.
+
+        A row without a token (NOT_FINITE) stores nothing.
+        """
+        expected = self.array
+        expected[self.slots[drawn >= 0]] = drawn[drawn >= 0]
+        if np.array_equal(after, expected):
+            return None
+        return "it stores other tokens than it returns, or replaces those of other requests"
+
+
+def packed_arguments(tasks: Sequence[LlmTaskInput], length: int) -> dict[str, Array]:
+    """Return the arguments of a packed `extend` of `length` tokens; each last token is in the table."""
+    table = Table([task.token_ids[-1] for task in tasks])
+    ends = np.cumsum([len(task.token_ids) for task in tasks])
+    tokens = np.zeros(length, np.int64)
+    tokens[: ends[-1]] = np.concatenate([task.token_ids for task in tasks])
+    tokens[ends - 1] = -1 - table.slots
+    return {
+        "tokens": tokens,
+        "offsets": np.concatenate([[0], ends[:-1]]),
+        "start_positions": np.array([task.start_position for task in tasks]),
+        "seq_lens": np.array([task.seq_len for task in tasks]),
+        "last_tokens": table.array,
+    }
+
+
+def loop_arguments(tasks: Sequence[LlmTaskInput], rows: int) -> tuple[Table, dict[str, Array]]:
+    """Return a table with the tokens of the tasks, decodes, and the arguments of a greedy decode loop."""
+    table = Table([task.token_ids[-1] for task in tasks])
+    tokens = _padded(-1 - table.slots, rows, 0)
+    return table, {"tokens": tokens, **_draws(table, tasks, rows, [1] * len(tasks))}
+
+
+def sample_arguments(
+    tasks: Sequence[LlmTaskInput], row_indices: Sequence[int], vocab_size: int
+) -> tuple[Table, dict[str, Array]]:
+    """Return a table and the arguments of `sample` and `adjusted_sample`, except logits and candidates.
+
+    The entries draw the best tokens of these rows, in turn from a full row and with a top-k; no row is
+    adjusted. `tasks` are those of the rows.
+    """
+    rows = len(row_indices)
+    table = Table([_UNUSED] * rows)
+    top_ks = [(NO_TOP_K, 1)[row % 2] for row in range(rows)]
+    return table, {
+        **_draws(table, tasks, rows, top_ks),
+        "row_indices": np.array(row_indices),
+        "penalties": np.zeros((len(PenaltyField), rows), np.float32),
+        "edits": np.full((len(EditField), 1), -1, np.int32),
+        "allowed": np.zeros((1, -(-vocab_size // 32)), np.int32),
+        "allowed_indices": np.full(rows, -1),
+    }
+
+
+def _draws(table: Table, tasks: Sequence[LlmTaskInput], rows: int, top_ks: Sequence[int]) -> dict[str, Array]:
+    fields = [_best(task, top_k) for task, top_k in zip(tasks, top_ks, strict=True)]
+    columns = np.zeros((len(SamplingField), rows), np.int64)
+    for field in SamplingField:
+        columns[field, : len(fields)] = [each[field] for each in fields]
+    return {
+        "slots": _padded(table.slots, rows, -1),
+        "positions": _padded([task.seq_len - 1 for task in tasks], rows, -1),
+        "sampling": columns,
+        "last_tokens": table.array,
+    }
+
+
+def _best(task: LlmTaskInput, top_k: int) -> Mapping[SamplingField, int]:
+    """Return the sampling fields of a draw of the best token.
+
+    Top-p is so small that only the best token passes.
+    """
+    return {
+        SamplingField.SCALE: _SCALE,
+        SamplingField.TOP_K: top_k,
+        SamplingField.SHARE: 1,
+        SamplingField.LEAST_WEIGHT: 0,
+        SamplingField.SEED: task.request.seed,
+        SamplingField.PROMPT_LENGTH: task.seq_len,
+    }
+
+
+def _padded(values: Sequence[int] | Array, rows: int, padding: int) -> Array:
+    column = np.full(rows, padding, np.int64)
+    column[: len(values)] = values
+    return column

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.components.self_test.last_tokens import Table
+
+TOKENS = st.integers(0, 999)
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=9), st.data())
+def test_a_table_has_what_was_drawn_and_else_what_it_had(token_ids: list[int], data: st.DataObject) -> None:
+    table = Table(token_ids)
+    assert table.array[table.slots].tolist() == token_ids
+    drawn = np.array([data.draw(TOKENS | st.just(-1)) for _ in token_ids])
+    after = table.array
+    for slot, token_id in zip(table.slots, drawn, strict=True):
+        after[slot] = token_id if token_id >= 0 else after[slot]
+    assert table.problem(after, drawn) is None
+    after[data.draw(st.integers(0, len(token_ids)))] += 1
+    assert table.problem(after, drawn) is not None
