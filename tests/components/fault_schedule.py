@@ -216,7 +216,7 @@ def random_rig(
 
 
 class Invoked:
-    """Knows which requests a call of the device is for: those of the step that is launched or completed."""
+    """The requests that a device call is for: the requests of the step that is launched or completed."""
 
     def __init__(self, engine: Engine) -> None:
         self.request_ids: list[str] = []

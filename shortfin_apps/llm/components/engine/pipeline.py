@@ -148,21 +148,18 @@ class Pipeline:
                 rows[row] = token_id
         return rows
 
-    def forget_first(self) -> InFlight:
+    def forget_first(self) -> None:
         """Remove the first step, which was completed and committed; its leases may be released now."""
-        step = self._steps.popleft()
-        for lease in step.leases:
+        for lease in self._steps.popleft().leases:
             self._cache.let_go(lease)
-        return step
 
-    def abandon(self, *, waits: bool = True) -> list[InFlight]:
-        """Drop all steps in flight, ignoring failures, and return them.
+    def abandon(self, *, waits: bool = True) -> None:
+        """Drop all steps in flight, ignoring failures.
 
         Callers must have released the leases of requests that end with them, and must set `waits` to False
         for a lost device: the steps may never finish. Pages that the steps wrote become suspect.
         """
-        steps = list(self._steps)
-        for step in steps:
+        for step in self._steps:
             launches = ([] if step.launch is None else [step.launch]) + [*step.draws]
             for launch in launches:
                 self._runner.abandon(launch, waits=waits)
@@ -171,7 +168,6 @@ class Pipeline:
         while self._steps:
             self.forget_first()
         self._runner.forget_loop()
-        return steps
 
     def _queue(self, step: InFlight) -> None:
         if not self._steps:

@@ -145,9 +145,13 @@ class BatchRunner:
         try:
             return self._invoker.submit(entry, arguments)
         except BaseException as error:
-            if record is not None and self._recorder is not None:
-                self._recorder.ended(record, error)
+            self._ended(record, error)
             raise
+
+    def _ended(self, record: Invocation | None, error: BaseException | None = None) -> None:
+        """Complete a record, if there is one."""
+        if record is not None and self._recorder is not None:
+            self._recorder.ended(record, error)
 
     def wait(self, launch: Launch) -> list[int] | None:
         """Wait for a batch. Returns the token of each task if a decode loop drew them, else None.
@@ -191,9 +195,8 @@ class BatchRunner:
         if waits:
             with suppress(Exception):  # the caller already knows that something failed
                 launch.pending.wait()
-        record = launch.record
-        if record is not None and record.ended_s is None and self._recorder is not None:
-            self._recorder.ended(record, InvocationError("given up, as another invocation had failed"))
+        if launch.record is not None and launch.record.ended_s is None:
+            self._ended(launch.record, InvocationError("given up, as another invocation had failed"))
 
     def forget_loop(self) -> None:
         """Upload the state of the next decode loop again, after an invocation has failed."""
@@ -210,13 +213,11 @@ class BatchRunner:
         try:
             yield
         except BaseException as error:
-            if record is not None and self._recorder is not None:
-                self._recorder.ended(record, error)
+            self._ended(record, error)
             raise
         finally:
             self.device_s += self._clock() - begin
-        if record is not None and self._recorder is not None:
-            self._recorder.ended(record)
+        self._ended(record)
 
     def run_as(self, shape: Shape, batch: Batch) -> BatchResult:
         """Invoke `shape`, which must hold the batch, without counting. Raises InvocationError."""
@@ -319,10 +320,7 @@ class BatchRunner:
 
     def clear_pages(self, page_ids: Collection[int], window_page_ids: Collection[int] = ()) -> None:
         """Zero pages that may hold NaN, and each slab's scratch page, which padding rows wrote."""
-        if self._recorder is None:
-            self._clear(page_ids, window_page_ids)
-            return
-        record = self._recorder.clear(page_ids, window_page_ids)
+        record = None if self._recorder is None else self._recorder.clear(page_ids, window_page_ids)
         with self._completing(record):
             self._clear(page_ids, window_page_ids)
 

@@ -35,7 +35,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 class Chooser(Enum):
-    """What can choose a request's next token: the device alone, the device with the host's edits, the host.
+    """The chooser of a request's next token: the device alone, the device with the host's edits, the host.
 
     The host can make edits only if it knows the previous token.
     """
