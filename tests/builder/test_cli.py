@@ -43,7 +43,7 @@ def test_sizes_are_by_device_unless_given() -> None:
     on_gpu = options("--device hip:gfx942")
     assert (on_gpu.decode_batch_sizes, on_gpu.extend_sizes) == (
         (1, 8, 16, 32, 64, 128, 256),
-        (64, 128, 256, 384, 512),
+        (64, 128, 256, 384, 512, 1024, 2048),
     )
     assert options("--device cpu:znver4") == BuildOptions(device="cpu:znver4")
     given = options("--device hip:gfx942 --extend-sizes none --decode-batch-sizes 4")

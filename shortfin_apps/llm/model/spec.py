@@ -172,7 +172,7 @@ def stacked_shape(parts: Sequence[ModelTensor]) -> tuple[int, ...]:
 # number of tokens, from which the builder selects the tiles.
 _GPU_DEFAULTS: dict[str, Any] = {
     "decode_batch_sizes": (1, 8, 16, 32, 64, 128, 256),
-    "extend_sizes": (64, 128, 256, 384, 512),
+    "extend_sizes": (64, 128, 256, 384, 512, 1024, 2048),
 }
 
 

@@ -185,10 +185,13 @@ class Scheduler:
 
         Returns the first request that cannot get its pages, or None; requests before it keep their new pages.
         """
-        has_grown = False
+        has_grown, stride = False, self._cache.stride
         for request in self.running:
+            num_tokens = request.num_planned + request.num_unplanned
+            if num_tokens <= request.num_pages * stride:
+                continue
             num_pages = len(request.page_ids)
-            if not self._reserve(request, request.num_planned + request.num_unplanned):
+            if not self._reserve(request, num_tokens):
                 return request
             has_grown |= len(request.page_ids) > num_pages
         if has_grown:

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate, chain
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -442,9 +443,8 @@ def _padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Arr
     """Return the tasks' tokens and positions by argument name, padded to the shape."""
     starts = np.zeros(shape.rows, np.int64)
     seq_lens = np.ones(shape.rows, np.int64)
-    for row, task in enumerate(tasks):
-        starts[row] = task.start_position
-        seq_lens[row] = task.seq_len
+    starts[: len(tasks)] = [task.start_position for task in tasks]
+    seq_lens[: len(tasks)] = [task.seq_len for task in tasks]
     if shape.layout is Layout.LOOP:
         return padding_state(shape.rows)
     arrays = {"start_positions": starts, "seq_lens": seq_lens}
@@ -466,9 +466,7 @@ def _packed_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> tuple[Array, 
     """Return the arguments `tokens[T]` and `offsets[R]` of a packed `extend`."""
     tokens = np.zeros(shape.tokens, np.int64)
     offsets = np.zeros(shape.rows, np.int64)
-    offset = 0
-    for row, task in enumerate(tasks):
-        offsets[row] = offset
-        tokens[offset : offset + len(task.token_ids)] = task.token_ids
-        offset += len(task.token_ids)
+    ends = list(accumulate(len(task.token_ids) for task in tasks))
+    offsets[1 : len(tasks)] = ends[:-1]
+    tokens[: ends[-1] if ends else 0] = list(chain.from_iterable(task.token_ids for task in tasks))
     return tokens, offsets

@@ -1,7 +1,7 @@
 """Calls entries, and owns the output buffers of entries that take these as arguments.
 
-A call of an entry that allocates is queued only when the device reaches that call, so the caller waits for
-the device. A call of an entry that gets its output buffers from the caller returns at once.
+The driver queues a call of an entry that allocates only when the device reaches that call. If the entry gets
+its output buffers from the caller, its call is queued at once.
 """
 
 from __future__ import annotations

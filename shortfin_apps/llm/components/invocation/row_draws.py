@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 LEAST_EDITS = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would triple the time to create one
 class RowDraw:
     """A draw of a token from row `row` of a batch's logits; with `edits`, the row is adjusted first.
 
@@ -35,15 +35,15 @@ class RowDraw:
 
 def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
     """Return the arguments that say which rows a `sample` entry draws from, padded to `rows` draws."""
+    count = len(draws)
     row_indices = np.zeros(rows, np.int64)
     slots = np.full(rows, -1, np.int64)
     positions = np.full(rows, -1, np.int64)
     fields = np.zeros((len(SamplingField), rows), np.int64)
-    for column, draw in enumerate(draws):
-        row_indices[column] = draw.row
-        slots[column] = draw.slot
-        positions[column] = draw.position
-        fields[:, column] = draw.sampling
+    row_indices[:count] = [draw.row for draw in draws]
+    slots[:count] = [draw.slot for draw in draws]
+    positions[:count] = [draw.position for draw in draws]
+    fields[:, :count] = np.array([draw.sampling for draw in draws], np.int64).T
     return {"row_indices": row_indices, "slots": slots, "positions": positions, "sampling": fields}
 
 

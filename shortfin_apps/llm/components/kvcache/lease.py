@@ -77,8 +77,8 @@ class Lease:
     @property
     def num_pages(self) -> int:
         """Number of pages in the block table; in the shorter table if there are two."""
-        tables = (self.page_ids, self.window_page_ids)
-        return min(len(page_ids) for page_ids in tables if page_ids is not None)
+        num_pages = len(self.page_ids)
+        return num_pages if self.window_page_ids is None else min(num_pages, len(self.window_page_ids))
 
 
 PageKey = tuple[str | None, tuple[int, ...]]  # the salt (None after the first page), the tokens

@@ -71,6 +71,7 @@ class Request:
         "call",
         "chooser",
         "computed",
+        "device_fields",
         "end_token_ids",
         "finish_reason",
         "last_turn",
@@ -103,6 +104,7 @@ class Request:
         self.end_token_ids = stops if call.params.ignore_eos else stops | eos_token_ids
         self.max_length = len(call.prompt_token_ids) + call.params.max_tokens
         self.chooser: Chooser | None = None  # of all further tokens, once known
+        self.device_fields: Sequence[int] | None = None  # by SamplingField, once a sampler has computed them
         self.num_computed = 0
         self.num_planned = 0
         self.num_drawing = 0

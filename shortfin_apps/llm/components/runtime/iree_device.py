@@ -24,7 +24,7 @@ from iree.runtime._binding import disable_leak_checker
 from iree.runtime.array_interop import map_dtype_to_element_type
 
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
-from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence, Timeline
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, mapped_module, read_exports
 from shortfin_apps.llm.contract.abi import PARAMETER_SCOPE
@@ -114,7 +114,7 @@ class IreeProgram:
     def entries(self) -> Mapping[str, EntrySignature]:
         return self._entries
 
-    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> IreePending | FailedPending:
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
         function, is_async = self._functions[entry], self._exports[entry].is_async
         return self._device.submit(self._context, function, is_async, arguments)
 
@@ -168,11 +168,11 @@ class IreeDevice(ABC):
 
     def submit(
         self, context: Any, function: Any, is_async: bool, arguments: Sequence[DeviceBuffer]
-    ) -> IreePending | FailedPending:
+    ) -> Pending:
         results = iree.VmVariantList(4)
         with self._lock:
-            self._forget_finished()
             try:
+                self._forget_finished()
                 self._prepare(arguments)
                 fence = self._start(context, function, is_async, arguments, results)
                 fence = self._bring(arguments) or fence

@@ -1,7 +1,8 @@
 """A GPU on iree.runtime: AMD through the driver `hip`, NVIDIA through `cuda`.
 
 An uploaded array stays on the host until an invocation first needs the array. All such arguments of an
-invocation are then transferred in one submission, through one piece of staging memory.
+invocation are then transferred in one submission, through one piece of staging memory. A thread of its own
+makes the submissions of invocations (launch_queue.py); all other work waits until these are made.
 
 On CUDA, an `on_host` buffer is host memory that dispatches write. On AMD GPUs, the host is guaranteed to see
 such writes only after a system-scope release, which HIP does not promise for memory that is not fine-grained.
@@ -24,12 +25,13 @@ from typing import Any, TypeVar, cast
 import iree.runtime as iree
 import numpy as np
 
-from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, GpuDriver
+from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, GpuDriver, Pending
 from shortfin_apps.llm.components.runtime.device_errors import copy_of, lost_error
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
 from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffer, IreeDevice, never_release
 from shortfin_apps.llm.components.runtime.iree_staging import IreeStaging, IreeStagingPool
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence
+from shortfin_apps.llm.components.runtime.launch_queue import LaunchQueue
 from shortfin_apps.llm.components.runtime.memory import spare_gpu_bytes, spare_hip_bytes
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
 from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
@@ -113,6 +115,13 @@ class GpuDevice(IreeDevice):
         self._writes_host = driver == "cuda"
         self._staging = IreeStagingPool(self._allocator)
         self._lost: DeviceLostError | None = None
+        self._launches = LaunchQueue(f"launches of {driver}://{ordinal}")
+
+    def submit(
+        self, context: Any, function: Any, is_async: bool, arguments: Sequence[DeviceBuffer]
+    ) -> Pending:
+        start = super().submit
+        return self._launches.add(lambda: start(context, function, is_async, arguments))
 
     def allocate(
         self,
@@ -156,6 +165,7 @@ class GpuDevice(IreeDevice):
 
     def close(self) -> None:
         if self._lost is None:
+            self._launches.close()
             self._enter()
             super().close()
 
@@ -205,7 +215,7 @@ class GpuDevice(IreeDevice):
         ends = itertools.accumulate(-(-buffer.num_bytes // _ALIGNMENT) * _ALIGNMENT for buffer in buffers)
         offsets = [0, *ends]
         staging = self._staging.take(offsets[-1])
-        views = [self._new_view(buffer.shape, buffer.dtype) for buffer in buffers]
+        views = [self._new_view(buffer.shape, buffer.dtype, is_small=True) for buffer in buffers]
 
         def copy(commands: Any) -> None:
             for buffer, view, offset in zip(buffers, views, offsets, strict=False):
@@ -236,12 +246,18 @@ class GpuDevice(IreeDevice):
             lambda wait, signal: self._hal_device.queue_execute(commands, wait, signal)
         )
 
-    def _new_view(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        buffer = self._allocator.allocate_buffer(_MEMORY, _USAGE, prod(shape) * dtype.itemsize)
+    def _new_view(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, is_small: bool = False) -> Any:
+        """Allocate an array; a small one with up to as many bytes unused, so that more allocations match."""
+        num_bytes = prod(shape) * dtype.itemsize
+        if is_small:
+            num_bytes = max(_ALIGNMENT, 1 << (num_bytes - 1).bit_length())
+        buffer = self._allocator.allocate_buffer(_MEMORY, _USAGE, num_bytes)
         return iree.HalBufferView(buffer, shape, ELEMENTS[dtype])
 
     def _guard(self, work: Callable[[], T]) -> T:
-        """Run `work` under the lock and return its result. Raises InvocationError if the work fails."""
+        """Run `work` after all launches and return its result. Raises InvocationError if the work fails."""
+        if self._lost is None:
+            self._launches.drain()
         with self._lock:
             if self._lost is not None:
                 raise copy_of(self._lost)

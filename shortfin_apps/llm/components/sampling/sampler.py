@@ -161,9 +161,12 @@ class Sampler:
         can_adjust = self._adjusts_rows and params.top_k <= self._num_candidates
         return Chooser.EDITS if can_adjust and not has_host_filters(params) else Chooser.HOST
 
-    def device_fields(self, request: Request) -> list[int]:
+    def device_fields(self, request: Request) -> Sequence[int]:
         """Return the request's sampling parameters as a column of an entry's `sampling` argument."""
-        return sampling_fields(request, self._num_candidates, draws_rows=self._draws_rows)
+        if request.device_fields is None:
+            fields = sampling_fields(request, self._num_candidates, draws_rows=self._draws_rows)
+            request.device_fields = fields
+        return request.device_fields
 
     def sample(self, row: Candidates | Drawn, request: Request) -> int:
         """Return the ID of the next token.

@@ -88,8 +88,10 @@ class ExtendAttentionMode(BatchMode):
         return int(self.budget.while_decoding - sum(map(self._taken, batch.tasks)))
 
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
-        decodes = [r for r in running if _is_decode(r)]
-        prefills = [r for r in running if not _is_decode(r)]
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        for request in running:
+            (decodes if request.num_unplanned == 1 else prefills).append(request)
         tokens = self.budget.tokens(len(decodes), sum(r.num_unplanned for r in prefills))
         costs = [self.budget.page_cost(r.num_planned, has_decodes=bool(decodes)) for r in prefills]
         decodes = self._rotate(decodes, tokens - (self._stride if prefills else 0))
@@ -138,10 +140,6 @@ class ExtendAttentionMode(BatchMode):
 
     def _pages_left(self, request: Request) -> int:
         return -(-request.num_unplanned // self._stride)
-
-
-def _is_decode(request: Request) -> bool:
-    return request.num_unplanned == 1
 
 
 def _pages_for(budget_pages: float, cost: float) -> int:
