@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.request import Request, TokenCounts
 from shortfin_apps.llm.components.sampling.adjustments import adjustments, whole_row
-from shortfin_apps.llm.components.sampling.row_edits import RowEdits
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField
 from tests.components.engine_fixture import call
@@ -47,7 +47,7 @@ def test_logits_are_those_of_the_host(request: Request, seed: int) -> None:
         if each.num_lost(request.call.params, request.num_generated):
             expected = each.apply(expected, request)
             assert each.edit(edits, request)
-    columns, penalties = edits.columns(VOCAB), np.array(edits.penalties, np.float32)
+    columns, penalties = joined([edits], VOCAB), np.array(edits.penalties, np.float32)
     got = edited(logits, columns[1:].T.tolist(), penalties, edits.allowed(VOCAB))
     assert expected.logits is not None
     np.testing.assert_array_equal(got, expected.logits)
@@ -58,7 +58,7 @@ def test_a_token_that_is_banned_stays_so_whatever_its_bias() -> None:
         edits = RowEdits()
         for name in names:
             edits.ban([3]) if name == "ban" else edits.bias([3], [100.0])
-        assert edits.columns(8)[EditField.BIAS].view(np.float32).tolist() == [-np.inf]
+        assert joined([edits], 8)[EditField.BIAS].view(np.float32).tolist() == [-np.inf]
 
 
 def test_a_token_that_was_seen_and_has_a_bias_has_one_edit() -> None:
@@ -66,7 +66,7 @@ def test_a_token_that_was_seen_and_has_a_bias_has_one_edit() -> None:
     seen.catch_up([4, 4, 2])
     edits.penalise(PenaltyField.FREQUENCY, 0.1, seen)
     edits.bias([2, 6], [1.0, 2.0])
-    columns = edits.columns(8)
+    columns = joined([edits], 8)
     assert columns[EditField.TOKEN_ID].tolist() == [4, 2, 6]
     assert columns[EditField.COUNT].tolist() == [2, 1, -1]
     assert columns[EditField.BIAS].view(np.float32).tolist() == [0.0, 1.0, 2.0]
@@ -81,7 +81,7 @@ def test_a_token_of_the_prompt_is_edited_only_by_what_changes_it() -> None:
         seen.catch_up([1, 2, 3, 3])
         edits.penalise(field, penalty, seen)
         edits.bias([2], [0.5])
-        assert sorted(edits.columns(8)[EditField.TOKEN_ID].tolist()) == sorted(sent)
+        assert sorted(joined([edits], 8)[EditField.TOKEN_ID].tolist()) == sorted(sent)
 
 
 def test_bitmasks_leave_what_all_of_them_allow() -> None:
@@ -114,3 +114,18 @@ def test_which_rows_the_device_adjusts(params: dict[str, Any], num_ahead: int, i
     assert (sampler.row_edits(request, num_ahead) is not None) is is_edited
     without = Sampler(ENDS, num_candidates=4, draws_rows=True)
     assert without.row_edits(request, num_ahead) is None
+
+
+@given(st.lists(requests(), min_size=1, max_size=5))
+def test_rows_joined_are_the_rows_one_by_one(rows: list[Request]) -> None:
+    of_rows = []
+    for request in rows:
+        of_rows.append(RowEdits())
+        for each in adjustments(ENDS):
+            if each.num_lost(request.call.params, request.num_generated):
+                each.edit(of_rows[-1], request)
+    together = joined(of_rows, VOCAB)
+    for row, edits in enumerate(of_rows):
+        alone = together[:, together[EditField.ROW] == row]
+        np.testing.assert_array_equal(alone[1:], joined([edits], VOCAB)[1:])
+        assert len(set(alone[EditField.TOKEN_ID].tolist())) == alone.shape[1]

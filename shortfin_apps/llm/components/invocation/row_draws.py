@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.sampling.row_edits import RowEdits, words_of
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined, words_of
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
 
 Array = npt.NDArray[Any]
@@ -54,23 +54,18 @@ def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[
         penalties[:, column] = of_row.penalties
     return {
         "penalties": penalties,
-        "edits": _joined_columns([of_row.columns(vocab_size) for of_row in edits]),
+        "edits": _padded_columns(joined(edits, vocab_size)),
         **_joined_bitmasks(rows, [of_row.allowed(vocab_size) for of_row in edits], vocab_size),
     }
 
 
-def _joined_columns(columns: Sequence[Array]) -> Array:
-    """Concatenate the edits of all draws to the argument `edits` [fields, E], padded to a power of two."""
-    total = sum(of_row.shape[1] for of_row in columns)
-    joined = np.empty((len(EditField), max(LEAST_EDITS, 1 << (total - 1).bit_length())), np.int32)
-    joined[EditField.ROW, total:] = -1
-    begin = 0
-    for row, of_row in enumerate(columns):
-        end = begin + of_row.shape[1]
-        joined[:, begin:end] = of_row
-        joined[EditField.ROW, begin:end] = row
-        begin = end
-    return joined
+def _padded_columns(columns: Array) -> Array:
+    """Return the argument `edits` [fields, E], padded to a power of two."""
+    total = columns.shape[1]
+    padded = np.zeros((len(EditField), max(LEAST_EDITS, 1 << (total - 1).bit_length())), np.int32)
+    padded[:, :total] = columns
+    padded[EditField.ROW, total:] = -1
+    return padded
 
 
 def _joined_bitmasks(rows: int, bitmasks: Sequence[Array | None], vocab_size: int) -> dict[str, Array]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,11 @@ from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.contract.abi import NOT_SEEN, EditField, PenaltyField
 
 Ints32 = npt.NDArray[np.int32]
+Ints64 = npt.NDArray[np.int64]
+Floats32 = npt.NDArray[np.float32]
 Octets = npt.NDArray[np.uint8]
+
+_NONE: Ints64 = np.empty(0, np.int64)
 
 _WORD_OCTETS = 4
 
@@ -30,7 +36,6 @@ class RowEdits:
         self._biases: dict[int, float] = {}
         self._seen: TokenCounts | None = None
         self._allowed: Octets | None = None
-        self._columns: Ints32 | None = None
 
     def ban(self, token_ids: Iterable[int]) -> None:
         self._biases |= dict.fromkeys(token_ids, -math.inf)
@@ -72,46 +77,21 @@ class RowEdits:
         banned = [token_id for token_id, bias in self._biases.items() if bias == -math.inf]
         return int(np.bitwise_count(self._allowed).sum()) <= len(banned)
 
-    def columns(self, vocab_size: int) -> Ints32:
-        """Return the edits [fields, edits], indexed by EditField; field ROW is left 0 for the caller to set.
+    def of_tokens(self, vocab_size: int) -> tuple[Ints64, Ints64, Floats32 | None]:
+        """Return token IDs, counts and biases of the edits [edits]; no biases if all are 0.
 
-        Edits of tokens outside the model's vocabulary are left out.
+        The arrays may share memory with the request's counts: callers must drop them before the next token.
         """
-        self.finish()
-        columns = self._columns
-        assert columns is not None, "finished"
-        is_known = columns[EditField.TOKEN_ID] < vocab_size
-        return columns if is_known.all() else columns[:, is_known]
-
-    def finish(self) -> None:
-        """Build the array that `columns` returns; bans, biases and penalties added later do not change it."""
-        if self._columns is None:
-            self._columns = self._all_columns()
-
-    def _all_columns(self) -> Ints32:
-        token_ids, counts = self._seen_tokens()
-        biases = np.zeros(len(token_ids), np.float32)
-        if self._biases:
-            token_ids, counts, biases = self._with_biases(token_ids, counts)
-        columns = np.zeros((len(EditField), len(token_ids)), np.int32)
-        columns[EditField.TOKEN_ID] = token_ids
-        columns[EditField.COUNT] = counts
-        columns[EditField.BIAS] = biases.view(np.int32)
-        if self.penalties[PenaltyField.REPETITION] != 1:
-            return columns
-        return columns[:, (counts > 0) | (biases != 0)]  # tokens that only occur in the prompt are unchanged
-
-    def _seen_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         if self._seen is None:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        return np.array(self._seen.token_ids), np.array(self._seen.counts)
+            seen, counts = _NONE, _NONE
+        else:
+            seen, counts = _viewed(self._seen.token_ids), _viewed(self._seen.counts)
+        return self._with_biases(seen, counts, vocab_size) if self._biases else (seen, counts, None)
 
-    def _with_biases(
-        self, seen: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    def _with_biases(self, seen: Ints64, counts: Ints64, vocab_size: int) -> tuple[Ints64, Ints64, Floats32]:
         """Return IDs, counts and biases of all tokens that are in prompt or output, or have a bias."""
         places = {} if self._seen is None else self._seen.places
-        new = [token_id for token_id in self._biases if token_id not in places]
+        new = [each for each in self._biases if each not in places and each < vocab_size]
         biases = np.zeros(len(seen) + len(new), np.float32)
         biases[len(seen) :] = [self._biases[token_id] for token_id in new]
         for token_id, bias in self._biases.items():
@@ -119,6 +99,33 @@ class RowEdits:
                 biases[places[token_id]] = bias
         counts = np.concatenate([counts, np.full(len(new), NOT_SEEN)])
         return np.concatenate([seen, np.array(new, np.int64)]), counts, biases
+
+
+def joined(edits: Sequence[RowEdits], vocab_size: int) -> Ints32:
+    """Return the edits of several rows [fields, E], indexed by EditField; ROW is an index into `edits`.
+
+    Edits of tokens outside the model's vocabulary are left out. All rows are joined at once, because a step
+    of penalised requests has thousands of edits.
+    """
+    token_ids, counts, biases = zip(*(of_row.of_tokens(vocab_size) for of_row in edits), strict=True)
+    lengths = [len(of_row) for of_row in token_ids]
+    columns = np.zeros((len(EditField), sum(lengths)), np.int32)
+    columns[EditField.ROW] = np.repeat(np.arange(len(edits), dtype=np.int32), lengths)
+    np.concatenate(token_ids, out=columns[EditField.TOKEN_ID])
+    np.concatenate(counts, out=columns[EditField.COUNT])
+    for of_row, end in zip(biases, accumulate(lengths), strict=True):
+        if of_row is not None:
+            columns[EditField.BIAS, end - len(of_row) : end] = of_row.view(np.int32)
+    # Without a repetition penalty, tokens that only occur in the prompt are unchanged.
+    changes_all = np.array([of_row.penalties[PenaltyField.REPETITION] != 1 for of_row in edits])
+    is_changed = np.repeat(changes_all, lengths)
+    is_changed |= (columns[EditField.COUNT] > 0) | (columns[EditField.BIAS] != 0)
+    is_changed &= columns[EditField.TOKEN_ID] < vocab_size
+    return columns if is_changed.all() else columns.take(np.flatnonzero(is_changed), axis=1)
+
+
+def _viewed(values: array[int]) -> Ints64:
+    return np.frombuffer(values, np.int64) if values else _NONE
 
 
 def words_of(vocab_size: int) -> int:

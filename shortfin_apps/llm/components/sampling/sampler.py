@@ -130,10 +130,7 @@ class Sampler:
         if params.output_grammar is not None:
             with suppress(ConstraintError):  # `sample` raises it again
                 allowed_next(request)
-        if params.greedy or params.top_k or (edits := self.row_edits(request)) is None:
-            return None
-        edits.finish()
-        return edits
+        return None if params.greedy or params.top_k else self.row_edits(request)
 
     def row_edits(self, request: Request, num_ahead: int = 0) -> RowEdits | None:
         """Return the adjustments of the next row if the device can apply them and draw the token, else None.
