@@ -119,8 +119,8 @@ def test_a_steady_decode_uploads_block_tables_alone(artifact: Artifact, runtime:
             engine.step()
         after = engine.stats()
         assert after.steps_ahead == before.steps_ahead + 40
-        assert after.uploads - before.uploads == after.plans.uploads - before.plans.uploads
-        assert after.plans.uploads - before.plans.uploads <= 3, "pages hold 16 tokens"
+        assert after.uploads - before.uploads == after.block_tables.uploads - before.block_tables.uploads
+        assert after.block_tables.uploads - before.block_tables.uploads <= 3, "pages hold 16 tokens"
 
 
 @needs_shortfin

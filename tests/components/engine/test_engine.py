@@ -8,7 +8,7 @@ import pytest
 
 from shortfin_apps.llm.components.batching.waiting_queue import PRIORITY_STEP_S
 from shortfin_apps.llm.components.engine import engine
-from shortfin_apps.llm.components.invocation.entry_counts import PlanCounts
+from shortfin_apps.llm.components.invocation.entry_counts import TableCounts
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError
@@ -160,7 +160,7 @@ def test_a_steady_decode_batch_keeps_its_block_table() -> None:
     rig.run()
     stats = rig.engine.stats()
     assert stats.steps == 12  # one prefill, eleven decodes
-    assert stats.plans == PlanCounts(plans=1, uploads=1)  # the prefill's serves the decodes too
+    assert stats.block_tables == TableCounts(rows_joined=4, uploads=1)  # the prefill's serves the decodes too
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.block_tables import MAX_TABLES, BlockTables
-from shortfin_apps.llm.components.invocation.entry_counts import PlanCounts
+from shortfin_apps.llm.components.invocation.entry_counts import TableCounts
 from shortfin_apps.llm.components.invocation.launch import Launch
 from shortfin_apps.llm.components.invocation.loop_state import Fields
 from shortfin_apps.llm.components.request.request import Request
@@ -45,7 +45,7 @@ class Tables:
         self.num_uploads += 1
         return FakeBuffer(array.copy())
 
-    def step(self, tasks: Sequence[LlmTaskInput], rows: int, blocks: int) -> PlanCounts:
+    def step(self, tasks: Sequence[LlmTaskInput], rows: int, blocks: int) -> TableCounts:
         buffer = self.tables.on_device([task.page_ids for task in tasks], rows, blocks)
         assert array_of(buffer).tolist() == made_anew(tasks, rows, blocks).tolist()
         assert self.tables.counts.uploads == self.num_uploads
@@ -56,22 +56,22 @@ def test_an_unchanged_batch_is_filled_once() -> None:
     tables, tasks = Tables(), tasks_of([1, 2], [3])
     for _ in range(3):
         counts = tables.step(tasks, 4, 2)
-    assert counts == PlanCounts(plans=1, uploads=1)
+    assert counts == TableCounts(rows_joined=2, uploads=1)
 
 
 def test_only_a_row_with_a_new_page_is_filled() -> None:
     tables, pages = Tables(), ([1, 2], [3, 4])
     tables.step(tasks_of(*pages), 2, 2)
     pages[1].append(5)
-    assert tables.step(tasks_of(*pages), 2, 3) == PlanCounts(plans=1, rows_grew=1, uploads=2)
+    assert tables.step(tasks_of(*pages), 2, 3) == TableCounts(rows_joined=2, rows_grew=1, uploads=2)
 
 
-def test_a_row_is_added_for_a_new_task_and_dropped_with_a_finished_one() -> None:
+def test_tasks_come_and_go_and_change_places_without_filling_the_rows_of_others() -> None:
     tables, (a, b, c) = Tables(), ([1], [2], [3])
     tables.step(tasks_of(a, b), 2, 2)
-    assert tables.step(tasks_of(a, b, c), 4, 2) == PlanCounts(plans=1, rows_joined=1, uploads=2)
+    assert tables.step(tasks_of(c, b, a), 4, 2) == TableCounts(rows_joined=3, uploads=2)
     a.clear()  # as a lease does that is released
-    assert tables.step(tasks_of(b, c), 2, 2) == PlanCounts(plans=1, rows_joined=1, uploads=3)
+    assert tables.step(tasks_of(b, c), 2, 2) == TableCounts(rows_joined=3, uploads=3)
 
 
 def test_alternating_batches_keep_their_tables() -> None:
@@ -80,7 +80,7 @@ def test_alternating_batches_keep_their_tables() -> None:
     for _ in range(3):
         for tasks in turns:
             counts = tables.step(tasks, 2, 2)
-    assert counts == PlanCounts(plans=MAX_TABLES, uploads=MAX_TABLES)
+    assert counts == TableCounts(rows_joined=2 * MAX_TABLES, uploads=MAX_TABLES)
 
 
 def test_the_number_of_kept_tables_is_bounded() -> None:
@@ -88,13 +88,17 @@ def test_the_number_of_kept_tables_is_bounded() -> None:
     turns = [tasks_of([4 * turn + 1], [4 * turn + 2]) for turn in range(MAX_TABLES + 1)]
     for tasks in (*turns, turns[0]):
         counts = tables.step(tasks, 2, 2)
-    assert counts.plans == MAX_TABLES + 2
+    assert counts.uploads == MAX_TABLES + 2
 
 
-def test_a_single_task_counts_as_a_row_and_not_as_a_plan() -> None:
+def test_rows_of_released_lists_are_used_again() -> None:
     tables = Tables()
-    tables.step(tasks_of([1, 2]), 1, 2)
-    assert tables.step(tasks_of([3, 4]), 1, 2) == PlanCounts(rows_joined=2, uploads=2)
+    for page in range(200):
+        kept, released = [2 * page + 1], [2 * page + 2]
+        tables.step(tasks_of(kept, released, []), 3, 2)
+        kept.clear()
+        released.clear()
+    assert len(tables.tables._pages) == len(Tables().tables._pages)
 
 
 def test_a_failed_upload_is_repeated() -> None:
@@ -143,7 +147,7 @@ class BlockTablesMachine(RuleBasedStateMachine):
 
     @invariant()
     def few_tables_are_kept(self) -> None:
-        assert len(self.tables.tables._tables) <= MAX_TABLES
+        assert len(self.tables.tables._on_device) <= MAX_TABLES
 
 
 TestBlockTables = BlockTablesMachine.TestCase
@@ -196,4 +200,4 @@ def test_every_invocation_gets_the_same_table_as_one_built_from_scratch(
     rig.run()
     stats = rig.engine.stats()
     assert len(batches) == stats.steps
-    assert stats.plans.uploads <= stats.steps
+    assert stats.block_tables.uploads <= stats.steps

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shortfin_apps.llm.components.engine.snapshot import OWNED, PageMap, RequestSnapshot, Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
-from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
+from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts
 from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 from shortfin_apps.llm.components.recorder.dumps import WrittenDump
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
@@ -112,7 +112,7 @@ class ScriptedEngine:
             num_running=2,
             pages=CacheUsage(total=10, free=5, cached=1, leased=4),
             steps=7,
-            plans=PlanCounts(plans=3, rows_joined=4, rows_grew=9, uploads=6),
+            block_tables=TableCounts(rows_joined=4, rows_grew=9, uploads=6),
             prompt_tokens=11,
             cached_tokens=5,
             generation_tokens=13,

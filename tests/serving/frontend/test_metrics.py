@@ -79,7 +79,6 @@ async def test_engine_counters_are_read_when_scraped() -> None:
         "vllm:generation_tokens_total": 13,
         "vllm:num_preemptions_total": 1,
         "shortfin_llm:steps_total": 7,
-        "shortfin_llm:plans_total": 3,
         "shortfin_llm:block_table_uploads_total": 6,
         "shortfin_llm:uploads_total": 21,
         "shortfin_llm:steps_ahead_total": 3,
@@ -96,8 +95,8 @@ async def test_engine_counters_are_read_when_scraped() -> None:
     rows |= {("prefill_bs1", "decode"): 0, ("prefill_bs1", "prefill"): 117, ("prefill_bs1", "padding"): 11}
     name = "shortfin_llm:computed_tokens_total"
     assert {key: value(metrics, name, entry=key[0], kind=key[1]) for key in rows} == rows
-    assert value(metrics, "shortfin_llm:patched_rows_total", why="joined") == 4
-    assert value(metrics, "shortfin_llm:patched_rows_total", why="grew") == 9
+    assert value(metrics, "shortfin_llm:table_rows_total", why="joined") == 4
+    assert value(metrics, "shortfin_llm:table_rows_total", why="grew") == 9
     assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_compute") == 11
 
 

@@ -236,7 +236,7 @@ class Engine:
             num_waiting_tenants=self._scheduler.waiting.num_tenants,
             pages=self._cache.usage(),
             window_pages=self._cache.window_usage(),
-            plans=self._runner.plan_counts,
+            block_tables=self._runner.table_counts,
             preemptions=self._scheduler.num_preemptions,
             entries=self._runner.counts(),
             device_s=self._runner.device_s,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.engine.speculation import SpeculationCounts
-from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
+from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts
 from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 
 
@@ -52,7 +52,7 @@ class EngineStats(EngineCounters):
     num_waiting_tenants: int = 0
     pages: CacheUsage
     window_pages: CacheUsage | None = None  # of sliding-window layers
-    plans: PlanCounts  # block tables laid out and uploaded
+    block_tables: TableCounts
     preemptions: int
     entries: Mapping[str, EntryCounts]  # by name; only entries that ran
     uploads: int  # arrays copied to the device

@@ -18,7 +18,7 @@ from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Pag
 from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
-from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
+from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch
 from shortfin_apps.llm.components.invocation.loop_state import Fields, LoopState, padding_state
@@ -101,7 +101,7 @@ class BatchRunner:
         self._last_tokens = self._device.allocate((num_slots,), np.dtype(np.int64), only_dispatches=True)
 
     @property
-    def plan_counts(self) -> PlanCounts:
+    def table_counts(self) -> TableCounts:
         return self._block_tables.counts
 
     def counts(self) -> dict[str, EntryCounts]:

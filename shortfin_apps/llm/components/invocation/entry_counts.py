@@ -55,10 +55,9 @@ class EntryCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanCounts:
+class TableCounts:
     """Counts of block table updates, as defined in `block_tables.py`."""
 
-    plans: int = 0
-    rows_joined: int = 0  # without rows of plans
+    rows_joined: int = 0
     rows_grew: int = 0
     uploads: int = 0

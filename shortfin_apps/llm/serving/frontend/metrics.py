@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 
 from shortfin_apps.llm.components.engine.speculation import SpeculationCounts
 from shortfin_apps.llm.components.engine.stats import EngineStats
-from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, EntryCounts, PlanCounts
+from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, EntryCounts, TableCounts
 from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 from shortfin_apps.llm.components.request.messages import ComputedTask, FinishReason
 from shortfin_apps.llm.contract.errors import OverloadedError, UnavailableError
@@ -276,7 +276,7 @@ class _EngineCollector(Collector):
             yield self._family(CounterMetricFamily(name, help_text), count)
         yield self._cache_config(stats)
         yield from self._entries(sorted(stats.entries.items()))
-        yield self._patches(stats.plans)
+        yield self._table_rows(stats.block_tables)
         by_source = CounterMetricFamily("vllm:prompt_tokens_by_source", "Prompt tokens, by origin")
         for source, count in (
             ("local_compute", stats.prompt_tokens),
@@ -314,13 +314,13 @@ class _EngineCollector(Collector):
                 mix.add_metric(values, _cumulative(BOUNDS, distribution.bins), distribution.total)
         yield from (invocations, tokens, *mixes)
 
-    def _patches(self, plans: PlanCounts) -> Metric:
+    def _table_rows(self, counts: TableCounts) -> Metric:
         family = CounterMetricFamily(
-            "shortfin_llm:patched_rows",
-            "Rows of block tables laid out singly",
+            "shortfin_llm:table_rows",
+            "Rows of block tables filled for a new request, or extended",
             labels=[*self._labels, "why"],
         )
-        for why, count in (("joined", plans.rows_joined), ("grew", plans.rows_grew)):
+        for why, count in (("joined", counts.rows_joined), ("grew", counts.rows_grew)):
             family.add_metric([*self._labels.values(), why], count)
         return family
 
@@ -416,8 +416,7 @@ def _counters(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("vllm:num_preemptions", "Preemptions for lack of pages", stats.preemptions),
         ("shortfin_llm:failed_invocations", "Invocations that failed", stats.failed_invocations),
         ("shortfin_llm:steps", "Engine steps", stats.steps),
-        ("shortfin_llm:plans", "Steps that laid out the block table of a whole batch", stats.plans.plans),
-        ("shortfin_llm:block_table_uploads", "Steps whose block table had changed", stats.plans.uploads),
+        ("shortfin_llm:block_table_uploads", "Steps whose block table changed", stats.block_tables.uploads),
         ("shortfin_llm:uploads", "Arrays copied to the device", stats.uploads),
         (
             "shortfin_llm:steps_ahead",
