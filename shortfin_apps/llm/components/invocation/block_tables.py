@@ -8,7 +8,7 @@ therefore stays valid while the list has the same identity and length. Updates a
     joined   a row is filled for a list that has none
     grew     a list's new pages are appended to its row
 
-The tables of the last batches stay on the device, each until one of its rows is filled.
+The tables of the last batches stay on the device.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ PageList = Sequence[int]  # the lease's own list
 MAX_TABLES = 8
 _FEWEST_ROWS, _FEWEST_PAGES = 16, 16  # of the kept rows; doubled as needed
 _NO_PAGES = 0  # the row of all empty lists
+_Key = tuple[tuple[int, ...], tuple[int, ...], int, int]  # `id` and length of each page list, rows, blocks
 
 
 class BlockTables:
@@ -40,8 +41,7 @@ class BlockTables:
         # By row, with the number of pages; the reference keeps another list from getting the same `id`.
         self._lists: list[PageList] = [(0,)]
         self._num_pages = [1]
-        # Least recently used first; by the rows of `_pages` and the table's shape.
-        self._on_device: dict[tuple[tuple[int, ...], int, int], DeviceBuffer] = {}
+        self._on_device: dict[_Key, tuple[Sequence[PageList], DeviceBuffer]] = {}  # least recently used first
         self._rows_joined = self._rows_grew = self._uploads = 0
 
     @property
@@ -53,16 +53,16 @@ class BlockTables:
 
         `page_lists` has the page list of each task.
         """
-        own = tuple([self._row(page_ids) for page_ids in page_lists])
-        key = own, rows, blocks
-        table = self._on_device.pop(key, None)
-        if table is None:
-            table = self._upload(self._gathered(own, rows, blocks))
+        key = tuple(map(id, page_lists)), tuple(map(len, page_lists)), rows, blocks
+        kept = self._on_device.pop(key, None)
+        if kept is None:
+            table = self._upload(self._gathered([self._row(each) for each in page_lists], rows, blocks))
             self._uploads += 1
-        self._on_device[key] = table
+            kept = page_lists, table  # as long as the lists are kept, no other list has the `id` of one
+        self._on_device[key] = kept
         if len(self._on_device) > MAX_TABLES:
             del self._on_device[next(iter(self._on_device))]
-        return table
+        return kept[1]
 
     def _row(self, page_ids: PageList) -> int:
         """Return the row of a list, which then has all its pages."""
@@ -107,12 +107,11 @@ class BlockTables:
             self._pages = _enlarged(self._pages, len(self._pages), 2 * len(page_ids))
         self._pages[row, begin : len(page_ids)] = page_ids[begin:]
         self._num_pages[row] = len(page_ids)
-        self._on_device = {key: table for key, table in self._on_device.items() if row not in key[0]}
 
-    def _gathered(self, own: Sequence[int], rows: int, blocks: int) -> Array:
+    def _gathered(self, own: list[int], rows: int, blocks: int) -> Array:
         table = np.zeros((rows, blocks), np.int64)
         width = min(blocks, self._pages.shape[1])
-        table[: len(own), :width] = self._pages[list(own), :width]
+        table[: len(own), :width] = self._pages[own, :width]
         return table
 
 
