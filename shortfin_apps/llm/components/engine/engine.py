@@ -379,7 +379,7 @@ class Engine:
         """Drop the row of a request that has ended, or of a rejected proposed token."""
         if not task.num_ahead:
             self._num_discarded += task.completes
-            lease.is_suspect |= row is not None and not _is_finite(row)
+            lease.is_suspect |= row is None or not _is_finite(row)
 
     def _end_spoiled(self, task: LlmTaskInput, lease: Lease) -> None:
         """End a request that got a row of NaN."""
