@@ -87,7 +87,7 @@ def test_known_tokens_are_no_chunk_even_from_the_start_of_a_page_on() -> None:
     request = with_known("a", STRIDE + 1, 3)
     assert request.num_planned % STRIDE == 0
     for mode in ("default", "extend-attention"):
-        batch = next_batch(mode, [request])  # type: ignore[arg-type]
+        batch = next_batch(mode, [request])
         assert [len(task.token_ids) for task in batch.tasks] == [1] * 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -123,9 +124,7 @@ def test_answers_are_those_of_draws(
     rng = np.random.default_rng(7)
     stem = rng.integers(0, 4, 30).tolist()
     calls = [
-        call(
-            str(i), stem[:length], count, **PARAMS[kind], output_grammar=Keys() if is_structured else None
-        )
+        call(str(i), stem[:length], count, **PARAMS[kind], output_grammar=Keys() if is_structured else None)
         for i, (kind, is_structured, length, count, _) in enumerate(requests)
     ]
     options |= {"repeats": 0.5, "eos": frozenset({11})}
@@ -198,22 +197,20 @@ def test_a_run_ends_at_max_tokens_and_at_stop_tokens(place: dict[str, Any]) -> N
     tokens = everything.outputs["a"]
     for count in range(1, len(tokens) + 1):
         rig = make_rig(fake_config(pages=64), **place)
-        rig.engine.add(call("a", PROMPT, count, output_grammar=Keys(), temperature=1.0, seed=2))
+        rig.engine.add(replace(FORCED, params=replace(FORCED.params, max_tokens=count)))
         rig.run()
         assert (rig.outputs["a"], rig.reason("a")) == (tokens[:count], FinishReason.LENGTH)
         assert rig.engine.stats().discarded_tokens <= 1
     for stop in set(tokens):
-        for ends in ({"eos": frozenset({stop})}, {}):
-            rig = make_rig(fake_config(pages=64), **place, **ends)
-            stops = frozenset() if ends else frozenset({stop})
-            asked = call(
-                "a", PROMPT, 40, output_grammar=Keys(), temperature=1.0, seed=2, stop_token_ids=stops
-            )
-            rig.engine.add(asked)
+        by_model, by_request = frozenset({stop}), frozenset[int]()
+        for eos, stops in ((by_model, by_request), (by_request, by_model)):
+            rig = make_rig(fake_config(pages=64), eos=eos, **place)
+            params = replace(FORCED.params, stop_token_ids=stops)
+            rig.engine.add(replace(FORCED, params=params))
             rig.run()
             assert rig.outputs["a"] == tokens[: tokens.index(stop) + 1]
             assert rig.reason("a") is FinishReason.STOP
-            assert rig.last["a"].stop_token_id == (None if ends else stop)
+            assert rig.last["a"].stop_token_id == (stop if stops else None)
             assert rig.all_pages_back()
 
 
@@ -291,7 +288,7 @@ def test_a_fault_in_any_row_ends_its_request_alone(
     num_failed = 0
     for number in range(3, 20):
         rig = make_rig(fake_config(pages=24), mode=mode, depth=depth, reads_masked=reads_masked, **ON_DEVICE)
-        fault(rig, number, row=number % 5)
+        fault(rig, number, number % 5)
         for each in both:
             rig.engine.add(each)
         rig.run()
