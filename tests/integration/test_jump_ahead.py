@@ -92,9 +92,6 @@ def test_answers_are_those_without_in_fewer_steps(
     expected, plain = run(tiny_artifact, asked, batching=mode, pages=pages, jump_ahead=False)
     got, jumping = run(tiny_artifact, asked, batching=mode, pages=pages)
     assert got == expected
-    assert plain.speculation is None
-    assert jumping.speculation is not None
-    assert jumping.speculation.accepted > 0.9 * jumping.speculation.proposed
-    assert jumping.speculation.accepted > 20
+    assert jumping.generation_tokens == plain.generation_tokens
     assert jumping.steps < plain.steps
     assert (plain.preemptions > 0) == (pages is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.batching import make_mode
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, decode_tasks
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
+from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.config import ModelConfig
 from tests.components.batching.modes.mode_inputs import ALL_ENTRIES, STRIDE, Entries, running
+from tests.components.engine_fixture import call
 from tests.components.fake_device import fake_config
 
 BUDGET = 64
@@ -26,9 +30,16 @@ def with_known(name: str, length: int, num_known: int) -> Request:
     return request
 
 
-def next_batch(mode: BatchModeName, requests: list[Request], entries: Entries = ALL_ENTRIES) -> Batch:
+CONFIG = fake_config(stride=STRIDE, decode=(1, 4, 8))
+
+
+def next_batch(
+    mode: BatchModeName,
+    requests: list[Request],
+    entries: Entries = ALL_ENTRIES,
+    config: ModelConfig = CONFIG,
+) -> Batch:
     settings = BatchSettings(batch_mode=mode, token_budget=BUDGET)
-    config = fake_config(stride=STRIDE, decode=(1, 4, 8))
     batch = make_mode(settings, config, entries).next_batch(requests)
     assert batch is not None
     return batch
@@ -68,15 +79,21 @@ def test_each_known_token_is_a_task(
             assert task.completes is (task.seq_len == len(request.token_ids))
     if mode == "extend-attention" and prompts:
         assert len(batch.tasks) > num_rows, "the oldest prompt gets a page"
+        assert sum(len(task.token_ids) for task in batch.tasks) <= BUDGET
     if mode == "default":
         assert (batch.family is EntryFamily.EXTEND) is (num_rows > len(decodes))
 
 
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
-def test_a_request_has_one_task_where_rows_cannot_share_an_invocation(mode: BatchModeName) -> None:
-    entries = Entries(has_packed_extend=False)
+@pytest.mark.parametrize("lacks", ["packed rows", "states of rows"])
+def test_a_request_has_one_task_where_rows_cannot_share_an_invocation(
+    mode: BatchModeName, lacks: str
+) -> None:
+    entries, cache = Entries(has_packed_extend=lacks != "packed rows"), CONFIG.paged_kv_cache
+    if lacks == "states of rows":
+        cache = replace(cache, pools={"state": 1})
     requests = [with_known("a", 20, 5), with_known("b", 33, 0)]
-    batch = next_batch(mode, requests, entries)
+    batch = next_batch(mode, requests, entries, replace(CONFIG, paged_kv_cache=cache))
     assert [(task.request, task.completes) for task in batch.tasks] == [
         (requests[0], False),
         (requests[1], True),
@@ -92,9 +109,18 @@ def test_known_tokens_are_no_chunk_even_from_the_start_of_a_page_on() -> None:
 
 
 def test_known_tokens_are_a_prompt_again_after_a_preemption() -> None:
-    request = running("a", 40)
-    assert not request.decodes
-    assert [len(task.token_ids) for task in next_batch("extend-attention", [request]).tasks] == [40]
+    cache = make_cache("none", 64, STRIDE)
+    request = Request(call("a", [1] * 20, max_tokens=30))
+    for num_tokens in (20, 40):
+        lease = cache.acquire(request.token_ids)
+        assert cache.reserve(lease, 41)
+        request.start(lease)
+        assert not request.decodes
+        assert [task.seq_len for task in next_batch("extend-attention", [request]).tasks] == [num_tokens]
+        request.num_planned = num_tokens
+        request.token_ids += [2] * 20
+        assert request.decodes
+        request.preempt(cache)
 
 
 def test_every_request_has_a_row_before_one_has_two() -> None:

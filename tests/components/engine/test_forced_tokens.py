@@ -175,6 +175,21 @@ def test_known_tokens_take_a_step_each_where_rows_cannot_share_an_invocation(mod
     assert sum(task.completes for batch in batches for task in batch.tasks) < len(batches) / 1.5
 
 
+def test_a_mask_after_forced_tokens_is_computed_while_the_device_runs() -> None:
+    rig = make_rig(fake_config(pages=64))
+    in_flight: list[int] = []
+
+    class Noted(Keys):
+        def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
+            in_flight.append(len(rig.program.in_flight))
+            return super().allowed(generated, ahead)
+
+    batches = noted_batches(rig)
+    answers(rig, [replace(FORCED, params=replace(FORCED.params, output_grammar=Noted()))])
+    assert any(len(batch.tasks) > 2 for batch in batches)
+    assert in_flight.count(1) == sum(batch.tasks[-1].completes for batch in batches)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_grammars_run_ahead(mode: str, depth: int) -> None:
