@@ -39,7 +39,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "structured": True},
     {"temperature": 0.9, "seed": 3, "structured": True},
     {"temperature": 0.0},
-    {"temperature": 0.7, "seed": 4, "logprobs": 2, "structured": True},
+    {"temperature": 0.7, "seed": 4, "logprobs": 2, "structured": True, "max_tokens": 20},  # draws every token
     {"temperature": 0.4, "top_k": 5, "seed": 2},
 )
 assert len(KINDS) == len(ARRIVALS)
@@ -61,9 +61,8 @@ def calls(tokenizer: Tokenizer, *, is_compact: bool) -> list[GenerateCall]:
                 request_id=str(index),
                 prompt_token_ids=tuple(tokenizer.encode(f"Request {index}: ") * 3),
                 params=SamplingParams(
-                    max_tokens=160 if is_structured else 40,
+                    **{"max_tokens": 160 if is_structured else 40, **params},
                     output_grammar=grammar if is_structured else None,
-                    **params,
                 ),
             )
         )
