@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components.request": ("contract", "components.kvcache"),
     "components.grammar": ("contract", "limited_process", "components.request"),
     "components.sampling": ("contract", "components.request"),
-    "components.speculation": ("components.request",),
+    "components.speculation": (),
     "components.batching": ("contract", "setting", "components.kvcache", "components.request"),
     "components.recorder": ("contract", "components.request", "components.batching"),
     "components.invocation": (

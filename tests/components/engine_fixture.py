@@ -27,7 +27,7 @@ from shortfin_apps.llm.components.request.messages import (
     Terms,
 )
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
+from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.config import ModelConfig
 from tests.components.fake_device import (
     VOCAB,
@@ -171,6 +171,7 @@ def make_rig(
     scheduling: dict[str, Any] | None = None,
     strict: bool = True,
     depth: int = 1,
+    jump_ahead: bool = True,
     speculation: SpeculationOptions | None = None,
     draft: FakeDraft | None = None,
     repeats: float = 0.0,
@@ -213,6 +214,7 @@ def make_rig(
         eos_token_ids=eos,
         strict=strict,
         depth=depth,
+        jump_ahead=jump_ahead,
         speculation=speculation,
         draft_model=None if draft is None else draft.model,
         recorder=recorder,

@@ -19,7 +19,7 @@ from shortfin_apps.llm.components.engine.row_reader import Rows
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
-from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
+from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.errors import (
     InvalidRequestError,
     InvocationError,
@@ -70,9 +70,10 @@ def _random_call(rng: random.Random, stems: list[list[int]]) -> GenerateCall:
     if rng.random() < 0.2:
         params["stop_token_ids"] = frozenset(rng.sample(range(32), 3))
         params["min_tokens"] = rng.randint(0, params["max_tokens"])
-    if rng.random() < 0.2:
-        grammar = Keys(errs=rng.random() < 0.5)
-        params |= {"output_grammar": grammar, "ignore_eos": False, "min_tokens": 0}
+    if rng.random() < 0.4:
+        params |= {"output_grammar": Keys(), "ignore_eos": False, "min_tokens": 0}
+        if rng.random() < 0.7:
+            params["logprobs"] = None  # no row is needed, so forced tokens are not drawn
     return call("", prompt, **params)
 
 
@@ -86,7 +87,8 @@ def random_sampling(rng: random.Random) -> dict[str, Any]:
 
 
 def undisturbed(asked: GenerateCall) -> Answer:
-    rig = make_rig(fake_config(stride=STRIDE, pages=32), prefix_cache="none", eos=EOS, repeats=REPEATS)
+    config = fake_config(stride=STRIDE, pages=32)
+    rig = make_rig(config, prefix_cache="none", eos=EOS, repeats=REPEATS, jump_ahead=False)
     return answered_alone(rig.engine, asked)
 
 
@@ -167,7 +169,6 @@ def random_rig(
     extend_rank = rng.choice([1, 2])
     speculation = SpeculationOptions(
         max_tokens=rng.choice([0, 1, 3, 8]),
-        max_forced_tokens=rng.choice([0, 2, 32]),
         row_cost=rng.choice([0, 0.05]),
     )
     speculates = extend_rank == 1 and rng.random() < 0.7

@@ -1,4 +1,4 @@
-"""A grammar over the tokens of the fake device that forces some of them, and may be wrong about which."""
+"""A grammar over the tokens of the fake device that forces some of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ from tests.components.fake_device import VOCAB
 
 
 class Keys:
-    """A grammar: any token t, then t % 7 tokens that it forces, then any token, and so on.
-
-    A matcher that `errs` says that others follow the first two.
-    """
+    """A grammar: any token t, then t % 7 tokens that it forces, then any token, and so on."""
 
     param = "grammar"
-
-    def __init__(self, *, errs: bool = False) -> None:
-        self._errs = errs
 
     def matcher(self) -> Keys:
         return self
@@ -29,8 +23,7 @@ class Keys:
         return np.packbits(allowed, bitorder="little").tobytes()
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
-        key = self._key(generated)
-        return [*key[:2], *((i + 1) % VOCAB for i in key[2:])] if self._errs else key
+        return self._key(generated)
 
     def _key(self, generated: Sequence[int]) -> list[int]:
         """What is left of the tokens that the last free one forces."""

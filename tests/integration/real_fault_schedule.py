@@ -26,7 +26,7 @@ from shortfin_apps.llm.components.runtime.device import (
     Pending,
     Program,
 )
-from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
+from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.config import ModelConfig
 from tests.components.engine_fixture import Rig, call
 from tests.components.fake_device import FakePending, Faults
@@ -178,9 +178,7 @@ class RealSchedule(Schedule):
 
     def _make_rig(self) -> Rig:
         rng, served = self._rng, self._served
-        speculation = SpeculationOptions(
-            max_tokens=rng.choice([0, 1, 3, 8]), max_forced_tokens=0, row_cost=rng.choice([0, 0.05])
-        )
+        speculation = SpeculationOptions(max_tokens=rng.choice([0, 1, 3, 8]), row_cost=rng.choice([0, 0.05]))
         speculates = served.takes_proposals and rng.random() < 0.5
         rig = served.rig(
             pages=served.least_pages + rng.choice([0, 0, 0, 1, 2]),

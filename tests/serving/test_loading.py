@@ -113,8 +113,8 @@ def test_speculation_is_refused_without_packed_rows_and_with_states(
     config = tiny_artifact.config
     files = (tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS, EngineSettings(speculative="ngram"))
     with closing(open_device()) as device:
-        engine = make_engine(device, config, *files)
-        assert engine.stats().speculation is not None
+        assert make_engine(device, config, *files).stats().speculation is not None
+        assert make_engine(device, config, *files[:-1], EngineSettings()).stats().speculation is None
         cache = replace(config.paged_kv_cache, pools={"state": 1})
         monkeypatch.setattr(loading, "check_program", lambda *args: None)
         with pytest.raises(ArtifactError, match=r"keep a state.*`--speculative`"):
@@ -122,18 +122,6 @@ def test_speculation_is_refused_without_packed_rows_and_with_states(
         monkeypatch.setattr(Buckets, "has_packed_extend", False)
         with pytest.raises(ArtifactError, match=r"packed `extend`.*`--speculative`"):
             make_engine(device, config, *files)
-
-
-def test_jump_ahead_is_on_where_the_model_takes_proposed_tokens(
-    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    artifact = tiny_artifact
-    files = (artifact.config, artifact.vmfb, artifact.parameters, NO_EOS)
-    with closing(open_device()) as device:
-        assert make_engine(device, *files, EngineSettings()).stats().speculation is not None
-        assert make_engine(device, *files, EngineSettings(), jump_ahead=False).stats().speculation is None
-        monkeypatch.setattr(Buckets, "has_packed_extend", False)
-        assert make_engine(device, *files, EngineSettings()).stats().speculation is None
 
 
 def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifact) -> None:

@@ -12,7 +12,7 @@ from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kv_events.options import KVEventSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
-from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
+from shortfin_apps.llm.components.speculation.options import DEFAULT_MAX_TOKENS
 from shortfin_apps.llm.serving.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
 from shortfin_apps.llm.setting import setting
 

@@ -187,7 +187,7 @@ def make_engine(
 
     `on_warm_up` receives the numbers of entries that have run once and of all entries; `listener`, the
     published pages of the cache; `recorder`, the invocations on the device. With `jump_ahead`, tokens that a
-    grammar forces may be proposed.
+    grammar forces are appended without a draw.
     """
     engine, _ = _make_engine(
         device,
@@ -231,7 +231,6 @@ def _make_engine(
         buckets,
         settings,
         has_draft_model=facts.draft_model is not None,
-        jump_ahead=jump_ahead,
         on_gpu=on_gpu,
     )
     mode = make_mode(settings.batching, config, buckets, on_gpu=on_gpu)
@@ -258,6 +257,7 @@ def _make_engine(
         max_seq_len=config.max_seq_len,
         eos_token_ids=eos_token_ids,
         depth=1 if settings.pipeline_depth is None else settings.pipeline_depth,
+        jump_ahead=jump_ahead,
         speculation=speculation,
         draft_model=draft_model,
         recorder=recorder,

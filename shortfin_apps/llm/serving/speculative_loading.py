@@ -16,10 +16,9 @@ from shortfin_apps.llm.components.invocation.page_table import make_page_cache, 
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device, Program
-from shortfin_apps.llm.components.speculation.draft import (
+from shortfin_apps.llm.components.speculation.options import (
     CPU_ROW_COST,
     GPU_ROW_COST,
-    MAX_FORCED_TOKENS,
     SpeculationOptions,
 )
 from shortfin_apps.llm.contract.config import ModelConfig
@@ -50,25 +49,20 @@ def speculation_options(
     settings: EngineSettings,
     *,
     has_draft_model: bool,
-    jump_ahead: bool,
     on_gpu: bool,
 ) -> SpeculationOptions | None:
     """Return the speculation options; None if no tokens are proposed.
 
-    With `jump_ahead`, tokens that a grammar forces are proposed if the model supports proposed tokens. Raises
-    ArtifactError if the settings ask for proposed tokens and the model does not support these.
+    Raises ArtifactError if the settings ask for proposed tokens and the model does not support these.
     """
     looks_up = settings.speculative == "ngram"
-    if not looks_up and not jump_ahead and not has_draft_model:
+    if not looks_up and not has_draft_model:
         return None
     flag = "--speculative" if looks_up else "--speculative-model"
     if problem := _problem_with_proposals(config, buckets, flag):
-        if looks_up or has_draft_model:
-            raise ArtifactError(problem)
-        return None
+        raise ArtifactError(problem)
     return SpeculationOptions(
         max_tokens=settings.speculative_tokens if looks_up else 0,
-        max_forced_tokens=MAX_FORCED_TOKENS if jump_ahead else 0,
         row_cost=GPU_ROW_COST if on_gpu else CPU_ROW_COST,
     )
 

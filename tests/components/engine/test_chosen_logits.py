@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.messages import GenerateCall
-from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
+from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation
 from tests.components.forcing_grammar import Keys

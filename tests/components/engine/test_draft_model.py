@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.engine.draft_model import MAX_FAILURES
 from shortfin_apps.llm.components.request.messages import FinishReason
-from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
+from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.errors import DeviceLostError
 from tests.components.engine.test_speculation import MODES, PARAMS, PLACES, answers
 from tests.components.engine_fixture import PROMPT, FakeDraft, Rig, call, make_draft, make_rig

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
-from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
+from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.errors import DeadlineExceededError
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation

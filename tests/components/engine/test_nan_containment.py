@@ -216,3 +216,32 @@ def test_pages_with_nan_are_not_shared(top_k: int | None, at_step: int) -> None:
     rig.engine.add(call("b", LONG_PROMPT))
     rig.run()
     assert rig.outputs["b"] == greedy_continuation(LONG_PROMPT, 4)
+
+
+@modes
+def test_nan_in_a_chunk_in_flight_of_an_aborted_request_does_not_reach_the_next_owner(mode: str) -> None:
+    """The chunk yields no row that would show it."""
+    rig = make_rig(
+        fake_config(pages=PAGES),
+        mode=mode,
+        prefix_cache="none",
+        token_budget=8,
+        loop_sizes=(1, 2, 4, 8),
+        sample_sizes=(1, 2, 4, 8),
+        reads_masked=True,
+    )
+    rig.engine.add(call("before", OTHER, max_tokens=6))
+    rig.step()
+    rig.engine.add(call("aborted", PROMPT))
+    while not any(r.request_id == "aborted" and r.num_planned for r in rig.scheduler.running):
+        rig.step()
+    delta = rig.engine.abort("aborted")
+    assert delta is not None
+    rig.take([delta])
+    spoil_next(rig, row=0 if mode == "default" else 1)
+    rig.run()
+    rig.engine.add(call("later", [1], max_tokens=30))  # fills its pages one token after another
+    rig.run()
+    assert rig.outputs["before"] == greedy_continuation(OTHER, 6)
+    assert rig.outputs["later"] == greedy_continuation([1], 30)
+    assert rig.all_pages_back()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
-from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
+from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.errors import DeviceLostError, InvocationError
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation

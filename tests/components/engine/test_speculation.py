@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
-from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
+from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import VOCAB, fake_config, greedy_continuation
 from tests.components.forcing_grammar import Keys
 
 ALWAYS = SpeculationOptions(max_tokens=4, row_cost=0)  # whatever may be right
-JUMPS = SpeculationOptions(max_tokens=0)  # the default of a server
 MODES = ("default", "extend-attention")
 PLACES: list[dict[str, Any]] = [
     {},
     {"loop_sizes": (1, 2, 4, 8)},
     {"loop_sizes": (1, 2, 4, 8), "sample_sizes": (1, 2, 4, 8)},
+    {"loop_sizes": (1, 2, 4, 8), "sample_sizes": (1, 2, 4, 8), "adjusted_sample_sizes": (1, 2, 4, 8)},
 ]
 
 
@@ -53,7 +53,7 @@ PARAMS: list[dict[str, Any]] = [
     {"logprobs": 2, "min_tokens": 9, "stop_token_ids": frozenset(range(16))},
     {"output_grammar": FewTokens()},
     {"output_grammar": Keys()},
-    {"output_grammar": Keys(errs=True), "temperature": 0.8, "seed": 4, "logprobs": 1},
+    {"output_grammar": Keys(), "temperature": 0.8, "seed": 4, "logprobs": 1},
     {"output_grammar": Keys(), "temperature": 1.0, "seed": 9, "repetition_penalty": 1.2},
     {"stop_token_ids": frozenset({3, 8})},
     {"bad_words": ((5,), (6, 7)), "temperature": 0.5, "seed": 1},
@@ -101,7 +101,7 @@ def of(deltas: list[Delta], wanted: GenerateCall) -> list[Delta]:
         max_size=6,
     ),
     max_tokens=st.integers(0, 9),
-    max_forced_tokens=st.integers(0, 5),
+    jump_ahead=st.booleans(),
     row_cost=st.sampled_from([0, 0.01, 0.2]),
     mode=st.sampled_from(MODES),
     place=st.sampled_from(PLACES),
@@ -114,7 +114,7 @@ def test_tokens_are_those_without(
     repeats: float,
     requests: list[tuple[int, int, int, int]],
     max_tokens: int,
-    max_forced_tokens: int,
+    jump_ahead: bool,
     row_cost: float,
     place: dict[str, Any],
     pages: int,
@@ -131,15 +131,12 @@ def test_tokens_are_those_without(
     arrivals = [arrival for *_, arrival in requests]
     options |= {"repeats": repeats, "eos": frozenset({11}), **place}
 
-    def rig(speculation: SpeculationOptions | None) -> Rig:
-        config = fake_config(pages=pages, window=window)
-        return make_rig(config, speculation=speculation, **options)
+    def rig(**more: Any) -> Rig:
+        return make_rig(fake_config(pages=pages, window=window), **options, **more)
 
-    expected = answers(rig(None), calls)
-    speculation = SpeculationOptions(
-        max_tokens=max_tokens, max_forced_tokens=max_forced_tokens, row_cost=row_cost
-    )
-    assert answers(rig(speculation), calls, arrivals) == expected
+    expected = answers(rig(jump_ahead=False), calls)
+    speculation = SpeculationOptions(max_tokens=max_tokens, row_cost=row_cost)
+    assert answers(rig(jump_ahead=jump_ahead, speculation=speculation), calls, arrivals) == expected
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -159,49 +156,6 @@ def test_fewer_steps_are_taken_where_the_model_repeats_itself(mode: str, place: 
     assert after.generation_tokens == before.generation_tokens
     assert after.speculation.accepted > after.speculation.proposed / 2
     assert after.speculation.drafts <= after.speculation.proposed
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("mode", MODES)
-def test_fewer_steps_are_taken_where_a_grammar_forces_tokens(mode: str, place: dict[str, Any]) -> None:
-    """A token and what it forces take one invocation, where they take one each without."""
-    plain, jumping = (
-        make_rig(fake_config(pages=64), mode=mode, speculation=speculation, **place)
-        for speculation in (None, JUMPS)
-    )
-    calls = [call("a", PROMPT, 60, output_grammar=Keys(), temperature=1.0, seed=2)]
-    assert answers(plain, calls) == answers(jumping, calls)
-    counts = jumping.engine.stats().speculation
-    assert counts is not None
-    assert counts.accepted == counts.proposed > 30
-    assert len(jumping.program.calls) == len(plain.program.calls) - counts.accepted
-
-
-def test_requests_without_grammars_are_decoded_as_without_jump_ahead() -> None:
-    """Ahead on decode loops, without a draft."""
-    calls = [call(str(i), [*PROMPT, *PROMPT, i], 30) for i in range(3)]
-    plain, jumping = (
-        make_rig(fake_config(pages=64), repeats=1, speculation=speculation, loop_sizes=(1, 2, 4, 8))
-        for speculation in (None, JUMPS)
-    )
-    assert answers(plain, calls) == answers(jumping, calls)
-    assert jumping.engine.stats().steps_ahead == plain.engine.stats().steps_ahead > 0
-    assert jumping.program.calls == plain.program.calls
-    assert jumping.engine._speculation is not None
-    assert not jumping.engine._speculation._drafts
-
-
-def test_an_aborted_request_with_a_grammar_returns_its_pages() -> None:
-    rig = make_rig(fake_config(pages=24), mode="extend-attention", speculation=JUMPS)
-    for i in range(20):
-        rig.engine.add(call(str(i), [i, *PROMPT], 20, output_grammar=Keys(), temperature=1.0, seed=i))
-        rig.step()
-        rig.step()
-        rig.step()
-        if i % 2:
-            rig.take([delta for delta in [rig.engine.abort(str(i))] if delta is not None])
-    rig.run()
-    assert rig.all_pages_back()
 
 
 def test_nothing_is_proposed_for_what_does_not_repeat() -> None:
@@ -281,4 +235,4 @@ def test_an_aborted_request_leaves_no_draft() -> None:
         rig.step()
         rig.take([delta for delta in [rig.engine.abort(str(i))] if delta is not None])
     assert rig.engine._speculation is not None
-    assert len(rig.engine._speculation._drafts) <= 2
+    assert len(rig.engine._speculation._lookups) <= 2

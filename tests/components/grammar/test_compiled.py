@@ -57,6 +57,31 @@ def test_forced_tokens_are_those_that_masks_leave_alone() -> None:
     assert forced == [[A], [], [A, B], [B], []]
 
 
+@given(
+    st.recursive(
+        st.text("ab", min_size=1, max_size=5),
+        lambda parts: st.one_of(
+            st.lists(parts, min_size=2, max_size=3).map("".join),
+            st.lists(parts, min_size=2, max_size=3).map(lambda each: f"({'|'.join(each)})"),
+            parts.map(lambda each: f"({each}){{1,2}}"),
+        ),
+        max_leaves=8,
+    ),
+    st.lists(st.integers(0, 99), min_size=40, max_size=40),
+)
+def test_a_forced_token_is_the_only_allowed_one(regex: str, choices: list[int]) -> None:
+    """Also each later one of a run, so that all can be appended at once."""
+    matcher, generated = compiled(regex).matcher(), list[int]()
+    for choice in choices:
+        for token_id in list(matcher.forced(generated)):
+            assert ids(matcher.allowed(generated)) == [token_id]
+            generated.append(token_id)
+        allowed = ids(matcher.allowed(generated))
+        generated.append(allowed[choice % len(allowed)])
+        if generated[-1] == END:
+            return
+
+
 def test_a_grammar_that_is_over_or_has_failed_forces_nothing() -> None:
     ended, failed = compiled("ab").matcher(), compiled("ab").matcher()
     assert list(ended.forced([A, B, END])) == list(failed.forced([B])) == []

@@ -38,3 +38,16 @@ class Repeating(Allowing):
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
         last = [0, *generated, *ahead][-1]
         return bytes([3 << last & 0xFF])
+
+
+class Forcing(Allowing):
+    """Any token, then the given ones."""
+
+    def __init__(self, *token_ids: int) -> None:
+        self._token_ids = token_ids
+
+    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
+        return bytes([1 << self.forced([*generated, *ahead])[0]])
+
+    def forced(self, generated: Sequence[int]) -> Sequence[int]:
+        return self._token_ids[len(generated) - 1 :]

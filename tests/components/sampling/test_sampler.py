@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.request.request import Chooser, Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.sampler import (
+    MAX_FORCED_TOKENS,
     Sampler,
     drafted_token,
     logprobs_of,
@@ -17,6 +18,7 @@ from shortfin_apps.llm.components.sampling.sampler import (
 from shortfin_apps.llm.contract.abi import NO_TOP_K, SamplingField
 from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError
 from tests.components.engine_fixture import call
+from tests.components.sampling.grammars import Forcing
 from tests.components.sampling.rows import LOGITS, SAMPLER, row, softmax
 
 
@@ -161,6 +163,40 @@ def test_what_cannot_be_done_without_logits_is_refused(params: dict[str, Any], r
     with pytest.raises(InvalidRequestError, match=f"without logits, so no `{refused}`") as raised:
         without_logits.check(wanted)
     assert raised.value.param == refused
+
+
+@pytest.mark.parametrize(
+    ("params", "is_forced"),
+    [
+        ({}, True),
+        ({"temperature": 2.0, "top_p": 0.1, "top_k": 3, "seed": 4}, True),
+        ({"repetition_penalty": 1.5, "frequency_penalty": 2.0, "presence_penalty": 2.0}, True),
+        ({"logit_bias": ((5, -100.0), (1, 100.0))}, True),
+        ({"stop_token_ids": frozenset({5})}, True),
+        ({"logprobs": 0}, False),
+        ({"chosen_logits": True}, False),
+        ({"bad_words": ((1, 5),)}, False),
+        ({"allowed_token_ids": frozenset({5})}, False),
+        ({"forced_token_ids": (2, 3)}, False),
+        ({"forced_token_ids": (2,)}, True),
+        ({"output_grammar": None}, False),
+    ],
+)
+def test_forced_tokens_are_known_where_nothing_else_bans_them_or_needs_their_rows(
+    params: dict[str, Any], is_forced: bool
+) -> None:
+    """Then they are what any row yields."""
+    grammar = Forcing(5, 2, 5, 4, *[1] * MAX_FORCED_TOKENS)
+    request = Request(call("a", [1], **{"output_grammar": grammar, **params}))
+    request.token_ids.append(0)
+    forced = list(SAMPLER.forced(request))
+    if not is_forced:
+        assert not forced
+        return
+    assert forced == [5, 2, 5, 4, *[1] * (MAX_FORCED_TOKENS - 4)]
+    for token_id in forced[:6]:
+        assert SAMPLER.sample(row(), request) == token_id
+        request.token_ids.append(token_id)
 
 
 def test_below_the_normal_numbers_of_f32_the_best_candidate_decides() -> None:

@@ -32,6 +32,8 @@ class LlmTaskInput:
     A token that the device has yet to draw is represented by -1 minus the request's slot (abi.py).
     `completes`: the last row yields a token, because the task ends at the request's last or at a proposed
     token. `num_ahead` counts the tokens, up to the end of this task, that are only proposed.
+
+    `on_launch`, `skip_draw` and `on_commit` keep the request's counts of planned, computed and drawn tokens.
     """
 
     request: Request
@@ -44,9 +46,12 @@ class LlmTaskInput:
     num_ahead: int = 0
 
     @classmethod
-    def next_of(cls, request: Request, max_tokens: int) -> LlmTaskInput:
-        """Create a task of the request's next `max_tokens` unplanned tokens, or all if there are fewer."""
-        start = request.num_planned
+    def next_of(cls, request: Request, max_tokens: int, offset: int = 0) -> LlmTaskInput:
+        """Create a task of the request's next `max_tokens` unplanned tokens, or all if there are fewer.
+
+        The first `offset` unplanned tokens are left out: other tasks of the batch compute them.
+        """
+        start = request.num_planned + offset
         tokens = request.token_ids[start : start + max_tokens] or [-1 - request.slot]
         end = start + len(tokens)
         tables = request.page_ids, request.window_page_ids
@@ -64,6 +69,30 @@ class LlmTaskInput:
         start = last.start_position + offset
         tables = last.page_ids, last.window_page_ids
         return cls(last.request, (token_id,), start, start + 1, *tables, num_ahead=offset)
+
+    def on_launch(self) -> None:
+        """Count the task's tokens as planned; if it completes, the device draws the token after them."""
+        if not self.num_ahead:
+            self.request.num_planned = self.seq_len
+            self.request.num_drawing += self.completes
+
+    def skip_draw(self) -> None:
+        """Yield no token, because the token after this launched task has become known."""
+        self.completes = False
+        self.request.num_drawing -= 1
+
+    def on_commit(self) -> None:
+        """Count the task's tokens as computed, and the token that it yields, if any, as drawn."""
+        self.request.num_computed = self.seq_len
+        if self.num_ahead:
+            self.request.num_planned = self.seq_len
+        else:
+            self.request.num_drawing -= self.completes
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the request's token after the task is known: no row needs to yield it."""
+        return self.seq_len < len(self.request.token_ids)
 
     @property
     def has_left(self) -> bool:
@@ -86,8 +115,8 @@ class LlmTaskInput:
 class Batch:
     """The tasks of one invocation, and the family of the entry that runs them.
 
-    Each request has one task, and one more for each proposed token. Tasks of proposed tokens come last, and
-    tasks of one request are in order of position.
+    Each request has one task, or one decode for each of several known tokens, and one more for each proposed
+    token. Tasks of proposed tokens come last, and tasks of one request are in order of position.
     """
 
     family: EntryFamily
@@ -103,3 +132,17 @@ class Batch:
     def following(self) -> Batch:
         """Create the batch of the tokens that the rows of this one, which must be decodes, will yield."""
         return Batch(self.family, tuple([task.following() for task in self.tasks]))
+
+
+def decode_tasks(requests: Sequence[Request], max_rows: int) -> list[LlmTaskInput]:
+    """Create the decodes of these requests: one token each, then further known tokens up to `max_rows` tasks.
+
+    Known tokens after the first are tasks of their own, because a decode's kernels compute one token per row.
+    Only a packed `extend` takes several rows of one request; other callers must set `max_rows` to the number
+    of requests.
+    """
+    tasks = [LlmTaskInput.next_of(request, 1) for request in requests]
+    for request in [task.request for task in tasks if not task.completes]:
+        count = min(request.num_unplanned, max_rows - len(tasks) + 1)
+        tasks += [LlmTaskInput.next_of(request, 1, offset) for offset in range(1, count)]
+    return tasks

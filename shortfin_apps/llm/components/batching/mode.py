@@ -53,6 +53,10 @@ class CompiledEntries(Protocol):
         """Whether the VMFB has an `extend` entry that takes batches of any size."""
 
     @property
+    def has_packed_extend(self) -> bool:
+        """Whether that entry takes tasks of one token at any position, even several of one request."""
+
+    @property
     def takes_any_chunk(self) -> bool:
         """Whether a prefill of any length runs without padding, for every number of rows."""
 
@@ -157,8 +161,16 @@ class BatchMode(ABC):
 
         Callers must order `running` by admission, oldest first; each request must have at least one unplanned
         token, and pages for all its tokens. Modes must not return a task that depends on another task of
-        the same batch.
+        the same batch, except on earlier decodes of its request in a packed `extend` (`decode_tasks`).
         """
+
+
+def takes_several_decodes(config: ModelConfig, entries: CompiledEntries) -> bool:
+    """Return whether one batch can have several decodes of a request, at consecutive positions.
+
+    A layer with a state cannot: it computes all rows of a batch from the states before the batch.
+    """
+    return entries.has_packed_extend and "state" not in config.pools
 
 
 def whole_pages(tokens: int, config: ModelConfig) -> int:

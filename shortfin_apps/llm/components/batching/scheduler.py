@@ -102,8 +102,8 @@ class Scheduler:
         last = self._last
         if last is None or not self._num_followers or self._last_membership != self.membership:
             return None
-        if self.may_admit() or any(task.seq_len != task.request.num_planned for task in last.tasks):
-            return None  # proposed tokens were accepted, or the last plan was not carried out
+        if self.may_admit() or not all(map(_is_one_behind, last.tasks)):
+            return None  # tokens were accepted or forced, or the last plan was not carried out
         self._num_followers -= 1
         self._last = last.following()
         return self._last
@@ -298,6 +298,12 @@ class Scheduler:
         self.waiting.remove(request)
         self.running.append(request)
         return True
+
+
+def _is_one_behind(task: LlmTaskInput) -> bool:
+    """Return whether the task was the request's last, and one token after it is unplanned."""
+    request, end = task.request, task.seq_len
+    return request.num_planned == end and len(request.token_ids) + request.num_drawing == end + 1
 
 
 def _steps_before_change(task: LlmTaskInput, stride: int) -> int:

@@ -38,7 +38,7 @@ from shortfin_apps.llm.components.request.request import IllegalTransitionError,
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE
 from shortfin_apps.llm.components.sampling.sampler import Sampler, logprobs_of
-from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
+from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.errors import (
     ConstraintError,
@@ -57,7 +57,8 @@ class Engine:
 
     If a request makes an illegal lifecycle transition, `strict` engines raise; others end only that request.
     `depth` is how many steps are queued before the tokens of the first are known, if the VMFB has the entries
-    for it (`Buckets.can_run_ahead`); `speculation` enables proposed tokens.
+    for it (`Buckets.can_run_ahead`); `speculation` enables proposed tokens. With `jump_ahead`, tokens that a
+    grammar forces are appended without a draw.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Engine:
         eos_token_ids: frozenset[int],
         strict: bool = False,
         depth: int = 1,
+        jump_ahead: bool = True,
         speculation: SpeculationOptions | None = None,
         draft_model: DraftModel | None = None,
         recorder: FlightRecorder | None = None,
@@ -93,6 +95,7 @@ class Engine:
         runner.reserve_slots(scheduler.max_running)
         depth = depth if runner.num_candidates and runner.buckets.can_run_ahead else 0
         self._pipeline = Pipeline(runner, self._sampler, cache, depth)
+        self._jumps_ahead = jump_ahead
         self._speculation = None
         if speculation is not None:
             self._speculation = Speculation(scheduler, speculation, draft_model)
@@ -368,14 +371,15 @@ class Engine:
                 self._advance(task, step)
                 self._publish(task, lease)
                 lease.is_suspect = False  # the row is finite, and attended to all pages of the lease
-                if task.completes:
+                if task.completes and not task.is_followed:
                     self._deltas.append(self._sample(request, row, step.batch.family))
+                    self._append_forced(request)
 
     def _discard(self, task: LlmTaskInput, row: Row, lease: Lease) -> None:
         """Drop the row of a request that has ended, or of a rejected proposed token."""
         if not task.num_ahead:
             self._num_discarded += task.completes
-            lease.is_suspect |= row is not None and not _is_finite(row)
+            lease.is_suspect |= row is None or not _is_finite(row)
 
     def _end_spoiled(self, task: LlmTaskInput, lease: Lease) -> None:
         """End a request that got a row of NaN."""
@@ -389,11 +393,7 @@ class Engine:
         """Mark the task's tokens as computed."""
         request = task.request
         self._counters.count_task(task)
-        request.num_computed = task.seq_len
-        if task.num_ahead:
-            request.num_planned = task.seq_len
-        elif task.completes:
-            request.num_drawing -= 1
+        task.on_commit()
         if request.computed is not None:
             request.computed.append(self._computed(task, step))
 
@@ -438,6 +438,18 @@ class Engine:
             assert logit is not None, "the row has the token's logit where it is asked for"
             logits = (ChosenLogit(logit, family),)
         return self._append(request, token_id, logprobs, logits)
+
+    def _append_forced(self, request: Request) -> None:
+        """Append the tokens that a grammar forces after the new one: no draw could yield others.
+
+        The next steps compute the rows of these tokens (`Request.decodes`).
+        """
+        if not self._jumps_ahead or request.state is not State.RUNNING:
+            return
+        for token_id in self._sampler.forced(request):
+            self._deltas.append(self._append(request, token_id))
+            if request.finish_reason is not None:
+                return
 
     def _append(
         self,

@@ -4,7 +4,8 @@
     launch n + 1    queue the batch, and the draws of its next tokens into the device's token table (abi.py)
     complete n      wait for the tokens of step n
     commit n        append them, publish pages, end requests
-    draw n + 1      queue the draws that depend on the tokens of step n: edits by penalties, bans, grammars
+    draw n + 1      queue the draws that depend on the tokens of step n: edits by penalties, bans, grammars;
+                    none for a row whose next token a grammar forces, because its commit appended that token
 
 The device thus always has work while the host plans and commits. With depth 0, each step is completed before
 the next one is planned. The next step also waits if the host must choose a token of the last one, if tokens
@@ -110,9 +111,7 @@ class Pipeline:
             step.error = error
         self._steps.append(step)
         for task in batch.tasks:
-            if not task.num_ahead:
-                task.request.num_planned = task.seq_len
-                task.request.num_drawing += task.completes
+            task.on_launch()
 
     def draw_late(self) -> None:
         """Queue the draws of the first step in flight that needed the tokens of the step before."""
@@ -205,14 +204,18 @@ class Pipeline:
         return chooser
 
     def _draw_late(self, step: InFlight) -> None:
-        """Queue the draws of the rows that need edits; the host reads rows that the device cannot draw."""
+        """Queue the draws of the rows that need edits; the host reads rows that the device cannot draw.
+
+        A row draws nothing if its request has ended, or if the next token has been forced meanwhile.
+        """
         draws = []
         for row in step.late:
-            request = step.batch.tasks[row].request
-            if step.batch.tasks[row].has_left:
+            task = step.batch.tasks[row]
+            if task.has_left:
                 continue
-            edits = self._sampler.row_edits(request)
-            if edits is None or edits.may_ban_all():
+            if task.is_followed:
+                task.skip_draw()
+            elif (edits := self._sampler.row_edits(task.request)) is None or edits.may_ban_all():
                 step.unread.add(row)
             else:
                 draws.append(self._row_draw(step, row, edits))

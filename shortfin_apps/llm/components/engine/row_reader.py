@@ -32,9 +32,10 @@ class RowReader:
     def prepare(self, batch: Batch, unread: Collection[int]) -> None:
         """While the device runs the batch, precompute what `rows` needs for the rows `unread`.
 
-        Skips requests with several tasks, because a grammar caches allowed tokens for one position only.
+        Skips requests for which several rows yield tokens, because a grammar caches allowed tokens for one
+        position only.
         """
-        num_rows = Counter(task.request for task in batch.tasks)
+        num_rows = Counter(task.request for task in batch.tasks if task.completes)
         self._edits = {
             index: edits
             for index, task in enumerate(batch.tasks)

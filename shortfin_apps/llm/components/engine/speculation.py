@@ -9,11 +9,12 @@ after another, and the same kernels compute them, with the same bits.
     commit       the row at p yields x, as proposed, so the row at p + 1 is valid: it yields z, not y
                  the row at p + 2 is stale: it is dropped, and z will be computed into its cache slot
 
-Proposals come from the grammar if it forces tokens, else from prompt lookup if that is on, else from a draft
-model if there is one (draft_model.py).
+Proposals come from prompt lookup if that is on, else from a draft model if there is one (draft_model.py).
 
 A commit processes rows in order, each like a decode row, so adjustments, grammars, seeds and finish
-conditions need no special case. Pages are published up to the last accepted row. NaN in a stale row is
+conditions need no special case. If a grammar forces tokens after an accepted one, these are appended at once:
+the row of the accepted token yields nothing, and the next proposed token is compared with the first of them.
+Pages are published up to the last accepted row. NaN in a stale row is
 harmless: only VMFBs of our own builder pack rows, and its kernels mask values with a select, which drops NaN.
 
 Proposals use the token budget that the batch leaves unused, and pages that no other request will need soon.
@@ -30,8 +31,7 @@ from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.draft_model import DraftModel
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.speculation.acceptance import least_chance
-from shortfin_apps.llm.components.speculation.draft import Draft, Proposer, SpeculationOptions
-from shortfin_apps.llm.components.speculation.jump_ahead import JumpAhead
+from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.components.speculation.prompt_lookup import PromptLookup
 from shortfin_apps.llm.contract.abi import EntryFamily
 
@@ -54,13 +54,20 @@ class SpeculationCounts:
 class _Proposal:
     request: Request
     observe: Callable[[int, int], None]  # called with the numbers of proposed and accepted tokens
-    num_tokens: int  # the request's length before the tokens were proposed
     tasks: Sequence[LlmTaskInput]
 
     @property
     def num_accepted(self) -> int:
-        """Number of accepted tokens: all appended since the proposal but the last, which was not proposed."""
-        return min(len(self.tasks), max(0, len(self.request.token_ids) - self.num_tokens - 1))
+        """Number of leading proposed tokens that are the request's, with a known token after them.
+
+        A token with none after it was the request's last, or is to be computed again: its row was not used.
+        """
+        token_ids, count = self.request.token_ids, 0
+        for task in self.tasks:
+            if not task.is_followed or token_ids[task.start_position] != task.token_ids[0]:
+                break
+            count += 1
+        return count
 
 
 class Speculation:
@@ -72,7 +79,7 @@ class Speculation:
         self._scheduler = scheduler
         self._options = options
         self._model = model
-        self._drafts: dict[Request, Draft] = {}
+        self._lookups: dict[Request, PromptLookup] = {}
         self._open: list[_Proposal] = []  # of the last batch
         self.counts = SpeculationCounts()
 
@@ -83,13 +90,12 @@ class Speculation:
         self._open.clear()  # not empty only after a bug in the commit
         self._forget_others()
         decodes = [task for task in batch.tasks if task.completes and len(task.token_ids) == 1]
-        drafted = [task for task in decodes if self._drafts_for(task.request)]
-        if not drafted:
+        if not decodes:
             return batch
         num_rows = sum(len(task.token_ids) for task in batch.tasks)
         least, left = self._least_chance(len(decodes), num_rows), self._scheduler.mode.spare_tokens(batch)
         without = []
-        for task in drafted:
+        for task in decodes:
             if (proposal := self._proposed(task, least, left)) is not None:
                 self._open.append(proposal)
                 left -= len(proposal.tasks)
@@ -102,15 +108,13 @@ class Speculation:
         return Batch(EntryFamily.EXTEND, (*batch.tasks, *added)) if added else batch
 
     def would_propose(self, requests: Sequence[Request]) -> bool:
-        """Return whether decodes of these requests may get proposals; with jump-ahead, all grammars may."""
+        """Return whether decodes of these requests may get proposals."""
         num_rows = len(requests)
-        if self._options.max_forced_tokens and any(request.matcher is not None for request in requests):
-            return True
         if not requests:
             return False
         if self._options.max_tokens:  # in constant time, because this is called before each step
             least = self._least_chance(num_rows, num_rows)
-            if any(self._draft(r).would_propose(r.token_ids, least, _most(r)) for r in requests):
+            if any(self._lookup(r).num_worth(r.token_ids, least, _most(r)) for r in requests):
                 return True
         if self._model is None:
             return False
@@ -144,30 +148,18 @@ class Speculation:
         drafting_cost = self._model.round_cost / num_drafted if self._model and num_drafted else 0.0
         return least_chance(self._options.row_cost, num_decodes, num_rows, drafting_cost)
 
-    def _drafts_for(self, request: Request) -> bool:
-        """Return whether tokens can ever be proposed for the request."""
-        is_forced = request.matcher is not None and self._options.max_forced_tokens > 0
-        return is_forced or self._options.max_tokens > 0 or self._model is not None
-
-    def _draft(self, request: Request) -> Draft:
-        if (draft := self._drafts.get(request)) is None:
-            draft = self._drafts[request] = Draft(self._proposers(request))
-        return draft
-
-    def _proposers(self, request: Request) -> list[Proposer]:
-        """Create the request's proposers; the grammar comes first, because forced tokens are most certain."""
-        proposers: list[Proposer] = []
-        if request.matcher is not None and (most := self._options.max_forced_tokens):
-            proposers.append(JumpAhead(request.matcher, len(request.call.prompt_token_ids), most))
-        if most := self._options.max_tokens:
-            proposers.append(PromptLookup(most))
-        return proposers
+    def _lookup(self, request: Request) -> PromptLookup:
+        if (lookup := self._lookups.get(request)) is None:
+            lookup = self._lookups[request] = PromptLookup(self._options.max_tokens)
+        return lookup
 
     def _proposed(self, last: LlmTaskInput, least: float, left: int) -> _Proposal | None:
         """Return the proposal of at most `left` tokens after the decode `last`; None if there are none."""
-        request, draft = last.request, self._draft(last.request)
-        token_ids = draft.propose(request.token_ids, least, min(left, _most(request)))
-        return self._as_tasks(last, token_ids, draft.observe)
+        if not self._options.max_tokens:
+            return None
+        request, lookup = last.request, self._lookup(last.request)
+        token_ids = lookup.propose(request.token_ids, least, min(left, _most(request)))
+        return self._as_tasks(last, token_ids, lookup.observe)
 
     def _proposed_by(
         self, model: DraftModel, decodes: Sequence[LlmTaskInput], least: float, left: int
@@ -196,13 +188,13 @@ class Speculation:
         if token_ids:
             del token_ids[self._scheduler.reserve_proposed(request, len(token_ids)) :]
         tasks = [LlmTaskInput.proposed(last, offset, each) for offset, each in enumerate(token_ids, 1)]
-        return _Proposal(request, observe, len(request.token_ids), tasks) if tasks else None
+        return _Proposal(request, observe, tasks) if tasks else None
 
     def _forget_others(self) -> None:
-        """Drop the proposers of requests that do not run."""
+        """Drop the lookups of requests that do not run."""
         running = self._scheduler.running
-        if len(self._drafts) > len(running):
-            self._drafts = {request: self._drafts[request] for request in running if request in self._drafts}
+        if len(self._lookups) > len(running):
+            self._lookups = {each: self._lookups[each] for each in running if each in self._lookups}
 
 
 def _most(request: Request) -> int:

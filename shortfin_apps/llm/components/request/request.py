@@ -57,8 +57,9 @@ class Request:
     """One prompt being continued.
 
     `token_ids` is the prompt and the output so far; the cache holds the K/V of the first `num_computed`.
-    A request with one token left to compute decodes, with more it prefills. Nothing else distinguishes the
-    two, so a preempted request needs no special case.
+    The tokens known at `start` are prefilled in chunks, except the last one; from position `first_decode` on,
+    each token is a decode. So a preempted request needs no special case. Several known tokens may wait for
+    decodes: the ones that a grammar forces are appended without a draw.
 
     Invocations may be in flight: they compute the tokens from `num_computed` to `num_planned`, and draw
     `num_drawing` tokens on the device that are not in `token_ids` yet. Until then, the last of these tokens
@@ -74,6 +75,7 @@ class Request:
         "device_fields",
         "end_token_ids",
         "finish_reason",
+        "first_decode",
         "last_turn",
         "lease",
         "matcher",
@@ -105,6 +107,7 @@ class Request:
         self.max_length = len(call.prompt_token_ids) + call.params.max_tokens
         self.chooser: Chooser | None = None  # of all further tokens, once known
         self.device_fields: Sequence[int] | None = None  # by SamplingField, once a sampler has computed them
+        self.first_decode = 0
         self.num_computed = 0
         self.num_planned = 0
         self.num_drawing = 0
@@ -142,6 +145,11 @@ class Request:
         """Tokens that no invocation computes yet; 0 if the device is drawing the last token."""
         num_tokens = len(self.token_ids) + self.num_drawing
         return 0 if self.num_drawing and num_tokens >= self.max_length else num_tokens - self.num_planned
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the request's next task has a single token, computed by a decode's kernels."""
+        return self.num_planned >= self.first_decode
 
     @property
     def page_ids(self) -> list[int]:
@@ -183,6 +191,7 @@ class Request:
         self.lease = lease
         self.slot = slot
         self.num_overtakes, self.blocked_at = 0, None
+        self.first_decode = len(self.token_ids) - 1
         self.num_computed = self.num_planned = lease.num_cached_tokens
         if self.num_generated == 0:
             self.num_cached = lease.num_cached_tokens

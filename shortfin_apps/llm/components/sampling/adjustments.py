@@ -30,6 +30,8 @@ class Adjustment(ABC):
     """
 
     param: ClassVar[str]
+    # Whether a token with a finite logit keeps one. If so, a token that a grammar forces is chosen anyway.
+    keeps_all: ClassVar[bool] = False
 
     @abstractmethod
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
@@ -134,6 +136,7 @@ class LogitBias(Adjustment):
     """Adds the request's `logit_bias` to the logits of the tokens that it names."""
 
     param = "logit_bias"
+    keeps_all = True
 
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         return WHOLE_ROW if params.logit_bias else 0
@@ -154,6 +157,7 @@ class LogitBias(Adjustment):
 class Penalty(Adjustment):
     """A change to the logits of tokens in the prompt or output. `field` is the ABI's name of `param`."""
 
+    keeps_all = True
     field: ClassVar[PenaltyField]
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
@@ -228,9 +232,10 @@ class PresencePenalty(Penalty):
 
 
 class OutputGrammar(Adjustment):
-    """Bans every token that the request's grammar does not allow next."""
+    """Bans every token that the request's grammar does not allow next; a forced token is allowed."""
 
     param = "structured_outputs"
+    keeps_all = True
 
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         return 0 if params.output_grammar is None else WHOLE_ROW

@@ -30,6 +30,7 @@ from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.whole_row import draw_from_row
 from shortfin_apps.llm.contract.errors import ConstraintError, InvalidRequestError, InvocationError
 
+MAX_FORCED_TOKENS = 32  # appended at once: bounds the work of a commit, and the deltas of a step
 NO_TOKEN_LEFT = "no token is left that the request's `bad_words` and other bans allow"
 
 
@@ -147,6 +148,20 @@ class Sampler:
             return edits if active and all(each.edit(edits, request) for each in active) else None
         except ConstraintError:  # `sample` raises it again, for this request only
             return None
+
+    def forced(self, request: Request) -> Sequence[int]:
+        """Return the next tokens, at most MAX_FORCED_TOKENS, if the request's grammar forces them.
+
+        They are the tokens that `sample` would choose, whatever the rows and the seed. Empty if the request
+        needs the rows (log-probabilities, receipts), or if another adjustment may ban or replace a token.
+        """
+        params = request.call.params
+        if request.matcher is None or params.logprobs is not None or params.chosen_logits:
+            return ()
+        if not all(each.keeps_all for each in self._active(params, request.num_generated)):
+            return ()
+        generated = request.token_ids[len(request.call.prompt_token_ids) :]
+        return request.matcher.forced(generated)[:MAX_FORCED_TOKENS]
 
     def chooser(self, request: Request, num_ahead: int = 0) -> Chooser:
         """Return what can choose the token after `num_ahead` more tokens; the token is that of `sample`."""

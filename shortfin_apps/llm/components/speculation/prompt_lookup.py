@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shortfin_apps.llm.components.speculation.acceptance import Acceptance
-from shortfin_apps.llm.components.speculation.draft import Proposer
 
 WINDOW_TOKENS = 8192  # how far back a lookup searches; bounds the index's memory to about 1 MiB
 ADDED_AT_ONCE = 1024  # tokens indexed per call, so that a long prompt does not delay a step
@@ -107,8 +106,12 @@ def _common_suffix(token_ids: Sequence[int], position: int, last: int) -> int:
     return length
 
 
-class PromptLookup(Proposer):
-    """Proposes as many tokens as the acceptance of past proposals justifies, at most `max_tokens` at once."""
+class PromptLookup:
+    """Proposes tokens for one request: as many as the acceptance of its past proposals justifies.
+
+    At most `max_tokens` are proposed at once. Memory is bounded. Callers may replace a PromptLookup by a new
+    one at any time.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -117,6 +120,7 @@ class PromptLookup(Proposer):
         self._match: Match | None = None  # the match of the last proposal
 
     def num_worth(self, token_ids: Sequence[int], least: float, most: int) -> int:
+        """Return how many tokens, up to `most`, would each be right with a probability above `least`."""
         self._match = match = self._index.longest_match(token_ids)
         most = min(most, self._max_tokens)
         if match is None or most <= 0:
@@ -127,9 +131,11 @@ class PromptLookup(Proposer):
         return count
 
     def propose(self, token_ids: Sequence[int], least: float, most: int) -> list[int]:
+        """Return `num_worth` tokens that are likely to follow `token_ids`, the prompt and output so far."""
         count = self.num_worth(token_ids, least, most)
         return [] if self._match is None else continuation(token_ids, self._match.end, count)
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
+        """Record that `num_accepted` of the last proposal's first `num_proposed` tokens were accepted."""
         assert self._match is not None, "nothing was proposed"
         self._acceptance.observe(self._match.length, num_proposed, num_accepted)

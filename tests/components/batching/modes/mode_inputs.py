@@ -16,6 +16,7 @@ class Entries:
     """A VMFB's entries, by default with everything that a mode may need."""
 
     has_extend: bool = True
+    has_packed_extend: bool = True
     takes_any_chunk: bool = True
 
 

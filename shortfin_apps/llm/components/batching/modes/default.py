@@ -3,6 +3,9 @@
 While both prefills and decodes wait, each decode invocation is followed by one prefill invocation, so neither
 starves. A decoding request waits for at most one prefill between two tokens. Prompts get one prefill
 invocation per decode invocation, however many requests decode.
+
+If requests have several known tokens to decode, an `extend` computes them at once, as far as the budget of a
+prefill allows.
 """
 
 from __future__ import annotations
@@ -10,8 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.batching.mode import BatchMode, BatchSettings, CompiledEntries
+from shortfin_apps.llm.components.batching.batch import Batch, decode_tasks
+from shortfin_apps.llm.components.batching.mode import (
+    BatchMode,
+    BatchSettings,
+    CompiledEntries,
+    takes_several_decodes,
+)
 from shortfin_apps.llm.components.batching.prefill_chunks import PrefillChunks
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
@@ -25,13 +33,24 @@ DEFAULT_PREFILL_BUDGET = 320
 
 
 class DefaultMode(BatchMode):
-    """Alternates invocations: while both kinds wait, `prefills_per_decode` prefills follow each decode."""
+    """Alternates invocations: while both kinds wait, `prefills_per_decode` prefills follow each decode.
 
-    def __init__(self, *, chunks: PrefillChunks, max_decode_batch: int, prefills_per_decode: int = 1) -> None:
+    `several_decodes`: a batch may have several decodes of one request (`takes_several_decodes`).
+    """
+
+    def __init__(
+        self,
+        *,
+        chunks: PrefillChunks,
+        max_decode_batch: int,
+        prefills_per_decode: int = 1,
+        several_decodes: bool = False,
+    ) -> None:
         self._chunks = chunks
         self.budget = chunks.budget
         self._max_decode_batch = max_decode_batch
         self.prefills_per_decode = prefills_per_decode
+        self._several_decodes = several_decodes
         self._prefills_since_decode = 0
 
     @classmethod
@@ -51,6 +70,7 @@ class DefaultMode(BatchMode):
                 budget=_prefill_budget(settings, config, entries, on_gpu=on_gpu),
             ),
             max_decode_batch=max(config.decode_batch_sizes),
+            several_decodes=takes_several_decodes(config, entries),
         )
 
     @staticmethod
@@ -79,7 +99,10 @@ class DefaultMode(BatchMode):
     def _decode_batch(self, decodes: list[Request]) -> Batch:
         if len(decodes) > self._max_decode_batch:
             decodes = sorted(decodes, key=lambda r: r.last_turn)[: self._max_decode_batch]
-        return Batch(EntryFamily.DECODE, tuple(LlmTaskInput.next_of(r, 1) for r in decodes))
+        max_rows = self._chunks.max_tokens_beside_decodes if self._several_decodes else len(decodes)
+        tasks = decode_tasks(decodes, max_rows)
+        family = EntryFamily.DECODE if len(tasks) == len(decodes) else EntryFamily.EXTEND
+        return Batch(family, tuple(tasks))
 
 
 def _prefill_budget(
@@ -100,4 +123,4 @@ def _prefill_budget(
 def _is_decode(request: Request) -> bool:
     # A prefill of a model without start positions cannot attend to cached tokens, so a single token after
     # cached ones must be a decode.
-    return request.num_unplanned == 1 and request.num_planned > 0
+    return request.decodes and request.num_planned > 0

@@ -3,6 +3,7 @@
 A batch is filled in this order:
 
 1. Decodes, one token row each. A decoding request therefore waits for one invocation of at most the budget.
+   If a request has several known tokens to decode, each is one more row.
 2. Prefill chunks, oldest request first. Each has up to `chunk_tokens` tokens and ends at a page boundary or
    at the end of the prompt; the last chunk of a prompt counts as full pages.
 3. The remaining budget lengthens these chunks, oldest request first: `chunk_tokens` is a soft target, because
@@ -13,8 +14,8 @@ so chunks get shorter as a long prompt proceeds. While no request decodes, a pag
 budget may be larger.
 
 While a prompt waits, decodes may not use the last page of the budget, and take turns if they do not all fit:
-the oldest prompt gets at least a page of every invocation, however many requests decode. No request has two
-tasks in a batch: one longer chunk has the same result, because every layer stores a chunk's keys and values
+the oldest prompt gets at least a page of every invocation, however many requests decode. No prompt has two
+chunks in a batch: one longer chunk has the same result, because every layer stores a chunk's keys and values
 before it reads them.
 """
 
@@ -23,8 +24,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.batching.mode import BatchMode, BatchSettings, CompiledEntries, whole_pages
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, decode_tasks
+from shortfin_apps.llm.components.batching.mode import (
+    BatchMode,
+    BatchSettings,
+    CompiledEntries,
+    takes_several_decodes,
+    whole_pages,
+)
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import EntryFamily
@@ -41,18 +48,22 @@ DEFAULT_MAX_RUNNING = 256
 class ExtendAttentionMode(BatchMode):
     """Fills each invocation with decodes and prefill chunks up to the budget.
 
-    `chunk_tokens` and the token counts of `budget` must be multiples of `stride`.
+    `chunk_tokens` and the token counts of `budget` must be multiples of `stride`. `several_decodes`: a batch
+    may have several decodes of one request (`takes_several_decodes`).
     """
 
     mixes = True
 
-    def __init__(self, *, stride: int, chunk_tokens: int, budget: TokenBudget) -> None:
+    def __init__(
+        self, *, stride: int, chunk_tokens: int, budget: TokenBudget, several_decodes: bool = False
+    ) -> None:
         assert chunk_tokens > 0
         assert chunk_tokens % stride == budget.while_decoding % stride == budget.idle % stride == 0
         assert budget.while_decoding >= 2 * stride, "no room for a page of prefill beside the decodes"
         self._stride = stride
         self._chunk_tokens = chunk_tokens
         self.budget: TokenBudget = budget
+        self._several_decodes = several_decodes
 
     @classmethod
     def make(
@@ -74,6 +85,7 @@ class ExtendAttentionMode(BatchMode):
             stride=config.stride,
             chunk_tokens=settings.chunk(config),
             budget=settings.budget(config, max(DEFAULT_EXTEND_BUDGET, least), on_gpu=on_gpu),
+            several_decodes=takes_several_decodes(config, entries),
         )
 
     @staticmethod
@@ -91,12 +103,13 @@ class ExtendAttentionMode(BatchMode):
         decodes: list[Request] = []
         prefills: list[Request] = []
         for request in running:
-            (decodes if request.num_unplanned == 1 else prefills).append(request)
+            (decodes if request.decodes else prefills).append(request)
         tokens = self.budget.tokens(len(decodes), sum(r.num_unplanned for r in prefills))
         costs = [self.budget.page_cost(r.num_planned, has_decodes=bool(decodes)) for r in prefills]
-        decodes = self._rotate(decodes, tokens - (self._stride if prefills else 0))
-        lengths = self._share(prefills, costs, tokens - len(decodes))
-        tasks = [LlmTaskInput.next_of(r, 1) for r in decodes]
+        max_rows = tokens - (self._stride if prefills else 0)
+        decodes = self._rotate(decodes, max_rows)
+        tasks = decode_tasks(decodes, max_rows if self._several_decodes else len(decodes))
+        lengths = self._share(prefills, costs, tokens - len(tasks))
         tasks += [
             LlmTaskInput.next_of(r, length) for r, length in zip(prefills, lengths, strict=False) if length
         ]
