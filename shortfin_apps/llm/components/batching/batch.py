@@ -51,16 +51,17 @@ class LlmTaskInput:
 
         The first `offset` unplanned tokens are left out: other tasks of the batch compute them.
         """
-        start = request.num_planned + offset
+        lease, start = request.lease, request.num_planned + offset
+        assert lease is not None, "only running requests have tasks"
         tokens = request.token_ids[start : start + max_tokens] or [-1 - request.slot]
         end = start + len(tokens)
-        tables = request.page_ids, request.window_page_ids
-        return cls(request, tokens, start, end, *tables, completes=end >= request.num_tokens)
+        completes = end >= len(request.token_ids) + request.num_drawing
+        return cls(request, tokens, start, end, lease.page_ids, lease.window_page_ids, completes)
 
     def following(self) -> LlmTaskInput:
         """Create the task of the token that this one, which must complete, yields."""
         request, start = self.request, self.seq_len
-        tokens = request.token_ids[start : start + 1] or (-1 - request.slot,)
+        tokens = request.token_ids[start : start + 1] or [-1 - request.slot]
         return LlmTaskInput(request, tokens, start, start + 1, self.page_ids, self.window_page_ids)
 
     @classmethod

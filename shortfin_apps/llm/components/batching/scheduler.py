@@ -88,7 +88,7 @@ class Scheduler:
         """
         if (following := self._following()) is not None:
             return following
-        while self._reserve_running() is not None:
+        while not self._reserve_running():
             if not may_preempt:
                 return None
             self._preempt_youngest()
@@ -180,23 +180,22 @@ class Scheduler:
         self.running.remove(request)
         self._free_slots.append(request.slot)
 
-    def _reserve_running(self) -> Request | None:
-        """Reserve pages for each running request's tokens.
+    def _reserve_running(self) -> bool:
+        """Reserve pages for each running request's tokens; requests keep theirs if later ones get none.
 
-        Returns the first request that cannot get its pages, or None; requests before it keep their new pages.
+        Returns whether all requests have got their pages.
         """
         has_grown, stride = False, self._cache.stride
         for request in self.running:
-            num_tokens = request.num_planned + request.num_unplanned
-            if num_tokens <= request.num_pages * stride:
+            if (num_tokens := request.num_tokens) <= request.num_pages * stride:
                 continue
             num_pages = len(request.page_ids)
-            if not self._reserve(request, num_tokens):
-                return request
+            if not self._reserve(request, min(num_tokens, request.num_planned + request.num_unplanned)):
+                return False
             has_grown |= len(request.page_ids) > num_pages
         if has_grown:
             self._grow_ahead()
-        return None
+        return True
 
     def _grow_ahead(self) -> None:
         """Reserve a page ahead for each running request, if at least as many pages remain available.
