@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import uvicorn
@@ -31,6 +33,11 @@ from shortfin_apps.llm.serving.server.start_up import announce, in_daemon_thread
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# After this time, a thread that computes lets another have Python's lock (Python's default: 5 ms). The thread
+# that launches invocations needs the lock several times per launch, while the engine's thread plans or
+# commits.
+SWITCH_INTERVAL_S = 0.0005
 
 
 class EngineProcess:
@@ -66,7 +73,7 @@ class EngineProcess:
         """Serve on the only socket of `sockets` until a signal, and close the socket."""
         [listener] = sockets
         loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()  # the same as Server's
-        with listener, asyncio.Runner(loop_factory=loop_factory) as runner:
+        with listener, _prompt_switches(), asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(self._run(listener))
 
     async def _run(self, listener: socket.socket) -> None:
@@ -127,3 +134,13 @@ class EngineProcess:
         logger.log(*((logging.WARNING, STOPPING_AT_ONCE) if self.force_exit else (logging.INFO, STOPPING)))
         self._stopping.set()
         self._processes.signal()
+
+
+@contextmanager
+def _prompt_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
