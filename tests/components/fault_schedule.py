@@ -217,10 +217,14 @@ def random_rig(
 
 
 class Invoked:
-    """The requests that a device call is for: the requests of the step that is launched or completed."""
+    """The requests that a device call is for: the requests of the step that is launched or completed.
+
+    `num_without_draw` counts decodes whose next token was known at the launch, because a grammar forced it.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.request_ids: list[str] = []
+        self.num_without_draw = 0
         self._pipeline = pipeline = engine._pipeline
         self._launch, self._complete, self._draw_late = (
             pipeline.launch,
@@ -236,6 +240,7 @@ class Invoked:
 
     def _launching(self, batch: Batch, began_s: float) -> None:
         self._note(batch)
+        self.num_without_draw += sum(len(t.token_ids) == 1 and not t.completes for t in batch.tasks)
         self._launch(batch, began_s)
 
     def _completing(self) -> Rows:
@@ -315,7 +320,7 @@ class Schedule:
         self._had_bug = False
         self._is_dead = False
         self._stalls = 0
-        self._invoked = Invoked(self.rig.engine)
+        self.invoked = Invoked(self.rig.engine)
         self._hit: set[str] = set()
         self._spoiled_row = -1
         self._aborted: set[str] = set()
@@ -346,7 +351,7 @@ class Schedule:
 
     def _is_spoiled(self, row: int) -> bool:
         if row == self._spoiled_row:
-            self._hit.update(self._invoked.request_ids)
+            self._hit.update(self.invoked.request_ids)
         return row == self._spoiled_row
 
     def _start(self) -> None:
@@ -430,13 +435,13 @@ class Schedule:
             self._break(name)
 
     def _break(self, name: str) -> None:
-        self._hit.update(self._invoked.request_ids)
+        self._hit.update(self.invoked.request_ids)
         fault = self._rng.choices(["raise", "nan", "stall", "die", "never back"], [6, 4, 2, 0.5, 0.5])[0]
         self._is_dead = self._is_dead or fault == "die"
         if self._is_dead or fault == "raise":
             raise self._rng.choice([InvocationError, RuntimeError, MemoryError])(f"broken in {name}")
         if fault == "nan":
-            self._spoiled_row = self._rng.randrange(max(1, len(self._invoked.request_ids)))
+            self._spoiled_row = self._rng.randrange(max(1, len(self.invoked.request_ids)))
             return
         self._stalls += 1
         self._clock.now_s += 2 * STALL_TIMEOUT_S

@@ -115,8 +115,10 @@ def test_known_tokens_are_a_prompt_again_after_a_preemption() -> None:
         lease = cache.acquire(request.token_ids)
         assert cache.reserve(lease, 41)
         request.start(lease)
-        assert not request.decodes
-        assert [task.seq_len for task in next_batch("extend-attention", [request]).tasks] == [num_tokens]
+        for request.num_planned in range(0, num_tokens, STRIDE):
+            assert not request.decodes
+            batch = next_batch("extend-attention", [request])
+            assert [task.seq_len for task in batch.tasks] == [num_tokens]
         request.num_planned = num_tokens
         request.token_ids += [2] * 20
         assert request.decodes

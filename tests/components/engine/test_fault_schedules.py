@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 
 import pytest
 
@@ -22,24 +23,25 @@ NUM_QUICK = 500
 NUM_THREADED, PATIENCE_S = 300, 60
 
 
-def run_all(seeds: range) -> int:
-    """Runs them and returns how many preemptions there were; errors name their seed."""
+def run_all(seeds: range) -> Counter[str]:
+    """Runs them and counts preemptions, and rows that need no draw; errors name their seed."""
     # Logging thousands of expected errors with their tracebacks takes longer than the schedules.
     logging.disable(logging.CRITICAL)
     try:
-        return sum(run_one(seed) for seed in seeds)
+        return sum((run_one(seed) for seed in seeds), Counter[str]())
     finally:
         logging.disable(logging.NOTSET)
 
 
-def run_one(seed: int) -> int:
+def run_one(seed: int) -> Counter[str]:
     schedule = Schedule(seed)
     try:
         schedule.run()
     except BaseException as error:
         error.add_note(f"to repeat it: --fault-seed {seed}")
         raise
-    return schedule.rig.scheduler.num_preemptions
+    preemptions, without_draw = schedule.rig.scheduler.num_preemptions, schedule.invoked.num_without_draw
+    return Counter(preemptions=preemptions, without_draw=without_draw)
 
 
 FIRSTS = range(0, NUM_SCHEDULES, PER_TEST)
@@ -52,8 +54,9 @@ def test_nothing_is_lost_and_nothing_leaks(first: int, fault_seed: int | None) -
             pytest.skip("one test repeats the schedule")
         run_one(fault_seed)
         return
-    preemptions = run_all(range(first, first + PER_TEST))
-    assert preemptions > PER_TEST / 50, "the pools are too large to find anything"
+    counts = run_all(range(first, first + PER_TEST))
+    assert counts["preemptions"] > PER_TEST / 50, "the pools are too large to find anything"
+    assert counts["without_draw"] > PER_TEST, "hardly a token is forced"
 
 
 def test_a_seed_is_one_schedule() -> None:

@@ -251,9 +251,7 @@ def _engine(subject: Subject, schedule: Schedule, size: int) -> Engine:
     )
     facts = ModelFacts(vocab_size=artifact.vocab_size, tokenizer_vocab_size=subject.vocab_size)
     files = artifact.vmfb, artifact.parameters
-    return make_engine(
-        subject.device, config, *files, subject.eos_token_ids, options, facts, jump_ahead=False
-    )
+    return make_engine(subject.device, config, *files, subject.eos_token_ids, options, facts)
 
 
 def _check_model(artifact: Artifact, receipts: Sequence[Receipt]) -> None:
