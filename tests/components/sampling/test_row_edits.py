@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.request import Request, TokenCounts
 from shortfin_apps.llm.components.sampling.adjustments import adjustments, whole_row
-from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits, bitmask_of, joined, joined_bitmasks
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField
 from tests.components.engine_fixture import call
@@ -48,7 +48,8 @@ def test_logits_are_those_of_the_host(request: Request, seed: int) -> None:
             expected = each.apply(expected, request)
             assert each.edit(edits, request)
     columns, penalties = joined([edits], VOCAB), np.array(edits.penalties, np.float32)
-    got = edited(logits, columns[1:].T.tolist(), penalties, edits.allowed(VOCAB))
+    allowed = None if edits.allowed is None else joined_bitmasks([edits.allowed], VOCAB)[0]
+    got = edited(logits, columns[1:].T.tolist(), penalties, allowed)
     assert expected.logits is not None
     np.testing.assert_array_equal(got, expected.logits)
 
@@ -86,12 +87,23 @@ def test_a_token_of_the_prompt_is_edited_only_by_what_changes_it() -> None:
 
 def test_bitmasks_leave_what_all_of_them_allow() -> None:
     edits = RowEdits()
-    assert edits.allowed(40) is None
+    assert edits.allowed is None
     edits.allow(b"\x0f\xff\xff\xff\xff")
     edits.allow(b"\x3c\x01")
-    assert edits.allowed(40) is not None
-    np.testing.assert_array_equal(edits.allowed(40), [0x10C, 0])
-    np.testing.assert_array_equal(edits.allowed(3), [0x10C])
+    assert edits.allowed is not None
+    np.testing.assert_array_equal(joined_bitmasks([edits.allowed], 40), [[0x10C, 0]])
+    np.testing.assert_array_equal(joined_bitmasks([edits.allowed], 3), [[0x10C]])
+
+
+@given(st.frozensets(st.integers(0, 20), max_size=5), st.frozensets(st.integers(0, 24), max_size=4))
+def test_rows_may_lose_all_tokens_only_if_as_many_are_banned_as_allowed(
+    allowed: frozenset[int], banned: frozenset[int]
+) -> None:
+    edits = RowEdits()
+    edits.ban(banned)
+    assert not edits.may_ban_all()
+    edits.allow(bitmask_of(allowed))
+    assert edits.may_ban_all() is (len(allowed) <= len(banned))
 
 
 @pytest.mark.parametrize(

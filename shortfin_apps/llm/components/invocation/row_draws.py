@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined, words_of
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined, joined_bitmasks, words_of
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
 
 Array = npt.NDArray[Any]
@@ -55,7 +55,7 @@ def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[
     return {
         "penalties": penalties,
         "edits": _padded_columns(joined(edits, vocab_size)),
-        **_joined_bitmasks(rows, [of_row.allowed(vocab_size) for of_row in edits], vocab_size),
+        **_allowed(rows, edits, vocab_size),
     }
 
 
@@ -68,11 +68,11 @@ def _padded_columns(columns: Array) -> Array:
     return padded
 
 
-def _joined_bitmasks(rows: int, bitmasks: Sequence[Array | None], vocab_size: int) -> dict[str, Array]:
+def _allowed(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[str, Array]:
     """Return the arguments `allowed` [M, words], with M at least 1, and `allowed_indices` [rows]."""
-    of_rows = [(row, bitmask) for row, bitmask in enumerate(bitmasks) if bitmask is not None]
+    of_rows = {row: of_row.allowed for row, of_row in enumerate(edits) if of_row.allowed is not None}
     indices = np.full(rows, -1, np.int64)
-    indices[[row for row, _ in of_rows]] = range(len(of_rows))
+    indices[list(of_rows)] = range(len(of_rows))
     empty = np.zeros((1, words_of(vocab_size)), np.int32)
-    allowed = np.stack([bitmask for _, bitmask in of_rows]) if of_rows else empty
+    allowed = joined_bitmasks(list(of_rows.values()), vocab_size) if of_rows else empty
     return {"allowed": allowed, "allowed_indices": indices}

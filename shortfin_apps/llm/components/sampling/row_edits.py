@@ -35,7 +35,7 @@ class RowEdits:
         self.penalties[PenaltyField.REPETITION] = 1.0
         self._biases: dict[int, float] = {}
         self._seen: TokenCounts | None = None
-        self._allowed: Octets | None = None
+        self.allowed: Octets | None = None  # a bit per token, lowest token ID first; None: all are allowed
 
     def ban(self, token_ids: Iterable[int]) -> None:
         self._biases |= dict.fromkeys(token_ids, -math.inf)
@@ -53,29 +53,19 @@ class RowEdits:
     def allow(self, bitmask: bytes) -> None:
         """Ban the tokens with a 0 bit (lowest token ID first), and tokens past the end of the bitmask."""
         octets = np.frombuffer(bitmask, np.uint8)
-        if self._allowed is not None:
-            length = min(len(octets), len(self._allowed))
-            octets = octets[:length] & self._allowed[:length]
-        self._allowed = octets
-
-    def allowed(self, vocab_size: int) -> Ints32 | None:
-        """Return the bitmask of allowed tokens [ceil(vocab_size / 32)], lowest token first.
-
-        Returns None if `allow` was not called.
-        """
-        if self._allowed is None:
-            return None
-        octets = np.zeros(words_of(vocab_size) * _WORD_OCTETS, np.uint8)
-        known = self._allowed[: len(octets)]
-        octets[: len(known)] = known
-        return octets.view("<i4").astype(np.int32, copy=False)
+        if self.allowed is not None:
+            length = min(len(octets), len(self.allowed))
+            octets = octets[:length] & self.allowed[:length]
+        self.allowed = octets
 
     def may_ban_all(self) -> bool:
         """Return whether the allowed tokens and the bans may leave no token."""
-        if self._allowed is None:
+        if self.allowed is None:
             return False
-        banned = [token_id for token_id, bias in self._biases.items() if bias == -math.inf]
-        return int(np.bitwise_count(self._allowed).sum()) <= len(banned)
+        num_banned = sum(bias == -math.inf for bias in self._biases.values())
+        if not num_banned:
+            return not self.allowed.any()
+        return int(np.bitwise_count(self.allowed).sum()) <= num_banned
 
     def of_tokens(self, vocab_size: int) -> tuple[Ints64, Ints64, Floats32 | None]:
         """Return token IDs, counts and biases of the edits [edits]; no biases if all are 0.
@@ -122,6 +112,15 @@ def joined(edits: Sequence[RowEdits], vocab_size: int) -> Ints32:
     is_changed |= (columns[EditField.COUNT] > 0) | (columns[EditField.BIAS] != 0)
     is_changed &= columns[EditField.TOKEN_ID] < vocab_size
     return columns if is_changed.all() else columns.take(np.flatnonzero(is_changed), axis=1)
+
+
+def joined_bitmasks(allowed: Sequence[Octets], vocab_size: int) -> Ints32:
+    """Return the bitmasks of `RowEdits.allowed` as [rows, ceil(vocab_size / 32)], lowest token first."""
+    octets = np.zeros((len(allowed), words_of(vocab_size) * _WORD_OCTETS), np.uint8)
+    for row, of_row in enumerate(allowed):
+        known = of_row[: octets.shape[1]]
+        octets[row, : len(known)] = known
+    return octets.view("<i4").astype(np.int32, copy=False)
 
 
 def _viewed(values: array[int]) -> Ints64:
