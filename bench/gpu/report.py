@@ -145,12 +145,12 @@ def _mixed(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
 
 def _http(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     yield (
-        *("model", "workload", "mode", "depth", "output tok/s", "TTFT p50 / p99 ms"),
+        *("model", "workload", "mode", "depth", "API processes", "output tok/s", "TTFT p50 / p99 ms"),
         *("ITL p50 / p99 ms", "errors", "client CPU"),
     )
     for each in _part(records, "http"):
         yield (
-            *(each["model"], each["about"], each["mode"], str(each["depth"])),
+            *(each["model"], each["about"], each["mode"], str(each["depth"]), str(each["api_processes"])),
             f"{each['output_tokens_per_s']:,.0f}",
             f"{_ms(each['ttft_ms_p50'])} / {_ms(each['ttft_ms_p99'])}",
             f"{_ms(each['itl_ms_p50'])} / {_ms(each['itl_ms_p99'])}",

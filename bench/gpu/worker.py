@@ -8,7 +8,6 @@ DIR is the completed model. Each result is appended to FILE, as one line of JSON
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 import json
 import sys
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         if args.parts == ["http"]:
-            asyncio.run(serving_part.measure(model, args.directory, args.device, emit))
+            serving_part.measure(model, args.directory, args.device, emit)
         else:
             _measure_in_process(model, args, emit)
     except LlmError as error:

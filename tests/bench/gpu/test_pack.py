@@ -13,6 +13,7 @@ from bench.gpu.__main__ import main
 from bench.gpu.mixed import PLAIN, SAMPLINGS
 from bench.gpu.models import MODELS
 from bench.gpu.pack import parameters, requirements
+from bench.gpu.serving import LOADS
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 
@@ -99,14 +100,13 @@ def test_every_entry_and_batch_size_is_timed(pack: Path, tmp_path: Path) -> None
 
 def test_the_server_is_measured_over_http(pack: Path, tmp_path: Path) -> None:
     served = [record for record in measured(pack, tmp_path, "--only", "http") if record["part"] == "http"]
-    assert [(each["workload"], each["mode"], each["depth"]) for each in served] == [
-        ("even", "default", 1),
-        ("mixed", "default", 1),
-        ("even", "extend-attention", 1),
-        ("mixed", "extend-attention", 1),
+    assert [(each["mode"], each["api_processes"], each["workload"], each["depth"]) for each in served] == [
+        (mode, processes, workload, 1) for mode, _, processes in LOADS for workload in ("even", "mixed")
     ]
     assert all(each["errors"] == each["short_answers"] == 0 for each in served)
-    assert [each["output_tokens"] for each in served] == [128 * 128, 128 * 64] * 2
+    assert [each["output_tokens"] for each in served] == [
+        2 * 4 * 8 * tokens for _ in LOADS for tokens in (128, 64)
+    ]
 
 
 def test_a_part_that_fails_is_named_and_the_run_fails(
