@@ -61,15 +61,30 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
+class LogprobTerms:
+    """What a row's log-probabilities are computed from (`sampling_rule.py`), before adjustments.
+
+    `mass` is the sum of the row's weights, `logit` and `rank` are those of its token. `top` are the best
+    tokens, at least one.
+    """
+
+    mass: int
+    logit: float
+    rank: int
+    top: Candidates
+
+
+@dataclass(frozen=True, slots=True)
 class Drawn:
     """A token chosen before `Sampler.sample` is called: by the device, or by `Sampler.decided`.
 
     `token_id` is -1 if the row's logits are not finite. `logit` is the token's logit in the row, or None
-    unless the request asked for logits.
+    unless the request asked for logits. `terms` are None unless the device computed them.
     """
 
     token_id: int
     logit: float | None = None
+    terms: LogprobTerms | None = None
 
     @property
     def is_finite(self) -> bool:
