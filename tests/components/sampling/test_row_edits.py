@@ -102,7 +102,7 @@ def test_bitmasks_leave_what_all_of_them_allow() -> None:
         ({"presence_penalty": 1.0, "top_k": 4}, 0, True),
         ({"presence_penalty": 1.0, "top_k": 5}, 0, False),
         ({"presence_penalty": 1.0, "typical_p": 0.5}, 0, False),
-        ({"presence_penalty": 1.0, "logprobs": 0}, 0, False),
+        ({"presence_penalty": 1.0, "logprobs": 0}, 0, True),
         ({"presence_penalty": 1.0}, 1, False),
         ({}, 0, False),
         ({"forced_token_ids": (3,)}, 0, False),

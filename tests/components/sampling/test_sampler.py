@@ -9,15 +9,11 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.request import Chooser, Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
-from shortfin_apps.llm.components.sampling.sampler import (
-    Sampler,
-    drafted_token,
-    logprobs_of,
-)
+from shortfin_apps.llm.components.sampling.sampler import Sampler, drafted_token
 from shortfin_apps.llm.contract.abi import NO_TOP_K, SamplingField
 from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError
 from tests.components.engine_fixture import call
-from tests.components.sampling.rows import LOGITS, SAMPLER, row, softmax
+from tests.components.sampling.rows import LOGITS, SAMPLER, row
 
 
 def test_greedy_takes_the_best_and_the_lower_id_of_equals() -> None:
@@ -108,6 +104,29 @@ def test_a_device_samples_what_the_candidates_decide_from_now_on(
 
 
 @pytest.mark.parametrize(
+    ("params", "chooser"),
+    [
+        ({"temperature": 0, "logprobs": 4}, Chooser.DEVICE),
+        ({"temperature": 1, "logprobs": 0}, Chooser.DEVICE),
+        ({"temperature": 0, "chosen_logits": True}, Chooser.DEVICE),
+        ({"temperature": 0, "logprobs": 5}, Chooser.HOST),
+        ({"temperature": 1, "logprobs": 0, "typical_p": 0.5}, Chooser.HOST),
+        ({"temperature": 1, "logprobs": 0, "top_k": 5}, Chooser.HOST),
+        ({"temperature": 0, "logprobs": 0, "presence_penalty": 0.1}, Chooser.EDITS),
+        ({"temperature": 1, "chosen_logits": True, "logit_bias": ((1, 1.0),)}, Chooser.EDITS),
+    ],
+)
+def test_a_device_that_computes_logprobs_chooses_as_without_them(
+    params: dict[str, Any], chooser: Chooser
+) -> None:
+    """As many best tokens can be reported as there are candidates."""
+    request = Request(call("a", [1], **params))
+    draws: dict[str, Any] = {"num_candidates": 4, "draws_rows": True, "adjusts_rows": True}
+    assert Sampler(frozenset(), **draws, computes_logprobs=True).chooser(request) is chooser
+    assert Sampler(frozenset(), **draws).chooser(request) is Chooser.HOST
+
+
+@pytest.mark.parametrize(
     ("params", "drawn"),
     [
         ({"temperature": 1}, True),
@@ -166,14 +185,6 @@ def test_what_cannot_be_done_without_logits_is_refused(params: dict[str, Any], r
 def test_below_the_normal_numbers_of_f32_the_best_candidate_decides() -> None:
     request = Request(call("a", [1], temperature=1e-46))
     assert not Sampler(frozenset(), num_candidates=1).needs_logits(request)
-
-
-def test_logprobs() -> None:
-    got = logprobs_of(LOGITS, 3, 2)
-    expected = np.log(softmax(LOGITS.astype(np.float64)))
-    assert got.logprob == pytest.approx(expected[3])
-    assert [token_id for token_id, _ in got.top] == [1, 4]
-    assert got.top[0][1] == pytest.approx(expected[1])
 
 
 @settings(max_examples=200)
