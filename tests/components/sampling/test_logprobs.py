@@ -66,9 +66,8 @@ def test_terms_of_a_device_give_the_same_bits_as_the_row() -> None:
     expected = terms_of(LOGITS, 3, 4)
     terms = np.zeros((len(TermField), 2), np.int64)
     terms[:, 1] = [expected.mass, LOGITS[3].view(np.int32), expected.rank]
-    top = expected.top
-    values = np.stack([np.zeros_like(top.values), top.values])
-    indices = np.stack([np.zeros_like(top.token_ids), top.token_ids])
+    values = np.stack([np.zeros_like(expected.values), expected.values])
+    indices = np.stack([np.zeros_like(expected.token_ids), expected.token_ids])
     drawn = Drawn(3, terms=computed_terms(terms, values, indices)[1])
     for num_top in range(5):
         assert row_logprobs(drawn, 3, num_top) == row_logprobs(whole(LOGITS), 3, num_top)

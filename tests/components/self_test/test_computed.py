@@ -103,7 +103,7 @@ def test_a_token_drawn_of_logits_that_are_seen_is_their_best() -> None:
 def test_terms_of_logprobs_are_those_of_the_logits_to_the_bit(field: str) -> None:
     right = terms_of(LOGITS, 3, 4)
     assert logprobs_as_seen("logprobs_bs1", 0, 0, 4, LOGITS, 3, right).problem is None
-    wrong = replace(right, **{field: getattr(right, field) + 1})
+    wrong = right._replace(**{field: getattr(right, field) + 1})
     assert "token 3" in str(logprobs_as_seen("logprobs_bs1", 0, 0, 4, LOGITS, 3, wrong).problem)
     spoiled = np.full_like(LOGITS, np.nan)
     assert "finite" in str(logprobs_as_seen("logprobs_bs1", 0, 0, 4, spoiled, 3, right).problem)

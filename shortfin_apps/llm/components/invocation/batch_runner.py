@@ -202,9 +202,7 @@ class BatchRunner:
             results = [self._device.download(each) for each in launch.pending.wait()]
             found = computed_terms(*results)[: len(launch.rows)]
             if launch.record is not None:
-                launch.record.masses = [
-                    terms.mass if terms.top.is_finite else NOT_FINITE_ROW for terms in found
-                ]
+                launch.record.masses = [terms.mass if terms.is_finite else NOT_FINITE_ROW for terms in found]
         return found
 
     def results_in_flight(self, launch: Launch) -> dict[str, DeviceBuffer]:

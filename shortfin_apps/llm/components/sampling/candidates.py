@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,18 +60,22 @@ class Candidates:
         return Candidates(self.values[kept], self.token_ids[kept], None)
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobTerms:
+class LogprobTerms(NamedTuple):
     """What a row's log-probabilities are computed from (`sampling_rule.py`), before adjustments.
 
-    `mass` is the sum of the row's weights, `logit` and `rank` are those of its token. `top` are the best
-    tokens, at least one.
+    `mass` is the sum of the row's weights, `logit` and `rank` are those of its token. `values` [K], best
+    first, are the logits of the best tokens, at least one, and `token_ids` [K] are these tokens.
     """
 
     mass: int
     logit: float
     rank: int
-    top: Candidates
+    values: Floats
+    token_ids: Ints
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.values[0])
 
 
 @dataclass(frozen=True, slots=True)

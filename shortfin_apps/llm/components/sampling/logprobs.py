@@ -37,30 +37,22 @@ def row_logprobs(row: Candidates | Drawn, token_id: int, num_top: int) -> TokenL
 
 def token_logprobs(terms: LogprobTerms, num_top: int) -> TokenLogprobs:
     """Return the log-probabilities, at temperature 1, that `terms` are of."""
-    best, log_mass = terms.top.best, math.log(terms.mass / (1 << WEIGHT_BITS))
-    top = terms.top.first(num_top)
-    return TokenLogprobs(
-        terms.logit - best - log_mass,
-        tuple(
-            (token_id, value - best - log_mass)
-            for token_id, value in zip(top.token_ids.tolist(), top.values.tolist(), strict=True)
-        ),
-        terms.rank,
-    )
+    best, log_mass = float(terms.values[0]), math.log(terms.mass / (1 << WEIGHT_BITS))
+    token_ids, values = terms.token_ids[:num_top].tolist(), terms.values[:num_top].tolist()
+    top = [(token_id, value - best - log_mass) for token_id, value in zip(token_ids, values, strict=True)]
+    return TokenLogprobs(terms.logit - best - log_mass, tuple(top), terms.rank)
 
 
 def terms_of(logits: Floats, token_id: int, num_top: int) -> LogprobTerms:
     """Compute the terms of a row of `logits` [V] f32 with its token and the best `num_top` tokens."""
     top = leading(logits, max(num_top, 1))
-    candidates = Candidates(logits[top], top, None)
-    mass = int(weights_of_row(logits, candidates.best, np.float32(UNIT_SCALE)).sum())
-    logit = logits[token_id]
-    return LogprobTerms(mass, float(logit), 1 + int(np.count_nonzero(logits > logit)), candidates)
+    values, logit = logits[top], logits[token_id]
+    mass = int(weights_of_row(logits, float(values[0]), np.float32(UNIT_SCALE)).sum())
+    return LogprobTerms(mass, float(logit), 1 + int(np.count_nonzero(logits > logit)), values, top)
 
 
 def computed_terms(terms: Ints, top_values: Floats, top_indices: Ints) -> list[LogprobTerms]:
     """Return the terms of each row from the results of a `logprobs` entry (abi.py)."""
     masses, ranks = terms[TermField.MASS].tolist(), terms[TermField.RANK].tolist()
     logits = terms[TermField.LOGIT].astype(np.int32).view(np.float32).tolist()
-    tops = [Candidates(*of_row, None) for of_row in zip(top_values, top_indices, strict=True)]
-    return list(map(LogprobTerms, masses, logits, ranks, tops))
+    return list(map(LogprobTerms, masses, logits, ranks, top_values, top_indices))

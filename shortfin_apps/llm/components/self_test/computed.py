@@ -97,7 +97,7 @@ def logprobs_as_seen(
     found = _bits_of(terms)
     problem: str | None = "its logits are not finite"
     if np.isfinite(logits).all():
-        is_equal = found == _bits_of(terms_of(logits, token_id, len(terms.top.token_ids)))
+        is_equal = found == _bits_of(terms_of(logits, token_id, len(terms.token_ids)))
         problem = None if is_equal else f"its terms of token {token_id} are not those of its logits"
     return Computed(
         entry=entry,
@@ -111,8 +111,7 @@ def logprobs_as_seen(
 
 
 def _bits_of(terms: LogprobTerms) -> bytes:
-    top = terms.top
-    return repr((terms.mass, terms.logit, terms.rank, top.values.tolist(), top.token_ids.tolist())).encode()
+    return repr((*terms[:3], terms.values.tolist(), terms.token_ids.tolist())).encode()
 
 
 def _draw_problem(logits: Array, token_id: int) -> str | None:
