@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "components.self_test": (
         *("contract", "components.kvcache", "components.runtime.device", "components.request"),
-        *("components.batching", "components.invocation"),
+        *("components.sampling", "components.batching", "components.invocation"),
     ),
     "components.engine": (
         *("contract", "components.kvcache", "components.request", "components.sampling"),

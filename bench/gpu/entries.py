@@ -100,7 +100,28 @@ def pages(all_cases: Sequence[Case]) -> int:
 
 def measure(case: Case, runner: BatchRunner, program: RecordedProgram, sample_s: float) -> dict[str, Any]:
     """Return times of an invocation in ms: the runner's `run`, single calls, and queued calls."""
-    run_ms = median_ms(lambda: seconds_of(lambda: runner.run(case.batch)), MIN_CALLS, sample_s)
+    return _times(case, lambda: runner.run(case.batch), program, sample_s)
+
+
+def measure_logprobs(
+    case: Case, runner: BatchRunner, program: RecordedProgram, sample_s: float
+) -> dict[str, Any]:
+    """Return the same of the `logprobs` entry that reads a decode's rows; the decode is not timed."""
+    runner.reserve_slots(case.rows)
+    launch = runner.launch(case.batch)
+    results, slots = runner.results_in_flight(launch), {row: row for row in range(case.rows)}
+
+    def run() -> None:
+        for each in runner.launch_logprobs(results, slots):
+            runner.terms(each)
+
+    return _times(case, run, program, sample_s)
+
+
+def _times(
+    case: Case, run: Callable[[], object], program: RecordedProgram, sample_s: float
+) -> dict[str, Any]:
+    run_ms = median_ms(lambda: seconds_of(run), MIN_CALLS, sample_s)
     sync_ms = median_ms(lambda: seconds_of(lambda: program.repeat().wait()), MIN_CALLS, sample_s)
     queued_ms = median_ms(lambda: seconds_of(lambda: _queue(program)), MIN_QUEUES, sample_s) / DEPTH
     return {

@@ -36,6 +36,7 @@ from shortfin_apps.llm.components.invocation.page_table import make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import ModelFacts, make_engine
@@ -140,13 +141,17 @@ def _compare_tokens(
 
 
 def _compare_adjusted(model: Model, device: OneProgram, artifact: Artifact, emit: Emit) -> None:
-    """Compare rows adjusted on the device with the host's; log-probabilities move adjusting to the host."""
+    """Compare rows adjusted on the device with the host's, which adjusts them if the entries are missing."""
     if not _adjusts(device):
         return
     pages, rows = tokens_part.scarce_pages(model), tokens_part.PROMPTS
+    without = device.without(adjusted_part.ENTRIES)
     for mode, depth in product(BATCH_MODES, _depths(device)):
-        engine = _engine(model, device, artifact, depth, BatchSettings(batch_mode=mode), pages, rows)
-        on_host = adjusted_part.tokens_of(engine, model, logprobs=0)
+        settings = BatchSettings(batch_mode=mode)
+        on_host = adjusted_part.tokens_of(
+            _engine(model, without, artifact, depth, settings, pages, rows), model
+        )
+        engine = _engine(model, device, artifact, depth, settings, pages, rows)
         on_device = adjusted_part.tokens_of(engine, model)
         agreement = tokens_part.compare(on_device, on_host)
         found = {"mode": mode, "depth": depth, "invocations": adjusted_part.num_adjusting(engine)}
@@ -171,6 +176,10 @@ def _measure_entries(
     for rows in loops_part.loop_sizes(program.entries):
         figures = loops_part.measure(model, rows, runner, device, program, sample_s)
         emit({"part": "entries", "model": model.name, **figures})
+    for case in cases if runner.buckets.computes_logprobs else ():
+        if case.batch.family is EntryFamily.DECODE:
+            figures = entries_part.measure_logprobs(case, runner, program, sample_s)
+            emit({"part": "entries", "model": model.name, **figures})
 
 
 def _measure_engine(

@@ -166,6 +166,7 @@ def make_rig(
     loop_sizes: tuple[int, ...] = (),
     sample_sizes: tuple[int, ...] = (),
     adjusted_sample_sizes: tuple[int, ...] = (),
+    logprob_sizes: tuple[int, ...] = (),
     logits_result: bool = True,
     reads_masked: bool = False,
     scheduling: dict[str, Any] | None = None,
@@ -187,6 +188,7 @@ def make_rig(
     program.loop_sizes = loop_sizes
     program.sample_sizes = sample_sizes
     program.adjusted_sample_sizes = adjusted_sample_sizes
+    program.logprob_sizes = logprob_sizes
     device = FakeDevice(program)
     if token_budget is None and mode == "extend-attention":
         token_budget = 16

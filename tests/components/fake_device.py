@@ -31,7 +31,7 @@ from shortfin_apps.llm.components.runtime.device import (
     TensorType,
 )
 from shortfin_apps.llm.components.sampling.draw import draw
-from shortfin_apps.llm.components.sampling.weights import mass_within, weights_of
+from shortfin_apps.llm.components.sampling.weights import mass_within, scale_of, weights_of
 from shortfin_apps.llm.contract.abi import (
     NO_TOP_K,
     NOT_SEEN,
@@ -40,6 +40,7 @@ from shortfin_apps.llm.contract.abi import (
     EntryFamily,
     PenaltyField,
     SamplingField,
+    TermField,
     argument_names,
 )
 from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig, Pool
@@ -204,6 +205,7 @@ class FakeProgram:
     loop_sizes: tuple[int, ...] = ()
     sample_sizes: tuple[int, ...] = ()
     adjusted_sample_sizes: tuple[int, ...] = ()
+    logprob_sizes: tuple[int, ...] = ()
     reads_masked: bool = False
     repeats: float = 0.0  # of `fake_logits`
     errs: float = 0.0  # the probability that its tokens are others, for a draft model
@@ -230,6 +232,7 @@ class FakeProgram:
                     (Entry(EntryFamily.ADJUSTED_SAMPLE, n, None), self._adjusted_sample_types(n))
                     for n in self.adjusted_sample_sizes
                 ),
+                *((Entry(EntryFamily.LOGPROBS, n, None), self._logprob_types(n)) for n in self.logprob_sizes),
             ]
         }
 
@@ -248,6 +251,10 @@ class FakeProgram:
             *(TensorType((rows,), I64), table),
         )
 
+    def _logprob_types(self, rows: int) -> tuple[TensorType, ...]:
+        *left, row_indices, slots, _, _, table = self._sample_types(rows)
+        return (*left, row_indices, slots, table)
+
     def _result_types(self) -> tuple[TensorType, ...]:
         one = TensorType((None, None, None), F32)
         if self.config.top_k is None:
@@ -255,6 +262,10 @@ class FakeProgram:
         return (one, TensorType((None, None, None), I64), one)[: 3 if self.logits_result else 2]
 
     def _result_types_of(self, entry: Entry) -> tuple[TensorType, ...]:
+        if entry.family is EntryFamily.LOGPROBS:
+            candidates = TensorType((entry.rows, self.config.top_k), F32)
+            terms = TensorType((len(TermField), entry.rows), I64)
+            return (terms, candidates, TensorType(candidates.shape, I64))
         drawn = (TensorType((entry.rows,), I64),) if entry.returns_token_ids else ()
         return drawn + (self._result_types() if entry.takes_slabs else ())
 
@@ -299,6 +310,8 @@ class FakeProgram:
         arguments = self.arguments_of(entry, arrays)
         if "edits" in arguments:
             return self._run_adjusted_sample(**arguments)
+        if entry.startswith("logprobs"):
+            return self._run_logprobs(**arguments)
         if "row_indices" in arguments:
             return self._run_sample(**arguments)
         if "sampling" in arguments:
@@ -395,6 +408,21 @@ class FakeProgram:
             of_row = edits[1:, edits[EditField.ROW] == row].T.tolist()
             adjusted.append(edited(logits[index, 0], of_row, penalties[:, row], bitmask))
         return [self._drawn(adjusted, slots, positions, sampling, last_tokens)]
+
+    @staticmethod
+    def _run_logprobs(
+        values: Array, indices: Array, logits: Array, row_indices: Array, slots: Array, last_tokens: Array
+    ) -> Sequence[FakeBuffer]:
+        """A row that is not finite or has no token gets terms that nobody may read."""
+        terms = np.full((len(TermField), len(row_indices)), -7)
+        for row, (index, slot) in enumerate(zip(row_indices, slots, strict=True)):
+            of_row, token_id = logits[index, 0], last_tokens[slot] if slot >= 0 else -1
+            if np.isfinite(of_row.max()):
+                terms[TermField.MASS, row] = weights_of(of_row, float(of_row.max()), scale_of(1.0)).sum()
+            if 0 <= token_id < VOCAB:
+                terms[TermField.LOGIT, row] = of_row[token_id].view(np.int32)
+                terms[TermField.RANK, row] = 1 + (of_row > of_row[token_id]).sum()
+        return [FakeBuffer(each) for each in (terms, values[row_indices, 0], indices[row_indices, 0])]
 
     @staticmethod
     def _unpacked(tokens: Array, offsets: Array, counts: Array) -> Array:

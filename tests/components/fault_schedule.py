@@ -83,6 +83,8 @@ def random_sampling(rng: random.Random) -> dict[str, Any]:
         params |= {"temperature": 0.8, "seed": rng.randrange(99), "top_k": rng.choice([0, 3, 9])}
     if rng.random() < 0.3:
         params["logprobs"] = rng.randrange(3)
+    if rng.random() < 0.2:
+        params["chosen_logits"] = True
     return params
 
 
@@ -203,6 +205,7 @@ def random_rig(
         loop_sizes=loops,
         sample_sizes=samples,
         adjusted_sample_sizes=samples if adjusts < 0.7 else (),
+        logprob_sizes=() if top_k is None else rng.choice([(), (1, 2, 8), (3,)]),
         depth=rng.choice([0, 1, 1, 2]),
         reads_masked=rng.random() < 0.5,
         scheduling={

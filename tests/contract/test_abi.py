@@ -11,6 +11,7 @@ NAMES = {
     "decode_loop_bs4": Entry(EntryFamily.DECODE_LOOP, 4, 1),
     "sample_bs4": Entry(EntryFamily.SAMPLE, 4, None),
     "adjusted_sample_bs4": Entry(EntryFamily.ADJUSTED_SAMPLE, 4, None),
+    "logprobs_bs4": Entry(EntryFamily.LOGPROBS, 4, None),
     "extend": Entry(EntryFamily.EXTEND, None, None),
     "extend_t64": Entry(EntryFamily.EXTEND, None, 64),
 }
@@ -99,6 +100,22 @@ def test_an_adjusted_sample_takes_edits_of_all_rows_together() -> None:
     assert sample.named_results(["a"], top_k=4) == {"token_ids": "a"}
 
 
+def test_logprobs_are_of_rows_left_on_the_device_and_their_tokens() -> None:
+    logprobs = NAMES["logprobs_bs4"]
+    assert logprobs.argument_shapes() == {
+        "values": (None, 1, None),
+        "indices": (None, 1, None),
+        "logits": (None, 1, None),
+        "row_indices": (4,),
+        "slots": (4,),
+        "last_tokens": (None,),
+    }
+    assert not logprobs.takes_slabs
+    assert not logprobs.returns_token_ids
+    names = {"terms": "a", "top_values": "b", "top_indices": "c"}
+    assert logprobs.named_results(["a", "b", "c"], top_k=4) == names
+
+
 def test_a_decode_loop_keeps_its_state_on_the_device() -> None:
     loop = NAMES["decode_loop_bs4"]
     assert loop.argument_shapes(has_prefill_position=False) == {
@@ -138,5 +155,5 @@ def test_the_table_of_windows_comes_behind_the_other(name: str) -> None:
 
 
 def test_an_entry_that_takes_no_slabs_takes_no_table_of_windows() -> None:
-    for sample in (NAMES["sample_bs4"], NAMES["adjusted_sample_bs4"]):
+    for sample in (NAMES[f"{name}_bs4"] for name in ("sample", "adjusted_sample", "logprobs")):
         assert sample.argument_shapes(has_windows=True) == sample.argument_shapes()

@@ -11,7 +11,7 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.stats import EngineStats
-from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
@@ -53,7 +53,14 @@ def artifact(
 def tokens_of(
     artifact: Artifact, options: EngineSettings, kinds: list[dict[str, Any]] = KINDS, **params: Any
 ) -> tuple[list[tuple[int, ...]], EngineStats]:
-    found: dict[str, tuple[int, ...]] = {str(row): () for row in range(len(kinds))}
+    deltas, stats = deltas_of(artifact, options, kinds, **params)
+    return [tuple(token_id for each in of_row for token_id in each.token_ids) for of_row in deltas], stats
+
+
+def deltas_of(
+    artifact: Artifact, options: EngineSettings, kinds: list[dict[str, Any]], **params: Any
+) -> tuple[list[list[Delta]], EngineStats]:
+    found: dict[str, list[Delta]] = {str(row): [] for row in range(len(kinds))}
     with open_engine(artifact, options) as engine:
         for row, (kind, length) in enumerate(zip(kinds, LENGTHS, strict=True)):
             sampling = SamplingParams(max_tokens=12, seed=row, **kind, **params)
@@ -62,19 +69,20 @@ def tokens_of(
         while engine.has_work:
             for delta in engine.step():
                 assert delta.error is None, delta.error
-                found[delta.request_id] += delta.token_ids
+                found[delta.request_id].append(delta)
         return list(found.values()), engine.stats()
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
 def test_loops_entries_and_the_host_draw_the_same_tokens(artifact: Artifact, mode: BatchSettings) -> None:
     options = EngineSettings(device="hip", batching=mode, pipeline_depth=1)
-    on_host, stats = tokens_of(artifact, options, logprobs=0)  # which brings all logits to the host
+    without = replace(options, pipeline_depth=0)
+    on_host, stats = tokens_of(artifact, without, logprobs=0)  # which brings all logits to the host
     assert "sample_bs8" not in stats.entries
     in_loops, stats = tokens_of(artifact, options)
     assert in_loops == on_host
     assert stats.steps_ahead > 0
-    behind_entries, stats = tokens_of(artifact, replace(options, pipeline_depth=0))
+    behind_entries, stats = tokens_of(artifact, without)
     assert behind_entries == on_host
     assert stats.entries["sample_bs8"].invocations >= 12
 
@@ -84,8 +92,28 @@ def test_rows_adjusted_on_the_device_have_the_tokens_of_the_host(
     artifact: Artifact, mode: BatchSettings
 ) -> None:
     options = EngineSettings(device="hip", batching=mode)
-    on_host, stats = tokens_of(artifact, options, ADJUSTED, logprobs=0)  # which brings all logits to the host
+    without = replace(options, pipeline_depth=0)
+    on_host, stats = tokens_of(artifact, without, ADJUSTED, logprobs=0)  # which brings all logits to the host
     assert "adjusted_sample_bs8" not in stats.entries
     on_device, stats = tokens_of(artifact, options, ADJUSTED)
     assert on_device == on_host
     assert stats.entries["adjusted_sample_bs8"].invocations >= 12
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+@pytest.mark.parametrize("kinds", [KINDS, ADJUSTED], ids=["plain", "adjusted"])
+def test_log_probabilities_of_the_device_are_those_of_the_host(
+    artifact: Artifact, mode: BatchSettings, kinds: list[dict[str, Any]]
+) -> None:
+    """To the bit, with the logits that receipts are made of."""
+    options = EngineSettings(device="hip", batching=mode, pipeline_depth=1)
+    asked: dict[str, Any] = {"logprobs": 3, "chosen_logits": True}
+    on_host, stats = deltas_of(artifact, replace(options, pipeline_depth=0), kinds, **asked)
+    assert "logprobs_bs8" not in stats.entries
+    on_device, stats = deltas_of(artifact, options, kinds, **asked)
+    for expected, found in zip(on_host, on_device, strict=True):
+        assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+        assert [each.logprobs for each in found] == [each.logprobs for each in expected]
+        assert [each.logits for each in found] == [each.logits for each in expected]
+    assert stats.entries["logprobs_bs8"].invocations >= 12
+    assert kinds is ADJUSTED or stats.steps_ahead > 0

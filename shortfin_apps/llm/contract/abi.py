@@ -1,10 +1,10 @@
 """The ABI between a VMFB and its caller: entry names, and their arguments and results in order.
 
 It is upstream shortfin's ABI for paged language models (`module_abi_version` 1; amdsharktank's
-export_paged_llm_v1), extended by packed `extend`, `decode_loop`, `sample` and `adjusted_sample` entries. N
-and R count rows, one per task (sequence of the batch); S and T count tokens; B is the number of pages in a
-row of the block table; L is the number of slots of `last_tokens`; `slabs` is the KV cache, one slab per
-pipeline stage:
+export_paged_llm_v1), extended by packed `extend`, `decode_loop`, `sample`, `adjusted_sample` and `logprobs`
+entries. N and R count rows, one per task (sequence of the batch); S and T count tokens; B is the number of
+pages in a row of the block table; L is the number of slots of `last_tokens`; `slabs` is the KV cache, one
+slab per pipeline stage:
 
     prefill_bs{N}       tokens [N,S], start_positions [N], seq_lens [N], seq_block_ids [N,B], slabs
     prefill_bs{N}_s{S}  as prefill_bs{N}, with a static S
@@ -19,6 +19,8 @@ pipeline stage:
     adjusted_sample_bs{N}   logits [R,1,V], row_indices [N], slots [N], positions [N], sampling [6,N],
                             penalties [3,N], edits [4,E], allowed [M,ceil(V/32)], allowed_indices [N],
                             last_tokens [L]
+    logprobs_bs{N}      values [R,1,K], indices [R,1,K], logits [R,1,V], row_indices [N], slots [N],
+                        last_tokens [L]
 
 If config.json has two `pools`, each pool has its own slab and pages. `seq_block_ids` is then the block table
 of pool "whole", followed by `window_block_ids`, of the same shape, for the other pool. Columns of
@@ -70,13 +72,19 @@ logit in these steps, each rounded to f32:
 `allowed` for each row, or -1 for none; tokens with a 0 bit there (lowest bit first) are banned. Padding rows
 have penalties 0 and `allowed_indices` -1.
 
+`logprobs` returns what log-probabilities are computed from, so that the host does not read the logits. It
+reads the rows `row_indices` that another entry has left on the device, before any adjustment, and the token
+that was drawn for each row: row r's is `last_tokens[slots[r]]`. It returns `terms` [3,N], indexed by
+`TermField`, and the rows' candidates, `top_values` and `top_indices` [N,K]. A row with a negative slot has no
+token: its LOGIT and RANK are undefined. Padding rows have row 0 and slot -1.
+
 An entry with CALLER_OWNED in its reflection data allocates nothing. After the slabs, it takes a buffer for
 each declared result, and a workspace, i8 `[bytes]`, of at least WORKSPACE_BYTES bytes. The entry writes its
 results to these buffers instead of returning them. The results of such an `extend_t{T}` have its maximum
 number of rows; rows after the first R are undefined.
 
-All entries that do not draw tokens return logits `[rows, 1 or S, V]` if config.json has no `top_k`.
-Otherwise they return values and indices (i64) `[rows, 1 or S, K]`, optionally followed by logits. Our own
+Prefill, decode and extend entries return logits `[rows, 1 or S, V]` if config.json has no `top_k`. Otherwise
+they return values and indices (i64) `[rows, 1 or S, K]`, optionally followed by logits. Our own
 entries return all three, for each row's last token.
 """
 
@@ -107,7 +115,9 @@ PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q
 BLOCK_TABLES = ("seq_block_ids", "window_block_ids")
 MIN_BLOCKS = 2  # minimum of B, because upstream's exporter does not support narrower block tables
 
-_NAME = re.compile(r"(prefill|decode_loop|decode|extend|adjusted_sample|sample)(?:_bs(\d+))?(?:_[st](\d+))?")
+_NAME = re.compile(
+    r"(prefill|decode_loop|decode|extend|adjusted_sample|sample|logprobs)(?:_bs(\d+))?(?:_[st](\d+))?"
+)
 
 
 class EntryFamily(StrEnum):
@@ -119,6 +129,7 @@ class EntryFamily(StrEnum):
     DECODE_LOOP = "decode_loop"  # a decode that draws tokens and advances positions on the device
     SAMPLE = "sample"  # only draws tokens, from existing rows of logits
     ADJUSTED_SAMPLE = "adjusted_sample"  # adjusts existing rows of logits, then draws tokens from these
+    LOGPROBS = "logprobs"  # reduces existing rows of logits to the terms of log-probabilities
 
 
 class Layout(StrEnum):
@@ -130,6 +141,7 @@ class Layout(StrEnum):
     LOOP = "loop"
     SAMPLE = "sample"
     ADJUSTED_SAMPLE = "adjusted_sample"
+    LOGPROBS = "logprobs"
 
 
 class SamplingField(IntEnum):
@@ -160,6 +172,14 @@ class EditField(IntEnum):
     COUNT = 3  # how often the token was generated, or NOT_SEEN
 
 
+class TermField(IntEnum):
+    """The rows of the result `terms`, i64."""
+
+    MASS = 0  # the sum of the weights of all tokens, with UNIT_SCALE (sampling_rule.py)
+    LOGIT = 1  # the bits of the f32 logit of the row's token
+    RANK = 2  # 1 + the number of tokens with a greater logit
+
+
 _ARGUMENTS = {
     Layout.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids"),
     Layout.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids"),
@@ -173,11 +193,15 @@ _ARGUMENTS = {
         *("logits", "row_indices", "slots", "positions", "sampling"),
         *("penalties", "edits", "allowed", "allowed_indices", "last_tokens"),
     ),
+    Layout.LOGPROBS: ("values", "indices", "logits", "row_indices", "slots", "last_tokens"),
 }
+# Of entries that read rows which another entry has left on the device.
+ROW_LAYOUTS = (Layout.SAMPLE, Layout.ADJUSTED_SAMPLE, Layout.LOGPROBS)
 # MLIR element types of the arguments that are not i64.
 ARGUMENT_TYPES = {"values": "f32", "logits": "f32", "penalties": "f32", "edits": "i32", "allowed": "i32"}
 _RESULTS = ("values", "indices", "logits")
 TOKEN_IDS = "token_ids"  # the first result of entries that draw tokens
+LOGPROB_RESULTS = ("terms", "top_values", "top_indices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +234,13 @@ class Entry:
     @property
     def takes_slabs(self) -> bool:
         """Whether the slabs of the cache follow the other arguments."""
-        return self.family not in (EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE)
+        return self.layout() not in ROW_LAYOUTS
 
     @property
     def returns_token_ids(self) -> bool:
         """Whether the entry draws tokens, so that its first result is token IDs."""
-        return self.family is EntryFamily.DECODE_LOOP or not self.takes_slabs
+        draws = (EntryFamily.DECODE_LOOP, EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE)
+        return self.family in draws
 
     def layout(self, tokens_rank: int | None = None) -> Layout:
         """Return the layout. An `extend` is padded if `tokens_rank`, the rank of argument `tokens`, is 2."""
@@ -245,6 +270,8 @@ class Entry:
 
     def named_results(self, results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
         """Return this entry's results by name. `top_k` is config.json's; with None there are only logits."""
+        if self.family is EntryFamily.LOGPROBS:
+            return dict(zip(LOGPROB_RESULTS, results, strict=False))
         if not self.returns_token_ids:
             return named_results(results, top_k)
         return {**dict(zip((TOKEN_IDS,), results, strict=False)), **named_results(results[1:], top_k)}

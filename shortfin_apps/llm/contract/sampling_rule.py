@@ -14,6 +14,14 @@ the order of the logits.
 
 `top_p` is a multiple of 2**-SHARE_BITS.
 
+Log-probabilities are computed from the same weights, at temperature 1 and before adjustments, so that they
+too are equal on all machines:
+
+    mass = sum of the weights of all tokens, with UNIT_SCALE            i64
+    logprob = logit - best - log(mass / 2**WEIGHT_BITS)                 f64
+
+They are within 1e-6 of a log-softmax in f64, in nats.
+
 A draw from some weights computes target = word * sum of the weights / 2**64, and selects the weight whose
 interval contains the target when the weights are laid end to end. The word is the first of Philox 4x64 with
 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), for the key (seed, 0) and
@@ -42,6 +50,7 @@ FRACTION_BITS = 22
 WEIGHT_BITS = 44  # sums of 2**19 weights fit an i64
 SHARE_BITS = 31
 LOWEST_EXPONENT = -(63 << FRACTION_BITS)  # its weight is 0
+UNIT_SCALE = 6051101.5  # the scale at temperature 1, as an f32
 
 POLYNOMIAL_BITS = 38
 POLYNOMIAL = (  # from the constant term up

@@ -20,9 +20,10 @@ def test_a_device_that_adjusts_rows_draws_the_tokens_of_the_host(
     model = MODELS["random-tiny"]
     with emulated_gpus.watch("gfx942"):
         artifact = build_tiny(BuildOptions(device="hip:gfx942", decode_batch_sizes=(8,)))
-        with open_engine(artifact, EngineSettings(device="hip", pipeline_depth=depth)) as engine:
-            on_host = adjusted.tokens_of(engine, model, logprobs=0)
+        with open_engine(artifact, EngineSettings(device="hip", pipeline_depth=0)) as engine:
+            on_host = adjusted.tokens_of(engine, model, logprobs=0)  # which brings all logits to the host
             assert adjusted.num_adjusting(engine) == 0
+        with open_engine(artifact, EngineSettings(device="hip", pipeline_depth=depth)) as engine:
             on_device = adjusted.tokens_of(engine, model)
             assert adjusted.num_adjusting(engine) >= adjusted.MAX_TOKENS
     assert on_device == on_host

@@ -62,5 +62,4 @@ def test_a_gpu_has_the_next_step_queued_whatever_is_asked(
                 ahead[sampling] = record["ahead"]
                 assert record["tokens_per_s"] > 0
             assert back_to_back_s(engine, model, "greedy", program, device) > 0
-    assert min(ahead[sampling] for sampling in (*PLAIN, "presence penalty")) > 0.9, ahead
-    assert ahead["logprobs"] < 0.5, ahead
+    assert min(ahead[sampling] for sampling in (*PLAIN, "presence penalty", "logprobs")) > 0.9, ahead

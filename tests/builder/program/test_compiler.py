@@ -68,13 +68,15 @@ def test_only_dispatches_write_the_cache(target: Target, spec: ModelSpec, name: 
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("hip:gfx942", marks=pytest.mark.slow)])
-def test_draws_copy_no_table_of_last_tokens_and_allocate_nothing_on_gpus(device: str) -> None:
+def test_no_entry_copies_the_table_of_last_tokens_or_allocates_on_gpus(
+    device: str,
+) -> None:
     options = replace(SMALL, device=device, decode_loop_sizes=(2,))
     target = resolve_target(device)
     functions = stream_functions(ModelModule(ONE_LAYER, options, target).text(), target)
-    draws = re.compile(r"@(decode_loop|sample|adjusted_sample)_bs2\$async\(")
+    draws = re.compile(r"@(decode_loop|sample|adjusted_sample|logprobs)_bs2\$async\(")
     drawing = [each for each in functions if draws.match(each)]
-    assert len(drawing) == 3
+    assert len(drawing) == 4
     for function in drawing:
         assert commands_on(function, r"\?xi64") == []
         assert target.is_cpu or "stream.resource.alloca" not in function
@@ -99,7 +101,7 @@ def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
     assert (tmp_path / "model.vmfb").stat().st_size > 0
     assert result.entries == (
         *("prefill_bs1", "decode_bs2", "extend", "decode_loop_bs2"),
-        *("sample_bs2", "adjusted_sample_bs2"),
+        *("sample_bs2", "adjusted_sample_bs2", "logprobs_bs2"),
     )
     assert (result.target.architecture, result.target.cpu) == ("amdgpu", "gfx942")
     exports = read_exports(tmp_path / "model.vmfb", "module")
@@ -117,7 +119,7 @@ def test_says_what_it_did(tmp_path: Path) -> None:
         "decode_bs2",
         "extend",
         "extend_t64",
-        *("decode_loop_bs2", "sample_bs2", "adjusted_sample_bs2"),
+        *("decode_loop_bs2", "sample_bs2", "adjusted_sample_bs2", "logprobs_bs2"),
     )
     exports = read_exports(tmp_path / "model.vmfb", "module")
     assert all(export.signature.only_dispatches for export in exports.values())

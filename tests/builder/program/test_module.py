@@ -36,7 +36,7 @@ OF_GROUPS = (
     ("blk.1.ffn_down.weight", BlockType(8, group=32)),
 )
 DECODES = [("decode_bs1", 1), ("decode_bs2", 2), ("decode_bs4", 4)]
-DRAWS = ["decode_loop_bs4", "sample_bs4", "adjusted_sample_bs4"]
+DRAWS = ["decode_loop_bs4", "sample_bs4", "adjusted_sample_bs4", "logprobs_bs4"]
 
 
 @pytest.fixture(params=slow_but(["bf16"], ["f32", "bf16", "int8", "kv-q8_0", *OTHERS, "routed"]))

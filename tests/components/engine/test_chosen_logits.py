@@ -24,11 +24,20 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "output_grammar": Keys()},
     {"temperature": 0.8, "min_tokens": 3, "allowed_token_ids": frozenset(range(3, 30))},
 ]
+DRAWS: dict[str, Any] = {
+    "loop_sizes": (1, 2, 4, 8),
+    "sample_sizes": (1, 2, 4, 8),
+    "adjusted_sample_sizes": (1, 2, 4, 8),
+}
 PLACES: list[dict[str, Any]] = [
     {},
     {"loop_sizes": (1, 2, 4, 8)},
     {"loop_sizes": (1, 2, 4, 8), "sample_sizes": (1, 2, 4, 8)},
     {"sample_sizes": (1, 2, 4, 8), "adjusted_sample_sizes": (1, 2, 4, 8)},
+    {"loop_sizes": (1, 2, 4, 8), "logprob_sizes": (1, 8), "depth": 2},
+    {**DRAWS, "logprob_sizes": (1, 8)},
+    {**DRAWS, "logprob_sizes": (3,), "depth": 2, "mode": "extend-attention"},
+    {**DRAWS, "logprob_sizes": (3,), "prefix_cache": "none", "config": fake_config(pages=20)},
     {"speculation": SpeculationOptions(max_tokens=4, row_cost=0)},
     {"mode": "extend-attention"},
     {"config": fake_config(top_k=None, pages=64)},
@@ -96,7 +105,7 @@ def test_only_those_that_ask_get_logits_and_nobody_other_tokens(
     assert logits == expected
 
 
-def test_nothing_is_queued_before_the_logits_are_read() -> None:
+def test_nothing_is_queued_before_the_host_has_read_the_logits() -> None:
     made = make_rig(fake_config(pages=64), loop_sizes=(1, 2, 4, 8))
     made.engine.add(asking(call("0", PROMPT[:5])))
     made.run()

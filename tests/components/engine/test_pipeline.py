@@ -257,7 +257,7 @@ params = st.fixed_dictionaries(
         "stop_token_ids": st.frozensets(st.integers(0, 31), max_size=6),
         "ignore_eos": st.booleans(),
         "min_tokens": st.sampled_from([0, 0, 1]),
-        "logprobs": st.sampled_from([None, None, None, 1]),
+        "logprobs": st.sampled_from([None, None, None, 1, 4, 5]),
         "presence_penalty": st.sampled_from([0.0, 0.0, 0.5]),
         "logit_bias": st.sampled_from([(), (), ((3, 2.0), (5, -1.0))]),
         "bad_words": st.sampled_from([(), (), ((1,),), ((2, 3), (4,))]),
@@ -297,6 +297,7 @@ def served(rig: Rig, asked: list[tuple[list[int], dict[str, Any], int]]) -> dict
     st.integers(1, 8),
     st.sampled_from([(1, 8), (2,), (8,)]),
     st.sampled_from([(), (1, 8), (3,)]),
+    st.sampled_from([(), (1, 8), (3,)]),
     st.sampled_from([1, 2]),
     speculations,
 )
@@ -307,6 +308,7 @@ def test_answers_usage_and_cache_are_those_without(
     max_running: int,
     loop_sizes: tuple[int, ...],
     sample_sizes: tuple[int, ...],
+    logprob_sizes: tuple[int, ...],
     depth: int,
     speculation: SpeculationOptions | None,
 ) -> None:
@@ -321,10 +323,11 @@ def test_answers_usage_and_cache_are_those_without(
             loop_sizes=loops,
             sample_sizes=samples,
             adjusted_sample_sizes=samples,
+            logprob_sizes=logprobs,
             depth=depth,
             speculation=speculation,
         )
-        for loops, samples in (((), ()), (loop_sizes, sample_sizes))
+        for loops, samples, logprobs in (((), (), ()), (loop_sizes, sample_sizes, logprob_sizes))
     ]
     plain, rig = rigs
     expected, got = (served(each, asked) for each in rigs)
@@ -334,6 +337,7 @@ def test_answers_usage_and_cache_are_those_without(
         assert got[name][-1].stop_token_id == deltas[-1].stop_token_id
         for one, other in zip(got[name], deltas, strict=True):
             assert one.logprobs == other.logprobs
+            assert [each.logit for each in one.logits] == [each.logit for each in other.logits]
     assert rig.engine.stats().generation_tokens == plain.engine.stats().generation_tokens
     if pages == 64:  # nothing was evicted
         for index, (prompt, _, _) in enumerate(asked):

@@ -41,21 +41,30 @@ def test_a_batch_is_padded_to_the_nearest_bucket() -> None:
 def test_a_sample_is_the_nearest_that_holds_the_rows_or_the_largest() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "sample_bs2", "sample_bs8")
     assert made.draws_rows
-    assert [made.sample_shape(rows).rows for rows in (1, 2, 3, 8, 9)] == [2, 2, 8, 8, 8]
-    assert made.sample_shape(9) == Shape("sample_bs8", Layout.SAMPLE, 8, 0, 0)
-    assert made.sample_shape(9) in made.smallest_shapes()
+    assert [made.row_shape(Layout.SAMPLE, rows).rows for rows in (1, 2, 3, 8, 9)] == [2, 2, 8, 8, 8]
+    assert made.row_shape(Layout.SAMPLE, 9) == Shape("sample_bs8", Layout.SAMPLE, 8, 0, 0)
+    assert made.row_shape(Layout.SAMPLE, 9) in made.smallest_shapes()
 
 
 def test_rows_are_adjusted_by_entries_of_their_own() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "sample_bs2", "adjusted_sample_bs2", "adjusted_sample_bs4")
-    assert [made.sample_shape(rows, adjusted=True).rows for rows in (1, 3, 5)] == [2, 4, 4]
-    assert made.sample_shape(9, adjusted=True) == Shape(
+    assert [made.row_shape(Layout.ADJUSTED_SAMPLE, rows).rows for rows in (1, 3, 5)] == [2, 4, 4]
+    assert made.row_shape(Layout.ADJUSTED_SAMPLE, 9) == Shape(
         "adjusted_sample_bs4", Layout.ADJUSTED_SAMPLE, 4, 0, 0
     )
-    assert made.sample_shape(9, adjusted=True) in made.smallest_shapes()
+    assert made.row_shape(Layout.ADJUSTED_SAMPLE, 9) in made.smallest_shapes()
     assert made.draws_adjusted_rows
     assert not buckets("decode_bs1", "prefill_bs1", "sample_bs2").draws_adjusted_rows
     assert not buckets("decode_bs1", "prefill_bs1").draws_rows
+
+
+def test_logprobs_are_computed_by_entries_of_their_own() -> None:
+    made = buckets("decode_bs1", "prefill_bs1", "logprobs_bs2", "logprobs_bs8")
+    assert made.computes_logprobs
+    assert not made.draws_rows
+    assert [made.row_shape(Layout.LOGPROBS, rows).rows for rows in (1, 3, 9)] == [2, 8, 8]
+    assert made.row_shape(Layout.LOGPROBS, 9) in made.smallest_shapes()
+    assert not buckets("decode_bs1", "prefill_bs1", "sample_bs2").computes_logprobs
 
 
 def test_a_decode_loop_is_the_nearest_that_holds_the_rows() -> None:

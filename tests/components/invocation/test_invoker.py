@@ -9,18 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.invocation.invoker import TOKEN_ID_SETS, Invoker, owned_bytes
+from shortfin_apps.llm.components.invocation.invoker import NUM_LATE_SETS, Invoker, owned_bytes
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, TensorType
 from tests.components.fake_device import F32, I64, FakeBuffer, FakePending
 
 IDS = TensorType((4,), I64)
+TERMS, TOP = TensorType((3, 4), I64), TensorType((4, 8), F32)
 VALUES = TensorType((4, 1, 8), F32)
 LOGITS = TensorType((4, 1, 1 << 20), F32)
 LOOP = EntrySignature("decode_loop_bs4", None, (IDS, VALUES, LOGITS), workspace_bytes=100)
 DECODE = EntrySignature("decode_bs4", None, (VALUES, LOGITS), workspace_bytes=300)
 PREFILL = EntrySignature("prefill_bs4_s8", None, (VALUES, LOGITS), workspace_bytes=200)
 SAMPLE = EntrySignature("sample_bs4", None, (IDS,), workspace_bytes=10)
+LOGPROBS = EntrySignature("logprobs_bs4", None, (TERMS, TOP, IDS), workspace_bytes=10)
 EXTEND = EntrySignature("extend", None, (VALUES,))
+SIGNATURES = (LOOP, DECODE, PREFILL, SAMPLE, LOGPROBS, EXTEND)
 
 
 @dataclass
@@ -32,7 +35,7 @@ class Recorder:
 
     @property
     def entries(self) -> Mapping[str, EntrySignature]:
-        return {signature.name: signature for signature in (LOOP, DECODE, PREFILL, SAMPLE, EXTEND)}
+        return {signature.name: signature for signature in SIGNATURES}
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
         self.calls.append(arguments)
@@ -70,11 +73,19 @@ def test_results_and_workspace_stand_behind_the_arguments() -> None:
     assert invoker.num_bytes == 4 * 8 * 4 + 4 * (1 << 20) * 4 + 300
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_all_results_for_logprobs_are_kept_while_later_steps_are_in_flight(place: int) -> None:
+    _, invoker = make()
+    *several, again = (invoker.submit("logprobs_bs4", []).wait()[place] for _ in range(NUM_LATE_SETS + 1))
+    assert len({id(each) for each in several}) == NUM_LATE_SETS
+    assert again is several[0]
+
+
 @pytest.mark.parametrize("entry", ["decode_loop_bs4", "sample_bs4"])
 def test_drawn_tokens_are_kept_while_later_steps_are_in_flight(entry: str) -> None:
     _, invoker = make()
-    *several, again = (invoker.submit(entry, []).wait()[0] for _ in range(TOKEN_ID_SETS + 1))
-    assert len({id(each) for each in several}) == TOKEN_ID_SETS
+    *several, again = (invoker.submit(entry, []).wait()[0] for _ in range(NUM_LATE_SETS + 1))
+    assert len({id(each) for each in several}) == NUM_LATE_SETS
     assert again is several[0]
 
 
@@ -83,7 +94,7 @@ def test_entries_with_as_many_rows_share_their_logits() -> None:
     first = invoker.submit("decode_bs4", []).wait()
     assert list(invoker.submit("prefill_bs4_s8", []).wait()) == list(first)
     assert list(invoker.submit("decode_loop_bs4", []).wait())[1:] == list(first)
-    assert len(recorder.allocated) == 2 + 1 + TOKEN_ID_SETS
+    assert len(recorder.allocated) == 2 + 1 + NUM_LATE_SETS
 
 
 def test_a_draw_leaves_the_ids_of_a_step_in_flight_alone() -> None:
@@ -107,4 +118,4 @@ def test_one_workspace_serves_all_entries_and_nothing_is_allocated_twice() -> No
         invoker.submit("decode_loop_bs4", [])
         invoker.submit("decode_bs4", [])
     assert len({id(call[-1]) for call in recorder.calls}) == 1
-    assert len(recorder.allocated) == TOKEN_ID_SETS + 2 + 1
+    assert len(recorder.allocated) == NUM_LATE_SETS + 2 + 1

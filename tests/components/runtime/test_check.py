@@ -132,6 +132,20 @@ def test_a_decode_loop_returns_token_ids_before_what_a_decode_returns() -> None:
         check_program(Listed(*WHOLE, loop(TensorType((2,), I64))), CONFIG)
 
 
+def test_logprobs_return_terms_and_as_many_candidates_as_top_k() -> None:
+    def logprobs(*results: TensorType) -> EntrySignature:
+        return EntrySignature("logprobs_bs2", None, results)
+
+    terms, values, indices = (
+        *(TensorType((3, 2), I64), TensorType((2, 8), np.dtype(np.float32)), TensorType((2, 8), I64)),
+    )
+    check_program(Listed(*WHOLE, logprobs(terms, values, indices)), CONFIG)
+    narrow = TensorType((2, 4), I64)
+    for wrong in ((terms, values), (values, terms, indices), (terms, values, narrow), ()):
+        with pytest.raises(ArtifactError, match=r"`logprobs_bs2` returns .* means tensor<3x2xi64>.*`top_k`"):
+            check_program(Listed(*WHOLE, logprobs(*wrong)), CONFIG)
+
+
 @given(stride=st.sampled_from([1, 8, 15, 17, 32, 64]))
 def test_a_stride_that_does_not_match_the_page_size_is_named(stride: int) -> None:
     """The page size is given and matches the entries; only the stride differs."""

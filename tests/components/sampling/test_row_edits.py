@@ -114,7 +114,7 @@ def test_rows_may_lose_all_tokens_only_if_as_many_are_banned_as_allowed(
         ({"presence_penalty": 1.0, "top_k": 4}, 0, True),
         ({"presence_penalty": 1.0, "top_k": 5}, 0, False),
         ({"presence_penalty": 1.0, "typical_p": 0.5}, 0, False),
-        ({"presence_penalty": 1.0, "logprobs": 0}, 0, False),
+        ({"presence_penalty": 1.0, "logprobs": 0}, 0, True),
         ({"presence_penalty": 1.0}, 1, False),
         ({}, 0, False),
         ({"forced_token_ids": (3,)}, 0, False),

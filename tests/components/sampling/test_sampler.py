@@ -13,13 +13,12 @@ from shortfin_apps.llm.components.sampling.sampler import (
     MAX_FORCED_TOKENS,
     Sampler,
     drafted_token,
-    logprobs_of,
 )
 from shortfin_apps.llm.contract.abi import NO_TOP_K, SamplingField
 from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError
 from tests.components.engine_fixture import call
 from tests.components.sampling.grammars import Forcing
-from tests.components.sampling.rows import LOGITS, SAMPLER, row, softmax
+from tests.components.sampling.rows import LOGITS, SAMPLER, row
 
 
 def test_greedy_takes_the_best_and_the_lower_id_of_equals() -> None:
@@ -107,6 +106,29 @@ def test_a_device_samples_what_the_candidates_decide_from_now_on(
     sampler = Sampler(frozenset(), num_candidates=4)
     assert (sampler.chooser(request) is Chooser.DEVICE) is suits
     assert Sampler(frozenset(), num_candidates=0).chooser(request) is Chooser.HOST
+
+
+@pytest.mark.parametrize(
+    ("params", "chooser"),
+    [
+        ({"temperature": 0, "logprobs": 4}, Chooser.DEVICE),
+        ({"temperature": 1, "logprobs": 0}, Chooser.DEVICE),
+        ({"temperature": 0, "chosen_logits": True}, Chooser.DEVICE),
+        ({"temperature": 0, "logprobs": 5}, Chooser.HOST),
+        ({"temperature": 1, "logprobs": 0, "typical_p": 0.5}, Chooser.HOST),
+        ({"temperature": 1, "logprobs": 0, "top_k": 5}, Chooser.HOST),
+        ({"temperature": 0, "logprobs": 0, "presence_penalty": 0.1}, Chooser.EDITS),
+        ({"temperature": 1, "chosen_logits": True, "logit_bias": ((1, 1.0),)}, Chooser.EDITS),
+    ],
+)
+def test_a_device_that_computes_logprobs_chooses_as_without_them(
+    params: dict[str, Any], chooser: Chooser
+) -> None:
+    """As many best tokens can be reported as there are candidates."""
+    request = Request(call("a", [1], **params))
+    draws: dict[str, Any] = {"num_candidates": 4, "draws_rows": True, "adjusts_rows": True}
+    assert Sampler(frozenset(), **draws, computes_logprobs=True).chooser(request) is chooser
+    assert Sampler(frozenset(), **draws).chooser(request) is Chooser.HOST
 
 
 @pytest.mark.parametrize(
@@ -202,14 +224,6 @@ def test_forced_tokens_are_known_where_nothing_else_bans_them_or_needs_their_row
 def test_below_the_normal_numbers_of_f32_the_best_candidate_decides() -> None:
     request = Request(call("a", [1], temperature=1e-46))
     assert not Sampler(frozenset(), num_candidates=1).needs_logits(request)
-
-
-def test_logprobs() -> None:
-    got = logprobs_of(LOGITS, 3, 2)
-    expected = np.log(softmax(LOGITS.astype(np.float64)))
-    assert got.logprob == pytest.approx(expected[3])
-    assert [token_id for token_id, _ in got.top] == [1, 4]
-    assert got.top[0][1] == pytest.approx(expected[1])
 
 
 @settings(max_examples=200)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.sampling.weights import least_weight, scale_of, share_of, weights_of
-from shortfin_apps.llm.components.sampling.whole_row import PART, draw_from_row
+from shortfin_apps.llm.components.sampling.weights import PART, least_weight, scale_of, share_of, weights_of
+from shortfin_apps.llm.components.sampling.whole_row import draw_from_row
 from tests.components.sampling.rule import drawn_by_the_rule
 
 DRAWS = 4000

@@ -6,10 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shortfin_apps.llm.components.sampling.logprobs import terms_of
 from shortfin_apps.llm.components.self_test.computed import (
     Computed,
     compare_row,
     drawn_as_seen,
+    logprobs_as_seen,
     with_draw,
 )
 from shortfin_apps.llm.contract.self_test_file import ExpectedLogits, SelfTestFile
@@ -95,3 +97,13 @@ def test_a_token_drawn_beside_logits_is_their_best_and_other_problems_come_first
 def test_a_token_drawn_of_logits_that_are_seen_is_their_best() -> None:
     assert drawn_as_seen("sample_bs1", 0, 0, 4, LOGITS, 2).problem is None
     assert "whose best is 2" in str(drawn_as_seen("sample_bs1", 0, 0, 4, LOGITS, 3).problem)
+
+
+@pytest.mark.parametrize("field", ["mass", "logit", "rank"])
+def test_terms_of_logprobs_are_those_of_the_logits_to_the_bit(field: str) -> None:
+    right = terms_of(LOGITS, 3, 4)
+    assert logprobs_as_seen("logprobs_bs1", 0, 0, 4, LOGITS, 3, right).problem is None
+    wrong = right._replace(**{field: getattr(right, field) + 1})
+    assert "token 3" in str(logprobs_as_seen("logprobs_bs1", 0, 0, 4, LOGITS, 3, wrong).problem)
+    spoiled = np.full_like(LOGITS, np.nan)
+    assert "finite" in str(logprobs_as_seen("logprobs_bs1", 0, 0, 4, spoiled, 3, right).problem)

@@ -60,7 +60,8 @@ def fresh_program(like: FakeProgram) -> FakeProgram:
     program = FakeProgram(
         like.config, Faults(), like.static_lengths, like.logits_result, like.extend_rank, like.extend_lengths
     )
-    for name in ("loop_sizes", "sample_sizes", "adjusted_sample_sizes", "reads_masked", "repeats"):
+    sizes = ("loop_sizes", "sample_sizes", "adjusted_sample_sizes", "logprob_sizes")
+    for name in (*sizes, "reads_masked", "repeats"):
         setattr(program, name, getattr(like, name))
     return program
 

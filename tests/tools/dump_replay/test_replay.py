@@ -18,6 +18,7 @@ from shortfin_apps.llm.components.recorder.records import (
     Draw,
     Invocation,
     KnownRequest,
+    Logprobs,
     Pages,
     Run,
     Step,
@@ -86,10 +87,10 @@ def test_what_was_computed_before_the_ring_began_is_made_again(
     program = fresh_program(rig.program)
     replayed = executed_by(program)
     replay = replay_of(dump_of(recording, path, rig), program)
-    invocations = [each for each in recording.records if isinstance(each, Run | Step | Draw)]
-    orphans = list(takewhile(lambda record: isinstance(record, Draw), invocations))
+    invocations = [each for each in recording.records if isinstance(each, Run | Step | Draw | Logprobs)]
+    orphans = list(takewhile(lambda record: isinstance(record, Draw | Logprobs), invocations))
     others = [outcome for outcome in replay.run() if outcome.verdict is not Verdict.SAME]
-    numbers = {record.number for record in orphans}  # of draws from a batch before the ring
+    numbers = {record.number for record in orphans}  # of rows of a batch before the ring
     verdicts = [outcome for outcome in others if outcome.record.number not in numbers]
     if rig.program.config.window_tokens is None:
         assert not verdicts
@@ -166,6 +167,8 @@ def test_whatever_a_fault_schedule_did_the_rest_is_the_same_on_a_healthy_device(
 
 
 def has_nan(record: Invocation) -> bool:
+    if isinstance(record, Logprobs):
+        return NOT_FINITE_ROW in record.masses
     if isinstance(record, Run):
         return NOT_FINITE_ROW in (*record.checksums, *record.logits)
     return isinstance(record, Step | Draw) and -1 in record.token_ids

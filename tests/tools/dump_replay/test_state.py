@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.components.recorder.dump_file import DumpError
-from shortfin_apps.llm.components.recorder.records import Array, Draw, Task
+from shortfin_apps.llm.components.recorder.records import Array, Draw, Logprobs, Task
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
-from shortfin_apps.llm.tools.dump_replay.state import Held, KnownPages, check_tokens, draw_arguments
+from shortfin_apps.llm.tools.dump_replay.state import (
+    Held,
+    KnownPages,
+    check_tokens,
+    draw_arguments,
+    logprob_arguments,
+)
 from tests.components.fake_device import VOCAB, FakeBuffer
 
 RESULTS = {"logits": FakeBuffer(np.zeros((2, 1, VOCAB), np.float32))}
@@ -40,6 +46,33 @@ def test_arguments_are_as_they_were() -> None:
     assert found["positions"].tolist() == [4, 5]
     assert found["slots"].tolist() == [-1, -1]
     assert found["edits"].shape == (len(EditField), 3)
+
+
+def logprobs(num_rows: int = 2, **other: Array) -> Logprobs:
+    arguments = {name: draw().arguments[name] for name in ("row_indices", "slots")}
+    entry = "logprobs_bs2"
+    return Logprobs(number=1, began_s=0.0, entry=entry, arguments=arguments | other, num_rows=num_rows)
+
+
+def test_arguments_of_logprobs_have_no_tokens() -> None:
+    found = logprob_arguments(logprobs(), RESULTS)
+    assert found["row_indices"].tolist() == [0, 1]
+    assert found["slots"].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        logprobs(num_rows=3),
+        logprobs(row_indices=array(np.array([0, 2]), "<i8")),
+        logprobs(row_indices=array(np.array([-1, 0]), "<i8")),
+        logprobs(slots=array(np.array([0]), "<i8")),
+        logprobs(positions=array(np.array([4, 5]), "<i8")),
+    ],
+)
+def test_logprobs_of_rows_that_are_not_there_are_refused(record: Logprobs) -> None:
+    with pytest.raises(DumpError):
+        logprob_arguments(record, RESULTS)
 
 
 @pytest.mark.parametrize(

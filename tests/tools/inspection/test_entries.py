@@ -38,6 +38,7 @@ def test_entries_with_sizes_and_types(build_tiny: BuildTiny, device: str) -> Non
         *(f"decode_bs{rows}" for rows in sizes),
         *([f"decode_loop_bs{rows}" for rows in sizes] if device != "cpu" else []),
         "extend",
+        *([f"logprobs_bs{rows}" for rows in sizes] if device != "cpu" else []),
         *("prefill_bs1", "prefill_bs2", "prefill_bs4"),
         *([f"sample_bs{rows}" for rows in sizes] if device != "cpu" else []),
     ]

@@ -20,10 +20,11 @@ A kernel class handles one or more kinds of operations, and has the method of ea
 Shapes and dtypes are in model/operations.py. Each method may be called for several functions of the module. A
 `FusedKernels` class instead lowers runs of consecutive operations together. A class with `sample` and
 `draws_rows` = True also draws from all logits of a sequence, for requests without top-k (NO_TOP_K), and from
-rows that another function left on the device. Such a class has a further method, for rows of logits that the
-class with `top_k` then selects the best of:
+rows that another function left on the device. Such a class has two further methods, for rows of another
+function. The class with `top_k` then selects the best of the adjusted logits:
 
     adjust(e, rows) -> Tensor, the adjusted logits
+    logprobs(e, rows) -> LogprobTensors
 
 A class with `linear` and `places_logits` = True also has a method that writes a product to given memory:
 
@@ -63,7 +64,7 @@ from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 Prepare = Callable[[Emitter, Batch], None]
 LOGITS_MEMORY = "logits_memory"  # name of the value with the caller's memory for logits, [rows, 1, vocab] f32
-_T = TypeVar("_T", "DrawState", "LeftRows", "AdjustedRows")
+_T = TypeVar("_T", "DrawState", "LeftRows", "AdjustedRows", "ChosenRows")
 
 
 class RenderedKernels:
@@ -206,7 +207,30 @@ class AdjustedRows:
     allowed_indices: Tensor  # [rows] i64
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenRows:
+    """Rows of an entry `logprobs_bs{N}`, and where their tokens are."""
+
+    values: Tensor  # [any, 1, K] f32
+    indices: Tensor  # [any, 1, K] i64
+    logits: Tensor  # [any, 1, vocab] f32
+    row_indices: Tensor  # [rows] i64
+    slots: Tensor  # [rows] i64
+    last_tokens: Tensor  # [slots] i64
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """The results of an entry `logprobs_bs{N}`, in order."""
+
+    terms: Tensor  # [fields, rows] i64
+    top_values: Tensor  # [rows, K] f32
+    top_indices: Tensor  # [rows, K] i64
+
+
 Drawn = tuple[Tensor, DrawState]  # the token ids [rows] i64, and the state after the draws
+# The results of an entry that reads existing rows, and the arguments that it updates in place, by name.
+RowResults = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 class FusedKernels(Protocol):
@@ -250,15 +274,22 @@ class Lowering:
         """Whether the function's logits can be written to LOGITS_MEMORY."""
         return bool(getattr(self._kernels[Linear], "places_logits", False))
 
-    def draw(self, e: Emitter, arguments: Mapping[str, Tensor]) -> Drawn:
+    def draw(self, e: Emitter, arguments: Mapping[str, Tensor]) -> RowResults:
         """Emit the draws of a `sample` entry with these arguments."""
-        return self._sample(e, _taken(LeftRows, arguments), _taken(DrawState, arguments))
+        drawn = self._sample(e, _taken(LeftRows, arguments), _taken(DrawState, arguments))
+        return _draw_results(drawn)
 
-    def draw_adjusted(self, e: Emitter, arguments: Mapping[str, Tensor]) -> Drawn:
+    def draw_adjusted(self, e: Emitter, arguments: Mapping[str, Tensor]) -> RowResults:
         """Emit the adjustments and the draws of an `adjusted_sample` entry with these arguments."""
         logits = self._kernels[Sample].adjust(e, _taken(AdjustedRows, arguments))
         values, indices = self._kernels[TopK].top_k(e, logits)
-        return self._sample(e, LeftRows(values, indices, logits), _taken(DrawState, arguments))
+        rows = LeftRows(values, indices, logits)
+        return _draw_results(self._sample(e, rows, _taken(DrawState, arguments)))
+
+    def logprobs(self, e: Emitter, arguments: Mapping[str, Tensor]) -> RowResults:
+        """Emit the reductions of a `logprobs` entry with these arguments."""
+        made: LogprobTensors = self._kernels[Sample].logprobs(e, _taken(ChosenRows, arguments))
+        return {each.name: getattr(made, each.name) for each in fields(made)}, {}
 
     def _sample(self, e: Emitter, rows: LeftRows, state: DrawState, *, advances: bool = False) -> Drawn:
         token_ids, state = self._kernels[Sample].sample(e, rows, state, advances=advances)
@@ -333,6 +364,11 @@ class Lowering:
                 values[operation.last_tokens] = state.last_tokens
             case _:
                 values[operation.out] = kernels.compute(e, operation, values)
+
+
+def _draw_results(drawn: Drawn) -> RowResults:
+    token_ids, state = drawn
+    return {"token_ids": token_ids}, {"last_tokens": state.last_tokens}
 
 
 def _taken(kind: type[_T], arguments: Mapping[str, Tensor]) -> _T:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tensor, tensor_type
-from shortfin_apps.llm.builder.lowering.lowering import LOGITS_MEMORY, Drawn, Values
+from shortfin_apps.llm.builder.lowering.lowering import LOGITS_MEMORY, RowResults, Values
 from shortfin_apps.llm.contract.abi import (
     ARGUMENT_TYPES,
     ASYNC_SUFFIX,
@@ -36,11 +36,11 @@ LOOP_STATE = ("positions", "last_tokens")  # arguments that a decode loop update
 # By pool: the layers with pages in the pool's slab, and the elements of a page.
 Slabs = Mapping[Pool, tuple[Sequence[int], int]]
 Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
-Draw = Callable[[Emitter, Mapping[str, Tensor]], Drawn]
+RowBody = Callable[[Emitter, Mapping[str, Tensor]], RowResults]
 
 
 def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry]:
-    """List the entries for `options`; `draws_rows` adds the entries that sample from full rows of logits."""
+    """List the entries for `options`; `draws_rows` adds the entries that read existing rows of logits."""
     sizes = options.prefill_batch_sizes
     return [
         *(Entry(EntryFamily.PREFILL, n, None) for n in sizes),
@@ -50,6 +50,7 @@ def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry
         *(Entry(EntryFamily.DECODE_LOOP, n, 1) for n in options.loop_sizes),
         *(Entry(EntryFamily.SAMPLE, n, None) for n in options.loop_sizes if draws_rows),
         *(Entry(EntryFamily.ADJUSTED_SAMPLE, n, None) for n in options.loop_sizes if draws_rows),
+        *(Entry(EntryFamily.LOGPROBS, n, None) for n in options.loop_sizes if draws_rows),
     ]
 
 
@@ -122,10 +123,12 @@ def write_decode_loop(
     return _function(e, entry, types, results, updated, owned=static_workspace)
 
 
-def write_draws(entry: Entry, top_k: int, vocab_size: int, draw: Draw, *, static_workspace: bool) -> str:
-    """Return the MLIR of a `sample` or `adjusted_sample`, which draws from rows left by another entry.
+def write_row_entry(
+    entry: Entry, top_k: int, vocab_size: int, body: RowBody, *, static_workspace: bool
+) -> str:
+    """Return the MLIR of a `sample`, `adjusted_sample` or `logprobs`, which reads rows left by another entry.
 
-    `draw` emits the operations from the imported arguments to the drawn tokens and the updated table.
+    `body` emits the operations from the imported arguments to the results and the updated arguments.
     """
     e = Emitter()
     widths = {
@@ -138,10 +141,10 @@ def write_draws(entry: Entry, top_k: int, vocab_size: int, draw: Draw, *, static
         shape = [*leading, widths.get(name, last)]
         dims = [_dim(e, name, axis) if size is None else size for axis, size in enumerate(shape)]
         dtype = ARGUMENT_TYPES.get(name, "i64")
-        imported[name] = _import(e, name, dims, dtype, updated=name == "last_tokens")
+        is_updated = name == "last_tokens" and entry.returns_token_ids
+        imported[name] = _import(e, name, dims, dtype, updated=is_updated)
     types = {name: each.type for name, each in imported.items()}
-    token_ids, state = draw(e, imported)
-    results, updated = {"token_ids": token_ids}, {"last_tokens": state.last_tokens}
+    results, updated = body(e, imported)
     return _function(e, entry, types, results, updated, owned=static_workspace)
 
 

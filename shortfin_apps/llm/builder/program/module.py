@@ -15,8 +15,8 @@ from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.program.entry import (
     entries_of,
     write_decode_loop,
-    write_draws,
     write_entry,
+    write_row_entry,
 )
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
@@ -56,13 +56,14 @@ class ModelModule:
         return "\n".join(["module @module {", *declarations, *functions, "}\n"])
 
     def _function(self, entry: Entry) -> str:
-        draws = {
+        of_rows = {
             EntryFamily.SAMPLE: self._lowering.draw,
             EntryFamily.ADJUSTED_SAMPLE: self._lowering.draw_adjusted,
+            EntryFamily.LOGPROBS: self._lowering.logprobs,
         }
-        if (draw := draws.get(entry.family)) is not None:
+        if (emit := of_rows.get(entry.family)) is not None:
             sizes = self._options.top_k, self._spec.vocab_size
-            return write_draws(entry, *sizes, draw, static_workspace=self._static_workspace)
+            return write_row_entry(entry, *sizes, emit, static_workspace=self._static_workspace)
         is_loop = entry.family is EntryFamily.DECODE_LOOP
         sampling = [Sample("values", "token_ids", "indices", "logits")] if is_loop else []
 

@@ -37,7 +37,8 @@ from shortfin_apps.llm.components.request.messages import (
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE
-from shortfin_apps.llm.components.sampling.sampler import Sampler, logprobs_of
+from shortfin_apps.llm.components.sampling.logprobs import row_logprobs
+from shortfin_apps.llm.components.sampling.sampler import Sampler
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.errors import (
@@ -91,6 +92,7 @@ class Engine:
             returns_logits=runner.returns_logits,
             draws_rows=runner.buckets.draws_rows,
             adjusts_rows=runner.buckets.draws_adjusted_rows,
+            computes_logprobs=runner.buckets.computes_logprobs,
         )
         runner.reserve_slots(scheduler.max_running)
         depth = depth if runner.num_candidates and runner.buckets.can_run_ahead else 0
@@ -430,8 +432,8 @@ class Engine:
         except (InvocationError, ConstraintError) as error:
             return self._requests.end(request, FinishReason.ERROR, error)
         logprobs: tuple[TokenLogprobs, ...] = ()
-        if params.logprobs is not None and isinstance(row, Candidates) and row.logits is not None:
-            logprobs = (logprobs_of(row.logits, token_id, params.logprobs),)
+        if params.logprobs is not None:
+            logprobs = (row_logprobs(row, token_id, params.logprobs),)
         logits: tuple[ChosenLogit, ...] = ()
         if params.chosen_logits:
             logit = row.logit_of(token_id)

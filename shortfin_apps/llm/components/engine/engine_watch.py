@@ -11,7 +11,7 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.snapshot import InvocationMix, Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts
-from shortfin_apps.llm.contract.abi import Entry, EntryFamily
+from shortfin_apps.llm.contract.abi import Entry
 
 MAX_INVOCATIONS = 1024
 LOOK_S = 5.0  # invocations are recorded for this long after a snapshot
@@ -69,9 +69,9 @@ class EngineWatch:
 def _mix(
     serial: int, at_s: float, duration_s: float, name: str, before: EntryCounts, after: EntryCounts
 ) -> InvocationMix | None:
-    """Return the tokens that an entry computed between two counts; None for entries that only sample."""
+    """Return the tokens that an entry computed between two counts; None for entries that compute none."""
     entry = Entry.parse(name)
-    if entry is None or entry.family in (EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE):
+    if entry is None or not entry.takes_slabs:
         return None
     return InvocationMix(
         serial=serial,

@@ -1,7 +1,8 @@
 """The steps in flight: batches on the device's queue, before the tokens of the first one are known.
 
     plan n + 1      which tokens of which requests: lengths and pages are certain, token IDs need not be
-    launch n + 1    queue the batch, and the draws of its next tokens into the device's token table (abi.py)
+    launch n + 1    queue the batch, the draws of its next tokens into the device's token table (abi.py), and
+                    the terms of these tokens' log-probabilities
     complete n      wait for the tokens of step n
     commit n        append them, publish pages, end requests
     draw n + 1      queue the draws that depend on the tokens of step n: edits by penalties, bans, grammars;
@@ -25,11 +26,12 @@ from dataclasses import dataclass, field
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.engine.row_reader import Row, RowReader, Rows
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch
+from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
 from shortfin_apps.llm.components.invocation.row_draws import RowDraw
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import Chooser, Request
+from shortfin_apps.llm.components.sampling.candidates import Drawn
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from shortfin_apps.llm.contract.abi import Layout
@@ -51,6 +53,7 @@ class InFlight:
     unread: set[int] = field(default_factory=set)
     late: list[int] = field(default_factory=list)
     draws: list[DrawLaunch] = field(default_factory=list)
+    logprobs: list[LogprobsLaunch] = field(default_factory=list)
     error: Exception | None = None
 
     @property
@@ -145,6 +148,11 @@ class Pipeline:
         for draw in step.draws:
             for row, token_id in zip(draw.rows, self._runner.drawn(draw), strict=True):
                 rows[row] = token_id
+        for launch in step.logprobs:
+            for row, terms in zip(launch.rows, self._runner.terms(launch), strict=True):
+                drawn_id = rows[row]
+                assert isinstance(drawn_id, int), "the device drew the token"
+                rows[row] = Drawn(drawn_id, terms.logit, terms)
         return rows
 
     def forget_first(self) -> None:
@@ -159,9 +167,9 @@ class Pipeline:
         for a lost device: the steps may never finish. Pages that the steps wrote become suspect.
         """
         for step in self._steps:
-            launches = ([] if step.launch is None else [step.launch]) + [*step.draws]
-            for launch in launches:
-                self._runner.abandon(launch, waits=waits)
+            for launch in (step.launch, *step.draws, *step.logprobs):
+                if launch is not None:
+                    self._runner.abandon(launch, waits=waits)
             for lease in step.leases:
                 lease.is_suspect = True
         while self._steps:
@@ -178,11 +186,13 @@ class Pipeline:
             step.unread.update(rows)
             return
         choosers = self._choosers(step)
-        if choosers.count(Chooser.DEVICE) == len(choosers) and step.draws_all:
+        on_device = [row for row in rows if choosers[row] is Chooser.DEVICE]
+        if not step.draws_all:
+            self._draw(step, [self._row_draw(step, row) for row in on_device])
+        self._compute_terms(step, on_device)
+        if len(on_device) == len(rows):
             return
         step.unread.update(row for row in rows if choosers[row] is Chooser.HOST)
-        if not step.draws_all:
-            self._draw(step, [self._row_draw(step, row) for row in rows if choosers[row] is Chooser.DEVICE])
         step.late += [row for row in rows if choosers[row] is Chooser.EDITS]
         if not self._steps and step.late:
             self._draw_late(step)
@@ -221,11 +231,21 @@ class Pipeline:
                 draws.append(self._row_draw(step, row, edits))
         step.late.clear()
         self._draw(step, draws)
+        self._compute_terms(step, [draw.row for draw in draws])
 
     def _draw(self, step: InFlight, draws: Sequence[RowDraw]) -> None:
         if draws and step.launch is not None:
             for each in self._runner.launch_draws(self._runner.results_in_flight(step.launch), draws):
                 step.draws.append(each)  # each at once, so that it is waited for if the next one fails
+
+    def _compute_terms(self, step: InFlight, rows: Sequence[int]) -> None:
+        """Queue what the host needs of these rows besides their tokens; their draws must be queued."""
+        requests = ((row, step.batch.tasks[row].request) for row in rows)
+        slots = {row: request.slot for row, request in requests if request.needs_terms}
+        if slots and step.launch is not None:
+            results = self._runner.results_in_flight(step.launch)
+            for each in self._runner.launch_logprobs(results, slots):
+                step.logprobs.append(each)
 
     def _row_draw(self, step: InFlight, row: int, edits: RowEdits | None = None) -> RowDraw:
         task = step.batch.tasks[row]

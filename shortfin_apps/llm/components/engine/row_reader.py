@@ -53,8 +53,9 @@ class RowReader:
             for index, task in enumerate(batch.tasks)
             if index in unread and task.completes and self._sampler.needs_logits(task.request, task.num_ahead)
         ]
-        chosen |= self._decided(batch, result, unsure)
-        chosen |= self._drawn_adjusted(batch, result, [index for index in unsure if index not in chosen])
+        for_token = [i for i in unsure if batch.tasks[i].request.call.params.logprobs is None]
+        chosen |= self._decided(batch, result, for_token)
+        chosen |= self._drawn_adjusted(batch, result, [i for i in for_token if i not in chosen])
         chosen = {index: self._told(batch, result, index, drawn) for index, drawn in chosen.items()}
         return [
             chosen.get(index) or self._row(task, result, index, with_logits=index in unsure)

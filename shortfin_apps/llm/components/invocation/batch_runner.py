@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate, chain
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -20,13 +19,20 @@ from shortfin_apps.llm.components.invocation.block_tables import BlockTables
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts
 from shortfin_apps.llm.components.invocation.invoker import Invoker
-from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch
-from shortfin_apps.llm.components.invocation.loop_state import Fields, LoopState, padding_state
-from shortfin_apps.llm.components.invocation.row_draws import RowDraw, padded_draws, padded_edits
+from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
+from shortfin_apps.llm.components.invocation.loop_state import Fields, LoopState
+from shortfin_apps.llm.components.invocation.padded_tasks import padded_arrays
+from shortfin_apps.llm.components.invocation.row_draws import (
+    LastUpload,
+    RowDraw,
+    padded_draws,
+    padded_edits,
+    padded_logprobs,
+)
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import SCRATCH_PAGE
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
-from shortfin_apps.llm.components.recorder.records import Invocation, Loop, Run, Step
+from shortfin_apps.llm.components.recorder.records import NOT_FINITE_ROW, Invocation, Loop, Run, Step
 from shortfin_apps.llm.components.runtime.device import (
     Device,
     DeviceBuffer,
@@ -35,12 +41,14 @@ from shortfin_apps.llm.components.runtime.device import (
     Program,
     TensorType,
 )
+from shortfin_apps.llm.components.sampling.candidates import LogprobTerms
+from shortfin_apps.llm.components.sampling.logprobs import computed_terms
 from shortfin_apps.llm.contract.abi import (
     BLOCK_TABLES,
+    ROW_LAYOUTS,
     Entry,
     Layout,
     argument_names,
-    named_results,
 )
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
@@ -88,6 +96,7 @@ class BatchRunner:
         self._last_tokens = device.allocate((1,), np.dtype(np.int64), only_dispatches=True)
         self._loop = LoopState(self._upload)
         self._recorded_loop: Loop | None = None
+        self._logprob_arguments = LastUpload(self._upload)
         self._block_tables = BlockTables(self._upload)
         self._window_tables = BlockTables(self._upload)
         self._counts: defaultdict[str, EntryCounts] = defaultdict(EntryCounts)
@@ -187,11 +196,20 @@ class BatchRunner:
                 launch.record.token_ids = token_ids
         return token_ids
 
+    def terms(self, launch: LogprobsLaunch) -> list[LogprobTerms]:
+        """Wait for a `logprobs` entry, and return the terms of its rows. Raises InvocationError."""
+        with self._completing(launch.record):
+            results = [self._device.download(each) for each in launch.pending.wait()]
+            found = computed_terms(*results)[: len(launch.rows)]
+            if launch.record is not None:
+                launch.record.masses = [terms.mass if terms.is_finite else NOT_FINITE_ROW for terms in found]
+        return found
+
     def results_in_flight(self, launch: Launch) -> dict[str, DeviceBuffer]:
         """Return the batch's results by name, for draws that are queued before the batch is over."""
         return self._named(launch.shape, launch.pending.results())
 
-    def abandon(self, launch: Launch | DrawLaunch, *, waits: bool = True) -> None:
+    def abandon(self, launch: Launch | DrawLaunch | LogprobsLaunch, *, waits: bool = True) -> None:
         """Give up an invocation after another one failed: wait for it, unless the device may not answer."""
         if waits:
             with suppress(Exception):  # the caller already knows that something failed
@@ -272,7 +290,8 @@ class BatchRunner:
         all draws must have edits, or none.
         """
         while draws:
-            shape = self.buckets.sample_shape(len(draws), adjusted=draws[0].edits is not None)
+            layout = Layout.SAMPLE if draws[0].edits is None else Layout.ADJUSTED_SAMPLE
+            shape = self.buckets.row_shape(layout, len(draws))
             taken, draws = draws[: shape.rows], draws[shape.rows :]
             arrays = padded_draws(shape.rows, taken)
             if taken[0].edits is not None:
@@ -288,15 +307,51 @@ class BatchRunner:
         rows: Sequence[int],
     ) -> DrawLaunch:
         """Queue the sampling entry of `shape` on `arrays`, which draw from these rows of `results`."""
-        begin = self._clock()
         record = None if self._recorder is None else self._recorder.draw(shape.entry, arrays, len(rows))
         given = {name: self._upload(array) for name, array in arrays.items()}
+        return DrawLaunch(rows, self._submit_rows(results, shape, given, record), record)
+
+    def launch_logprobs(
+        self, results: Mapping[str, DeviceBuffer], slots: Mapping[int, int]
+    ) -> Iterator[LogprobsLaunch]:
+        """Queue, one by one, entries that compute terms of rows of `results`, those of the last batch.
+
+        `slots` maps each row to the slot that has its token. Callers must have queued the draws of these.
+        """
+        rows = list(slots)
+        while rows:
+            shape = self.buckets.row_shape(Layout.LOGPROBS, len(rows))
+            taken, rows = rows[: shape.rows], rows[shape.rows :]
+            arrays = padded_logprobs(shape.rows, {row: slots[row] for row in taken})
+            yield self.launch_terms(results, shape, arrays, taken)
+
+    def launch_terms(
+        self,
+        results: Mapping[str, DeviceBuffer],
+        shape: Shape,
+        arrays: Mapping[str, Array],
+        rows: Sequence[int],
+    ) -> LogprobsLaunch:
+        """Queue the `logprobs` entry of `shape` on `arrays`, which names these rows of `results`."""
+        record = None if self._recorder is None else self._recorder.logprobs(shape.entry, arrays, len(rows))
+        given = self._logprob_arguments.on_device(arrays)
+        return LogprobsLaunch(rows, self._submit_rows(results, shape, given, record), record)
+
+    def _submit_rows(
+        self,
+        results: Mapping[str, DeviceBuffer],
+        shape: Shape,
+        given: Mapping[str, DeviceBuffer],
+        record: Invocation | None,
+    ) -> Pending:
+        """Queue an entry that reads rows of `results`."""
+        begin = self._clock()
         arguments = {**results, **given, "last_tokens": self._last_tokens}
         names = self._argument_names[shape.layout]
         pending = self._submit(shape.entry, [arguments[name] for name in names], record)
         self.device_s += self._clock() - begin
         self._count(shape, [])
-        return DrawLaunch(rows, pending, record)
+        return pending
 
     def _tables(self, tasks: Sequence[Paged], shape: Shape) -> dict[str, DeviceBuffer]:
         """Return the tasks' block tables on the device, by argument name."""
@@ -389,7 +444,7 @@ class BatchRunner:
 
     def _first_arguments(self, shape: Shape) -> list[DeviceBuffer]:
         """Return arguments of `shape` that have only padding rows."""
-        if shape.layout in (Layout.SAMPLE, Layout.ADJUSTED_SAMPLE):
+        if shape.layout in ROW_LAYOUTS:
             types = self._entries[shape.entry].arguments or ()
             return [self._device.upload(np.zeros([size or 1 for size in t.shape], t.dtype)) for t in types]
         scratch = self._device.upload(np.zeros((shape.rows, shape.blocks), np.int64))
@@ -406,7 +461,7 @@ class BatchRunner:
         on_device = {**tables, **given, "last_tokens": self._last_tokens}
         names = self._argument_names[shape.layout]
         if any(name not in on_device for name in names):
-            arrays = _padded_arrays(shape, tasks)
+            arrays = padded_arrays(shape, tasks)
             on_device |= {name: self._upload(arrays[name]) for name in names if name not in on_device}
         return [*(on_device[name] for name in names), *self._page_table]
 
@@ -433,40 +488,7 @@ def _returns_logits(program: Program, config: ModelConfig) -> bool:
         return True
     parsed = ((Entry.parse(name), signature) for name, signature in program.entries.items())
     return all(
-        "logits" in named_results(signature.results or (), config.top_k)
+        "logits" in entry.named_results(signature.results or (), config.top_k)
         for entry, signature in parsed
-        if entry is not None and not entry.returns_token_ids
+        if entry is not None and entry.takes_slabs
     )
-
-
-def _padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Array]:
-    """Return the tasks' tokens and positions by argument name, padded to the shape."""
-    starts = np.zeros(shape.rows, np.int64)
-    seq_lens = np.ones(shape.rows, np.int64)
-    starts[: len(tasks)] = [task.start_position for task in tasks]
-    seq_lens[: len(tasks)] = [task.seq_len for task in tasks]
-    if shape.layout is Layout.LOOP:
-        return padding_state(shape.rows)
-    arrays = {"start_positions": starts, "seq_lens": seq_lens}
-    if shape.layout is Layout.PACKED:
-        arrays["tokens"], arrays["offsets"] = _packed_tokens(shape, tasks)
-    else:
-        arrays["tokens"] = _padded_tokens(shape, tasks)
-    return arrays
-
-
-def _padded_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> Array:
-    tokens = np.zeros((shape.rows, shape.tokens // shape.rows), np.int64)
-    for row, task in enumerate(tasks):
-        tokens[row, : len(task.token_ids)] = task.token_ids
-    return tokens
-
-
-def _packed_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> tuple[Array, Array]:
-    """Return the arguments `tokens[T]` and `offsets[R]` of a packed `extend`."""
-    tokens = np.zeros(shape.tokens, np.int64)
-    offsets = np.zeros(shape.rows, np.int64)
-    ends = list(accumulate(len(task.token_ids) for task in tasks))
-    offsets[1 : len(tasks)] = ends[:-1]
-    tokens[: ends[-1] if ends else 0] = list(chain.from_iterable(task.token_ids for task in tasks))
-    return tokens, offsets

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.runtime.device import EntrySignature
-from shortfin_apps.llm.contract.abi import MIN_BLOCKS, Entry, EntryFamily, Layout
+from shortfin_apps.llm.contract.abi import MIN_BLOCKS, ROW_LAYOUTS, Entry, EntryFamily, Layout
 from shortfin_apps.llm.contract.errors import ArtifactError
 
 
@@ -42,8 +42,7 @@ class Buckets:
         self._extend: dict[int, str] = {}
         self._most_rows: dict[int, int] = {}  # maximum rows of the entries in `_extend`
         self._loops: dict[int, str] = {}
-        self._samples: dict[int, str] = {}
-        self._adjusted_samples: dict[int, str] = {}
+        self._of_rows: dict[Layout, dict[int, str]] = {layout: {} for layout in ROW_LAYOUTS}
         self._dynamic_extend: str | None = None
         self._extend_layout = Layout.PACKED
         for name, signature in entries.items():
@@ -78,12 +77,17 @@ class Buckets:
     @property
     def draws_rows(self) -> bool:
         """Whether the device can draw tokens from full rows, in decode loops and after other entries."""
-        return bool(self._samples)
+        return bool(self._of_rows[Layout.SAMPLE])
 
     @property
     def draws_adjusted_rows(self) -> bool:
         """Whether the device can adjust full rows and draw tokens from them."""
-        return bool(self._adjusted_samples)
+        return bool(self._of_rows[Layout.ADJUSTED_SAMPLE])
+
+    @property
+    def computes_logprobs(self) -> bool:
+        """Whether the device can reduce full rows to the terms of log-probabilities."""
+        return bool(self._of_rows[Layout.LOGPROBS])
 
     @property
     def takes_any_chunk(self) -> bool:
@@ -123,11 +127,12 @@ class Buckets:
         entry = self._dynamic_extend if bucket is None else self._extend[bucket]
         return Shape(entry, Layout.PACKED, len(tasks), bucket or total, _widest(tasks))
 
-    def sample_shape(self, num_rows: int, *, adjusted: bool = False) -> Shape:
-        """Return the nearest `sample` or `adjusted_sample` of at least `num_rows` rows, else the largest."""
-        entries, layout = self._samples, Layout.SAMPLE
-        if adjusted:
-            entries, layout = self._adjusted_samples, Layout.ADJUSTED_SAMPLE
+    def row_shape(self, layout: Layout, num_rows: int) -> Shape:
+        """Return the nearest entry of one of ROW_LAYOUTS with at least `num_rows` rows, else the largest.
+
+        Callers must check that there is any.
+        """
+        entries = self._of_rows[layout]
         rows = min((n for n in entries if n >= num_rows), default=max(entries))
         return Shape(entries[rows], layout, rows, tokens=0, blocks=0)  # no tokens are computed, no pages read
 
@@ -153,8 +158,7 @@ class Buckets:
         stride = self._stride
         shapes = [Shape(name, Layout.DECODE, n, n, MIN_BLOCKS) for n, name in self._decode.items()]
         shapes += [Shape(name, Layout.LOOP, n, n, MIN_BLOCKS) for n, name in self._loops.items()]
-        shapes += [self.sample_shape(n) for n in self._samples]
-        shapes += [self.sample_shape(n, adjusted=True) for n in self._adjusted_samples]
+        shapes += [self.row_shape(layout, n) for layout in ROW_LAYOUTS for n in self._of_rows[layout]]
         shapes += [
             Shape(name, Layout.PREFILL, n, n * MIN_BLOCKS * stride, MIN_BLOCKS)
             for n, name in self._prefill.items()
@@ -178,10 +182,8 @@ class Buckets:
                 self._static_prefill[rows, length] = entry.name
             case Entry(EntryFamily.DECODE_LOOP, int(rows)):
                 self._loops[rows] = entry.name
-            case Entry(EntryFamily.SAMPLE, int(rows)):
-                self._samples[rows] = entry.name
-            case Entry(EntryFamily.ADJUSTED_SAMPLE, int(rows)):
-                self._adjusted_samples[rows] = entry.name
+            case Entry(_, int(rows)) if not entry.takes_slabs:
+                self._of_rows[entry.layout()][rows] = entry.name
             case Entry(EntryFamily.EXTEND, _, int(length)):
                 self._extend[length] = entry.name
                 self._most_rows[length] = _declared_rows(signature) or length

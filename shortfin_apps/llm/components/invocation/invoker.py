@@ -26,9 +26,9 @@ from shortfin_apps.llm.contract.abi import Entry
 _MOST_HOST_BYTES = 1 << 20
 _BYTE = np.dtype(np.int8)
 
-# Calls of an entry that draws tokens, in one step and in the two steps that may be in flight after it. A step
-# draws from at most 256 rows, and has adjusted and other draws.
-TOKEN_ID_SETS = 8
+# Calls of an entry with small results that are read late, in one step and in the two steps that may be in
+# flight after it. A step draws from at most 256 rows, and has adjusted and other draws.
+NUM_LATE_SETS = 8
 
 Results = Sequence[DeviceBuffer]
 _Key = str | tuple[TensorType, ...]  # of result buffers: an entry's name, or the types if entries share them
@@ -45,8 +45,9 @@ def owned_bytes(program: Program) -> int:
 class Invoker:
     """Calls the entries of one program.
 
-    Logits and candidates are valid until the next call of an entry that returns any. Token IDs are valid for
-    TOKEN_ID_SETS calls of the same entry, because they are read while later invocations are in flight.
+    Logits and candidates are valid until the next call of an entry that computes any. Token IDs, and the
+    results of `logprobs` entries, are valid for NUM_LATE_SETS calls of the same entry, because they are read
+    while later invocations are in flight.
 
     All entries share one workspace, because invocations run one after the other. Entries with results of the
     same types share the buffers of logits and candidates. Buffers are created on an entry's first call and
@@ -98,12 +99,15 @@ class Invoker:
 def _sets_of(signature: EntrySignature) -> list[tuple[_Key, tuple[TensorType, ...], int]]:
     """Return the sets of buffers of an entry's results: key, types, and how many are used in turn."""
     assert signature.results is not None, "an entry whose results the caller owns declares them"
-    entry = Entry.parse(signature.name)
-    if entry is None or not entry.returns_token_ids:
-        return [(signature.results, signature.results, 1)]
-    tokens, rows = signature.results[:1], signature.results[1:]
-    of_tokens: tuple[_Key, tuple[TensorType, ...], int] = (signature.name, tokens, TOKEN_ID_SETS)
-    return [of_tokens, (rows, rows, 1)] if rows else [of_tokens]
+    results, entry = signature.results, Entry.parse(signature.name)
+    num_late = 0  # results that are read late; they come first
+    if entry is not None:
+        num_late = int(entry.returns_token_ids) if entry.takes_slabs else len(results)
+    late, rows = results[:num_late], results[num_late:]
+    sets: list[tuple[_Key, tuple[TensorType, ...], int]] = []
+    if late:
+        sets.append((signature.name, late, NUM_LATE_SETS))
+    return [*sets, (rows, rows, 1)] if rows else sets
 
 
 def _workspace_bytes(program: Program) -> int:

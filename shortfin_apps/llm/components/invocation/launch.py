@@ -1,4 +1,4 @@
-"""Invocations in flight: a batch that the device computes, and tokens that it draws from the batch's rows."""
+"""Invocations in flight: a batch that the device computes, and entries that read the batch's rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.invocation.buckets import Shape
-from shortfin_apps.llm.components.recorder.records import Draw, Run, Step
+from shortfin_apps.llm.components.recorder.records import Draw, Logprobs, Run, Step
 from shortfin_apps.llm.components.runtime.device import Pending
 
 
@@ -28,3 +28,12 @@ class DrawLaunch:
     rows: Sequence[int]
     pending: Pending
     record: Draw | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobsLaunch:
+    """A `logprobs` entry in flight, which computes terms of each of `rows` (indices of tasks of a batch)."""
+
+    rows: Sequence[int]
+    pending: Pending
+    record: Logprobs | None = None

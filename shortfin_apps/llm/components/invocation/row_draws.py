@@ -1,14 +1,15 @@
-"""Arguments of the entries that draw tokens from full rows of logits on the device."""
+"""Arguments of the entries that read full rows of logits on the device, to draw tokens or for logprobs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined, joined_bitmasks, words_of
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
 
@@ -45,6 +46,31 @@ def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
     positions[:count] = [draw.position for draw in draws]
     fields[:, :count] = np.array([draw.sampling for draw in draws], np.int64).T
     return {"row_indices": row_indices, "slots": slots, "positions": positions, "sampling": fields}
+
+
+def padded_logprobs(rows: int, slots: Mapping[int, int]) -> dict[str, Array]:
+    """Return the arguments of a `logprobs` entry: each row of a batch with the slot that has its token."""
+    row_indices = np.zeros(rows, np.int64)
+    row_indices[: len(slots)] = list(slots)
+    of_rows = np.full(rows, -1, np.int64)
+    of_rows[: len(slots)] = list(slots.values())
+    return {"row_indices": row_indices, "slots": of_rows}
+
+
+class LastUpload:
+    """Arrays on the device, uploaded again only if they change: those of a steady decode do not."""
+
+    def __init__(self, upload: Callable[[Array], DeviceBuffer]) -> None:
+        self._upload = upload
+        self._content: dict[str, bytes] = {}
+        self._buffers: dict[str, DeviceBuffer] = {}
+
+    def on_device(self, arrays: Mapping[str, Array]) -> Mapping[str, DeviceBuffer]:
+        content = {name: array.tobytes() for name, array in arrays.items()}
+        if content != self._content:
+            self._buffers = {name: self._upload(array) for name, array in arrays.items()}
+            self._content = content
+        return self._buffers
 
 
 def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[str, Array]:

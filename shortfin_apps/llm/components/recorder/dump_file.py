@@ -20,6 +20,7 @@ from shortfin_apps.llm.components.recorder.records import (
     Header,
     KnownRequest,
     Line,
+    Logprobs,
     Loop,
     Recorded,
     Run,
@@ -103,7 +104,7 @@ def _read(path: Path, file: BinaryIO | gzip.GzipFile) -> Dump:
                 requests.append(line)
             case Loop():
                 loops.append(line)
-            case Run() | Step() | Draw() | Clear() | Turn():
+            case Run() | Step() | Draw() | Logprobs() | Clear() | Turn():
                 records.append(line)
             case End(num_lines):
                 is_whole = num_lines == 1 + len(requests) + len(loops) + len(records)

@@ -1,6 +1,6 @@
 """Flight recorder: a bounded ring of the last minute's invocations, to replay them after a fault.
 
-    engine's thread      run, step, draw, clear, turn  ──>  ring of records
+    engine's thread      run, step, draw, logprobs, clear, turn  ──>  ring of records
     any thread           recording  ──>  a copy
 
 A record is created before its invocation is queued, so a device that never answers leaves a record without an
@@ -28,6 +28,7 @@ from shortfin_apps.llm.components.recorder.records import (
     Draw,
     Invocation,
     KnownRequest,
+    Logprobs,
     Loop,
     Pages,
     Recorded,
@@ -210,10 +211,7 @@ class FlightRecorder:
 
     def draw(self, entry: str, arguments: Mapping[str, npt.NDArray[Any]], num_draws: int) -> Draw:
         """Record an entry that is about to draw tokens from existing rows on the device."""
-        held = {
-            name: Array(array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes())
-            for name, array in arguments.items()
-        }
+        held = _held(arguments)
         with self._lock:
             record = Draw(
                 number=self._next_number(),
@@ -222,7 +220,22 @@ class FlightRecorder:
                 arguments=held,
                 num_draws=num_draws,
             )
-            record.size = _RECORD_BYTES + sum(_TASK_BYTES + len(array.data) for array in held.values())
+            record.size = _size_of_arrays(held)
+            self._append(record, ())
+        return record
+
+    def logprobs(self, entry: str, arguments: Mapping[str, npt.NDArray[Any]], num_rows: int) -> Logprobs:
+        """Record an entry that is about to compute terms of existing rows on the device."""
+        held = _held(arguments)
+        with self._lock:
+            record = Logprobs(
+                number=self._next_number(),
+                began_s=self.clock(),
+                entry=entry,
+                arguments=held,
+                num_rows=num_rows,
+            )
+            record.size = _size_of_arrays(held) + _ID_BYTES * num_rows
             self._append(record, ())
         return record
 
@@ -377,6 +390,17 @@ class FlightRecorder:
         for seen in [s for s in self._seen.values() if s.last < first and s.number not in in_loop]:
             del self._seen[id(seen.token_ids)], self._by_number[seen.number]
             self.num_bytes -= seen.size
+
+
+def _held(arguments: Mapping[str, npt.NDArray[Any]]) -> dict[str, Array]:
+    return {
+        name: Array(array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes())
+        for name, array in arguments.items()
+    }
+
+
+def _size_of_arrays(held: Mapping[str, Array]) -> int:
+    return _RECORD_BYTES + sum(_TASK_BYTES + len(array.data) for array in held.values())
 
 
 def _size_of_loop(loop: Loop) -> int:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 NOT_FINITE_ROW = -1  # replaces the checksum of a row with NaN, because its bits are not meaningful
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
@@ -137,6 +137,18 @@ class Draw(Invocation, tag_field="kind", tag="draw", kw_only=True):
     token_ids: Sequence[int] = ()
 
 
+class Logprobs(Invocation, tag_field="kind", tag="logprobs", kw_only=True):
+    """Terms of log-probabilities of rows of the last Run or Step before it, computed on the device.
+
+    `masses` has an item per row: the sum of its weights (abi.py), or NOT_FINITE_ROW.
+    """
+
+    entry: str
+    arguments: dict[str, Array]
+    num_rows: Count
+    masses: Sequence[int] = ()
+
+
 class Clear(Invocation, tag_field="kind", tag="clear", kw_only=True):
     """Pages that were zeroed."""
 
@@ -162,5 +174,5 @@ class End(msgspec.Struct, tag_field="kind", tag="end"):
     num_lines: Count
 
 
-Recorded = Run | Step | Draw | Clear | Turn
+Recorded = Run | Step | Draw | Logprobs | Clear | Turn
 Line = Header | KnownRequest | Loop | Recorded | End

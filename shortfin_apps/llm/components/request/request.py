@@ -80,6 +80,7 @@ class Request:
         "lease",
         "matcher",
         "max_length",
+        "needs_terms",
         "num_cached",
         "num_computed",
         "num_drawing",
@@ -104,6 +105,8 @@ class Request:
         self.token_counts = TokenCounts(len(call.prompt_token_ids))  # of `token_ids`, updated on use
         stops = call.params.stop_token_ids
         self.end_token_ids = stops if call.params.ignore_eos else stops | eos_token_ids
+        # Whether the host reports more of a row than its token, and so needs terms of it (candidates.py).
+        self.needs_terms = call.params.logprobs is not None or call.params.chosen_logits
         self.max_length = len(call.prompt_token_ids) + call.params.max_tokens
         self.chooser: Chooser | None = None  # of all further tokens, once known
         self.device_fields: Sequence[int] | None = None  # by SamplingField, once a sampler has computed them

@@ -12,11 +12,18 @@ import numpy as np
 
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES, format_type
 from shortfin_apps.llm.components.runtime.device import EntrySignature, Program, TensorType
-from shortfin_apps.llm.contract.abi import ARGUMENT_TYPES, Entry, EntryFamily, named_results
+from shortfin_apps.llm.contract.abi import (
+    ARGUMENT_TYPES,
+    Entry,
+    EntryFamily,
+    Layout,
+    TermField,
+    named_results,
+)
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
 
-_I64 = np.dtype(np.int64)
+_I64, _F32 = np.dtype(np.int64), np.dtype(np.float32)
 
 
 def check_program(program: Program, config: ModelConfig, tokenizer_vocab_size: int | None = None) -> None:
@@ -108,6 +115,9 @@ def check_results(
     found, entry = signature.results, Entry.parse(signature.name)
     if found is None:
         return
+    if entry is not None and entry.layout() is Layout.LOGPROBS:
+        _check_terms(signature.name, found, entry, config)
+        return
     if entry is not None and entry.returns_token_ids:
         _check_token_ids(signature.name, found, entry)
         found = found[1:]
@@ -136,6 +146,21 @@ def _check_token_ids(name: str, found: Sequence[TensorType], entry: Entry) -> No
         types = ", ".join(map(format_type, found)) or "nothing"
         raise ArtifactError(
             f"`{name}` returns {types} where an entry that draws tokens returns {format_type(wanted)}; "
+            "rebuild with `shortfin-llm build`"
+        )
+
+
+def _check_terms(name: str, found: Sequence[TensorType], entry: Entry, config: ModelConfig) -> None:
+    candidates = (entry.rows, config.top_k)
+    wanted = [
+        TensorType((len(TermField), entry.rows), _I64),
+        TensorType(candidates, _F32),
+        TensorType(candidates, _I64),
+    ]
+    if len(found) != len(wanted) or not all(map(_fits, found, wanted)):
+        returned, expected = (", ".join(map(format_type, types)) or "nothing" for types in (found, wanted))
+        raise ArtifactError(
+            f"`{name}` returns {returned} where config.json means {expected}; correct `top_k` there, or "
             "rebuild with `shortfin-llm build`"
         )
 

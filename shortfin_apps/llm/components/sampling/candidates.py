@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,16 +60,35 @@ class Candidates:
         return Candidates(self.values[kept], self.token_ids[kept], None)
 
 
+class LogprobTerms(NamedTuple):
+    """What a row's log-probabilities are computed from (`sampling_rule.py`), before adjustments.
+
+    `mass` is the sum of the row's weights, `logit` and `rank` are those of its token. `values` [K], best
+    first, are the logits of the best tokens, at least one, and `token_ids` [K] are these tokens.
+    """
+
+    mass: int
+    logit: float
+    rank: int
+    values: Floats
+    token_ids: Ints
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.values[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """A token chosen before `Sampler.sample` is called: by the device, or by `Sampler.decided`.
 
     `token_id` is -1 if the row's logits are not finite. `logit` is the token's logit in the row, or None
-    unless the request asked for logits.
+    unless the request asked for logits. `terms` are None unless the device computed them.
     """
 
     token_id: int
     logit: float | None = None
+    terms: LogprobTerms | None = None
 
     @property
     def is_finite(self) -> bool:

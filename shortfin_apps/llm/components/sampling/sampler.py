@@ -2,7 +2,8 @@
 
 The device returns the row's best K logits (the candidates). Greedy and top-k sampling with k <= K need no
 more. Everything that depends on the full distribution (sampling without top-k, log-probabilities, some
-adjustments) needs all logits of the row, unless the device itself can draw the token from these.
+adjustments) needs all logits of the row, unless the device itself can draw the token from these, and compute
+what log-probabilities need.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from contextlib import suppress
 
 import numpy as np
 
-from shortfin_apps.llm.components.request.messages import TokenLogprobs
 from shortfin_apps.llm.components.request.request import Chooser, Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.adjustments import (
@@ -21,7 +21,7 @@ from shortfin_apps.llm.components.sampling.adjustments import (
     adjustments,
     allowed_next,
 )
-from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn, Floats, leading
+from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.decided import deciding_candidates
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
@@ -38,7 +38,7 @@ class Sampler:
     """A stateless sampler. `num_candidates` is the K of the VMFB's top-k, 0 if the VMFB returns only logits.
 
     `draws_rows`: the device can draw tokens from full rows. `adjusts_rows`: it can also adjust the rows
-    first.
+    first. `computes_logprobs`: it can compute the terms of log-probabilities.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Sampler:
         returns_logits: bool = True,
         draws_rows: bool = False,
         adjusts_rows: bool = False,
+        computes_logprobs: bool = False,
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._adjustments = adjustments(eos_token_ids)
@@ -56,6 +57,7 @@ class Sampler:
         self._returns_logits = returns_logits
         self._draws_rows = draws_rows
         self._adjusts_rows = draws_rows and adjusts_rows
+        self._computes_logprobs = computes_logprobs
 
     def check(self, params: SamplingParams) -> None:
         """Raise InvalidRequestError if all tokens may become banned, or if the VMFB lacks needed logits."""
@@ -87,13 +89,13 @@ class Sampler:
             )
 
     def needs_logits(self, request: Request, num_ahead: int = 0) -> bool:
-        """Return whether the host needs all logits of the row to choose the next token.
+        """Return whether the host needs all logits of the row, to choose the next token or for logprobs.
 
         Even if True, `decided` may be able to choose the token from the candidates. False if the VMFB returns
         no logits, or if the device draws the token. `num_ahead` proposed tokens come before the token.
         """
-        is_short = self._num_needed(request, num_ahead) > self._num_candidates
-        return self._returns_logits and is_short and not self.is_drawn_from_row(request, num_ahead)
+        has_logprobs = request.call.params.logprobs is not None
+        return self._returns_logits and (has_logprobs or self._cannot_draw(request, num_ahead))
 
     def decided(self, row: Candidates, request: Request, ahead: Sequence[int] = ()) -> Drawn | None:
         """Return the next token if the candidates of `row` suffice to choose it, else None.
@@ -116,22 +118,21 @@ class Sampler:
 
         The row is in the results that another entry has left on the device.
         """
-        params = request.call.params
-        if not self._draws_rows or params.logprobs is not None or not self._is_plain(request, num_ahead):
-            return False
-        return not params.greedy and not params.top_k
+        return request.call.params.logprobs is None and self._draws_whole_row(request, num_ahead)
 
     def prepare(self, request: Request) -> RowEdits | None:
         """Precompute, before the row has arrived, which tokens the request's grammar allows next.
 
         Also returns the row's edits as `row_edits` does; None if the request is greedy or has a top-k,
-        because the candidates may then suffice.
+        because the candidates may then suffice, or if it has logprobs, because the host reads the row.
         """
         params = request.call.params
         if params.output_grammar is not None:
             with suppress(ConstraintError):  # `sample` raises it again
                 allowed_next(request)
-        return None if params.greedy or params.top_k else self.row_edits(request)
+        if params.greedy or params.top_k or params.logprobs is not None:
+            return None
+        return self.row_edits(request)
 
     def row_edits(self, request: Request, num_ahead: int = 0) -> RowEdits | None:
         """Return the adjustments of the next row if the device can apply them and draw the token, else None.
@@ -140,7 +141,7 @@ class Sampler:
         if `num_ahead` proposed tokens come before that token.
         """
         params = request.call.params
-        is_known = params.logprobs is None and params.top_k <= self._num_candidates
+        is_known = params.top_k <= self._num_candidates
         if not self._adjusts_rows or not is_known or num_ahead or has_host_filters(params):
             return None
         edits, active = RowEdits(), self._active(params, request.num_generated)
@@ -166,10 +167,11 @@ class Sampler:
     def chooser(self, request: Request, num_ahead: int = 0) -> Chooser:
         """Return what can choose the token after `num_ahead` more tokens; the token is that of `sample`."""
         params = request.call.params
-        if params.logprobs is not None or params.chosen_logits or not self._num_candidates:
+        if not self._num_candidates or (request.needs_terms and not self._can_compute_terms(params)):
             return Chooser.HOST
         if self._is_plain(request, num_ahead):
-            return Chooser.HOST if self.needs_logits(request, num_ahead) else Chooser.DEVICE
+            is_short = self._returns_logits and self._cannot_draw(request, num_ahead)
+            return Chooser.HOST if is_short else Chooser.DEVICE
         can_adjust = self._adjusts_rows and params.top_k <= self._num_candidates
         return Chooser.EDITS if can_adjust and not has_host_filters(params) else Chooser.HOST
 
@@ -196,6 +198,21 @@ class Sampler:
             raise ConstraintError(NO_TOKEN_LEFT) if computed.is_finite else InvocationError(NOT_FINITE)
         return _chosen(row, request, request.num_generated)
 
+    def _can_compute_terms(self, params: SamplingParams) -> bool:
+        """Return whether the device computes all that the host reports of a row, besides the token."""
+        return self._computes_logprobs and (params.logprobs or 0) <= self._num_candidates
+
+    def _cannot_draw(self, request: Request, num_ahead: int) -> bool:
+        """Return whether the token depends on logits that are not candidates, and the host must choose it."""
+        is_short = self._num_needed(request, num_ahead) > self._num_candidates
+        return is_short and not self._draws_whole_row(request, num_ahead)
+
+    def _draws_whole_row(self, request: Request, num_ahead: int) -> bool:
+        """Return whether the device can draw the token from a full row, and does not take the candidates."""
+        params = request.call.params
+        is_whole = not params.greedy and not params.top_k
+        return self._draws_rows and is_whole and self._is_plain(request, num_ahead)
+
     def _active(self, params: SamplingParams, num_generated: int) -> list[Adjustment]:
         return [each for each in self._adjustments if each.num_lost(params, num_generated)]
 
@@ -208,8 +225,6 @@ class Sampler:
     def _num_needed(self, request: Request, num_ahead: int) -> float:
         """Return how many of the row's best logits always suffice to choose the token."""
         params, num_generated = request.call.params, request.num_generated + num_ahead
-        if params.logprobs is not None:
-            return WHOLE_ROW
         num_kept = 1 if params.greedy else params.top_k or WHOLE_ROW
         return num_kept + sum(a.num_lost(params, num_generated) for a in self._adjustments)
 
@@ -240,16 +255,3 @@ def drafted_token(row: Candidates, request: Request, num_ahead: int) -> int:
     order = np.argsort(row.token_ids)  # as in a whole row
     place = draw_from_row(row.values[order], row.best, params, request.seed, index)
     return int(row.token_ids[order[place]])
-
-
-def logprobs_of(logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
-    """Return log-probabilities of unadjusted `logits` [V] at temperature 1: the token's, and the top ones."""
-    wide = logits.astype(np.float64)
-    shifted = wide - wide.max()
-    logprobs = shifted - np.log(np.exp(shifted).sum())
-    top = leading(logprobs, num_top)
-    return TokenLogprobs(
-        float(logprobs[token_id]),
-        tuple((int(i), float(logprobs[i])) for i in top),
-        rank=1 + int(np.count_nonzero(logprobs > logprobs[token_id])),
-    )

@@ -20,6 +20,7 @@ from shortfin_apps.llm.contract.sampling_rule import (
 )
 
 _LARGEST = float(np.finfo(np.float32).max)
+PART = 1 << 14  # logits per weight computation: its temporaries fit a core's cache
 
 
 def weights_of(logits: Floats, best: float, scale: np.float32) -> Ints:
@@ -35,6 +36,15 @@ def weights_of(logits: Floats, best: float, scale: np.float32) -> Ints:
         weights += coefficient
     weights <<= WEIGHT_BITS - POLYNOMIAL_BITS
     weights >>= -(exponents >> FRACTION_BITS)
+    return weights
+
+
+def weights_of_row(logits: Floats, best: float, scale: np.float32) -> Ints:
+    """Return the same as `weights_of`, part by part, which is faster for many logits."""
+    weights = np.empty(len(logits), np.int64)
+    for start in range(0, len(logits), PART):
+        part = slice(start, start + PART)
+        weights[part] = weights_of(logits[part], best, scale)
     return weights
 
 

@@ -21,9 +21,9 @@ from shortfin_apps.llm.components.sampling.weights import (
     scale_of,
     share_of,
     weights_of,
+    weights_of_row,
 )
 
-PART = 1 << 14  # logits per weight computation: its temporaries fit a core's cache
 FEW = 1 / 16  # if a smaller share of the tokens is not banned, only the weights of these are computed
 
 
@@ -40,7 +40,7 @@ def draw_from_row(logits: Floats, best: float, params: SamplingParams, seed: int
         token_id = draw_quickly(logits, best, scale, params.top_p, seed, index)
         if token_id is not None:
             return token_id
-    return _drawn(logits, _weights_of_row(logits, best, scale), params, seed, index)
+    return _drawn(logits, weights_of_row(logits, best, scale), params, seed, index)
 
 
 def _few_left(logits: Floats) -> Ints | None:
@@ -73,11 +73,3 @@ def _likeliest(weights: Ints, within: int, least: int) -> Ints:
     heavier = np.cumsum(heaviest) - heaviest
     lightest = int(heaviest[np.count_nonzero(heavier < within) - 1])
     return np.where(weights >= max(lightest, least), weights, 0)
-
-
-def _weights_of_row(logits: Floats, best: float, scale: np.float32) -> Ints:
-    weights = np.empty(len(logits), np.int64)
-    for start in range(0, len(logits), PART):
-        part = slice(start, start + PART)
-        weights[part] = weights_of(logits[part], best, scale)
-    return weights

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.components.sampling.candidates import LogprobTerms
+from shortfin_apps.llm.components.sampling.logprobs import terms_of
 from shortfin_apps.llm.contract.self_test_file import ExpectedLogits, SelfTestFile
 
 Array = npt.NDArray[Any]
@@ -23,7 +25,7 @@ class Computed:
     """The result of one row of one invocation: logits at a position of a prompt, or a token drawn from them.
 
     `error` is the error measure of SelfTestFile; `problem` describes any other fault, None if there is none.
-    `bits` is a digest of the logits, or the drawn token. `row` distinguishes the results of an entry.
+    `bits` is a digest of the logits, the drawn token, or its terms. `row` distinguishes an entry's results.
     """
 
     entry: str
@@ -86,6 +88,30 @@ def drawn_as_seen(entry: str, row: int, prompt: int, position: int, logits: Arra
         bits=token_id.to_bytes(8, "little", signed=True),
         is_drawn=True,
     )
+
+
+def logprobs_as_seen(
+    entry: str, row: int, prompt: int, position: int, logits: Array, token_id: int, terms: LogprobTerms
+) -> Computed:
+    """Check that `terms` of `logits` with the token `token_id` are those that the host computes."""
+    found = _bits_of(terms)
+    problem: str | None = "its logits are not finite"
+    if np.isfinite(logits).all():
+        is_equal = found == _bits_of(terms_of(logits, token_id, len(terms.token_ids)))
+        problem = None if is_equal else f"its terms of token {token_id} are not those of its logits"
+    return Computed(
+        entry=entry,
+        row=row,
+        prompt=prompt,
+        position=position,
+        problem=problem,
+        bits=found,
+        is_drawn=True,
+    )
+
+
+def _bits_of(terms: LogprobTerms) -> bytes:
+    return repr((*terms[:3], terms.values.tolist(), terms.token_ids.tolist())).encode()
 
 
 def _draw_problem(logits: Array, token_id: int) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
@@ -13,19 +14,29 @@ from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Shape
 from shortfin_apps.llm.components.kvcache.cache import KVCache
+from shortfin_apps.llm.components.sampling.logprobs import computed_terms
 from shortfin_apps.llm.components.self_test.computed import (
     Computed,
     compare_row,
     drawn_as_seen,
+    logprobs_as_seen,
     with_draw,
 )
 from shortfin_apps.llm.components.self_test.last_tokens import (
+    logprob_arguments,
     loop_arguments,
     packed_arguments,
     sample_arguments,
 )
 from shortfin_apps.llm.components.self_test.rows import Row, TestPages
-from shortfin_apps.llm.contract.abi import MIN_BLOCKS, Entry, EntryFamily, Layout
+from shortfin_apps.llm.contract.abi import (
+    LOGPROB_RESULTS,
+    MIN_BLOCKS,
+    ROW_LAYOUTS,
+    Entry,
+    EntryFamily,
+    Layout,
+)
 from shortfin_apps.llm.contract.self_test_file import DECODE_STEPS, SelfTestFile, TestLayout
 
 Array = npt.NDArray[Any]
@@ -36,8 +47,7 @@ _ORDER = (
     Layout.PACKED,
     Layout.DECODE,
     Layout.LOOP,
-    Layout.SAMPLE,
-    Layout.ADJUSTED_SAMPLE,
+    *ROW_LAYOUTS,
 )
 # Rows of an `extend`: maximum number of decodes, and total rows if the entry takes any number of rows.
 _PACKED_DECODES = 4
@@ -71,6 +81,7 @@ class EntryRuns:
             Layout.LOOP: self._loop,
             Layout.SAMPLE: self._sample,
             Layout.ADJUSTED_SAMPLE: self._sample,
+            Layout.LOGPROBS: self._logprobs,
         }
         self._runner.clear_suspects(self._cache)  # as an engine does before each invocation
         try:
@@ -148,7 +159,7 @@ class EntryRuns:
         self.rows = [*decodes, *prefills]
         if not self.rows:
             return
-        tasks = [row.task(row.start, row.start + 1) for row in decodes]
+        tasks = [row.decode for row in decodes]
         tasks += [row.task(0, prompt_length) for row in prefills]
         total = sum(len(task.token_ids) for task in tasks)
         packed = Shape(shape.entry, shape.layout, len(tasks), length or total, _widest(tasks))
@@ -157,7 +168,7 @@ class EntryRuns:
 
     def _loop(self, shape: Shape) -> Generator[list[Computed]]:
         self.rows = self._pages.decoding(shape.rows, self._layout.bases)
-        tasks = [row.task(row.start, row.start + 1) for row in self.rows]
+        tasks = [row.decode for row in self.rows]
         if not tasks:
             return
         wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, _widest(tasks))
@@ -172,27 +183,55 @@ class EntryRuns:
 
     def _sample(self, shape: Shape) -> Generator[list[Computed]]:
         """Draw tokens from the rows of a decode; the decode's rows repeat until the entry's rows are full."""
-        decode = self._runner.buckets.decode_of(shape.rows)
-        rows = self.rows = self._pages.decoding(decode.rows, self._layout.bases)
-        if not rows:
+        if (result := self._decoded(shape.rows)) is None:
             return
-        tasks = [row.task(row.start, row.start + 1) for row in rows]
-        wide = Shape(decode.entry, decode.layout, decode.rows, decode.tokens, _widest(tasks))
-        result = self._runner.run_as(wide, Batch(EntryFamily.DECODE, tuple(tasks)))
         yield []
-        drawn_from = [index % len(rows) for index in range(shape.rows)]
-        left = result.on_device
-        table, arrays = sample_arguments([tasks[i] for i in drawn_from], drawn_from, left["logits"].shape[-1])
+        sources, left = self._sources(shape.rows), result.on_device
+        tasks = [self.rows[source].decode for source in sources]
+        table, arrays = sample_arguments(tasks, sources, left["logits"].shape[-1])
         found = self._runner.invoke(shape, (), arrays, left)
         problem = table.problem(found["last_tokens"], found["token_ids"])
         computed = []
-        for index, (source, token_id) in enumerate(zip(drawn_from, found["token_ids"].tolist(), strict=True)):
-            logits = result.row(source, with_logits=True).logits
-            assert logits is not None, "asked for"
-            row = rows[source]
+        for index, (source, token_id) in enumerate(zip(sources, found["token_ids"].tolist(), strict=True)):
+            row, logits = self.rows[source], _logits_of(result, source)
             seen = drawn_as_seen(shape.entry, index, row.prompt, row.start, logits, token_id)
             computed.append(replace(seen, problem=seen.problem or problem))
         yield computed
+
+    def _logprobs(self, shape: Shape) -> Generator[list[Computed]]:
+        """Compute terms of the rows of a decode, in turn with a likely token and with any other."""
+        if (result := self._decoded(shape.rows)) is None:
+            return
+        yield []
+        sources = self._sources(shape.rows)
+        of_rows = [_logits_of(result, source) for source in sources]
+        tokens = [
+            int(logits.argmax()) if index % 2 else 7 * index % len(logits)
+            for index, logits in enumerate(of_rows)
+        ]
+        table, arrays = logprob_arguments(tokens, sources)
+        found = self._runner.invoke(shape, (), arrays, result.on_device)
+        problem = table.problem(found["last_tokens"], np.array(tokens))
+        computed = []
+        for index, terms in enumerate(computed_terms(*(found[name] for name in LOGPROB_RESULTS))):
+            row, of_row = self.rows[sources[index]], (of_rows[index], tokens[index], terms)
+            seen = logprobs_as_seen(shape.entry, index, row.prompt, row.start, *of_row)
+            computed.append(replace(seen, problem=seen.problem or problem))
+        yield computed
+
+    def _decoded(self, num_rows: int) -> BatchResult | None:
+        """Run a decode of about `num_rows` rows for entries that read its rows; None without pages."""
+        decode = self._runner.buckets.decode_of(num_rows)
+        self.rows = self._pages.decoding(decode.rows, self._layout.bases)
+        if not self.rows:
+            return None
+        tasks = tuple(row.decode for row in self.rows)
+        wide = Shape(decode.entry, decode.layout, decode.rows, decode.tokens, _widest(tasks))
+        return self._runner.run_as(wide, Batch(EntryFamily.DECODE, tasks))
+
+    def _sources(self, num_rows: int) -> list[int]:
+        """Return `num_rows` indices of the decode's rows, which repeat."""
+        return [index % len(self.rows) for index in range(num_rows)]
 
     def _of_rows(
         self, entry: str, tasks: Sequence[LlmTaskInput], found: Mapping[str, Array]
@@ -222,6 +261,12 @@ class EntryRuns:
         row = result.row(index, with_logits=True)
         assert row.logits is not None, "asked for"
         return compare_row(entry, index, prompt, expected, self._file, row.logits, row.values, row.token_ids)
+
+
+def _logits_of(result: BatchResult, row: int) -> Array:
+    logits = result.row(row, with_logits=True).logits
+    assert logits is not None, "asked for"
+    return logits
 
 
 def _widest(tasks: Sequence[LlmTaskInput]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,12 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.contract.abi import NO_TOP_K, EditField, PenaltyField, SamplingField
-from shortfin_apps.llm.contract.sampling_rule import FRACTION_BITS
+from shortfin_apps.llm.contract.sampling_rule import UNIT_SCALE
 
 Array = npt.NDArray[Any]
 
 _UNUSED = -7  # in slots without a token
-_SCALE = int(np.float32(2**FRACTION_BITS * math.log2(math.e)).view(np.int32))  # at temperature 1
+_SCALE = int(np.float32(UNIT_SCALE).view(np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +90,13 @@ def sample_arguments(
         "allowed": np.zeros((1, -(-vocab_size // 32)), np.int32),
         "allowed_indices": np.full(rows, -1),
     }
+
+
+def logprob_arguments(token_ids: Sequence[int], row_indices: Sequence[int]) -> tuple[Table, dict[str, Array]]:
+    """Return a table with the tokens of these rows, and the arguments of `logprobs` that name the rows."""
+    table = Table(token_ids)
+    arrays = {"row_indices": np.array(row_indices), "slots": table.slots, "last_tokens": table.array}
+    return table, arrays
 
 
 def _draws(table: Table, tasks: Sequence[LlmTaskInput], rows: int, top_ks: Sequence[int]) -> dict[str, Array]:

@@ -23,7 +23,7 @@ from shortfin_apps.llm.components.self_test.entries import EntryRuns
 from shortfin_apps.llm.components.self_test.pages import Planes, read_planes
 from shortfin_apps.llm.components.self_test.rows import Row
 from shortfin_apps.llm.components.self_test.self_test import EntryFailure, Outcome
-from shortfin_apps.llm.contract.abi import Layout
+from shortfin_apps.llm.contract.abi import ROW_LAYOUTS
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.self_test_file import PageSums, SelfTestFile
 
@@ -102,7 +102,7 @@ class Locator:
         """
         runner, runs = self._runs()
         shape = next(each for each in runs.shapes if each.entry == entry)
-        if shape.layout in (Layout.SAMPLE, Layout.ADJUSTED_SAMPLE):
+        if shape.layout in ROW_LAYOUTS:
             return {}
         with closing(runs.of(shape)) as invocations:
             while not runs.rows:

@@ -33,6 +33,11 @@ class Row:
     summed: tuple[int, int] | None
     own_page: int
 
+    @property
+    def decode(self) -> LlmTaskInput:
+        """A task for the first position that the row computes."""
+        return self.task(self.start, self.start + 1)
+
     def task(self, start: int, stop: int) -> LlmTaskInput:
         """Return a task for the positions `start .. stop - 1`."""
         request = Request(

@@ -15,8 +15,8 @@ replaced by token 0, and its request is not compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
@@ -24,7 +24,16 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Shape
 from shortfin_apps.llm.components.invocation.launch import Launch
 from shortfin_apps.llm.components.recorder.dump_file import Dump, DumpError
-from shortfin_apps.llm.components.recorder.records import Clear, Draw, Invocation, Run, Step, Task, Turn
+from shortfin_apps.llm.components.recorder.records import (
+    Clear,
+    Draw,
+    Invocation,
+    Logprobs,
+    Run,
+    Step,
+    Task,
+    Turn,
+)
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import EntryFamily, Layout
 from shortfin_apps.llm.contract.config import ModelConfig
@@ -34,10 +43,14 @@ from shortfin_apps.llm.tools.dump_replay.state import (
     Held,
     KnownPages,
     ReplayedRequests,
+    Values,
     check_tokens,
     draw_arguments,
     is_unknown,
+    logprob_arguments,
 )
+
+_Replayed = Run | Step | Draw | Logprobs | Clear
 
 
 class Verdict(Enum):
@@ -108,7 +121,7 @@ class Replay:
             if self._is_lost:
                 return
 
-    def _outcome(self, record: Run | Step | Draw | Clear) -> Outcome:
+    def _outcome(self, record: _Replayed) -> Outcome:
         self._requests.change(record.pages)
         try:
             match record:
@@ -118,6 +131,8 @@ class Replay:
                     return self._step(record)
                 case Draw():
                     return self._draw(record)
+                case Logprobs():
+                    return self._logprobs(record)
                 case Clear():
                     return self._clear(record)
         except DumpError:
@@ -173,24 +188,39 @@ class Replay:
 
     def _draw(self, record: Draw) -> Outcome:
         if self._last is None:
-            return Outcome(record=record, verdict=Verdict.NOT_COMPARED, detail="its batch is not there")
+            return _without_batch(record)
         launch, of_rows = self._last
         results = self._runner.results_in_flight(launch)
         arrays = draw_arguments(record, results)
-        num_rows = len(arrays["positions"])
-        buckets, is_adjusted = self._runner.buckets, "edits" in arrays
-        if not (buckets.draws_adjusted_rows if is_adjusted else buckets.draws_rows):
-            raise DumpError(f"the program has no entry like {record.entry}")
-        shape = buckets.sample_shape(num_rows, adjusted=is_adjusted)
-        if shape.rows != num_rows:
-            raise DumpError(f"the program has no entry {record.entry}")
-        rows = arrays["row_indices"][: record.num_draws].tolist()
-        if any(row >= len(of_rows) for row in rows):
-            raise DumpError(f"record {record.number} draws from rows without a task")
-        tasks = [of_rows[row] for row in rows]
+        layout = Layout.ADJUSTED_SAMPLE if "edits" in arrays else Layout.SAMPLE
+        shape = self._row_shape(record, layout, arrays)
+        rows, tasks = _rows_of(record, record.num_draws, arrays, of_rows)
         token_ids = self._runner.drawn(self._runner.launch_draw(results, shape, arrays, rows))
         self._drew(tasks, record.token_ids or token_ids)
         return self._compared(record, tasks, [(record.token_ids, token_ids)])
+
+    def _logprobs(self, record: Logprobs) -> Outcome:
+        """Compare the masses of rows; another program's differ by rounding, and are not compared."""
+        if self._last is None:
+            return _without_batch(record)
+        launch, of_rows = self._last
+        results = self._runner.results_in_flight(launch)
+        arrays = logprob_arguments(record, results)
+        shape = self._row_shape(record, Layout.LOGPROBS, arrays)
+        rows, tasks = _rows_of(record, record.num_rows, arrays, of_rows)
+        mine = Logprobs(number=0, began_s=0.0, entry="", arguments={}, num_rows=0)
+        launched = self._runner.launch_terms(results, shape, arrays, rows)
+        self._runner.terms(replace(launched, record=mine))
+        pairs = [(record.masses, mine.masses)] if self._is_same_program else []
+        return self._compared(record, tasks, pairs)
+
+    def _row_shape(self, record: Draw | Logprobs, layout: Layout, arrays: Mapping[str, Values]) -> Shape:
+        """Return the shape of the entry that reads as many existing rows as the recorded one."""
+        num_rows = len(arrays["row_indices"])
+        for shape in self._runner.buckets.smallest_shapes():
+            if (shape.layout, shape.rows) == (layout, num_rows):
+                return shape
+        raise DumpError(f"the program has no entry {record.entry}")
 
     def _drew(self, tasks: Sequence[Task], token_ids: Sequence[int]) -> None:
         """Remember the token that was drawn after each task."""
@@ -222,7 +252,7 @@ class Replay:
 
     def _compared(
         self,
-        record: Run | Step | Draw | Clear,
+        record: _Replayed,
         tasks: Sequence[Task],
         pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     ) -> Outcome:
@@ -246,10 +276,8 @@ class Replay:
         verdict = Verdict.NOT_COMPARED if num_skipped and not num_compared else Verdict.SAME
         return Outcome(record=record, verdict=verdict)
 
-    def _differing(
-        self, record: Run | Step | Draw | Clear, task: Task | None, there: int, here: int
-    ) -> Outcome:
-        is_token = not isinstance(record, Run) or not self._is_same_program
+    def _differing(self, record: _Replayed, task: Task | None, there: int, here: int) -> Outcome:
+        is_token = not isinstance(record, Run | Logprobs) or not self._is_same_program
         detail = f"token {there} there, {here} here" if is_token else "other candidates or logits"
         if task is None:
             return Outcome(record=record, verdict=Verdict.DIFFERS, detail=detail)
@@ -365,6 +393,20 @@ class Replay:
             self._pages.wrote(request.page_ids, tokens[number], task.start, is_known=is_known)
             if (windows := request.window_page_ids) is not None:
                 self._window_pages.wrote(windows, tokens[number], task.start, is_known=is_known)
+
+
+def _without_batch(record: Draw | Logprobs) -> Outcome:
+    return Outcome(record=record, verdict=Verdict.NOT_COMPARED, detail="its batch is not there")
+
+
+def _rows_of(
+    record: Draw | Logprobs, num_rows: int, arrays: Mapping[str, Values], of_rows: Sequence[Task]
+) -> tuple[list[int], list[Task]]:
+    """Return the first `num_rows` rows of a batch that the record reads, and their tasks."""
+    rows: list[int] = arrays["row_indices"][:num_rows].tolist()
+    if any(row >= len(of_rows) for row in rows):
+        raise DumpError(f"record {record.number} reads rows without a task")
+    return rows, [of_rows[row] for row in rows]
 
 
 def _no_fields(request: Request) -> Sequence[int]:

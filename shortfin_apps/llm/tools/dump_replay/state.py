@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.recorder.dump_file import DumpError
-from shortfin_apps.llm.components.recorder.records import Array, Draw, KnownRequest, Pages, Task
+from shortfin_apps.llm.components.recorder.records import Array, Draw, KnownRequest, Logprobs, Pages, Task
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
@@ -22,6 +22,7 @@ from shortfin_apps.llm.components.sampling.row_edits import words_of
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
 
 _SAMPLE = {"row_indices": "<i8", "slots": "<i8", "positions": "<i8", "sampling": "<i8"}
+_LOGPROBS = {"row_indices": "<i8", "slots": "<i8"}
 _ADJUSTED = {"penalties": "<f4", "edits": "<i4", "allowed": "<i4", "allowed_indices": "<i8"}
 
 Values = npt.NDArray[Any]
@@ -46,10 +47,7 @@ def draw_arguments(record: Draw, results: Mapping[str, DeviceBuffer]) -> dict[st
     The slots are replaced by -1, because a replay keeps no token table. Raises DumpError if an argument does
     not fit the results.
     """
-    names = _SAMPLE | _ADJUSTED if "edits" in record.arguments else _SAMPLE
-    if set(record.arguments) != set(names):
-        raise DumpError(f"record {record.number} has other arguments than a draw takes")
-    arrays = {name: _array(record, record.arguments[name], dtype) for name, dtype in names.items()}
+    arrays = _arrays(record, _SAMPLE | _ADJUSTED if "edits" in record.arguments else _SAMPLE)
     rows, vocab_size = results["logits"].shape[0], results["logits"].shape[-1]
     num_draws = arrays["positions"].size
     is_valid = (
@@ -62,6 +60,26 @@ def draw_arguments(record: Draw, results: Mapping[str, DeviceBuffer]) -> dict[st
     if not is_valid or record.num_draws > num_draws:
         raise DumpError(f"record {record.number} draws from rows or tokens that are not there")
     return arrays | {"slots": np.full(num_draws, -1, np.int64)}
+
+
+def logprob_arguments(record: Logprobs, results: Mapping[str, DeviceBuffer]) -> dict[str, Values]:
+    """Return the recorded arguments of a `logprobs` entry, like `draw_arguments`.
+
+    As the slots are replaced, the replay computes no terms of the rows' tokens, only of the rows.
+    """
+    arrays = _arrays(record, _LOGPROBS)
+    num_rows, rows = arrays["row_indices"].size, results["logits"].shape[0]
+    is_valid = arrays["row_indices"].shape == arrays["slots"].shape == (num_rows,)
+    if not is_valid or not _within(arrays["row_indices"], 0, rows) or record.num_rows > num_rows:
+        raise DumpError(f"record {record.number} reads rows that are not there")
+    return arrays | {"slots": np.full(num_rows, -1, np.int64)}
+
+
+def _arrays(record: Draw | Logprobs, dtypes: Mapping[str, str]) -> dict[str, Values]:
+    """Return the recorded arguments by name. Raises DumpError unless they have these names and dtypes."""
+    if set(record.arguments) != set(dtypes):
+        raise DumpError(f"record {record.number} has other arguments than its entry takes")
+    return {name: _array(record, record.arguments[name], dtype) for name, dtype in dtypes.items()}
 
 
 def _are_valid_edits(arrays: dict[str, Values], num_draws: int, vocab_size: int) -> bool:
@@ -83,7 +101,7 @@ def _within(array: Values, least: int, end: int) -> bool:
     return not array.size or bool(array.min() >= least and array.max() < end)
 
 
-def _array(record: Draw, array: Array, dtype: str) -> Values:
+def _array(record: Draw | Logprobs, array: Array, dtype: str) -> Values:
     try:
         if array.dtype != dtype:
             raise ValueError(f"it is of {array.dtype}")

@@ -16,6 +16,7 @@ from shortfin_apps.llm.components.recorder.records import (
     Draw,
     Header,
     Invocation,
+    Logprobs,
     Loop,
     Recorded,
     Run,
@@ -98,6 +99,8 @@ class _Timeline:
                 args["step"] = record.index
             case Draw(entry=name):
                 args["rows"] = record.num_draws
+            case Logprobs(entry=name):
+                args["rows"] = record.num_rows
             case Run(entry=name):
                 args |= {"rows": len(record.tasks), "tokens": sum(len(t.token_ids) for t in record.tasks)}
             case Clear():

@@ -1,4 +1,4 @@
-"""Draws and adjusted rows of CPU kernels."""
+"""Draws, adjusted rows and terms of log-probabilities of CPU kernels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.builder.adjust_tests import AdjustTests
 from tests.builder.compiled_model import HOST
 from tests.builder.draw_tests import Draws, DrawTests
 from tests.builder.kernels.triton.launched import Body, Inputs, Launched, program_text
+from tests.builder.logprob_tests import LogprobTests
 
 
 @pytest.fixture
@@ -28,4 +29,8 @@ class TestDraws(DrawTests):
 
 
 class TestAdjusting(AdjustTests):
+    """On this CPU."""
+
+
+class TestLogprobs(LogprobTests):
     """On this CPU."""

@@ -107,6 +107,11 @@ def test_sampling_takes_two_launches(functions: dict[str, str]) -> None:
     assert sample == Counter(["weigh_parts", "draw"])
 
 
+def test_logprobs_take_two_launches(functions: dict[str, str]) -> None:
+    launched = re.findall(r"flow\.dispatch @(\w+)::", functions["logprobs_bs4"])
+    assert launched == ["sum_parts", "write_terms"]
+
+
 def test_adjusting_rows_takes_two_launches_and_a_search_for_the_best(functions: dict[str, str]) -> None:
     launched = re.findall(r"flow\.dispatch @(\w+)::", functions["adjusted_sample_bs4"])
     best = ["best_of_chunks", "best_of_row"]

@@ -1,4 +1,4 @@
-"""Geometry of draw.mlir.j2 and adjust.mlir.j2."""
+"""Geometry of draw.mlir.j2, adjust.mlir.j2 and logprobs.mlir.j2."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from shortfin_apps.llm.contract.abi import (
     EditField,
     PenaltyField,
     SamplingField,
+    TermField,
 )
 
 _OF_ROWS = buffer("i64", "rows")
@@ -120,3 +121,43 @@ class AdjustGeometry:
     @property
     def not_seen(self) -> int:
         return NOT_SEEN
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobGeometry:
+    """Terms of the log-probabilities of rows of `size` logits with `k` candidates each."""
+
+    size: int
+    k: int
+
+    @property
+    def lanes(self) -> int:
+        return math.gcd(self.size, LANES)
+
+    @property
+    def interface(self) -> Interface:
+        return Interface(
+            constants=("rows", "left", "table"),
+            reads={
+                "values": buffer("f32", "left", self.k),
+                "indices": buffer("i64", "left", self.k),
+                "logits": buffer("f32", "left", self.size),
+                "row_indices": _OF_ROWS,
+                "slots": _OF_ROWS,
+                "last_tokens": buffer("i64", "table"),
+            },
+            writes={
+                "terms": buffer("i64", len(TermField), "rows"),
+                "top_values": buffer("f32", "rows", self.k),
+                "top_indices": buffer("i64", "rows", self.k),
+            },
+        )
+
+    @property
+    def rule(self) -> ModuleType:
+        return sampling_rule
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The rows of `terms` by lower-case name."""
+        return {field.name.lower(): field.value for field in TermField}

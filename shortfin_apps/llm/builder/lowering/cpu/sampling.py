@@ -1,13 +1,21 @@
-"""Draws of tokens, and adjustments of logits, as hand-written CPU kernels."""
+"""Draws of tokens, adjustments of logits and terms of log-probabilities, as hand-written CPU kernels."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
-from shortfin_apps.llm.builder.kernels.cpu.draw import AdjustGeometry, DrawGeometry
+from shortfin_apps.llm.builder.kernels.cpu.draw import AdjustGeometry, DrawGeometry, LogprobGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, Drawn, DrawState, Kernels, LeftRows
+from shortfin_apps.llm.builder.lowering.lowering import (
+    AdjustedRows,
+    ChosenRows,
+    Drawn,
+    DrawState,
+    Kernels,
+    LeftRows,
+    LogprobTensors,
+)
 
 
 class VectorSampling(Kernels):
@@ -57,3 +65,21 @@ class VectorSampling(Kernels):
         }
         kernel = self._render("cpu/adjust", "adjust", g=geometry)
         return dispatch(e, kernel, geometry.interface, [num_rows], operands)["adjusted"]
+
+    def logprobs(self, e: Emitter, rows: ChosenRows) -> LogprobTensors:
+        [num_rows] = rows.slots.shape
+        geometry = LogprobGeometry(self._spec.vocab_size, self._options.top_k)
+        operands: dict[str, Dim | Tensor] = {
+            "rows": num_rows,
+            "left": rows.logits.shape[0],
+            "table": rows.last_tokens.shape[0],
+            "values": rows.values,
+            "indices": rows.indices,
+            "logits": rows.logits,
+            "row_indices": rows.row_indices,
+            "slots": rows.slots,
+            "last_tokens": rows.last_tokens,
+        }
+        kernel = self._render("cpu/logprobs", "logprobs", g=geometry)
+        made = dispatch(e, kernel, geometry.interface, [num_rows], operands)
+        return LogprobTensors(**made)

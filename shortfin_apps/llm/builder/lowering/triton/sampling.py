@@ -9,18 +9,21 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton.adjusting import allow_tokens, edit_tokens
+from shortfin_apps.llm.builder.kernels.triton.logprobs import sum_parts, write_terms
 from shortfin_apps.llm.builder.kernels.triton.row_sampling import weigh_parts
 from shortfin_apps.llm.builder.kernels.triton.sampling import draw
 from shortfin_apps.llm.builder.lowering.lowering import (
     AdjustedRows,
+    ChosenRows,
     Drawn,
     DrawState,
     LeftRows,
+    LogprobTensors,
     LoweringContext,
 )
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
-from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
+from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField, TermField
 
 EDITS = 128  # edits per workgroup
 PART = 1024  # logits of a row per workgroup; AMD GPUs do not have scalar registers to search more at once
@@ -75,6 +78,22 @@ class TritonSampling:
         }
         return self._launcher.launch(e, self._kernels.edit_tokens(), edited)["adjusted"]
 
+    def logprobs(self, e: Emitter, rows: ChosenRows) -> LogprobTensors:
+        chosen = {
+            "rows": rows.slots.shape[0],
+            "values": rows.values,
+            "logits": rows.logits,
+            "row_indices": rows.row_indices,
+            "slots": rows.slots,
+            "last_tokens": rows.last_tokens,
+        }
+        summed = {
+            **chosen,
+            "indices": rows.indices,
+            "sums": self._launcher.launch(e, self._kernels.sum_parts(), chosen)["sums"],
+        }
+        return LogprobTensors(**self._launcher.launch(e, self._kernels.write_terms(), summed))
+
 
 class SamplingKernels:
     """Creates the kernels that sample a token from each row of `size` logits; `k`: top-k candidates per row.
@@ -94,6 +113,8 @@ class SamplingKernels:
             "masses": buffer("i64", "rows", 2, parts),
             "sampling": buffer("i64", len(SamplingField), "rows"),
             "slots": _OF_ROWS,
+            "last_tokens": buffer("i64", "any"),
+            "sums": buffer("i64", "rows", 2, parts),
             "positions": _OF_ROWS,
             "allowed": buffer("i32", "rows", -(-size // 32)),
             "allowed_indices": _OF_ROWS,
@@ -118,7 +139,7 @@ class SamplingKernels:
         """Return the kernel that draws tokens; in a decode loop, it advances the positions, too."""
         rounded = {"PARTS_BLOCK": power_of_two(self._parts), "BLOCK": power_of_two(self._k)}
         reads: Sequence[str] = ("values", "indices", "logits", "row_indices", "masses", "sampling", "slots")
-        writes = {"last_tokens": buffer("i64", "any"), "token_ids": _OF_ROWS}
+        writes = {"last_tokens": self._reads["last_tokens"], "token_ids": _OF_ROWS}
         if advances:
             writes = {"positions": _OF_ROWS, **writes}
         else:
@@ -158,6 +179,37 @@ class SamplingKernels:
             constexprs={"SIZE": self._size, "BLOCK": EDITS},
             grid=[Tiles("num_edits", EDITS)],
             tuning=Tuning(num_waves=4, fuses_products=False),
+        )
+
+    def sum_parts(self) -> Kernel:
+        reads = ("values", "logits", "row_indices", "slots", "last_tokens")
+        return Kernel(
+            name="sum_parts",
+            function=sum_parts,
+            interface=Interface(
+                (), {name: self._reads[name] for name in reads}, {"sums": self._reads["sums"]}
+            ),
+            constexprs=self._sizes,
+            grid=[Tiles("rows"), self._parts],
+            tuning=Tuning(num_waves=4),
+        )
+
+    def write_terms(self) -> Kernel:
+        rounded = {"PARTS_BLOCK": power_of_two(self._parts), "BLOCK": power_of_two(self._k)}
+        reads = ("values", "indices", "logits", "row_indices", "slots", "last_tokens", "sums")
+        writes = {
+            "terms": buffer("i64", len(TermField), "rows"),
+            "top_values": self._reads["values"],
+            "top_indices": self._reads["indices"],
+        }
+        sizes = {name: size for name, size in self._sizes.items() if name != "PART"}
+        return Kernel(
+            name="write_terms",
+            function=write_terms,
+            interface=self._interface(reads, writes),
+            constexprs={**sizes, **rounded},
+            grid=[Tiles("rows")],
+            tuning=Tuning(num_waves=1),
         )
 
     def _interface(self, reads: Sequence[str], writes: dict[str, Buffer]) -> Interface:

@@ -1,0 +1,50 @@
+"""Arguments of the entries that compute tokens: the tokens and positions of tasks, padded to a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.invocation.buckets import Shape
+from shortfin_apps.llm.components.invocation.loop_state import padding_state
+from shortfin_apps.llm.contract.abi import Layout
+
+Array = npt.NDArray[Any]
+
+
+def padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Array]:
+    """Return the tasks' tokens and positions by argument name, padded to the shape."""
+    starts = np.zeros(shape.rows, np.int64)
+    seq_lens = np.ones(shape.rows, np.int64)
+    starts[: len(tasks)] = [task.start_position for task in tasks]
+    seq_lens[: len(tasks)] = [task.seq_len for task in tasks]
+    if shape.layout is Layout.LOOP:
+        return padding_state(shape.rows)
+    arrays = {"start_positions": starts, "seq_lens": seq_lens}
+    if shape.layout is Layout.PACKED:
+        arrays["tokens"], arrays["offsets"] = _packed_tokens(shape, tasks)
+    else:
+        arrays["tokens"] = _padded_tokens(shape, tasks)
+    return arrays
+
+
+def _padded_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> Array:
+    tokens = np.zeros((shape.rows, shape.tokens // shape.rows), np.int64)
+    for row, task in enumerate(tasks):
+        tokens[row, : len(task.token_ids)] = task.token_ids
+    return tokens
+
+
+def _packed_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> tuple[Array, Array]:
+    """Return the arguments `tokens[T]` and `offsets[R]` of a packed `extend`."""
+    tokens = np.zeros(shape.tokens, np.int64)
+    offsets = np.zeros(shape.rows, np.int64)
+    ends = list(accumulate(len(task.token_ids) for task in tasks))
+    offsets[1 : len(tasks)] = ends[:-1]
+    tokens[: ends[-1] if ends else 0] = list(chain.from_iterable(task.token_ids for task in tasks))
+    return tokens, offsets
