@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
+from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.model.spec import BuildOptions
@@ -28,12 +28,18 @@ LENGTHS = (1, 15, 16, 40, 70, 90)
 ARRIVALS = (0, 0, 0, 3, 9, 12)
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
-    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3, "logprobs": 3},
     {"temperature": 1.3, "top_k": 64, "min_p": 0.05, "seed": 2**62},
+    {"temperature": 1.1, "seed": 7, "logprobs": 0, "chosen_logits": True},
 )
 MODES = [BatchSettings(batch_mode="default"), BatchSettings(batch_mode="extend-attention", token_budget=80)]
 
-Answer = tuple[tuple[int, ...], FinishReason | None]
+
+class Answer(NamedTuple):
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    logits: list[float]
+    reason: FinishReason | None
 
 
 def calls(
@@ -54,19 +60,26 @@ def calls(
 
 def answers(engine: Engine, asked: Sequence[GenerateCall]) -> list[Answer]:
     """Each request arrives before its step of ARRIVALS."""
-    tokens: dict[str, tuple[int, ...]] = {each.request_id: () for each in asked}
-    reasons: dict[str, FinishReason | None] = {}
+    deltas: dict[str, list[Delta]] = {each.request_id: [] for each in asked}
     for step in count():
         for each, at in zip(asked, ARRIVALS, strict=True):
             if at == step:
                 engine.add(each)
         if step > max(ARRIVALS) and not engine.has_work:
-            return [(tokens[each.request_id], reasons[each.request_id]) for each in asked]
+            return list(map(joined, deltas.values()))
         for delta in engine.step():
             assert delta.error is None, delta.error
-            tokens[delta.request_id] += delta.token_ids
-            reasons[delta.request_id] = delta.finish_reason
+            deltas[delta.request_id].append(delta)
     raise AssertionError
+
+
+def joined(deltas: Sequence[Delta]) -> Answer:
+    return Answer(
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        [each for delta in deltas for each in delta.logprobs],
+        [each.logit for delta in deltas for each in delta.logits],
+        deltas[-1].finish_reason,
+    )
 
 
 def compare(artifact: Artifact, asked: Sequence[GenerateCall], **options: Any) -> None:
@@ -101,7 +114,7 @@ def test_answers_are_those_without_when_requests_stop_and_are_preempted(
     with open_engine(artifact, EngineSettings(**options)) as engine:
         undisturbed = answers(engine, calls(40, lengths=growing))
         assert engine.stats().preemptions > 0
-    stops = frozenset(tokens[30] for tokens, _ in undisturbed)
+    stops = frozenset(each.tokens[30] for each in undisturbed)
     compare(artifact, calls(40, lengths=growing), **options)
     compare(artifact, calls(40, stops, lengths=growing), **options)
 

@@ -89,6 +89,19 @@ def test_drawn_tokens_are_kept_while_later_steps_are_in_flight(entry: str) -> No
     assert again is several[0]
 
 
+@pytest.mark.parametrize("entry", ["decode_loop_bs4", "sample_bs4", "logprobs_bs4"])
+def test_no_call_writes_what_nobody_has_waited_for(entry: str) -> None:
+    """A step with many more rows than the entry calls it many times."""
+    _, invoker = make()
+    several = [invoker.submit(entry, []) for _ in range(5 * NUM_LATE_SETS)]
+    assert len({id(each.results()[0]) for each in several}) == 5 * NUM_LATE_SETS
+    first = several[0].wait()[0]
+    assert several[0].wait()[0] is first
+    again = [invoker.submit(entry, []).results()[0] for _ in range(2)]
+    assert again[0] is first
+    assert again[1] is not first
+
+
 def test_entries_with_as_many_rows_share_their_logits() -> None:
     recorder, invoker = make()
     first = invoker.submit("decode_bs4", []).wait()

@@ -6,8 +6,8 @@ its output buffers from the caller, its call is queued at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import cycle
+from collections import deque
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -27,27 +27,28 @@ _MOST_HOST_BYTES = 1 << 20
 _BYTE = np.dtype(np.int8)
 
 # Calls of an entry with small results that are read late, in one step and in the two steps that may be in
-# flight after it. A step draws from at most 256 rows, and has adjusted and other draws.
+# flight after it. A step has few calls, as it draws adjusted and other rows, unless it has more rows than the
+# entry; then there are more sets.
 NUM_LATE_SETS = 8
 
 Results = Sequence[DeviceBuffer]
-_Key = str | tuple[TensorType, ...]  # of result buffers: an entry's name, or the types if entries share them
+Types = tuple[TensorType, ...]
 
 
 def owned_bytes(program: Program) -> int:
-    """Return the bytes of all buffers that an Invoker creates for the program."""
+    """Return the bytes of all buffers that an Invoker creates for the program, but for further late sets."""
     owned = [signature for signature in program.entries.values() if signature.workspace_bytes is not None]
-    sets = [each for signature in owned for each in _sets_of(signature)]
-    sizes = {key: count * sum(map(_bytes_of, kinds)) for key, kinds, count in sets}
-    return sum(sizes.values()) + _workspace_bytes(program)
+    late, rows = zip(*map(_parts_of, owned), strict=True) if owned else ((), ())
+    num_bytes = NUM_LATE_SETS * sum(map(_set_bytes, late)) + sum(map(_set_bytes, set(rows)))
+    return num_bytes + _workspace_bytes(program)
 
 
 class Invoker:
     """Calls the entries of one program.
 
     Logits and candidates are valid until the next call of an entry that computes any. Token IDs, and the
-    results of `logprobs` entries, are valid for NUM_LATE_SETS calls of the same entry, because they are read
-    while later invocations are in flight.
+    results of `logprobs` entries, are read while later invocations are in flight (late): they are valid until
+    the caller has waited for them and calls the same entry again.
 
     All entries share one workspace, because invocations run one after the other. Entries with results of the
     same types share the buffers of logits and candidates. Buffers are created on an entry's first call and
@@ -58,8 +59,8 @@ class Invoker:
         self._device = device
         self._program = program
         self._workspace: DeviceBuffer | None = None
-        self._results: dict[str, list[cycle[Results]]] = {}  # by entry, in the order of its results
-        self._sets: dict[_Key, cycle[Results]] = {}  # the sets of all entries, by key
+        self._rows: dict[Types, Results] = {}  # logits and candidates
+        self._free: dict[str, deque[Results]] = {}  # late results of no call in flight, by entry
         self.num_bytes = 0
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
@@ -67,26 +68,24 @@ class Invoker:
         signature = self._program.entries[entry]
         if signature.workspace_bytes is None:
             return self._program.submit(entry, arguments)
-        results = self._results_of(signature)
+        late_types, row_types = _parts_of(signature)
+        if row_types not in self._rows:
+            self._rows[row_types] = self._new_set(row_types)
+        if entry not in self._free:
+            self._free[entry] = deque(self._new_set(late_types) for _ in range(NUM_LATE_SETS))
+        free = self._free[entry]
+        late = free.popleft() if free else self._new_set(late_types)
+        results = [*late, *self._rows[row_types]]
         pending = self._program.submit(entry, [*arguments, *results, self._shared_workspace()])
-        return _OwnedPending(pending, results)
+        return _OwnedPending(pending, results, lambda: free.append(late))
 
-    def _results_of(self, signature: EntrySignature) -> Results:
-        """Return the buffers that the next call of this entry writes."""
-        name = signature.name
-        if name not in self._results:
-            self._results[name] = [self._sets_for(*each) for each in _sets_of(signature)]
-        return [buffer for sets in self._results[name] for buffer in next(sets)]
-
-    def _sets_for(self, key: _Key, kinds: Sequence[TensorType], count: int) -> cycle[Results]:
-        if key not in self._sets:
-            self._sets[key] = cycle([[self._new_result(kind) for kind in kinds] for _ in range(count)])
-        return self._sets[key]
+    def _new_set(self, kinds: Types) -> Results:
+        self.num_bytes += _set_bytes(kinds)
+        return [self._new_result(kind) for kind in kinds]
 
     def _new_result(self, kind: TensorType) -> DeviceBuffer:
-        shape, num_bytes = _static_shape(kind), _bytes_of(kind)
-        self.num_bytes += num_bytes
-        return self._device.allocate(shape, kind.dtype, on_host=num_bytes <= _MOST_HOST_BYTES)
+        on_host = _bytes_of(kind) <= _MOST_HOST_BYTES
+        return self._device.allocate(_static_shape(kind), kind.dtype, on_host=on_host)
 
     def _shared_workspace(self) -> DeviceBuffer:
         if self._workspace is None:
@@ -96,18 +95,14 @@ class Invoker:
         return self._workspace
 
 
-def _sets_of(signature: EntrySignature) -> list[tuple[_Key, tuple[TensorType, ...], int]]:
-    """Return the sets of buffers of an entry's results: key, types, and how many are used in turn."""
-    assert signature.results is not None, "an entry whose results the caller owns declares them"
+def _parts_of(signature: EntrySignature) -> tuple[Types, Types]:
+    """Return the types of an entry's late results, which come first, and of its logits and candidates."""
     results, entry = signature.results, Entry.parse(signature.name)
-    num_late = 0  # results that are read late; they come first
+    assert results is not None, "an entry whose results the caller owns declares them"
+    num_late = 0
     if entry is not None:
         num_late = int(entry.returns_token_ids) if entry.takes_slabs else len(results)
-    late, rows = results[:num_late], results[num_late:]
-    sets: list[tuple[_Key, tuple[TensorType, ...], int]] = []
-    if late:
-        sets.append((signature.name, late, NUM_LATE_SETS))
-    return [*sets, (rows, rows, 1)] if rows else sets
+    return results[:num_late], results[num_late:]
 
 
 def _workspace_bytes(program: Program) -> int:
@@ -124,16 +119,29 @@ def _bytes_of(kind: TensorType) -> int:
     return prod(_static_shape(kind)) * kind.dtype.itemsize
 
 
-class _OwnedPending:
-    """An invocation in flight that writes its results into buffers of the Invoker."""
+def _set_bytes(kinds: Types) -> int:
+    return sum(map(_bytes_of, kinds))
 
-    def __init__(self, pending: Pending, results: Results) -> None:
+
+class _OwnedPending:
+    """An invocation in flight that writes its results into buffers of the Invoker.
+
+    The first `wait` calls `on_read`, as the caller then reads the results.
+    """
+
+    def __init__(self, pending: Pending, results: Results, on_read: Callable[[], None]) -> None:
         self._pending = pending
         self._results = results
+        self._on_read: Callable[[], None] | None = on_read
 
     def results(self) -> Results:
         return self._results
 
     def wait(self) -> Results:
-        self._pending.wait()
+        try:
+            self._pending.wait()
+        finally:  # a call that failed is over, too
+            if self._on_read is not None:
+                self._on_read()
+                self._on_read = None
         return self._results
