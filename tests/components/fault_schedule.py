@@ -66,7 +66,7 @@ def _random_call(rng: random.Random, stems: list[list[int]]) -> GenerateCall:
     prompt = rng.choice(stems)[: rng.randint(1, rng.choice([6, MAX_PROMPT_TOKENS]))]
     prompt = [*prompt[: MAX_PROMPT_TOKENS - 2], *(rng.randrange(9) for _ in range(rng.randrange(3)))]
     params: dict[str, Any] = {"max_tokens": rng.randint(1, MAX_TOKENS), "ignore_eos": rng.random() < 0.5}
-    params |= random_sampling(rng)
+    params |= random_sampling(rng) | {"chosen_logits": rng.random() < 0.2}
     if rng.random() < 0.2:
         params["stop_token_ids"] = frozenset(rng.sample(range(32), 3))
         params["min_tokens"] = rng.randint(0, params["max_tokens"])
@@ -83,8 +83,6 @@ def random_sampling(rng: random.Random) -> dict[str, Any]:
         params |= {"temperature": 0.8, "seed": rng.randrange(99), "top_k": rng.choice([0, 3, 9])}
     if rng.random() < 0.3:
         params["logprobs"] = rng.randrange(3)
-    if rng.random() < 0.2:
-        params["chosen_logits"] = True
     return params
 
 

@@ -4,13 +4,16 @@ import numpy as np
 
 from shortfin_apps.llm.components.invocation.row_draws import (
     LEAST_EDITS,
+    LastUpload,
     RowDraw,
     padded_draws,
     padded_edits,
+    padded_logprobs,
 )
 from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.contract.abi import NOT_SEEN, EditField, PenaltyField
+from tests.components.fake_device import FakeBuffer
 
 
 def test_padding_is_of_row_0_at_position_minus_1() -> None:
@@ -51,3 +54,21 @@ def test_many_edits_are_padded_to_a_power_of_two() -> None:
     edits.ban(range(300))
     assert padded_edits(2, [edits, edits], vocab_size=512)["edits"].shape[1] == 1024
     assert padded_edits(2, [edits, edits], vocab_size=100)["edits"].shape[1] == LEAST_EDITS
+
+
+def test_padding_rows_of_logprobs_have_no_slot() -> None:
+    padded = padded_logprobs(4, {3: 0, 1: 7})
+    assert padded["row_indices"].tolist() == [3, 1, 0, 0]
+    assert padded["slots"].tolist() == [0, 7, -1, -1]
+
+
+def test_arrays_are_uploaded_again_if_any_has_changed() -> None:
+    last = LastUpload(FakeBuffer)
+    first = last.on_device(padded_logprobs(4, {3: 0, 1: 7}))
+    assert last.on_device(padded_logprobs(4, {3: 0, 1: 7})) is first
+    for other in (padded_logprobs(4, {3: 0, 1: 6}), padded_logprobs(4, {3: 0, 2: 7}), padded_logprobs(2, {})):
+        uploaded = last.on_device(other)
+        for name, array in other.items():
+            buffer = uploaded[name]
+            assert isinstance(buffer, FakeBuffer)
+            np.testing.assert_array_equal(buffer.array, array)

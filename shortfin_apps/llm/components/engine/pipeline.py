@@ -240,8 +240,8 @@ class Pipeline:
 
     def _compute_terms(self, step: InFlight, rows: Sequence[int]) -> None:
         """Queue what the host needs of these rows besides their tokens; their draws must be queued."""
-        requests = ((row, step.batch.tasks[row].request) for row in rows)
-        slots = {row: request.slot for row, request in requests if request.needs_terms}
+        tasks = step.batch.tasks
+        slots = {row: request.slot for row in rows if (request := tasks[row].request).needs_terms}
         if slots and step.launch is not None:
             results = self._runner.results_in_flight(step.launch)
             for each in self._runner.launch_logprobs(results, slots):

@@ -16,7 +16,7 @@ from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 
 # One row per task of a batch: an int is the ID of a token that the device drew, or -1 if the row is not
-# finite; None if nothing was fetched for the task.
+# finite, and Drawn such a token of which the host reports more; None if nothing was fetched for the task.
 Row = Candidates | Drawn | int | None
 Rows = Sequence[Row]
 

@@ -95,7 +95,7 @@ class Sampler:
         no logits, or if the device draws the token. `num_ahead` proposed tokens come before the token.
         """
         has_logprobs = request.call.params.logprobs is not None
-        return self._returns_logits and (has_logprobs or self._cannot_draw(request, num_ahead))
+        return self._returns_logits and (has_logprobs or self._is_left_to_host(request, num_ahead))
 
     def decided(self, row: Candidates, request: Request, ahead: Sequence[int] = ()) -> Drawn | None:
         """Return the next token if the candidates of `row` suffice to choose it, else None.
@@ -170,8 +170,8 @@ class Sampler:
         if not self._num_candidates or (request.needs_terms and not self._can_compute_terms(params)):
             return Chooser.HOST
         if self._is_plain(request, num_ahead):
-            is_short = self._returns_logits and self._cannot_draw(request, num_ahead)
-            return Chooser.HOST if is_short else Chooser.DEVICE
+            is_left = self._returns_logits and self._is_left_to_host(request, num_ahead)
+            return Chooser.HOST if is_left else Chooser.DEVICE
         can_adjust = self._adjusts_rows and params.top_k <= self._num_candidates
         return Chooser.EDITS if can_adjust and not has_host_filters(params) else Chooser.HOST
 
@@ -202,8 +202,8 @@ class Sampler:
         """Return whether the device computes all that the host reports of a row, besides the token."""
         return self._computes_logprobs and (params.logprobs or 0) <= self._num_candidates
 
-    def _cannot_draw(self, request: Request, num_ahead: int) -> bool:
-        """Return whether the token depends on logits that are not candidates, and the host must choose it."""
+    def _is_left_to_host(self, request: Request, num_ahead: int) -> bool:
+        """Return whether the candidates may not suffice, and the device cannot draw from the full row."""
         is_short = self._num_needed(request, num_ahead) > self._num_candidates
         return is_short and not self._draws_whole_row(request, num_ahead)
 
