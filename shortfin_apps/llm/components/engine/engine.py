@@ -375,7 +375,8 @@ class Engine:
                 lease.is_suspect = False  # the row is finite, and attended to all pages of the lease
                 if task.completes and not task.is_followed:
                     self._deltas.append(self._sample(request, row, step.batch.family))
-                    self._append_forced(request)
+                    if self._jumps_ahead and request.matcher is not None:
+                        self._append_forced(request)
 
     def _discard(self, task: LlmTaskInput, row: Row, lease: Lease) -> None:
         """Drop the row of a request that has ended, or of a rejected proposed token."""
@@ -446,7 +447,7 @@ class Engine:
 
         The next steps compute the rows of these tokens (`Request.decodes`).
         """
-        if not self._jumps_ahead or request.state is not State.RUNNING:
+        if request.state is not State.RUNNING:
             return
         for token_id in self._sampler.forced(request):
             self._deltas.append(self._append(request, token_id))
