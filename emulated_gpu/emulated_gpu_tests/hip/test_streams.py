@@ -218,7 +218,8 @@ def test_work_of_one_device_wakes_no_thread_of_another(hip: Hip) -> None:
     for value in range(100):
         hip.fill_async(address, value, 4, stream)
         hip.synchronise(stream)
-    assert {name: switches_of(name) for name in idle} == before
+    slept = {name: switches_of(name) - before[name] for name in idle}
+    assert max(slept.values()) <= 1  # a thread may still go to sleep after the work of the test before
     hip.call("hipFree", address)
 
 
