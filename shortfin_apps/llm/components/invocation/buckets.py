@@ -125,7 +125,7 @@ class Buckets:
         holding = (t for t, rows in self._most_rows.items() if t >= total and rows >= len(tasks))
         bucket = min(holding, default=None)
         entry = self._dynamic_extend if bucket is None else self._extend[bucket]
-        return Shape(entry, Layout.PACKED, len(tasks), bucket or total, _widest(tasks))
+        return Shape(entry, Layout.PACKED, len(tasks), bucket or total, widest(tasks))
 
     def row_shape(self, layout: Layout, num_rows: int) -> Shape:
         """Return the nearest entry of one of ROW_LAYOUTS with at least `num_rows` rows, else the largest.
@@ -193,7 +193,7 @@ class Buckets:
 
     def _decode_shape(self, tasks: Sequence[LlmTaskInput]) -> Shape:
         rows = min(n for n in self._decode if n >= len(tasks))
-        return Shape(self._decode[rows], Layout.DECODE, rows, rows, _widest(tasks))
+        return Shape(self._decode[rows], Layout.DECODE, rows, rows, widest(tasks))
 
     def _prefill_shape(self, tasks: Sequence[LlmTaskInput]) -> Shape:
         length = self._padded_length(tasks)
@@ -202,7 +202,7 @@ class Buckets:
 
     def _decode_loop(self, tasks: Sequence[LlmTaskInput]) -> Shape:
         rows = min(n for n in self._loops if n >= len(tasks))
-        return Shape(self._loops[rows], Layout.LOOP, rows, rows, _widest(tasks))
+        return Shape(self._loops[rows], Layout.LOOP, rows, rows, widest(tasks))
 
     def _padded_length(self, tasks: Sequence[LlmTaskInput]) -> int:
         pages = max(-(-len(task.token_ids) // self._stride) for task in tasks)
@@ -236,5 +236,6 @@ def _declared_rows(signature: EntrySignature) -> int | None:
     return signature.results[0].shape[0] if signature.results else None
 
 
-def _widest(tasks: Sequence[LlmTaskInput]) -> int:
+def widest(tasks: Sequence[LlmTaskInput]) -> int:
+    """Return the number of blocks that the block table of these tasks needs."""
     return max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))

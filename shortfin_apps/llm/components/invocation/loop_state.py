@@ -44,7 +44,7 @@ class LoopState:
         self._turn_to(tasks, rows, fields)
         self.index += 1
         if starts != self._next_starts:
-            self._on_device["positions"] = self._upload(_padded(starts, rows, -1))
+            self._on_device["positions"] = self._upload(padded(starts, rows, -1))
             self.index = 0
         self._next_starts = [start + 1 for start in starts]
         return {**self._on_device, "tokens": self._tokens(tasks)}
@@ -64,19 +64,20 @@ class LoopState:
         sampling = np.zeros((len(SamplingField), rows), np.int64)
         sampling[:, : len(tasks)] = np.array(self.sampling, np.int64).T
         self._on_device = {
-            "slots": self._upload(_padded(slots, rows, -1)),
+            "slots": self._upload(padded(slots, rows, -1)),
             "sampling": self._upload(sampling),
         }
 
     def _tokens(self, tasks: Sequence[LlmTaskInput]) -> DeviceBuffer:
         if not all(task.is_unknown for task in tasks):
-            return self._upload(_padded([task.token_ids[0] for task in tasks], self._rows, 0))
+            return self._upload(padded([task.token_ids[0] for task in tasks], self._rows, 0))
         if self._from_table is None:
-            self._from_table = self._upload(_padded([-1 - slot for slot in self._slots], self._rows, 0))
+            self._from_table = self._upload(padded([-1 - slot for slot in self._slots], self._rows, 0))
         return self._from_table
 
 
-def _padded(values: Sequence[int], rows: int, padding: int) -> Array:
+def padded(values: Sequence[int] | Array, rows: int, padding: int) -> Array:
+    """Return `values` as an i64 array of `rows` values, with `padding` at its end."""
     array = np.full(rows, padding, np.int64)
     array[: len(values)] = values
     return array

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.buckets import Shape
-from shortfin_apps.llm.components.invocation.loop_state import padding_state
+from shortfin_apps.llm.components.invocation.loop_state import padded, padding_state
 from shortfin_apps.llm.contract.abi import Layout
 
 Array = npt.NDArray[Any]
@@ -19,13 +19,12 @@ Array = npt.NDArray[Any]
 
 def padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Array]:
     """Return the tasks' tokens and positions by argument name, padded to the shape."""
-    starts = np.zeros(shape.rows, np.int64)
-    seq_lens = np.ones(shape.rows, np.int64)
-    starts[: len(tasks)] = [task.start_position for task in tasks]
-    seq_lens[: len(tasks)] = [task.seq_len for task in tasks]
     if shape.layout is Layout.LOOP:
         return padding_state(shape.rows)
-    arrays = {"start_positions": starts, "seq_lens": seq_lens}
+    arrays = {
+        "start_positions": padded([task.start_position for task in tasks], shape.rows, 0),
+        "seq_lens": padded([task.seq_len for task in tasks], shape.rows, 1),
+    }
     if shape.layout is Layout.PACKED:
         arrays["tokens"], arrays["offsets"] = _packed_tokens(shape, tasks)
     else:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.components.invocation.loop_state import padded
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined, joined_bitmasks, words_of
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
@@ -36,25 +37,22 @@ class RowDraw:
 
 def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
     """Return the arguments that say which rows a `sample` entry draws from, padded to `rows` draws."""
-    count = len(draws)
-    row_indices = np.zeros(rows, np.int64)
-    slots = np.full(rows, -1, np.int64)
-    positions = np.full(rows, -1, np.int64)
     fields = np.zeros((len(SamplingField), rows), np.int64)
-    row_indices[:count] = [draw.row for draw in draws]
-    slots[:count] = [draw.slot for draw in draws]
-    positions[:count] = [draw.position for draw in draws]
-    fields[:, :count] = np.array([draw.sampling for draw in draws], np.int64).T
-    return {"row_indices": row_indices, "slots": slots, "positions": positions, "sampling": fields}
+    fields[:, : len(draws)] = np.array([draw.sampling for draw in draws], np.int64).T
+    return {
+        "row_indices": padded([draw.row for draw in draws], rows, 0),
+        "slots": padded([draw.slot for draw in draws], rows, -1),
+        "positions": padded([draw.position for draw in draws], rows, -1),
+        "sampling": fields,
+    }
 
 
 def padded_logprobs(rows: int, slots: Mapping[int, int]) -> dict[str, Array]:
     """Return the arguments of a `logprobs` entry: each row of a batch with the slot that has its token."""
-    row_indices = np.zeros(rows, np.int64)
-    row_indices[: len(slots)] = list(slots)
-    of_rows = np.full(rows, -1, np.int64)
-    of_rows[: len(slots)] = list(slots.values())
-    return {"row_indices": row_indices, "slots": of_rows}
+    return {
+        "row_indices": padded(list(slots), rows, 0),
+        "slots": padded(list(slots.values()), rows, -1),
+    }
 
 
 class LastUpload:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.invocation.buckets import Shape
+from shortfin_apps.llm.components.invocation.buckets import Shape, widest
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.sampling.logprobs import computed_terms
 from shortfin_apps.llm.components.self_test.computed import (
@@ -141,7 +141,7 @@ class EntryRuns:
         for step in range(DECODE_STEPS):
             tasks = [row.task(row.start + step, row.start + step + 1) for row in self.rows]
             if tasks:
-                wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, _widest(tasks))
+                wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, widest(tasks))
                 yield self._run(wide, EntryFamily.DECODE, tasks)
 
     def _extend(self, shape: Shape) -> Generator[list[Computed]]:
@@ -162,7 +162,7 @@ class EntryRuns:
         tasks = [row.decode for row in decodes]
         tasks += [row.task(0, prompt_length) for row in prefills]
         total = sum(len(task.token_ids) for task in tasks)
-        packed = Shape(shape.entry, shape.layout, len(tasks), length or total, _widest(tasks))
+        packed = Shape(shape.entry, shape.layout, len(tasks), length or total, widest(tasks))
         found = self._runner.invoke(packed, tasks, packed_arguments(tasks, packed.tokens))
         yield self._of_rows(shape.entry, tasks, found)
 
@@ -171,7 +171,7 @@ class EntryRuns:
         tasks = [row.decode for row in self.rows]
         if not tasks:
             return
-        wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, _widest(tasks))
+        wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, widest(tasks))
         table, arrays = loop_arguments(tasks, shape.rows)
         found = self._runner.invoke(wide, tasks, arrays)
         token_ids = found["token_ids"][: len(tasks)]
@@ -226,7 +226,7 @@ class EntryRuns:
         if not self.rows:
             return None
         tasks = tuple(row.decode for row in self.rows)
-        wide = Shape(decode.entry, decode.layout, decode.rows, decode.tokens, _widest(tasks))
+        wide = Shape(decode.entry, decode.layout, decode.rows, decode.tokens, widest(tasks))
         return self._runner.run_as(wide, Batch(EntryFamily.DECODE, tasks))
 
     def _sources(self, num_rows: int) -> list[int]:
@@ -267,7 +267,3 @@ def _logits_of(result: BatchResult, row: int) -> Array:
     logits = result.row(row, with_logits=True).logits
     assert logits is not None, "asked for"
     return logits
-
-
-def _widest(tasks: Sequence[LlmTaskInput]) -> int:
-    return max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))

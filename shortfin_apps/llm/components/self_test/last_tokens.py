@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.invocation.loop_state import padded
 from shortfin_apps.llm.contract.abi import NO_TOP_K, EditField, PenaltyField, SamplingField
 from shortfin_apps.llm.contract.sampling_rule import UNIT_SCALE
 
@@ -67,7 +68,7 @@ def packed_arguments(tasks: Sequence[LlmTaskInput], length: int) -> dict[str, Ar
 def loop_arguments(tasks: Sequence[LlmTaskInput], rows: int) -> tuple[Table, dict[str, Array]]:
     """Return a table with the tokens of the tasks, decodes, and the arguments of a greedy decode loop."""
     table = Table([task.token_ids[-1] for task in tasks])
-    tokens = _padded(-1 - table.slots, rows, 0)
+    tokens = padded(-1 - table.slots, rows, 0)
     return table, {"tokens": tokens, **_draws(table, tasks, rows, [1] * len(tasks))}
 
 
@@ -105,8 +106,8 @@ def _draws(table: Table, tasks: Sequence[LlmTaskInput], rows: int, top_ks: Seque
     for field in SamplingField:
         columns[field, : len(fields)] = [each[field] for each in fields]
     return {
-        "slots": _padded(table.slots, rows, -1),
-        "positions": _padded([task.seq_len - 1 for task in tasks], rows, -1),
+        "slots": padded(table.slots, rows, -1),
+        "positions": padded([task.seq_len - 1 for task in tasks], rows, -1),
         "sampling": columns,
         "last_tokens": table.array,
     }
@@ -125,9 +126,3 @@ def _best(task: LlmTaskInput, top_k: int) -> Mapping[SamplingField, int]:
         SamplingField.SEED: task.request.seed,
         SamplingField.PROMPT_LENGTH: task.seq_len,
     }
-
-
-def _padded(values: Sequence[int] | Array, rows: int, padding: int) -> Array:
-    column = np.full(rows, padding, np.int64)
-    column[: len(values)] = values
-    return column
