@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from types import ModuleType
 
-from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES
 from shortfin_apps.llm.contract import sampling_rule
 from shortfin_apps.llm.contract.abi import (
@@ -24,20 +24,39 @@ _WORD = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
-class DrawGeometry:
-    """Draws from rows of `size` logits with `k` candidates each.
-
-    `is_indexed`: the rows are picked by `row_indices`. `advances`: positions advance, as in a decode loop.
-    """
+class _RowGeometry:
+    """Rows of `size` logits with `k` candidates each, as another entry has left them."""
 
     size: int
     k: int
-    is_indexed: bool
-    advances: bool
 
     @property
     def lanes(self) -> int:
         return math.gcd(self.size, LANES)
+
+    @property
+    def rule(self) -> ModuleType:
+        return sampling_rule
+
+    @property
+    def left(self) -> dict[str, Buffer]:
+        """The candidates and logits of `left` rows."""
+        return {
+            "values": buffer("f32", "left", self.k),
+            "indices": buffer("i64", "left", self.k),
+            "logits": buffer("f32", "left", self.size),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DrawGeometry(_RowGeometry):
+    """Draws from rows.
+
+    `is_indexed`: the rows are picked by `row_indices`. `advances`: positions advance, as in a decode loop.
+    """
+
+    is_indexed: bool
+    advances: bool
 
     @property
     def interface(self) -> Interface:
@@ -45,9 +64,7 @@ class DrawGeometry:
         return Interface(
             constants=("rows", "left", "table"),
             reads={
-                "values": buffer("f32", "left", self.k),
-                "indices": buffer("i64", "left", self.k),
-                "logits": buffer("f32", "left", self.size),
+                **self.left,
                 **({"row_indices": _OF_ROWS} if self.is_indexed else {}),
                 "sampling": buffer("i64", len(SamplingField), "rows"),
                 "slots": _OF_ROWS,
@@ -59,10 +76,6 @@ class DrawGeometry:
                 "token_ids": _OF_ROWS,
             },
         )
-
-    @property
-    def rule(self) -> ModuleType:
-        return sampling_rule
 
     @property
     def fields(self) -> dict[str, int]:
@@ -124,24 +137,15 @@ class AdjustGeometry:
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobGeometry:
-    """Terms of the log-probabilities of rows of `size` logits with `k` candidates each."""
-
-    size: int
-    k: int
-
-    @property
-    def lanes(self) -> int:
-        return math.gcd(self.size, LANES)
+class LogprobGeometry(_RowGeometry):
+    """Terms of the log-probabilities of rows."""
 
     @property
     def interface(self) -> Interface:
         return Interface(
             constants=("rows", "left", "table"),
             reads={
-                "values": buffer("f32", "left", self.k),
-                "indices": buffer("i64", "left", self.k),
-                "logits": buffer("f32", "left", self.size),
+                **self.left,
                 "row_indices": _OF_ROWS,
                 "slots": _OF_ROWS,
                 "last_tokens": buffer("i64", "table"),
@@ -152,10 +156,6 @@ class LogprobGeometry:
                 "top_indices": buffer("i64", "rows", self.k),
             },
         )
-
-    @property
-    def rule(self) -> ModuleType:
-        return sampling_rule
 
     @property
     def fields(self) -> dict[str, int]:
