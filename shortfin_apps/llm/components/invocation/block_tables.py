@@ -78,12 +78,7 @@ class BlockTables:
 
     def _joined(self, page_ids: PageList) -> int:
         """Add a row for a list."""
-        row = len(self._lists)
-        if row == len(self._pages):
-            row = self._freed()
-        if row == len(self._lists):
-            self._lists.append(page_ids)
-            self._num_pages.append(0)
+        row = self._free_row()
         self._lists[row], self._num_pages[row] = page_ids, 0
         self._rows[id(page_ids)] = row
         self._pages[row] = 0
@@ -91,14 +86,17 @@ class BlockTables:
         self._fill(row)
         return row
 
-    def _freed(self) -> int:
-        """Return the row of a released list, or a new one."""
-        for row, page_ids in enumerate(self._lists):
-            if not page_ids:
-                del self._rows[id(page_ids)]
-                return row
-        self._pages = _enlarged(self._pages, 2 * len(self._pages), self._pages.shape[1])
-        return len(self._lists)
+    def _free_row(self) -> int:
+        """Return a new row, or that of a released list if all are in use."""
+        if len(self._lists) == len(self._pages):
+            for row, page_ids in enumerate(self._lists):
+                if not page_ids:
+                    del self._rows[id(page_ids)]
+                    return row
+            self._pages = _enlarged(self._pages, 2 * len(self._pages), self._pages.shape[1])
+        self._lists.append(())
+        self._num_pages.append(0)
+        return len(self._lists) - 1
 
     def _fill(self, row: int) -> None:
         """Copy the new pages of a row's list into it."""
