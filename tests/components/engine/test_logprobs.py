@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall, TokenLogprobs
+from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import VOCAB, fake_config
 
@@ -38,11 +38,15 @@ def answers(made: Rig) -> dict[str, Answer]:
         deltas = made.engine.step()
         made.take(deltas)
         for delta in deltas:
-            tokens, logprobs, logits = found.setdefault(delta.request_id, ([], [], []))
-            tokens += delta.token_ids
-            logprobs += delta.logprobs
-            logits += [each.logit for each in delta.logits]
+            record(found, delta)
     return found
+
+
+def record(found: dict[str, Answer], delta: Delta) -> None:
+    tokens, logprobs, logits = found.setdefault(delta.request_id, ([], [], []))
+    tokens += delta.token_ids
+    logprobs += delta.logprobs
+    logits += [each.logit for each in delta.logits]
 
 
 def served(*several: GenerateCall, **options: Any) -> tuple[dict[str, Answer], Rig]:
@@ -112,11 +116,8 @@ def test_preempting_changes_nothing() -> None:
         deltas = made.engine.step()
         made.take(deltas)
         for delta in deltas:
-            tokens, logprobs, logits = found.setdefault(delta.request_id, ([], [], []))
-            tokens += delta.token_ids
-            logprobs += delta.logprobs
-            logits += [each.logit for each in delta.logits]
-            if len(tokens) == 4 and delta.request_id in "024":
+            record(found, delta)
+            if len(found[delta.request_id][0]) == 4 and delta.request_id in "024":
                 made.engine.preempt(delta.request_id)
     assert found == EXPECTED
     assert made.engine.stats().preemptions > 0

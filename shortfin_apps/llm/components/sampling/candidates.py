@@ -61,7 +61,7 @@ class Candidates:
 
 
 class LogprobTerms(NamedTuple):
-    """What a row's log-probabilities are computed from (`sampling_rule.py`), before adjustments.
+    """The terms of a row's log-probabilities (`sampling_rule.py`), before adjustments.
 
     `mass` is the sum of the row's weights, `logit` and `rank` are those of its token. `values` [K], best
     first, are the logits of the best tokens, at least one, and `token_ids` [K] are these tokens.

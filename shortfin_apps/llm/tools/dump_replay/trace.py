@@ -1,7 +1,7 @@
 """Converts a dump to a timeline in the trace-event format, for https://ui.perfetto.dev.
 
 engine     steps of the engine's thread; numbers of running and waiting requests
-device     invocations; one that was queued behind another begins when that one ends
+device     invocations; one that was queued after another begins when the other ends
 requests   one track per request: queued, prefill, decode
 """
 
