@@ -14,7 +14,7 @@ import pytest
 
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.model.spec import ActivationBits, BuildOptions, WeightType
 from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
 from tests.aarch64.emulated_cpu import ROOT, EmulatedCpu, EmulatedFunctions
 from tests.builder.agreement import Tokens, expect, expect_extend, pages_for, prefill_row
@@ -22,7 +22,7 @@ from tests.builder.compiled_kernels import NO_TILES, Load, cpu_or_skip
 from tests.builder.compiled_model import TINY, CompiledModel, block_table
 from tests.builder.lowering.cpu.test_int8 import Kernels as Int8Kernels
 from tests.builder.lowering.cpu.test_int8 import random_inputs
-from tests.builder.lowering.fused.test_block_types import Kernels
+from tests.builder.lowering.fused.test_block_types import BITS, Kernels
 from tests.builder.random_blocks import GROUPED
 from tests.kernel_families import note_executed
 
@@ -108,13 +108,14 @@ def target_and_load(name: str, device: EmulatedCpu) -> tuple[Target, Load]:
     return target, load
 
 
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("kind", [Q8_0, Q4_1, GROUPED[0], GROUPED[2]], ids=str)
 def test_matmuls_of_blocks_have_the_bits_of_vnni(
-    cpu: tuple[str, EmulatedCpu], kind: BlockType, tmp_path: Path
+    cpu: tuple[str, EmulatedCpu], kind: BlockType, bits: ActivationBits, tmp_path: Path
 ) -> None:
     target, load = target_and_load(*cpu)
-    found = Kernels.build(kind, target, "silu", tmp_path, load)
-    expected = Kernels.build(kind, NO_TILES, "silu", tmp_path)
+    found = Kernels.build(kind, target, "silu", bits, tmp_path, load)
+    expected = Kernels.build(kind, NO_TILES, "silu", bits, tmp_path)
     inputs = expected.inputs(17)
     wanted = expected.run(inputs, 17)["plain"]
     for rows in (17, 1, 2, 3):  # SMMLA takes two at a time, and SDOT one that is left over

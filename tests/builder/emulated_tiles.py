@@ -174,24 +174,26 @@ def _functions() -> str:
         _multiply("tdpbf16ps", "bf16", "f32"),
         _multiply("tdpfp16ps", "f16", "f32"),
         _multiply("tdpbssd", "i8", "i32"),
+        _multiply("tdpbsud", "i8", "i32", b_widens="arith.extui"),
     ]
     return "".join([_STATE, *loads, store, *products])
 
 
-def _multiply(name: str, narrow: str, wide: str) -> str:
+def _multiply(name: str, narrow: str, wide: str, b_widens: str | None = None) -> str:
     """A function that sums `wide` products of `narrow`, as many as a word has for each column."""
     count = 4 if narrow == "i8" else 2
-    steps = "\n".join(_step(part, count, narrow, wide) for part in range(count))
+    a_widens = "arith.extsi" if wide == "i32" else "arith.extf"
+    widens = {"a": a_widens, "b": b_widens or a_widens}
+    steps = "\n".join(_step(part, count, narrow, wide, widens) for part in range(count))
     return _MULTIPLY.format(name=name, narrow=narrow, wide=wide, lanes=16 * count, count=count, steps=steps)
 
 
-def _step(part: int, count: int, narrow: str, wide: str) -> str:
+def _step(part: int, count: int, narrow: str, wide: str, widens: dict[str, str]) -> str:
     """%sumPART + 1 = %sumPART + the products of one of a word's elements."""
     lanes = ", ".join(str(lane) for lane in range(part, 16 * count, count))
     whole, vec = f"vector<{16 * count}x{narrow}>", f"vector<16x{wide}>"
-    widen = "arith.extsi" if wide == "i32" else "arith.extf"
     lines = []
-    for name in ("a", "b"):
+    for name, widen in widens.items():
         own = f"%{name}{part}"
         lines.append(f"{own}.narrow = vector.shuffle %{name}.all, %{name}.all [{lanes}] : {whole}, {whole}")
         lines.append(f"{own} = {widen} {own}.narrow : vector<16x{narrow}> to {vec}")

@@ -17,7 +17,7 @@ from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.source_name import KINDS, source_name
 from shortfin_apps.llm.model.kv_layout import KVType
-from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions, WeightType
+from shortfin_apps.llm.model.spec import OWN_TYPES, ActivationBits, BuildOptions, WeightType
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.artifact.artifact import Manifest
@@ -102,19 +102,25 @@ def run(args: argparse.Namespace) -> int:
         os.utime(out)  # the modification time records the last use
     if args.verbose and artifact.manifest:
         print(visible("\n".join(_kernels(artifact.manifest))), file=sys.stderr)
-    if artifact.manifest and artifact.manifest.options.quantises_activations:
-        print(f"note: {_ROUNDED_ACTIVATIONS}", file=sys.stderr)
+    if artifact.manifest and (note := _rounding_note(artifact.manifest.options)):
+        print(f"note: {note}", file=sys.stderr)
     print(out)
     args.output = out
     return 0
 
 
-# Measured: docs/measurements.md, "Weight types".
-_ROUNDED_ACTIVATIONS = (
-    "activations are rounded to 8 bits to multiply these weights as integers, as llama.cpp does; where two "
-    "tokens are almost equally likely, the other one may be chosen (about 4 tokens in 100 of SmolLM2-135M's "
-    "q4). `--weights bf16` does not round them"
-)
+def _rounding_note(options: BuildOptions) -> str | None:
+    """Say what rounded activations cost and how to avoid it, as measured in docs/measurements.md."""
+    if not options.quantises_activations or options.activation_bits != 8:
+        return None
+    exact = "`--weights bf16` does not round them"
+    if options.has_blocks:
+        exact = f"`--activation-bits 12` rounds them 16 times less, {exact}"
+    return (
+        "activations are rounded to 8 bits to multiply these weights as integers, as llama.cpp does; where "
+        "two tokens are almost equally likely, the other one may be chosen (about 4 tokens in 100 of "
+        f"SmolLM2-135M's q4). {exact}"
+    )
 
 
 def _kernels(manifest: Manifest) -> Iterator[str]:
@@ -145,6 +151,7 @@ def options_of(args: argparse.Namespace) -> BuildOptions:
         args.device,
         weights=None if args.weights == OWN_TYPES else args.weights,
         kv=args.kv,
+        activation_bits=args.activation_bits,
         prefill_batch_sizes=args.prefill_batch_sizes,
         decode_batch_sizes=args.decode_batch_sizes,
         chunk_sizes=args.chunk_sizes,
@@ -178,6 +185,15 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "blocks of 8 and 4 bits as in GGUF files, whose own blocks are kept; fp8 multiplies in 8-bit floats, "
         "on GPUs that can; int8 multiplies in 8-bit integers, which needs a CPU with AVX2 or SDOT "
         "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--activation-bits",
+        type=int,
+        choices=get_args(ActivationBits),
+        metavar="8|12",
+        help="bits to which CPUs round activations to multiply weights in blocks as integers; 12 chooses the "
+        "tokens of unrounded activations nearly always, at the speed of 8 for one request, but prefills take "
+        "up to 1.8 times as long (default: 8)",
     )
     group.add_argument(
         "--kv",

@@ -32,6 +32,7 @@ from shortfin_apps.llm.model.rope import Rotation
 from shortfin_apps.llm.model.weight_blocks import BlockType
 
 FloatType = Literal["bf16", "f16", "f32"]
+ActivationBits = Literal[8, 12]
 WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
 OWN_TYPES = "auto"  # the choice that keeps the source's weight types
 WeightChoice = Literal["auto", WeightType]
@@ -186,6 +187,7 @@ class BuildOptions:
     addition to the dynamic `prefill_bs{N}`; `extend_sizes`: token counts with an entry `extend_t{T}`, in
     addition to the dynamic `extend`; `decode_loop_sizes`: batch sizes with an entry `decode_loop_bs{N}`
     (several decode steps in one invocation); `top_k`: candidates per sequence of the on-device sampler.
+    `activation_bits`: bits to which CPUs quantise the activations that weights in blocks are multiplied by.
     `batch_invariant`: on AMD GPUs, all entries compute the same bits for a token; on CPUs, they always do.
     """
 
@@ -202,6 +204,7 @@ class BuildOptions:
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
     batch_invariant: bool = False
+    activation_bits: ActivationBits = 8
     # (name, type) of weights stored in another type than `weights`; type None: floats of `activations`' type.
     block_types: tuple[tuple[str, BlockType | None], ...] = ()
 
@@ -242,9 +245,13 @@ class BuildOptions:
 
     @property
     def quantises_activations(self) -> bool:
-        """Whether matmuls quantise activations to 8 bits, as on CPUs with integer dot products."""
-        in_blocks = any(block is not None for _, block in self.block_types)
-        return self.device.startswith("cpu") and (in_blocks or self.weights in ("q8_0", "q4", "int8"))
+        """Whether matmuls quantise activations, as on CPUs with integer dot products."""
+        return self.device.startswith("cpu") and (self.has_blocks or self.weights == "int8")
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether weights are stored in blocks."""
+        return self.weights in ("q8_0", "q4") or any(block is not None for _, block in self.block_types)
 
     @property
     def cache_dtype(self) -> str:

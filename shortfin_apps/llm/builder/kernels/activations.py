@@ -1,6 +1,6 @@
 """Layouts of activations of which matmuls read sixteen token rows at a time.
 
-The layouts are AMX tiles of bf16 or f16, tiles of int8, and blocks of int8.
+The layouts are AMX tiles of bf16 or f16, tiles of int8, and blocks of integers.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shortfin_apps.llm.model.spec import ActivationBits
 from shortfin_apps.llm.model.weight_blocks import BLOCK
 
 TILE_ROWS = 16
@@ -58,20 +59,52 @@ class Int8Tiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Blocks:
+class QuantBlocks:
     """Activations in quantised blocks of 32 features: [ceil(rows / 16), features / 32] blocks.
 
-    A block, of 16 rows, has quants [16, 32] i8, scales [16] f32, shifts [3, 16] i32 and sums [3, 16] f32
+    A quant has 8 or 12 `bits`, and a digit for each of its bytes: 12 bits are 16 * first + second. A block,
+    of 16 rows, has quants [16, digits, 32] i8, scales [16] f32, shifts [3, 16] i32 and sums [3, 16] f32
     (quantise_blocks_function.mlir.j2). The dimension of 3 is: the full block, its first half, its second
     half.
     """
 
     features: int
-    scales_at: ClassVar[int] = TILE_ROWS * BLOCK
+    bits: ActivationBits
     stat_bytes: ClassVar[int] = TILE_ROWS * 4
-    shifts_at: ClassVar[int] = scales_at + stat_bytes
-    sums_at: ClassVar[int] = shifts_at + 3 * stat_bytes
-    block_bytes: ClassVar[int] = sums_at + 3 * stat_bytes
+
+    @property
+    def digits(self) -> int:
+        return 1 if self.bits == 8 else 2
+
+    @property
+    def most(self) -> int:
+        """The largest quant, of which all digits are in [-127, 127]."""
+        return 127 if self.bits == 8 else 16 * 127 + 7
+
+    @property
+    def shift(self) -> int:
+        """What a row's sum of quants is multiplied by in its shift, before the last digit is added."""
+        return -128 if self.bits == 8 else -128 // 16
+
+    @property
+    def quant_row_bytes(self) -> int:
+        return self.digits * BLOCK
+
+    @property
+    def scales_at(self) -> int:
+        return TILE_ROWS * self.quant_row_bytes
+
+    @property
+    def shifts_at(self) -> int:
+        return self.scales_at + self.stat_bytes
+
+    @property
+    def sums_at(self) -> int:
+        return self.shifts_at + 3 * self.stat_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        return self.sums_at + 3 * self.stat_bytes
 
     @property
     def blocks(self) -> int:

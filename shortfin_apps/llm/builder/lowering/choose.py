@@ -38,6 +38,7 @@ from shortfin_apps.llm.builder.weights.layout import (
     experts_fill_tiles,
     fills_panels,
     linear_sizes,
+    multiplies_blocks,
 )
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.attention import Attend, NormWhole
@@ -188,7 +189,8 @@ def _amx_expert_tiles(c: LoweringContext) -> dict[str, bool]:
 
 
 def _fused_layers(c: LoweringContext) -> FusedLayers:
-    kernels = StageKernels(c.spec, c.weights, c.options.activations, c.target)
+    options = c.options
+    kernels = StageKernels(c.spec, c.weights, options.activations, options.activation_bits, c.target)
     return FusedLayers(c.weights, c.render, list(c.spec.operations()), kernels)
 
 
@@ -301,6 +303,12 @@ def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate
 def _check_sizes(c: LoweringContext) -> None:
     """Raise BuildError for weight types or sizes that the target's kernels do not support."""
     weights, target, hidden = c.options.weights, c.target, c.spec.hidden_size
+    if c.options.activation_bits != 8 and not (c.options.has_blocks and multiplies_blocks(c.spec, target)):
+        raise BuildError(
+            "activations of 12 bits are for weights in blocks (q8_0, q4, a GGUF file's own types) on CPUs "
+            f"that multiply these as integers, not for {c.options.stored_weights} on {target.device}: leave "
+            "out --activation-bits"
+        )
     if not target.is_cpu:
         if weights == "int8":
             raise BuildError(f"weights in int8 are for CPUs; use q8_0 or bf16 for {target.device}")

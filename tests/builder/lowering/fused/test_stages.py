@@ -23,7 +23,7 @@ from tests.builder.specs import changed
 
 SPEC = changed(TINY, {"head_dim": 32})
 LAYER = slice(4, 10)  # from the first attention's result to the next layer's q, k and v
-Q8 = ["attended_block_int8", "sum", "normed_block_int8", "gated", "new_x", "normed_block_int8", "qkv"]
+Q8 = ["attended_blocks", "sum", "normed_blocks", "gated", "new_x", "normed_blocks", "qkv"]
 INT8 = [name.replace("block_", "") for name in Q8]
 BF16 = ["sum", "normed", "gated", "new_x", "normed", "qkv"]
 
@@ -58,7 +58,7 @@ def test_a_gate_over_blocks_leaves_its_result_quantised_for_the_next() -> None:
     _, _, _, gate, down, *_ = stages("q4")
     assert isinstance(gate, MatmulStage)
     assert isinstance(down, MatmulStage)
-    assert gate.quantised == down.x == "gated_block_int8"
+    assert gate.quantised == down.x == "gated_blocks"
     assert down.x_kept
 
 
@@ -70,13 +70,13 @@ class Another(Operation):
 def test_the_operand_of_a_matmul_has_a_buffer_whatever_computes_it() -> None:
     types = WeightTypes(SPEC, BuildOptions(weights="int8"), resolve_target("cpu:znver4"))
     down = Linear("made", "out", "blk.0.ffn_down.weight")
-    sizes = buffer_row_bytes([Another("x", "made"), down], types, 4)
+    sizes = buffer_row_bytes([Another("x", "made"), down], types, 4, 8)
     assert (sizes["out"], sizes["made"], sizes["made_int8"]) == (4 * 64, 4 * 128, 128)
-    assert list(sizes) == ["out", "made", "made_block_int8", "made_int8", "made_int8.scales"]
+    assert list(sizes) == ["out", "made", "made_blocks", "made_int8", "made_int8.scales"]
 
 
 def test_a_buffer_has_room_for_the_layer_with_the_largest_value() -> None:
     spec = changed(SPEC, layers=3, at={0: {"features": 96}, 2: {"features": 64}})
     types = WeightTypes(spec, BuildOptions(weights="int8"), resolve_target("cpu:znver4"))
-    sizes = buffer_row_bytes(list(spec.operations()), types, 2)
+    sizes = buffer_row_bytes(list(spec.operations()), types, 2, 8)
     assert sizes["gated"] == 2 * 128

@@ -9,7 +9,7 @@ from typing import ClassVar
 from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulFloatTilesGeometry, MatmulInt8Geometry
 from shortfin_apps.llm.builder.kernels.avx512.attention import DecodeAttentionGeometry
 from shortfin_apps.llm.builder.kernels.cpu.decode_attention import VectorDecodeGeometry
-from shortfin_apps.llm.builder.kernels.fused.matmul import MatmulBlockInt8Geometry, MatmulGeometry
+from shortfin_apps.llm.builder.kernels.fused.matmul import MatmulBlocksGeometry, MatmulGeometry
 from shortfin_apps.llm.builder.kernels.fused.matmul_floats import MatmulFloatsGeometry
 from shortfin_apps.llm.builder.kernels.fused.matmul_int8_vectors import MatmulInt8VectorsGeometry
 from shortfin_apps.llm.builder.kernels.fused.stages import (
@@ -35,7 +35,7 @@ _TEMPLATES: dict[type[KernelGeometry], str] = {
     MatmulFloatsGeometry: "matmul_floats",
     MatmulInt8Geometry: "matmul_int8",
     MatmulInt8VectorsGeometry: "matmul_int8_vectors",
-    MatmulBlockInt8Geometry: "matmul_block_int8",
+    MatmulBlocksGeometry: "matmul_blocks",
     RmsNormGeometry: "rms_norm",
     QuantiseBlocksGeometry: "quantise_blocks",
     RowQuantisationStage: "quantise_rows",

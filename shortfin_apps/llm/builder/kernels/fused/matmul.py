@@ -7,14 +7,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
-from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, Int8Blocks, Int8Tiles
+from shortfin_apps.llm.builder.kernels.activations import (
+    TILE_BYTES,
+    TILE_ROW_BYTES,
+    TILE_ROWS,
+    Int8Tiles,
+    QuantBlocks,
+)
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import tail_sizes
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
 from shortfin_apps.llm.builder.kernels.fused.stages import QuantiseBlocksGeometry
 from shortfin_apps.llm.builder.kernels.interface import Regions
 from shortfin_apps.llm.builder.weights.layout import DOT_BYTES, MATRIX_BYTES, PANEL, group_bytes
+from shortfin_apps.llm.model.spec import ActivationBits
 from shortfin_apps.llm.model.weight_blocks import BLOCK, BlockType
 
 CONFIG_BYTES = 64  # the operand of LDTILECFG
@@ -23,6 +31,7 @@ _ROW_BLOCK_BYTES = 768 << 10  # bytes of x per work item: its rows share the L2 
 _MAX_ROWS = 512
 _MAX_ITEM_BYTES = 256 << 10  # bytes of weights per work item: other workers wait for the last item
 _MIN_ITEMS = 48
+_ACCUMULATORS = 4  # tile registers for accumulators of blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +119,8 @@ class MatmulBytesGeometry(MatmulGeometry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatmulBlockInt8Geometry(MatmulGeometry):
-    """Weights in `blocks` of 16 or 32 (matmul_block_int8_function.mlir.j2); x has blocks of 32.
+class MatmulBlocksGeometry(MatmulGeometry):
+    """Weights in `blocks` of 16 or 32 (matmul_blocks_function.mlir.j2); x has blocks of 32, of `x_bits`.
 
     A part is the overlap of a weight block and a block of x: the full block of x, or half of it. `pair`:
     neighbours along K that are contiguous in w.
@@ -122,23 +131,28 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
     """
 
     blocks: BlockType
+    x_bits: ActivationBits
     pair: int = DOT_BYTES
     has_tiles: bool = True
     has_bf16: bool = True
     has_wide_vectors: bool = True
     has_dot: bool = True
     has_neon: bool = False
-    max_chunk_blocks: ClassVar[int] = 20  # blocks of a panel along K that stay in the L1 cache
+    chunk_bytes: ClassVar[int] = 20 << 10  # bytes of a panel that stay in the L1 cache
 
     @property
-    def x(self) -> Int8Blocks:
-        return Int8Blocks(self.k_size)
+    def x(self) -> QuantBlocks:
+        return QuantBlocks(self.k_size, self.x_bits)
 
     @property
     def quantise(self) -> QuantiseBlocksGeometry:
-        """The quantisation of `out` to Int8Blocks, if gated."""
+        """The quantisation of `out` to QuantBlocks, if gated."""
         return QuantiseBlocksGeometry(
-            self.out_features, is_tiled=False, has_wide_vectors=self.has_wide_vectors, has_neon=self.has_neon
+            self.out_features,
+            self.x_bits,
+            is_tiled=False,
+            has_wide_vectors=self.has_wide_vectors,
+            has_neon=self.has_neon,
         )
 
     @property
@@ -183,7 +197,8 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
     def chunk_blocks(self) -> int:
         """Blocks per chunk of K: an even number, so that chunks are nearly equal."""
         pairs = self.x.blocks // 2
-        chunks = max(1, -(-2 * pairs // self.max_chunk_blocks))
+        block_bytes = self.wide_block_bytes if self.blocks.bits == 4 else self.block_bytes
+        chunks = max(1, -(-2 * pairs * block_bytes // self.chunk_bytes))
         return 2 * max(1, -(-pairs // chunks))
 
     @property
@@ -195,6 +210,59 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
     def part_w_bytes(self) -> int:
         """Bytes of the quants of a panel for one part along K, at one byte per quant."""
         return PANEL * self.blocks.size
+
+    @property
+    def wide_block_bytes(self) -> int:
+        """Bytes of a panel's block of 4 bits as tiles read it: for each digit of x, a byte per quant."""
+        return PANEL * BLOCK * self.x.digits
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulator tiles for a block of x: one per part, and for weights of 8 bits one per digit of x."""
+        return self.parts * (self.x.digits if self.blocks.bits == 8 else 1)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a product of tiles covers a block of x with all of its digits."""
+        return self.parts == self.accumulators == 1
+
+    @property
+    def tile_k(self) -> int:
+        """Elements along K of a product of tiles, in which digits count separately."""
+        return self.x.quant_row_bytes if self.is_whole else self.blocks.size
+
+    @property
+    def has_two_sets(self) -> bool:
+        """Whether four tile registers suffice for the accumulators of two blocks."""
+        return 2 * self.accumulators <= _ACCUMULATORS
+
+    @property
+    def tile_shapes(self) -> list[tuple[int, int]]:
+        """(rows, bytes of a row) of the tile registers: accumulators, x, w."""
+        accumulator = TILE_ROWS, TILE_ROW_BYTES
+        x, w = (TILE_ROWS, self.tile_k), (self.tile_k // DOT_BYTES, TILE_ROW_BYTES)
+        return [*[accumulator] * _ACCUMULATORS, x, w]
+
+    def first_accumulator(self, sums: int) -> int:
+        """Return the first tile register of the set `sums` of accumulators."""
+        return sums * self.accumulators if self.has_two_sets else 0
+
+    def tile_products(self, sums: int) -> list[tuple[int, bool, int, int]]:
+        """List the products of tiles of a block into the set `sums`.
+
+        Each is: the accumulator, whether it must be zeroed before, and the bytes from a block of x and of w
+        to the tiles.
+        """
+        first, shares_sum = self.first_accumulator(sums), self.accumulators == self.parts
+        if self.is_whole:
+            return [(first, True, 0, 0)]
+        products = []
+        for part, digit in product(range(self.parts), range(self.x.digits)):
+            number = first + (part if shares_sum else self.x.digits * part + digit)
+            x_offset, w_offset = BLOCK * digit + self.blocks.size * part, self.part_w_bytes * part
+            w_offset += PANEL * BLOCK * digit if self.blocks.bits == 4 else 0
+            products.append((number, not (shares_sum and digit), x_offset, w_offset))
+        return products
 
     @property
     def panel_bytes(self) -> int:
@@ -222,11 +290,11 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
         return self.group_bytes - self.group_parts * self.own_terms_bytes
 
     def shift_past(self, part: int) -> int:
-        """Return the bytes from a row's scale in a block of Int8Blocks to the row's shift for `part`."""
+        """Return the bytes from a row's scale in a block of QuantBlocks to the row's shift for `part`."""
         return self.x.shifts_at - self.x.scales_at + self._stat_of(part)
 
     def sum_past(self, part: int) -> int:
-        """Return the bytes from a row's scale in a block of Int8Blocks to the row's sum for `part`."""
+        """Return the bytes from a row's scale in a block of QuantBlocks to the row's sum for `part`."""
         return self.x.sums_at - self.x.scales_at + self._stat_of(part)
 
     def _stat_of(self, part: int) -> int:
@@ -252,8 +320,8 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
         return Regions(
             {
                 "config": CONFIG_BYTES,
-                "products": self.parts * TILE_BYTES,
-                "chunk_w": self.chunk_blocks * TILE_BYTES if self.blocks.bits == 4 else 0,
+                "products": self.accumulators * TILE_BYTES,
+                "chunk_w": self.chunk_blocks * self.wide_block_bytes if self.blocks.bits == 4 else 0,
                 "sums": self.row_block * SUMS_ROW_BYTES,
             }
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, FloatTiles, Int8Blocks
+from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, FloatTiles, QuantBlocks
 from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation
-from shortfin_apps.llm.model.spec import FloatType
+from shortfin_apps.llm.model.spec import ActivationBits, FloatType
 
 ROW_BLOCK = 4  # rows per work item, if rows are few
 
@@ -47,13 +47,14 @@ class RmsNormGeometry:
 
 @dataclass(frozen=True, slots=True)
 class QuantiseBlocksGeometry:
-    """Quantisation of x [rows, size] to Int8Blocks (quantise_blocks_function.mlir.j2).
+    """Quantisation of x [rows, size] to QuantBlocks (quantise_blocks_function.mlir.j2).
 
-    With a `norm`, x is f32 and RMS-normed first. Without one, x is `dtype`, row-major or, if `is_tiled`
-    (only bf16), FloatTiles. `size` must be a multiple of 32.
+    `bits`: of the quants. With a `norm`, x is f32 and RMS-normed first. Without one, x is `dtype`, row-major
+    or, if `is_tiled` (only bf16), FloatTiles. `size` must be a multiple of 32.
     """
 
     size: int
+    bits: ActivationBits
     is_tiled: bool
     norm: RmsNormGeometry | None = None
     has_wide_vectors: bool = True
@@ -73,8 +74,8 @@ class QuantiseBlocksGeometry:
         return self.x_row_bytes // self.y.blocks
 
     @property
-    def y(self) -> Int8Blocks:
-        return Int8Blocks(self.size)
+    def y(self) -> QuantBlocks:
+        return QuantBlocks(self.size, self.bits)
 
 
 @dataclass(frozen=True, slots=True)

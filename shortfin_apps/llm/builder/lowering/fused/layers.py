@@ -68,7 +68,7 @@ class FusedLayers:
         self._geometries: dict[str, list[FusedLayerGeometry]] = {}  # by the kernel's name without number
         # At most one run before each operation of another kind, and one at the end.
         self._most_calls = 1 + sum(not isinstance(each, Norm | Linear | GatedLinear) for each in operations)
-        self._row_bytes = buffer_row_bytes(operations, weights, kernels.kept_bytes)
+        self._row_bytes = buffer_row_bytes(operations, weights, kernels.kept_bytes, kernels.block_bits)
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
         """Count the leading operations that are fused.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulFloatTilesGeometry, MatmulInt8Geometry
 from shortfin_apps.llm.builder.kernels.fused.layer import KernelGeometry
-from shortfin_apps.llm.builder.kernels.fused.matmul import MatmulBlockInt8Geometry, MatmulGeometry
+from shortfin_apps.llm.builder.kernels.fused.matmul import MatmulBlocksGeometry, MatmulGeometry
 from shortfin_apps.llm.builder.kernels.fused.matmul_floats import MatmulFloatsGeometry
 from shortfin_apps.llm.builder.kernels.fused.matmul_int8_vectors import MatmulInt8VectorsGeometry
 from shortfin_apps.llm.builder.kernels.fused.stages import (
@@ -29,16 +29,20 @@ from shortfin_apps.llm.builder.weights.layout import (
     fills_tiles,
 )
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.spec import FloatType, ModelSpec
+from shortfin_apps.llm.model.spec import ActivationBits, FloatType, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class StageKernels:
-    """Chooses kernels for the stages of the model's layers; `activations`: the dtype of float activations."""
+    """Chooses kernels for the stages of the model's layers.
+
+    `activations`: the dtype of float activations; `block_bits`: bits of activations in blocks.
+    """
 
     spec: ModelSpec
     weights: WeightTypes
     activations: FloatType
+    block_bits: ActivationBits
     target: Target
 
     @property
@@ -103,7 +107,7 @@ class StageKernels:
             return RowQuantisationStage(size, dtype, eps, is_tiled, self._is_shifted, **self._vectors)
         if stage.layout.blocks:
             dtype = self.kept if stage.x_kept else self.activations
-            return QuantiseBlocksGeometry(size, is_tiled, norm, dtype=dtype, **self._vectors)
+            return QuantiseBlocksGeometry(size, self.block_bits, is_tiled, norm, dtype=dtype, **self._vectors)
         assert norm  # floats are not quantised
         return norm
 
@@ -131,11 +135,12 @@ class StageKernels:
 
     def _in_blocks(self, stage: MatmulStage, layout: QuantisedPanels) -> MatmulGeometry:
         n, k_size = self.weights.shape(stage.weight)
-        return MatmulBlockInt8Geometry(
+        return MatmulBlocksGeometry(
             n=n,
             k_size=k_size,
             epilogue=stage.epilogue,
             blocks=layout.blocks,
+            x_bits=self.block_bits,
             pair=layout.pair,
             has_tiles=self.has_tiles,
             has_bf16=self.target.has_bf16_dot,

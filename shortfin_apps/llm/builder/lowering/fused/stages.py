@@ -1,6 +1,6 @@
 """The stages of a fused layer (a run of operations in one dispatch), and the buffers between stages.
 
-A value is in a buffer named like the value; a quantised form of it is in `VALUE_block_int8` or `VALUE_int8`.
+A value is in a buffer named like the value; a quantised form of it is in `VALUE_blocks` or `VALUE_int8`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
-from shortfin_apps.llm.builder.kernels.activations import Int8Blocks, Int8Tiles
+from shortfin_apps.llm.builder.kernels.activations import Int8Tiles, QuantBlocks
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.kernels.fused.layer import AttentionGeometry
 from shortfin_apps.llm.builder.lowering.lowering import Values
@@ -19,9 +19,10 @@ from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.attention import Attend, Attention
 from shortfin_apps.llm.model.operations import GatedLinear, Linear, Norm, Operation
+from shortfin_apps.llm.model.spec import ActivationBits
 
-# Forms of a matmul's input: floats, blocks of 8-bit integers, or 8-bit integers with a scale per token.
-Operands = Literal["floats", "block_int8", "int8"]
+# Forms of a matmul's input: floats, blocks of integers, or 8-bit integers with a scale per token.
+Operands = Literal["floats", "blocks", "int8"]
 
 
 class DecodeAttention(Protocol):
@@ -39,7 +40,7 @@ class MatmulStage:
     `x`, `out`, `residual` and `quantised` name buffers. `epilogue`: stores the product, adds `residual`, or
     computes activation(gate) * up. `x_kept`: another stage of this dispatch, but not attention, wrote `x`, so
     that `x` has the target's format between stages (`StageKernels.kept`). `quantised`: a gated stage with
-    weights in blocks also writes its result there, as block_int8.
+    weights in blocks also writes its result there, in blocks.
     """
 
     weight: str
@@ -172,9 +173,9 @@ class StageList(list[Stage]):
     def _add_gated(self, operation: GatedLinear) -> None:
         x, out, weight = self._operand(operation.x, operation.weight), operation.out, operation.weight
         held: dict[Operands | None, str] = {"floats": out}
-        if operands_of(self._weights.layout(weight)) == "block_int8":
-            held["block_int8"] = _buffer_name(out, "block_int8")
-        quantised = held.get("block_int8")
+        if operands_of(self._weights.layout(weight)) == "blocks":
+            held["blocks"] = _buffer_name(out, "blocks")
+        quantised = held.get("blocks")
         self.append(MatmulStage(weight, x, x in self._kept, out, operation.activation, quantised=quantised))
         self._held[out] = held
         self._kept.add(quantised or out)
@@ -218,16 +219,19 @@ def inputs_of(run: Sequence[Operation]) -> set[str]:
 
 
 def buffer_row_bytes(
-    operations: Sequence[Operation], weights: WeightTypes, kept_bytes: int
+    operations: Sequence[Operation], weights: WeightTypes, kept_bytes: int, block_bits: ActivationBits
 ) -> dict[str, int]:
     """Return buffer name -> bytes per token, for each buffer that may be internal to a dispatch.
 
-    These are Linear's results in f32, and inputs of matmuls in all forms, where a float takes `kept_bytes`.
+    These are Linear's results in f32, and inputs of matmuls in all forms, where a float takes `kept_bytes`,
+    and a quant in blocks `block_bits`.
     A name that several layers use gets the largest size.
     """
     matmuls = [each for each in operations if isinstance(each, Linear | GatedLinear)]
     sums = [{each.out: 4 * weights.shape(each.weight)[0]} for each in matmuls if isinstance(each, Linear)]
-    operands = [operand_bytes(kept_bytes, each.x, weights.shape(each.weight)[1]) for each in matmuls]
+    operands = [
+        operand_bytes(kept_bytes, block_bits, each.x, weights.shape(each.weight)[1]) for each in matmuls
+    ]
     largest: dict[str, int] = {}
     for name, size in (pair for sizes in (*sums, *operands) for pair in sizes.items()):
         largest[name] = max(size, largest.get(name, 0))
@@ -237,14 +241,14 @@ def buffer_row_bytes(
 def operands_of(layout: WeightLayout) -> Operands:
     if isinstance(layout, Int8Panels):
         return "int8"
-    return "block_int8" if layout.blocks else "floats"
+    return "blocks" if layout.blocks else "floats"
 
 
-def operand_bytes(kept_bytes: int, name: str, features: int) -> dict[str, int]:
+def operand_bytes(kept_bytes: int, block_bits: ActivationBits, name: str, features: int) -> dict[str, int]:
     """Return buffer name -> bytes per token, for the float buffer `name` and its quantised forms."""
     return {
         name: kept_bytes * features,
-        f"{name}_block_int8": Int8Blocks(features).row_bytes,
+        f"{name}_blocks": QuantBlocks(features, block_bits).row_bytes,
         f"{name}_int8": Int8Tiles(features).row_bytes,
         f"{name}_int8.scales": 4,
     }
