@@ -54,7 +54,7 @@ def test_every_flag() -> None:
     flags = (
         "--device hip:gfx942 --weights f16 --kv f32 --prefill-batch-sizes 2 --decode-batch-sizes 8,1,8 "
         "--chunk-sizes none --extend-sizes 256,64 --decode-loop-sizes 8 --context-length 512 "
-        "--block-seq-stride 32 --pages 9 --top-k 1"
+        "--block-seq-stride 32 --pages 9 --top-k 1 --activation-bits 12"
     )
     assert cli.options_of(parse("x.gguf", *flags.split())) == BuildOptions(
         device="hip:gfx942",
@@ -69,12 +69,14 @@ def test_every_flag() -> None:
         context_length=512,
         device_block_count=9,
         top_k=1,
+        activation_bits=12,
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--activation-bits", "16"], "invalid choice: 16"),
         (["--decode-batch-sizes", "1,x"], "'x' is not a positive number"),
         (["--decode-batch-sizes", ""], "'' is not a positive number"),
         (["--top-k", "-3"], "'-3' is not a positive number"),
@@ -131,10 +133,13 @@ class Built:
 @pytest.mark.parametrize(
     ("options", "is_noted"),
     [
-        (BuildOptions(weights="q4"), True),
-        (BuildOptions(weights="q8_0"), True),
+        (BuildOptions(weights="q4", activation_bits=8), True),
+        (BuildOptions(weights="q8_0", activation_bits=8), True),
         (BuildOptions(weights="int8", device="cpu:znver4"), True),
-        (BuildOptions(block_types=(("output.weight", Q4_1),)), True),
+        (BuildOptions(block_types=(("output.weight", Q4_1),), activation_bits=8), True),
+        (BuildOptions(block_types=(("output.weight", Q4_1),)), False),
+        (BuildOptions(weights="q8_0"), False),
+        (BuildOptions(weights="q4", activation_bits=12), False),
         (BuildOptions(weights="bf16"), False),
         (BuildOptions(block_types=(("output.weight", None),)), False),
         (BuildOptions(weights="q4", device="hip:gfx942"), False),
@@ -151,6 +156,7 @@ def test_says_what_quantised_activations_cost(
     error = capsys.readouterr().err
     assert ("activations are rounded to 8 bits" in error) == is_noted
     assert ("--weights bf16" in error) == is_noted
+    assert ("--activation-bits 12" in error) == (is_noted and options.has_blocks)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ class BuildOptions:
     addition to the dynamic `prefill_bs{N}`; `extend_sizes`: token counts with an entry `extend_t{T}`, in
     addition to the dynamic `extend`; `decode_loop_sizes`: batch sizes with an entry `decode_loop_bs{N}`
     (several decode steps in one invocation); `top_k`: candidates per sequence of the on-device sampler.
-    `activation_bits`: bits to which CPUs quantise the activations that weights in blocks are multiplied by.
+    `activation_bits`: bits to which CPUs quantise activations to multiply weights in blocks.
     `batch_invariant`: on AMD GPUs, all entries compute the same bits for a token; on CPUs, they always do.
     """
 
@@ -204,7 +204,7 @@ class BuildOptions:
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
     batch_invariant: bool = False
-    activation_bits: ActivationBits = 8
+    activation_bits: ActivationBits | None = None  # None: 12
     # (name, type) of weights stored in another type than `weights`; type None: floats of `activations`' type.
     block_types: tuple[tuple[str, BlockType | None], ...] = ()
 
@@ -247,6 +247,11 @@ class BuildOptions:
     def quantises_activations(self) -> bool:
         """Whether matmuls quantise activations, as on CPUs with integer dot products."""
         return self.device.startswith("cpu") and (self.has_blocks or self.weights == "int8")
+
+    @property
+    def block_bits(self) -> ActivationBits:
+        """Bits of activations in blocks, which are multiplied by weights in blocks."""
+        return self.activation_bits or 12
 
     @property
     def has_blocks(self) -> bool:

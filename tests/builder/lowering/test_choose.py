@@ -24,7 +24,8 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.operations import Linear, Norm, TopK
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.model.spec import ActivationBits, BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.model.weight_blocks import Q4_1
 from tests.builder.compiled_kernels import ConstantWeights, function, load
 from tests.builder.compiled_model import GENERIC, HOST, HYBRID, ROUTED, TINY
 from tests.builder.specs import changed, with_experts
@@ -204,6 +205,32 @@ def test_refuses_what_no_kernel_takes(
 ) -> None:
     with pytest.raises(BuildError, match=message):
         choose(context(spec, BuildOptions(weights=weights), target))
+
+
+@pytest.mark.parametrize(
+    ("target", "spec", "weights"),
+    [
+        (VNNI, TILES, "bf16"),
+        (VNNI, TILES, "int8"),
+        (VNNI, ROUTED, "q4"),
+        (ARM_WITHOUT_DOT, TILES, "q8_0"),
+        (GPU, TILES, "q4"),
+    ],
+)
+@pytest.mark.parametrize("bits", [8, 12])
+def test_refuses_bits_where_activations_are_not_in_blocks(
+    bits: ActivationBits, target: Target, spec: ModelSpec, weights: WeightType
+) -> None:
+    options = BuildOptions(weights=weights, activation_bits=bits)
+    with pytest.raises(BuildError, match=f"--activation-bits .* not for {weights} on .*: leave it out"):
+        choose(context(spec, options, target))
+
+
+def test_bits_are_for_weights_in_blocks_on_every_cpu_that_multiplies_them() -> None:
+    for target in (VNNI, AMX):
+        assert choose(context(TILES, BuildOptions(weights="q4", activation_bits=8), target))
+    own = BuildOptions(block_types=(("blk.0.ffn_down.weight", Q4_1),), activation_bits=12)
+    assert choose(context(TILES, own, VNNI))
 
 
 def test_no_candidate_is_an_error_that_names_the_kind() -> None:

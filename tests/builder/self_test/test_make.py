@@ -97,6 +97,11 @@ def test_every_type_has_a_tolerance_that_unrelated_logits_exceed(weights: Weight
     assert 0 < tolerance_of(SPEC, options) <= tolerance_of(ROUTED, options) <= MAX_TOLERANCE < 2**0.5
 
 
+def test_12_bits_are_as_fine_as_bf16() -> None:
+    coarse, fine = (BuildOptions(weights="q4", activation_bits=bits) for bits in (8, 12))
+    assert tolerance_of(SPEC, fine) == tolerance_of(SPEC, BuildOptions()) < tolerance_of(SPEC, coarse)
+
+
 def test_a_narrow_cache_widens_the_tolerance_of_wide_weights() -> None:
     wide, narrow = BuildOptions(weights="f32", kv="f32"), BuildOptions(weights="f32", kv="bf16")
     assert tolerance_of(SPEC, wide) < tolerance_of(SPEC, narrow)

@@ -190,7 +190,7 @@ def _amx_expert_tiles(c: LoweringContext) -> dict[str, bool]:
 
 def _fused_layers(c: LoweringContext) -> FusedLayers:
     options = c.options
-    kernels = StageKernels(c.spec, c.weights, options.activations, options.activation_bits, c.target)
+    kernels = StageKernels(c.spec, c.weights, options.activations, options.block_bits, c.target)
     return FusedLayers(c.weights, c.render, list(c.spec.operations()), kernels)
 
 
@@ -303,11 +303,10 @@ def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate
 def _check_sizes(c: LoweringContext) -> None:
     """Raise BuildError for weight types or sizes that the target's kernels do not support."""
     weights, target, hidden = c.options.weights, c.target, c.spec.hidden_size
-    if c.options.activation_bits != 8 and not (c.options.has_blocks and multiplies_blocks(c.spec, target)):
+    if c.options.activation_bits and not (c.options.has_blocks and multiplies_blocks(c.spec, target)):
         raise BuildError(
-            "activations of 12 bits are for weights in blocks (q8_0, q4, a GGUF file's own types) on CPUs "
-            f"that multiply these as integers, not for {c.options.stored_weights} on {target.device}: leave "
-            "out --activation-bits"
+            "--activation-bits is for weights in blocks (q8_0, q4, a GGUF file's own types) on CPUs that "
+            f"multiply these as integers, not for {c.options.stored_weights} on {target.device}: leave it out"
         )
     if not target.is_cpu:
         if weights == "int8":

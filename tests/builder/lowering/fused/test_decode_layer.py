@@ -101,7 +101,7 @@ def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     attention = Bf16Attention(context) if target.has_bf16_dot else VectorAttention(context)
 
     def lowering(joint: Bf16Attention | VectorAttention | None) -> Lowering:
-        kernels = StageKernels(WHOLE_TILES, weights, options.activations, options.activation_bits, target)
+        kernels = StageKernels(WHOLE_TILES, weights, options.activations, options.block_bits, target)
         fused = FusedLayers(weights, rendered.render, list(WHOLE_TILES.operations()), kernels)
         fused.attention = joint
         chosen = {Attend: attention, Norm: fused, Linear: fused, GatedLinear: fused}
