@@ -10,7 +10,7 @@ from collections.abc import Iterable
 _INSTRUCTIONS = {
     "AMX bf16": "llvm.x86.tdpbf16ps",
     "AMX fp16": "llvm.x86.tdpfp16ps",
-    "AMX int8": "llvm.x86.tdpbssd",
+    "AMX int8": "llvm.x86.tdpbs",
     "AVX-512 bf16": "llvm.x86.avx512bf16.",
     "AVX-512 VNNI": "llvm.x86.avx512.vpdpbusd.512",
     "AVX-512 integers": "llvm.x86.avx512.pmaddubs.w.512",

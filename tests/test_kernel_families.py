@@ -20,6 +20,7 @@ TOP_K = render("cpu/top_k", "top_k", g=TopKGeometry(size=64, k=4))
         ("llvm.x86.tdpbf16ps", "AMX bf16"),
         ("llvm.x86.tdpfp16ps", "AMX fp16"),
         ("llvm.x86.tdpbssd", "AMX int8"),
+        ("llvm.x86.tdpbsud", "AMX int8"),
         ("llvm.x86.avx512bf16.dpbf16ps.512", "AVX-512 bf16"),
         ("llvm.x86.avx512.vpdpbusd.512", "AVX-512 VNNI"),
         ("llvm.x86.avx512.pmaddubs.w.512", "AVX-512 integers"),

@@ -24,7 +24,7 @@ from tests.builder.specs import changed
 SPEC = changed(TINY, {"head_dim": 32})
 LAYER = slice(4, 10)  # from the first attention's result to the next layer's q, k and v
 Q8 = ["attended_blocks", "sum", "normed_blocks", "gated", "new_x", "normed_blocks", "qkv"]
-INT8 = [name.replace("block_", "") for name in Q8]
+INT8 = [name.replace("blocks", "int8") for name in Q8]
 BF16 = ["sum", "normed", "gated", "new_x", "normed", "qkv"]
 
 
