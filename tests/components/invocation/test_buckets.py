@@ -104,6 +104,14 @@ def test_packed_tokens_take_the_nearest_bucket_or_the_dynamic_entry() -> None:
     assert made.nearest(Batch(EntryFamily.EXTEND, mixed * 3)) == Shape("extend", Layout.PACKED, 6, 21, 2)
 
 
+@given(num_decodes=st.integers(1, 5), pages=st.integers(1, 5))
+def test_decodes_with_a_chunk_have_the_shape_of_such_a_batch(num_decodes: int, pages: int) -> None:
+    made = buckets("decode_bs1", "prefill_bs1", "extend_t8", "extend_t16", "extend")
+    batch = Batch(EntryFamily.EXTEND, (*[task(1, 3)] * num_decodes, task(4 * pages, 0)))
+    assert made.mixed_of(num_decodes, pages) == made.nearest(batch)
+    assert buckets("decode_bs1", "prefill_bs1", "extend", extend_rank=2).mixed_of(num_decodes, pages) is None
+
+
 def test_more_rows_than_an_extend_has_results_for_take_the_next() -> None:
     tokens, types = TensorType((None,), np.dtype(np.int64)), np.dtype(np.float32)
     results = {"extend_t8": (TensorType((2, 1, 3), types),), "extend": (TensorType((None, 1, 3), types),)}

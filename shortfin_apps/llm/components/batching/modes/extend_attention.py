@@ -105,6 +105,8 @@ class ExtendAttentionMode(BatchMode):
         for request in running:
             (decodes if request.decodes else prefills).append(request)
         tokens = self.budget.tokens(len(decodes), sum(r.num_unplanned for r in prefills))
+        if decodes:  # they do not reduce the prompts' share of a budget below the largest
+            tokens = min(self.budget.while_decoding, tokens + len(decodes))
         costs = [self.budget.page_cost(r.num_planned, has_decodes=bool(decodes)) for r in prefills]
         max_rows = tokens - (self._stride if prefills else 0)
         decodes = self._rotate(decodes, max_rows)
