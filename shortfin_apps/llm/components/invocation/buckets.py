@@ -10,6 +10,9 @@ from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.contract.abi import MIN_BLOCKS, ROW_LAYOUTS, Entry, EntryFamily, Layout
 from shortfin_apps.llm.contract.errors import ArtifactError
 
+# Computing so few rows takes about as long as reading the weights, also where some are padding.
+FEW_ROWS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -98,8 +101,8 @@ class Buckets:
         """Return the nearest compiled shape that holds the batch; with `draws`, decodes run on a decode loop.
 
         If all tasks of an `extend` batch are decodes, a `decode` runs them instead of a packed `extend`,
-        unless the `decode` computes more rows: it has fewer dispatches and gives the same bits. A decode loop
-        also saves the draw, so it may compute a third more rows.
+        unless the `decode` computes more rows, and more than FEW_ROWS: it has fewer dispatches and gives the
+        same bits. A decode loop also saves the draw, so it may compute a third more rows.
         """
         if batch.family is EntryFamily.DECODE:
             return self._decode_loop(batch.tasks) if draws else self._decode_shape(batch.tasks)
@@ -112,7 +115,7 @@ class Buckets:
             loop = self._decode_loop(batch.tasks) if len(batch.tasks) <= max(self._loops) else extend
             return loop if 3 * loop.rows <= 4 * extend.tokens else extend
         decode = self._decode_shape(batch.tasks) if self.holds_decodes(len(batch.tasks)) else extend
-        return decode if decode.rows <= extend.tokens else extend
+        return decode if decode.rows <= max(extend.tokens, FEW_ROWS) else extend
 
     def extend(self, tasks: Sequence[LlmTaskInput]) -> Shape:
         """Return the nearest `extend` shape that holds the tasks."""
