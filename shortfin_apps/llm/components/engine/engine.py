@@ -138,9 +138,7 @@ class Engine:
             tokens = tokens_within_gap(self._runner, budget.while_decoding, budget.most)
             budget.while_decoding = tokens or budget.while_decoding
         else:
-            tokens = tokens_beside_decodes(
-                self._runner, budget.while_decoding, self._clock, mixes=mode.mixes
-            )
+            tokens = tokens_beside_decodes(self._runner, budget.while_decoding, self._clock, mixes=mode.mixes)
             budget.least = tokens or budget.least
 
     def check(self, call: GenerateCall) -> None:

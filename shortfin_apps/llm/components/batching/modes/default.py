@@ -74,7 +74,7 @@ class DefaultMode(BatchMode):
         )
 
     @staticmethod
-    def default_max_running(config: ModelConfig) -> int:
+    def default_max_running(config: ModelConfig, *, on_gpu: bool) -> int:
         return max(config.decode_batch_sizes)
 
     @property

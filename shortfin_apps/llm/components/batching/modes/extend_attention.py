@@ -42,7 +42,8 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 # would make decodes wait twice as long under many prompts. A budget of 192 reduced the throughput of workload
 # W3 by a tenth (docs/measurements.md).
 DEFAULT_EXTEND_BUDGET = 256
-DEFAULT_MAX_RUNNING = 256
+# CPUs are busy with far fewer rows: more requests would only make each one slower.
+GPU_MAX_RUNNING = 256
 
 
 class ExtendAttentionMode(BatchMode):
@@ -89,8 +90,8 @@ class ExtendAttentionMode(BatchMode):
         )
 
     @staticmethod
-    def default_max_running(config: ModelConfig) -> int:
-        return DEFAULT_MAX_RUNNING
+    def default_max_running(config: ModelConfig, *, on_gpu: bool) -> int:
+        return GPU_MAX_RUNNING if on_gpu else max(config.decode_batch_sizes)
 
     @property
     def max_task_tokens(self) -> int | None:
