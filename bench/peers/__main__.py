@@ -8,7 +8,7 @@ The engines are llama.cpp, vLLM's CPU build, OpenVINO GenAI and onnxruntime-gena
     python -m bench.peers --weights q8_0,q4_1      # with the peers' 8-bit and 4-bit models
     python -m bench.peers --servers ours,openvino  # only these two
     python -m bench.peers --weights bf16,q8_0,q4_1 \
-        --servers ours,ours-extend,llama,vllm,vllm-zen,openvino,ort    # everything
+        --servers ours,ours-default,llama,vllm,vllm-zen,openvino,ort    # everything
     python -m bench.peers --model FILE.gguf --weights own      # a file as it is, with llama.cpp
     python -m bench.peers --servers ours,llama --device cpu:haswell    # without newer instructions
 
@@ -68,9 +68,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--servers", type=_names, default=list(DEFAULT_SERVERS), metavar="NAME,..",
-        help=f"of {', '.join(SERVERS)}, in this order (default: {','.join(DEFAULT_SERVERS)}); ours-extend is "
-        "ours with --batch-mode extend-attention, vllm-zen is vllm with AMD's zentorch, and each is left out "
-        "where it does not take the weights",
+        help=f"of {', '.join(SERVERS)}, in this order (default: {','.join(DEFAULT_SERVERS)}); ours-default "
+        "is ours with --batch-mode default, vllm-zen is vllm with AMD's zentorch, and each is left out where "
+        "it does not take the weights",
     )  # fmt: skip
     made.add_argument(
         "--weights", type=_names, default=["bf16"], metavar="KIND,..",

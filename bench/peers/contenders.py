@@ -17,9 +17,9 @@ from bench.peers.ours import Ours
 from bench.peers.subject import Subject
 from bench.peers.vllm_cpu import VllmCpu
 
-EXTEND, ZEN = "ours-extend", "vllm-zen"
+DEFAULT_MODE, ZEN = "ours-default", "vllm-zen"
 DEFAULT_SERVERS = ("ours", "llama", "vllm", "openvino", "ort")
-SERVERS = ("ours", EXTEND, "llama", "vllm", ZEN, "openvino", "ort")
+SERVERS = ("ours", DEFAULT_MODE, "llama", "vllm", ZEN, "openvino", "ort")
 
 
 def chosen_contenders(args: argparse.Namespace, weights: str) -> list[Contender]:
@@ -52,10 +52,10 @@ def is_measured(name: str, weights: str, subject: Subject) -> bool:
 def _makers(args: argparse.Namespace, subject: Subject) -> dict[str, Callable[[], Contender]]:
     cache = Cache(args.cache, lambda line: print(line, file=sys.stderr, flush=True))
     threads, python = args.threads, args.vllm_python
-    extend = [*args.ours_arg, "--batch-mode=extend-attention"]
+    default_mode = [*args.ours_arg, "--batch-mode=default"]
     return {
         "ours": lambda: Ours(cache, threads, subject, args.artefact, args.ours_arg),
-        EXTEND: lambda: Ours(cache, threads, subject, args.artefact, extend, EXTEND),
+        DEFAULT_MODE: lambda: Ours(cache, threads, subject, args.artefact, default_mode, DEFAULT_MODE),
         "llama": lambda: LlamaCpp(cache, threads, args.jobs, subject),
         "vllm": lambda: VllmCpu(cache, threads, python),
         ZEN: lambda: VllmCpu(cache, threads, python, has_zentorch=True),

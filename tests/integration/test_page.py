@@ -160,7 +160,7 @@ def test_a_prompt_is_streamed_and_what_it_did_is_shown(browser: Browser, service
         expect(page.locator("#try-answer")).not_to_be_empty()
         expect(page.locator("#try-send")).to_be_enabled()
         page.locator("#steps-details summary").click()
-        row = page.locator("#steps-details tbody tr").filter(has_text="prefill")
+        row = page.locator("#steps-details tbody tr").filter(has_text="extend")
         expect(row.first).to_be_visible()
         page.locator("#throughput-details summary").click()
         expect(page.locator("#throughput-details tbody tr").first).to_contain_text("now")

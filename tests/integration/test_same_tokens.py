@@ -79,7 +79,9 @@ def test_in_every_decode_bucket(
 ) -> None:
     """`size` requests at once; prompts are repeated so that all rows are used."""
     crowd = [index % len(prompts) for index in range(size)]
-    with open_engine(tiny_artifact, EngineSettings(runtime="iree", prefix_cache="none")) as engine:
+    mode = BatchSettings(batch_mode="default")
+    options = EngineSettings(runtime="iree", prefix_cache="none", batching=mode)
+    with open_engine(tiny_artifact, options) as engine:
         got = generate(engine, [prompts[index] for index in crowd], MAX_TOKENS)
         used = engine.stats().entries
     for index, continuation in zip(crowd, got, strict=True):

@@ -239,7 +239,7 @@ def test_a_model_that_nobody_closes_is_closed_when_it_is_collected(tiny_artifact
 )
 def test_a_program_ends_whether_or_not_it_closes_the_model(tiny_artifact: Artifact, code: str) -> None:
     model = str(tiny_artifact.vmfb.parent)
-    load = f"from shortfin_apps.llm.offline import LLM\nllm = LLM({model!r}, token_budget=9)\n"
+    load = f"from shortfin_apps.llm.offline import LLM\nllm = LLM({model!r}, token_budget=320)\n"
     assert outcome(load + code) == (0, "", "")
 
 

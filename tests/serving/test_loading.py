@@ -132,7 +132,7 @@ def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifa
         for options, expected in (
             (EngineSettings(), decode_rows),
             (EngineSettings(device="hip"), 256),
-            (EngineSettings(batching=BatchSettings(batch_mode="extend-attention")), 256),
+            (EngineSettings(batching=BatchSettings(batch_mode="extend-attention")), decode_rows),
             (EngineSettings(max_running=3), 3),
         ):
             assert make_engine(device, *files, options).max_running == expected

@@ -37,7 +37,7 @@ class EngineSettings:
     batching: BatchSettings = field(default_factory=BatchSettings)
     max_running: int | None = setting(
         None,
-        "maximum requests in progress (default: the largest decode batch, or 256)",
+        "maximum requests in progress (default: the largest decode batch, in extend-attention on GPUs 256)",
         common=True,
         ge=1,
     )

@@ -234,7 +234,7 @@ def _make_engine(
         on_gpu=on_gpu,
     )
     mode = make_mode(settings.batching, config, buckets, on_gpu=on_gpu)
-    max_running = settings.max_running or mode.default_max_running(config)
+    max_running = settings.max_running or mode.default_max_running(config, on_gpu=on_gpu)
     tokens_ahead = mode.tokens_ahead(config.stride)
     draft = _draft_program(device, settings, facts, max_running)
     num_pages = _num_pages(device, program, config, settings, facts, max_running, tokens_ahead, draft)

@@ -31,9 +31,9 @@ def test_ours_is_compared_with_the_best_peer_of_each_repeat() -> None:
 
 
 def test_ours_with_other_settings_is_not_a_peer() -> None:
-    runs = [*RUNS, run("ours-extend", 0, 400, 20), run("ours-extend", 1, 100, 30)]
+    runs = [*RUNS, run("ours-default", 0, 400, 20), run("ours-default", 1, 100, 30)]
     assert ratio(runs, "W2", TOKENS_PER_S) == pytest.approx((2.0, 1.5, 2.5))
-    assert ratio(runs, "W2", TOKENS_PER_S, "ours-extend") == pytest.approx((1.625, 1.25, 2.0))
+    assert ratio(runs, "W2", TOKENS_PER_S, "ours-default") == pytest.approx((1.625, 1.25, 2.0))
 
 
 def test_without_peers_or_figures_there_is_no_ratio() -> None:

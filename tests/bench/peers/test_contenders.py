@@ -18,9 +18,9 @@ def labels(cache: Path, weights: str, *options: str) -> list[str]:
     ("weights", "expected"),
     [
         ("bf16", list(SERVERS)),
-        ("q8_0", ["ours", "ours-extend", "llama", "openvino", "ort"]),
-        ("q4_1", ["ours", "ours-extend", "llama", "openvino", "ort"]),
-        ("own", ["ours", "ours-extend", "llama"]),
+        ("q8_0", ["ours", "ours-default", "llama", "openvino", "ort"]),
+        ("q4_1", ["ours", "ours-default", "llama", "openvino", "ort"]),
+        ("own", ["ours", "ours-default", "llama"]),
     ],
 )
 def test_servers_are_left_out_where_they_do_not_take_the_weights(

@@ -12,7 +12,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 
 def test_an_unknown_server_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--cache", str(tmp_path), "--servers", "ours,other"]) == 2
-    assert "'other'; choose from ours, ours-extend, llama, vllm, vllm-zen" in capsys.readouterr().err
+    assert "'other'; choose from ours, ours-default, llama, vllm, vllm-zen" in capsys.readouterr().err
 
 
 def test_unsupported_weights_are_refused_before_set_up(
@@ -58,8 +58,8 @@ def test_both_batch_modes_in_one_campaign(
 ) -> None:
     directory = str(tiny_artifact.vmfb.parent)
     file = tmp_path / "measured.json"
-    options = ["--servers", "ours,ours-extend", "--preset", "W1", "--repeat", "1", "--json", str(file)]
+    options = ["--servers", "ours,ours-default", "--preset", "W1", "--repeat", "1", "--json", str(file)]
     assert main(["--cache", str(tmp_path), "--artefact", directory, *options]) == 0
     runs = json.loads(file.read_text(encoding="utf-8"))["bf16"]["runs"]
-    assert [(run["target"], run["errors"]) for run in runs] == [("ours", 0), ("ours-extend", 0)]
-    assert "ours-extend" in capsys.readouterr().out
+    assert [(run["target"], run["errors"]) for run in runs] == [("ours", 0), ("ours-default", 0)]
+    assert "ours-default" in capsys.readouterr().out

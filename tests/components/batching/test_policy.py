@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.components.batching.mode import DEFAULT_CHUNK_TOKENS, BatchSettings
+from shortfin_apps.llm.components.invocation.buckets import FEW_ROWS
 from tests.components.simulation import AMX, AVX512, CostModel, Simulation
 
 NUM_DECODES = 8
@@ -91,8 +92,27 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(cost: CostModel) -> None:
     assert not simulation.times_s["long"]
 
 
-def test_mixing_pads_no_rows(cost: CostModel) -> None:
-    assert served(cost, EXTEND, W3).engine.stats().padded_tokens == 0
+def test_with_measured_budgets_mixing_shortens_the_gaps_of_a_burst_at_equal_throughput(
+    cost: CostModel,
+) -> None:
+    """Eight prompts of W2, of which the first step computes only the first, as over HTTP."""
+    simulations = [Simulation(cost, mode) for mode in (DEFAULT, EXTEND)]
+    for simulation in simulations:
+        simulation.engine.tune(on_gpu=False)
+        begin_s = simulation.clock.now_s
+        simulation.add("first", 128, 128)
+        simulation.step()
+        simulation.serve([128] * 7, 128, 7)
+        simulation.clock.now_s -= begin_s
+    default, extend = simulations
+    assert p99(extend.gaps_s()) < 0.75 * p99(default.gaps_s())
+    assert extend.clock.now_s < 1.02 * default.clock.now_s
+
+
+def test_mixing_pads_only_few_decodes(cost: CostModel) -> None:
+    entries = served(cost, EXTEND, W3).engine.stats().entries
+    padded = {entry for entry, counts in entries.items() if counts.padded_tokens}
+    assert padded <= {f"decode_bs{rows}" for rows in range(FEW_ROWS + 1)}
 
 
 def test_mixing_gives_more_tokens_where_rows_are_cheap_beside_the_weights() -> None:

@@ -18,7 +18,7 @@ def test_modes_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "on_gpu", "expected"),
+    ("name", "is_packed", "expected"),
     [
         ("auto", True, ExtendAttentionMode),
         ("auto", False, DefaultMode),
@@ -26,9 +26,7 @@ def test_modes_by_name() -> None:
         ("extend-attention", False, ExtendAttentionMode),
     ],
 )
-def test_the_device_decides_unless_a_mode_is_named(name: BatchModeName, on_gpu: bool, expected: type) -> None:
-    assert batch_mode(name, ALL_ENTRIES, on_gpu=on_gpu) is expected
-
-
-def test_a_vmfb_without_extend_gets_the_default_mode() -> None:
-    assert batch_mode("auto", Entries(has_extend=False), on_gpu=True) is DefaultMode
+def test_the_entries_decide_unless_a_mode_is_named(
+    name: BatchModeName, is_packed: bool, expected: type
+) -> None:
+    assert batch_mode(name, Entries(has_packed_extend=is_packed)) is expected

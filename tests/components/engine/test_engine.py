@@ -179,7 +179,7 @@ def test_what_is_measured_at_the_start_depends_on_device_and_mode(
     after = rig.scheduler.mode.budget
     assert after is not None
     before = replace(after)
-    monkeypatch.setattr(engine, "tokens_beside_decodes", lambda *_: 96)
+    monkeypatch.setattr(engine, "tokens_beside_decodes", lambda *_, mixes: 96 + mixes)
     monkeypatch.setattr(engine, "tokens_within_gap", lambda *_: before.while_decoding // 2)
     rig.engine.tune(on_gpu=on_gpu)
     changed = [f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)]

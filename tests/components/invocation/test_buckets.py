@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
+from shortfin_apps.llm.components.invocation.buckets import FEW_ROWS, Buckets, Shape
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import EntrySignature, TensorType
 from shortfin_apps.llm.contract.abi import EntryFamily, Layout
@@ -104,6 +104,14 @@ def test_packed_tokens_take_the_nearest_bucket_or_the_dynamic_entry() -> None:
     assert made.nearest(Batch(EntryFamily.EXTEND, mixed * 3)) == Shape("extend", Layout.PACKED, 6, 21, 2)
 
 
+@given(num_decodes=st.integers(1, 5), pages=st.integers(1, 5))
+def test_decodes_with_a_chunk_have_the_shape_of_such_a_batch(num_decodes: int, pages: int) -> None:
+    made = buckets("decode_bs1", "prefill_bs1", "extend_t8", "extend_t16", "extend")
+    batch = Batch(EntryFamily.EXTEND, (*[task(1, 3)] * num_decodes, task(4 * pages, 0)))
+    assert made.mixed_of(num_decodes, pages) == made.nearest(batch)
+    assert buckets("decode_bs1", "prefill_bs1", "extend", extend_rank=2).mixed_of(num_decodes, pages) is None
+
+
 def test_more_rows_than_an_extend_has_results_for_take_the_next() -> None:
     tokens, types = TensorType((None,), np.dtype(np.int64)), np.dtype(np.float32)
     results = {"extend_t8": (TensorType((2, 1, 3), types),), "extend": (TensorType((None, 1, 3), types),)}
@@ -123,14 +131,14 @@ def test_more_rows_than_an_extend_has_results_for_take_the_next() -> None:
     extend_sizes=st.sets(st.integers(1, 12)),
     tasks=st.lists(st.builds(task, st.integers(1, 3), st.integers(0, 9)), min_size=1, max_size=12),
 )
-def test_packed_tokens_take_a_decode_if_they_are_decodes_and_it_computes_no_more_rows(
+def test_packed_tokens_take_a_decode_if_they_are_decodes_and_it_computes_few_or_no_more_rows(
     decode_sizes: set[int], extend_sizes: set[int], tasks: list[LlmTaskInput]
 ) -> None:
     decodes, extends = ([f"decode_bs{n}" for n in decode_sizes], [f"extend_t{t}" for t in extend_sizes])
     made = buckets(*decodes, "prefill_bs1", *extends, "extend")
     total = sum(len(each.token_ids) for each in tasks)
     packed_tokens = min((t for t in extend_sizes if t >= total), default=total)
-    fitting = [n for n in decode_sizes if total == len(tasks) <= n <= packed_tokens]
+    fitting = [n for n in decode_sizes if total == len(tasks) <= n <= max(packed_tokens, FEW_ROWS)]
     shape = made.nearest(Batch(EntryFamily.EXTEND, tuple(tasks)))
     if fitting:
         assert shape == made.nearest(Batch(EntryFamily.DECODE, tuple(tasks)))

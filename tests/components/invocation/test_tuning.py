@@ -8,6 +8,8 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.tuning import (
     LEAST_TOKENS,
     MAX_GAP_S,
+    MIXED_LEAST_TOKENS,
+    MIXED_WORTH_DECODES,
     TIME_LIMIT_S,
     TYPICAL_ROWS,
     WORTH_DECODES,
@@ -41,8 +43,8 @@ def runner_of(program: Timed) -> BatchRunner:
     return BatchRunner(device, program, config, page_table=[slab], clock=program.clock)
 
 
-def found(program: Timed, most_tokens: int = 320) -> int | None:
-    return tokens_beside_decodes(runner_of(program), most_tokens, program.clock)
+def found(program: Timed, most_tokens: int = 320, *, mixes: bool = False) -> int | None:
+    return tokens_beside_decodes(runner_of(program), most_tokens, program.clock, mixes=mixes)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +65,40 @@ def test_a_prefill_beside_decodes_takes_as_long_as_16_of_them_or_has_the_least_t
     assert found(program, most) == tokens
 
 
-def test_prefills_of_a_slow_model_are_not_measured() -> None:
-    program = Timed(fake_config())
-    program.decode_s = TIME_LIMIT_S / WORTH_DECODES
-    assert found(program) == LEAST_TOKENS
+@pytest.mark.parametrize(
+    ("token_s", "most", "tokens"),
+    [
+        (0.0001, 320, 168),  # 2 decodes are 200 tokens, and 8 of them decodes
+        (0.00001, 320, 296),
+        (0.1, 320, 96),
+        (0.0001, 64, None),
+    ],
+)
+def test_an_invocation_of_both_takes_as_long_as_two_decodes_or_has_the_least_tokens(
+    token_s: float, most: int, tokens: int | None
+) -> None:
+    program = Timed(fake_config(), extend_rank=1)
+    program.token_s = token_s
+    assert found(program, most, mixes=True) == tokens
+    assert not any(name.startswith("prefill") for name, _ in program.calls)
+
+
+@pytest.mark.parametrize(
+    ("mixes", "worth_decodes", "least_tokens"),
+    [(False, WORTH_DECODES, LEAST_TOKENS), (True, MIXED_WORTH_DECODES, MIXED_LEAST_TOKENS)],
+)
+def test_prompts_of_a_slow_model_are_not_measured(mixes: bool, worth_decodes: int, least_tokens: int) -> None:
+    program = Timed(fake_config(), extend_rank=1)
+    program.decode_s = TIME_LIMIT_S / worth_decodes
+    assert found(program, mixes=mixes) == least_tokens
     assert all(name.startswith("decode") for name, _ in program.calls)
+
+
+@pytest.mark.parametrize("extend_rank", [0, 2])
+def test_a_program_without_a_packed_extend_keeps_its_budget_where_both_share_an_invocation(
+    extend_rank: int,
+) -> None:
+    assert found(Timed(fake_config(), extend_rank=extend_rank), mixes=True) is None
 
 
 class OfOneLength(Timed):

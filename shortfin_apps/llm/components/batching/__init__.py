@@ -24,18 +24,15 @@ def make_mode(
     settings: BatchSettings, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False
 ) -> BatchMode:
     """Create the mode that `settings` selects. Raises ArtifactError if settings or model do not allow it."""
-    return batch_mode(settings.batch_mode, entries, on_gpu=on_gpu).make(
-        settings, config, entries, on_gpu=on_gpu
-    )
+    return batch_mode(settings.batch_mode, entries).make(settings, config, entries, on_gpu=on_gpu)
 
 
-def batch_mode(name: BatchModeName, entries: CompiledEntries, *, on_gpu: bool) -> type[BatchMode]:
-    """Return the class of a mode; `auto` is extend-attention on GPUs with an `extend` entry, else default.
+def batch_mode(name: BatchModeName, entries: CompiledEntries) -> type[BatchMode]:
+    """Return the class of a mode; `auto` is extend-attention if the VMFB has a packed `extend`, else default.
 
-    Each invocation on a GPU has to read all weights. Prompts that share an invocation with decodes therefore
-    cost little, and packed token rows need no padding. On CPUs, both modes have the same throughput, and the
-    default mode has shorter steps.
+    Each invocation has to read all weights. On CPUs and GPUs, prompts and decodes that share one therefore
+    take less time than a prefill and a decode (docs/measurements.md), and packed rows need no padding.
     """
     if name == "auto":
-        return ExtendAttentionMode if on_gpu and entries.has_extend else DefaultMode
+        return ExtendAttentionMode if entries.has_packed_extend else DefaultMode
     return BATCH_MODES[name]

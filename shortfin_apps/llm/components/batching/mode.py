@@ -74,7 +74,7 @@ class BatchSettings:
     batch_mode: BatchModeName = setting(
         "auto",
         "default (prefill and decode alternate), extend-attention (both in one invocation) or auto: "
-        "extend-attention on GPUs, else default",
+        "extend-attention if the model has the entries, as `build` adds them",
         common=True,
         read=lambda value: value.replace("_", "-") if isinstance(value, str) else value,  # upstream uses `_`
     )
@@ -135,7 +135,7 @@ class BatchMode(ABC):
 
     @staticmethod
     @abstractmethod
-    def default_max_running(config: ModelConfig) -> int:
+    def default_max_running(config: ModelConfig, *, on_gpu: bool) -> int:
         """Return the default maximum number of running requests."""
 
     @property

@@ -56,12 +56,15 @@ class PrefillChunks:
         """Maximum tokens of an invocation while requests decode; without a budget, one chunk or one page."""
         return self.budget.while_decoding if self.budget else self._chunk_tokens or self._stride
 
-    def next_tasks(self, prefills: Sequence[Request], has_decodes: bool) -> list[LlmTaskInput]:
-        """Select the tasks of the next invocation; `prefills` must be non-empty, oldest first."""
+    def next_tasks(self, prefills: Sequence[Request], num_decodes: int) -> list[LlmTaskInput]:
+        """Select the tasks of the next invocation while `num_decodes` requests decode.
+
+        `prefills` must be non-empty, oldest first.
+        """
         if self.budget is None:
             return self._equal_chunks(prefills[0], prefills)
-        budget, backlog_tokens = self.budget, sum(request.num_unplanned for request in prefills)
-        tokens = budget.tokens(int(has_decodes), backlog_tokens)
+        budget, has_decodes = self.budget, num_decodes > 0
+        tokens = budget.tokens(num_decodes, sum(request.num_unplanned for request in prefills))
 
         def max_pages(request: Request, num_rows: int = 1) -> int:
             """Return the maximum pages per row if `request` is one of `num_rows` rows; at least one."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# While requests decode, the prefill budget exceeds `least` if more prompt tokens than this are uncomputed.
-LIGHT_BACKLOG_TOKENS = 1024
+# A backlog is light if it has at most so many uncomputed prompt tokens per decoding request, of which at most
+# MAX_LIGHT_DECODES count.
+LIGHT_BACKLOG_TOKENS, MAX_LIGHT_DECODES = 128, 8
 
 
 @dataclass(slots=True, kw_only=True)
 class TokenBudget:
     """Maximum tokens in one invocation: `while_decoding` if any running request decodes, else `idle`.
 
-    `least`, if given, is the prefill budget while requests decode and at most LIGHT_BACKLOG_TOKENS prompt
-    tokens are uncomputed. With more uncomputed tokens, the prefill budget grows in proportion, up to
-    `while_decoding`. Under light load, the gaps between tokens are then even; a backlog takes few steps.
+    `least`, if given, is the prefill budget while requests decode and the backlog is light. With a larger
+    backlog, the prefill budget grows in proportion, up to `while_decoding`. Under light load, the gaps
+    between tokens are then even; a backlog takes few steps. What is light depends on the number of decodes:
+    while few requests decode, few wait for a long step, and a step costs almost as much as with many.
 
     Attention takes longer with a longer context. To bound the time that decodes wait, a page of prefill costs
     1 + context / `context_span` pages of the budget while requests decode, and one page otherwise.
@@ -35,16 +37,16 @@ class TokenBudget:
         return max(self.while_decoding, self.idle)
 
     def tokens(self, num_decodes: int, backlog_tokens: int) -> int:
-        """Return the maximum tokens of an invocation; `backlog_tokens` counts uncomputed prompt tokens.
+        """Return the maximum prompt tokens of an invocation while `num_decodes` requests decode.
 
-        `num_decodes` is added to a budget based on `least`, so that decodes in the same invocation do not
-        reduce the prompts' share.
+        `backlog_tokens` counts uncomputed prompt tokens.
         """
-        tokens = self.while_decoding if num_decodes else self.idle
-        if num_decodes and self.least is not None:
-            shrunk = int(self.least * max(1.0, backlog_tokens / LIGHT_BACKLOG_TOKENS))
-            tokens = min(tokens, shrunk + num_decodes)
-        return tokens
+        if not num_decodes:
+            return self.idle
+        if self.least is None:
+            return self.while_decoding
+        light_tokens = LIGHT_BACKLOG_TOKENS * min(num_decodes, MAX_LIGHT_DECODES)
+        return min(self.while_decoding, int(self.least * max(1.0, backlog_tokens / light_tokens)))
 
     def page_cost(self, context: int, *, has_decodes: bool) -> float:
         """Return how many pages of the budget one page of prefill costs at position `context`."""

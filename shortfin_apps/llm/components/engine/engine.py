@@ -138,7 +138,8 @@ class Engine:
             tokens = tokens_within_gap(self._runner, budget.while_decoding, budget.most)
             budget.while_decoding = tokens or budget.while_decoding
         else:
-            budget.least = tokens_beside_decodes(self._runner, budget.most, self._clock) or budget.least
+            tokens = tokens_beside_decodes(self._runner, budget.while_decoding, self._clock, mixes=mode.mixes)
+            budget.least = tokens or budget.least
 
     def check(self, call: GenerateCall) -> None:
         """Raise InvalidRequestError for a request that can never be served. Thread-safe."""

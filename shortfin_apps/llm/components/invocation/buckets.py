@@ -10,6 +10,9 @@ from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.contract.abi import MIN_BLOCKS, ROW_LAYOUTS, Entry, EntryFamily, Layout
 from shortfin_apps.llm.contract.errors import ArtifactError
 
+# Computing so few rows takes about as long as reading the weights, also where some are padding.
+FEW_ROWS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -98,8 +101,8 @@ class Buckets:
         """Return the nearest compiled shape that holds the batch; with `draws`, decodes run on a decode loop.
 
         If all tasks of an `extend` batch are decodes, a `decode` runs them instead of a packed `extend`,
-        unless the `decode` computes more rows: it has fewer dispatches and gives the same bits. A decode loop
-        also saves the draw, so it may compute a third more rows.
+        unless the `decode` computes more rows, and more than FEW_ROWS: it has fewer dispatches and gives the
+        same bits. A decode loop also saves the draw, so it may compute a third more rows.
         """
         if batch.family is EntryFamily.DECODE:
             return self._decode_loop(batch.tasks) if draws else self._decode_shape(batch.tasks)
@@ -112,7 +115,7 @@ class Buckets:
             loop = self._decode_loop(batch.tasks) if len(batch.tasks) <= max(self._loops) else extend
             return loop if 3 * loop.rows <= 4 * extend.tokens else extend
         decode = self._decode_shape(batch.tasks) if self.holds_decodes(len(batch.tasks)) else extend
-        return decode if decode.rows <= extend.tokens else extend
+        return decode if decode.rows <= max(extend.tokens, FEW_ROWS) else extend
 
     def extend(self, tasks: Sequence[LlmTaskInput]) -> Shape:
         """Return the nearest `extend` shape that holds the tasks."""
@@ -121,11 +124,7 @@ class Buckets:
             length = self._padded_length(tasks)
             blocks = self._prefill_blocks(tasks, length)
             return Shape(self._dynamic_extend, Layout.PREFILL, len(tasks), len(tasks) * length, blocks)
-        total = sum(len(task.token_ids) for task in tasks)
-        holding = (t for t, rows in self._most_rows.items() if t >= total and rows >= len(tasks))
-        bucket = min(holding, default=None)
-        entry = self._dynamic_extend if bucket is None else self._extend[bucket]
-        return Shape(entry, Layout.PACKED, len(tasks), bucket or total, widest(tasks))
+        return self._packed(len(tasks), sum(len(task.token_ids) for task in tasks), widest(tasks))
 
     def row_shape(self, layout: Layout, num_rows: int) -> Shape:
         """Return the nearest entry of one of ROW_LAYOUTS with at least `num_rows` rows, else the largest.
@@ -152,6 +151,12 @@ class Buckets:
         blocks = max(MIN_BLOCKS, pages)
         tokens = pages * self._stride if self._has_prefill_position else blocks * self._stride
         return Shape(self._prefill[1], Layout.PREFILL, 1, tokens, blocks)
+
+    def mixed_of(self, num_decodes: int, pages: int) -> Shape | None:
+        """Return a packed `extend` of decodes and one chunk of `pages` pages; None if the VMFB has none."""
+        if not self.has_packed_extend:
+            return None
+        return self._packed(num_decodes + 1, num_decodes + pages * self._stride, max(MIN_BLOCKS, pages))
 
     def smallest_shapes(self) -> list[Shape]:
         """Return the smallest shape of every entry."""
@@ -190,6 +195,14 @@ class Buckets:
             case _:
                 self._dynamic_extend = entry.name
                 self._extend_layout = entry.layout(signature.tokens_rank)
+
+    def _packed(self, rows: int, tokens: int, blocks: int) -> Shape:
+        """Return the nearest packed `extend` with at least as many rows and tokens."""
+        assert self._dynamic_extend is not None, "callers check it"
+        holding = (t for t, most_rows in self._most_rows.items() if t >= tokens and most_rows >= rows)
+        bucket = min(holding, default=None)
+        entry = self._dynamic_extend if bucket is None else self._extend[bucket]
+        return Shape(entry, Layout.PACKED, rows, bucket or tokens, blocks)
 
     def _decode_shape(self, tasks: Sequence[LlmTaskInput]) -> Shape:
         rows = min(n for n in self._decode if n >= len(tasks))

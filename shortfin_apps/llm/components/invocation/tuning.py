@@ -21,6 +21,10 @@ TYPICAL_ROWS = 8
 WORTH_DECODES = 16
 # Each invocation reads all weights: far smaller invocations would cost throughput.
 LEAST_TOKENS = 96
+# The same where prompts and decodes share an invocation. Small shares of prompts then cost little, because
+# decodes use the weights that are read for them (docs/measurements.md).
+MIXED_WORTH_DECODES = 2
+MIXED_LEAST_TOKENS = 96
 NUM_RUNS = 3
 # Limit on the total time of these measurements, to bound startup time; slower prefills are not measured.
 TIME_LIMIT_S = 2.0
@@ -32,21 +36,30 @@ MAX_GAP_S = 0.1
 DECODES_OF_A_PREFILL = 5
 
 
-def tokens_beside_decodes(runner: BatchRunner, most_tokens: int, clock: Callable[[], float]) -> int | None:
-    """Measure how many prefill tokens, in full pages, take as long as WORTH_DECODES decodes of TYPICAL_ROWS.
+def tokens_beside_decodes(
+    runner: BatchRunner, most_tokens: int, clock: Callable[[], float], *, mixes: bool
+) -> int | None:
+    """Measure how many prompt tokens to compute per step while requests decode, under a light load.
 
-    The result is at least LEAST_TOKENS, even if prefills are too slow to measure, and at most `most_tokens`.
-    Returns None if the VMFB has no prefill entry of dynamic length for one row.
+    Their invocation takes at most as long as WORTH_DECODES decodes of TYPICAL_ROWS. With `mixes`, such a
+    decode is part of it, and it takes as long as MIXED_WORTH_DECODES.
+
+    Returns:
+        Tokens in full pages: at least LEAST_TOKENS (MIXED_LEAST_TOKENS), even if these take longer, and at
+        most `most_tokens`. None if the VMFB has no entry that takes any number of them.
     """
+    worth_decodes, least_tokens = WORTH_DECODES, LEAST_TOKENS
+    if mixes:
+        worth_decodes, least_tokens = MIXED_WORTH_DECODES, MIXED_LEAST_TOKENS
     end = clock() + TIME_LIMIT_S
     decode_s = runner.shape_s(runner.buckets.decode_of(TYPICAL_ROWS), NUM_RUNS)
     found = None
-    for pages in _some_pages(-(-LEAST_TOKENS // runner.stride), most_tokens // runner.stride):
-        shape = runner.buckets.prefill_of(pages)
+    for pages in _some_pages(-(-least_tokens // runner.stride), most_tokens // runner.stride):
+        shape = runner.buckets.mixed_of(TYPICAL_ROWS, pages) if mixes else runner.buckets.prefill_of(pages)
         if shape is None:
             break
-        is_longer = clock() + WORTH_DECODES * decode_s > end
-        is_longer = is_longer or runner.shape_s(shape, NUM_RUNS) > WORTH_DECODES * decode_s
+        is_longer = clock() + worth_decodes * decode_s > end
+        is_longer = is_longer or runner.shape_s(shape, NUM_RUNS) > worth_decodes * decode_s
         if found is None or not is_longer:
             found = pages * runner.stride
         if is_longer:

@@ -74,7 +74,7 @@ class DefaultMode(BatchMode):
         )
 
     @staticmethod
-    def default_max_running(config: ModelConfig) -> int:
+    def default_max_running(config: ModelConfig, *, on_gpu: bool) -> int:
         return max(config.decode_batch_sizes)
 
     @property
@@ -93,7 +93,7 @@ class DefaultMode(BatchMode):
             return self._decode_batch(decodes)
         if prefills:
             self._prefills_since_decode += 1
-            return Batch(EntryFamily.PREFILL, tuple(self._chunks.next_tasks(prefills, bool(decodes))))
+            return Batch(EntryFamily.PREFILL, tuple(self._chunks.next_tasks(prefills, len(decodes))))
         return None
 
     def _decode_batch(self, decodes: list[Request]) -> Batch:

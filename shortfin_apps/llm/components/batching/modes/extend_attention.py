@@ -42,7 +42,8 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 # would make decodes wait twice as long under many prompts. A budget of 192 reduced the throughput of workload
 # W3 by a tenth (docs/measurements.md).
 DEFAULT_EXTEND_BUDGET = 256
-DEFAULT_MAX_RUNNING = 256
+# CPUs are busy with far fewer rows: more requests would only make each one slower.
+GPU_MAX_RUNNING = 256
 
 
 class ExtendAttentionMode(BatchMode):
@@ -89,8 +90,8 @@ class ExtendAttentionMode(BatchMode):
         )
 
     @staticmethod
-    def default_max_running(config: ModelConfig) -> int:
-        return DEFAULT_MAX_RUNNING
+    def default_max_running(config: ModelConfig, *, on_gpu: bool) -> int:
+        return GPU_MAX_RUNNING if on_gpu else max(config.decode_batch_sizes)
 
     @property
     def max_task_tokens(self) -> int | None:
@@ -105,6 +106,8 @@ class ExtendAttentionMode(BatchMode):
         for request in running:
             (decodes if request.decodes else prefills).append(request)
         tokens = self.budget.tokens(len(decodes), sum(r.num_unplanned for r in prefills))
+        if decodes:  # they do not reduce the prompts' share of a budget below the largest
+            tokens = min(self.budget.while_decoding, tokens + len(decodes))
         costs = [self.budget.page_cost(r.num_planned, has_decodes=bool(decodes)) for r in prefills]
         max_rows = tokens - (self._stride if prefills else 0)
         decodes = self._rotate(decodes, max_rows)
