@@ -19,12 +19,11 @@ TYPICAL_ROWS = 8
 # decodes instead, on a CPU with AVX-512, the benchmark workloads W2 and W3 lost 5 to 10 percent of their
 # throughput and W2's TTFT rose by a quarter, while the p99 of ITL fell by a fifth.
 WORTH_DECODES = 16
-# Each invocation reads all weights: far smaller invocations would cost throughput.
-LEAST_TOKENS = 96
-# The same where prompts and decodes share an invocation. Small shares of prompts then cost little, because
+# The same if prompts and decodes share an invocation. Small shares of prompts then cost little, because the
 # decodes use the weights that are read for them (docs/measurements.md).
 MIXED_WORTH_DECODES = 2
-MIXED_LEAST_TOKENS = 96
+# Each invocation reads all weights: far smaller invocations would cost throughput.
+LEAST_TOKENS = 96
 NUM_RUNS = 3
 # Limit on the total time of these measurements, to bound startup time; slower prefills are not measured.
 TIME_LIMIT_S = 2.0
@@ -45,16 +44,14 @@ def tokens_beside_decodes(
     decode is part of it, and it takes as long as MIXED_WORTH_DECODES.
 
     Returns:
-        Tokens in full pages: at least LEAST_TOKENS (MIXED_LEAST_TOKENS), even if these take longer, and at
-        most `most_tokens`. None if the VMFB has no entry that takes any number of them.
+        Tokens in full pages: at least LEAST_TOKENS, even if these take longer, and at most `most_tokens`.
+        None if the VMFB has no entry that takes any number of them.
     """
-    worth_decodes, least_tokens = WORTH_DECODES, LEAST_TOKENS
-    if mixes:
-        worth_decodes, least_tokens = MIXED_WORTH_DECODES, MIXED_LEAST_TOKENS
+    worth_decodes = MIXED_WORTH_DECODES if mixes else WORTH_DECODES
     end = clock() + TIME_LIMIT_S
     decode_s = runner.shape_s(runner.buckets.decode_of(TYPICAL_ROWS), NUM_RUNS)
     found = None
-    for pages in _some_pages(-(-least_tokens // runner.stride), most_tokens // runner.stride):
+    for pages in _some_pages(-(-LEAST_TOKENS // runner.stride), most_tokens // runner.stride):
         shape = runner.buckets.mixed_of(TYPICAL_ROWS, pages) if mixes else runner.buckets.prefill_of(pages)
         if shape is None:
             break
