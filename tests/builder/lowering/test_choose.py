@@ -222,7 +222,7 @@ def test_refuses_bits_where_activations_are_not_in_blocks(
     bits: ActivationBits, target: Target, spec: ModelSpec, weights: WeightType
 ) -> None:
     options = BuildOptions(weights=weights, activation_bits=bits)
-    with pytest.raises(BuildError, match=f"--activation-bits .* not for {weights} on .*: leave it out"):
+    with pytest.raises(BuildError, match=f"--activation-bits does not apply to {weights} .*: leave it out"):
         choose(context(spec, options, target))
 
 

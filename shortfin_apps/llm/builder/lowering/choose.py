@@ -305,8 +305,10 @@ def _check_sizes(c: LoweringContext) -> None:
     weights, target, hidden = c.options.weights, c.target, c.spec.hidden_size
     if c.options.activation_bits and not (c.options.has_blocks and multiplies_blocks(c.spec, target)):
         raise BuildError(
-            "--activation-bits is for weights in blocks (q8_0, q4, a GGUF file's own types) on CPUs that "
-            f"multiply these as integers, not for {c.options.stored_weights} on {target.device}: leave it out"
+            f"--activation-bits does not apply to {c.options.stored_weights} of this model on "
+            f"{target.device}: leave it out. It is for weights in blocks (q8_0, q4, a GGUF file's own types) "
+            "that a CPU multiplies as integers, in models with sizes in multiples of 32, without routed "
+            "experts or gated delta nets"
         )
     if not target.is_cpu:
         if weights == "int8":
