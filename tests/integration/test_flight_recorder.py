@@ -178,7 +178,7 @@ def test_a_dump_of_a_cpu_is_replayed_on_an_emulated_gpu(
         options,
         recorder=recorder,
     )
-    generate(engine, [[5, 6, 7, 8], list(range(20))], 3)
+    generate(engine, [[5, 6, 7, 8], list(range(20))], 5)
     stats = engine.stats()
     assert tiny_artifact.manifest is not None
     header = Header(
