@@ -28,7 +28,7 @@ def test_a_request_is_traced_from_http_to_the_device(
     tiny_artifact: Artifact, processes: str, stream: bool
 ) -> None:
     with collecting() as collector:
-        flags = ("--chunk-tokens", str(CHUNK_TOKENS), "--api-processes", processes)
+        flags = ("--token-budget", str(CHUNK_TOKENS), "--api-processes", processes)
         service = start(tiny_artifact, "--otlp-endpoint", collector.url, *flags)
         url = f"{service.url}/v1/completions"
         answer = httpx.post(url, json={**BODY, "stream": stream}, headers=TRACEPARENT, timeout=60)

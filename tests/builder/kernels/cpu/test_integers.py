@@ -21,7 +21,8 @@ pytestmark = pytest.mark.slow
 
 SPEC = changed(TINY, {"head_dim": 32}, layers=1)
 SMALL = BuildOptions(prefill_batch_sizes=(1,), decode_batch_sizes=(1,), chunk_sizes=(), top_k=4)
-STEPS, COLUMNS = 8, 32  # of four neighbours along K in a block; of a panel
+# Of four neighbours along K in a block; of a panel; of activations in blocks, by default.
+STEPS, COLUMNS, DIGITS = 8, 32, 2
 # The fused layers of SPEC, by how their names begin, and their matmuls.
 MATMULS = {"fused_layer_qkv": 1, "fused_layer_x": 3, "decode_fused_layer_x": 3, "fused_layer_logits": 1}
 
@@ -58,7 +59,7 @@ def per_matmul(found: dict[str, Counter[str]], instruction: str) -> list[float]:
 def test_neon_multiplies_blocks_with_sdot(cpu: str, weights: WeightType, tmp_path: Path) -> None:
     found = instructions(f"cpu:{cpu}", weights, tmp_path)
     # For tiles of two rows and of one, with four columns each.
-    assert per_matmul(found, "sdot") == [3 * STEPS * COLUMNS // 4] * len(MATMULS)
+    assert per_matmul(found, "sdot") == [3 * DIGITS * STEPS * COLUMNS // 4] * len(MATMULS)
     assert not any(per_matmul(found, "smmla"))
     rounding = per_matmul(found, "fcvtns")
     assert len(rounding) == len(MATMULS)
@@ -78,8 +79,8 @@ def test_neon_multiplies_bytes_with_sdot(tmp_path: Path) -> None:
 def test_neon_multiplies_blocks_of_two_rows_with_smmla(cpu: str, weights: WeightType, tmp_path: Path) -> None:
     found = instructions(f"cpu:{cpu}", weights, tmp_path)
     # Half as many products as by SDOT for tiles of two rows, and as many for one.
-    assert per_matmul(found, "smmla") == [STEPS * COLUMNS // 4] * len(MATMULS)
-    assert per_matmul(found, "sdot") == [STEPS * COLUMNS // 4] * len(MATMULS)
+    assert per_matmul(found, "smmla") == [DIGITS * STEPS * COLUMNS // 4] * len(MATMULS)
+    assert per_matmul(found, "sdot") == [DIGITS * STEPS * COLUMNS // 4] * len(MATMULS)
 
 
 def test_neon_multiplies_bytes_of_two_rows_with_smmla(tmp_path: Path) -> None:
