@@ -83,7 +83,7 @@ class QuantBlocks:
 
     @property
     def shift(self) -> int:
-        """What a row's sum of quants is multiplied by in its shift, before the last digit is added."""
+        """The factor of a row's sum of quants in its shift, before the last digit is added."""
         return -128 if self.bits == 8 else -128 // 16
 
     @property

@@ -139,6 +139,7 @@ class MatmulBlocksGeometry(MatmulGeometry):
     has_dot: bool = True
     has_neon: bool = False
     chunk_bytes: ClassVar[int] = 20 << 10  # bytes of a panel that stay in the L1 cache
+    copy_bytes: ClassVar[int] = PANEL * BLOCK  # bytes of a panel's block, at one byte per quant
 
     @property
     def x(self) -> QuantBlocks:
@@ -197,8 +198,7 @@ class MatmulBlocksGeometry(MatmulGeometry):
     def chunk_blocks(self) -> int:
         """Blocks per chunk of K: an even number, so that chunks are nearly equal."""
         pairs = self.x.blocks // 2
-        block_bytes = self.wide_block_bytes if self.blocks.bits == 4 else self.block_bytes
-        chunks = max(1, -(-2 * pairs * block_bytes // self.chunk_bytes))
+        chunks = max(1, -(-2 * pairs * self.wide_block_bytes // self.chunk_bytes))
         return 2 * max(1, -(-pairs // chunks))
 
     @property
@@ -212,14 +212,19 @@ class MatmulBlocksGeometry(MatmulGeometry):
         return PANEL * self.blocks.size
 
     @property
+    def copies(self) -> int:
+        """Copies of a block that tiles read: for weights of 4 bits, one for each digit of x."""
+        return self.x.digits if self.blocks.bits == 4 else 1
+
+    @property
     def wide_block_bytes(self) -> int:
-        """Bytes of a panel's block of 4 bits as tiles read it: for each digit of x, a byte per quant."""
-        return PANEL * BLOCK * self.x.digits
+        """Bytes of the copies of a panel's block, at one byte per quant."""
+        return self.copy_bytes * self.copies
 
     @property
     def accumulators(self) -> int:
-        """Accumulator tiles for a block of x: one per part, and for weights of 8 bits one per digit of x."""
-        return self.parts * (self.x.digits if self.blocks.bits == 8 else 1)
+        """Accumulator tiles for a block of x: one per part and, without a copy for each digit, per digit."""
+        return self.parts * self.x.digits // self.copies
 
     @property
     def is_whole(self) -> bool:
@@ -260,7 +265,7 @@ class MatmulBlocksGeometry(MatmulGeometry):
         for part, digit in product(range(self.parts), range(self.x.digits)):
             number = first + (part if shares_sum else self.x.digits * part + digit)
             x_offset, w_offset = BLOCK * digit + self.blocks.size * part, self.part_w_bytes * part
-            w_offset += PANEL * BLOCK * digit if self.blocks.bits == 4 else 0
+            w_offset += self.copy_bytes * digit if self.copies > 1 else 0
             products.append((number, not (shares_sum and digit), x_offset, w_offset))
         return products
 
