@@ -33,8 +33,8 @@ for the 8B model; TMPDIR names another), and measures part by part:
   engine        in process, at each pipeline depth: mixed traffic of up to 64 requests at a time (16 to 512
                 in / 64 out; greedy, from the whole vocabulary, with a penalty, logprobs, a JSON schema) in
                 each batching mode, and steady decodes at each batch size
-  http          the server over loopback: 64 clients, in extend-attention also with four API processes, and
-                256 clients of four; 128 in / 128 out, and 16 to 512 in / 64 out
+  http          the server over loopback: 64 clients of the engine's process and of one API process, 256
+                of one and four, 512 of four; 128 in / 128 out, and 16 to 512 in / 64 out
   transformers  the same shapes by torch and transformers, if this machine's own Python has them
 
 Times of tiny models are left out unless --models names them. OUT gets results.jsonl, a line as soon as a

@@ -31,12 +31,14 @@ from shortfin_apps.llm.tools.bench.workload import Workload
 # Batching mode, clients (fewer for a model of small batches), and the server's API processes.
 LOADS: Sequence[tuple[BatchModeName, int, int]] = (
     ("default", 64, 1),
+    ("extend-attention", 64, 0),
     ("extend-attention", 64, 1),
-    ("extend-attention", 64, 4),
+    ("extend-attention", 256, 1),
     ("extend-attention", 256, 4),
+    ("extend-attention", 512, 4),
 )
 CLIENTS_OF_A_GENERATOR = 32
-REQUESTS_OF_A_CLIENT = 2
+REQUESTS_OF_A_CLIENT = 4  # with fewer, the first prompts and the last requests are most of the time
 START_TIMEOUT_S = 60.0
 
 _start: Barrier  # of this generator's process

@@ -53,7 +53,11 @@ def _parser() -> argparse.ArgumentParser:
         "--step-ms", type=float, default=10.0, help="http, streams: time that the device takes for a step"
     )
     parser.add_argument(
-        "--api-processes", type=int, default=1, metavar="N", help="streams: processes that answer HTTP"
+        "--api-processes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="streams: processes that answer HTTP; 0: the engine's",
     )
     parser.add_argument("--url", help="streams: a server that runs already, of any kind")
     parser.add_argument("--pid", type=int, help="with --url: its process that answers HTTP")

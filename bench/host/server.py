@@ -77,10 +77,10 @@ def serve(rows: int, step_s: float, config: ServerConfig) -> None:
     logs.set_up(config.http.log_level, config.http.log_format)
     service = Service(name=_NAME, metrics=ServerMetrics(_NAME), config={})
     server: Server | EngineProcess
-    if config.http.api_processes == 1:
-        server = Server(config, service, lambda: load(rows, step_s, service.metrics))
-    else:
+    if config.api_processes:
         server = EngineProcess(config, _NAME, lambda: load_engine(rows, step_s), "bench.host.api_process")
+    else:
+        server = Server(config, service, lambda: load(rows, step_s, service.metrics))
     server.run(sockets=[bind(config.http.host, config.http.port)])
     if server.failure is not None:
         raise server.failure
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--step-ms", type=float, required=True)
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--api-processes", type=int, default=1)
+    parser.add_argument("--api-processes", type=int, default=0)
     parser.add_argument("--log-level", default="info")
     parser.add_argument(
         "--profile", type=Path, help="a file for cProfile's counts of the event loop's thread"

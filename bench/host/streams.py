@@ -67,7 +67,7 @@ class _Client:
 
 
 def stream_tokens(
-    rows: int, step_ms: float, profile: Path | None = None, api_processes: int = 1
+    rows: int, step_ms: float, profile: Path | None = None, api_processes: int = 0
 ) -> StreamFigures:
     """Send one request from each of `rows` clients at once, after shorter unmeasured ones."""
     flags = ["--rows", str(rows), "--step-ms", str(step_ms), "--api-processes", str(api_processes)]

@@ -22,7 +22,7 @@ BODY = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eo
 CHUNK_TOKENS = 64
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", ["0", "2"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_is_traced_from_http_to_the_device(
     tiny_artifact: Artifact, processes: str, stream: bool

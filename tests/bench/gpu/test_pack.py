@@ -13,7 +13,7 @@ from bench.gpu.__main__ import main
 from bench.gpu.mixed import PLAIN, SAMPLINGS
 from bench.gpu.models import MODELS
 from bench.gpu.pack import parameters, requirements
-from bench.gpu.serving import LOADS
+from bench.gpu.serving import LOADS, REQUESTS_OF_A_CLIENT
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 
@@ -107,7 +107,7 @@ def test_the_server_is_measured_over_http(pack: Path, tmp_path: Path) -> None:
     ]
     assert all(each["errors"] == each["short_answers"] == 0 for each in served)
     assert [each["output_tokens"] for each in served] == [
-        2 * 4 * 8 * tokens for _ in LOADS for tokens in (128, 64)
+        REQUESTS_OF_A_CLIENT * 4 * 8 * tokens for _ in LOADS for tokens in (128, 64)
     ]
 
 

@@ -9,6 +9,21 @@ from shortfin_apps.llm.serving.server.config import ServerConfigError, flag
 from tests.serving.server.settings import notes_of, parse
 
 
+@pytest.mark.parametrize(
+    ("flags", "processes"),
+    [
+        ([], 0),
+        (["--device", "local-task"], 0),
+        (["--device", "hip"], 1),
+        (["--device", "cuda:1"], 1),
+        (["--device", "hip", "--api-processes", "0"], 0),
+        (["--api-processes", "3"], 3),
+    ],
+)
+def test_a_gpus_engine_has_a_process_without_http(flags: list[str], processes: int) -> None:
+    assert parse("DIR", *flags).api_processes == processes
+
+
 def test_only_the_model_directory_is_required() -> None:
     config = parse("DIR")
     assert config == parse("--artifact", "DIR")

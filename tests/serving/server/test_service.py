@@ -53,10 +53,12 @@ def test_files_without_a_manifest_cannot_have_receipts_by_default(
     [
         ([], True),
         (["--stored-responses", "0"], False),
+        (["--device", "hip"], True),
+        (["--api-processes", "1"], True),
         (["--api-processes", "2"], False),
         (["--api-processes", "2", "--stored-responses", "9"], False),
     ],
 )
-def test_responses_are_stored_in_one_process_alone(flags: list[str], keeps_any: bool) -> None:
+def test_responses_are_stored_by_a_single_process_only(flags: list[str], keeps_any: bool) -> None:
     service = make_service(parse("DIR", *flags), "m", ServerMetrics("m"))
     assert service.responses.keeps_any == keeps_any

@@ -82,13 +82,27 @@ class ServerConfig:
         json: dict[str, Any] = to_jsonable_python(values)
         return json
 
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the engine's device is a GPU."""
+        return self.engine.device.partition(":")[0] in GPU_NAMES
+
+    @property
+    def api_processes(self) -> int:
+        """Processes that answer HTTP; 0 if the engine's own process does.
+
+        A GPU's engine needs Python's lock for itself: it plans steps while the device works. On CPUs, another
+        process would only compete with the model.
+        """
+        chosen = self.http.api_processes
+        return int(self.is_on_gpu) if chosen is None else chosen
+
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield flags that have no effect because of another setting, each with the reason."""
         engine, http, events = self.engine, self.http, self.engine.kv_events
-        on_gpu = engine.device.partition(":")[0] in GPU_NAMES
-        if engine.device_ids and not on_gpu:
+        if engine.device_ids and not self.is_on_gpu:
             yield "--device-ids", f"it chooses GPUs, and the device is {engine.device}"
-        if engine.threads is not None and (on_gpu or engine.runtime == "shortfin"):
+        if engine.threads is not None and (self.is_on_gpu or engine.runtime == "shortfin"):
             yield "--threads", "only the iree runtime on a CPU takes it"
         proposes = engine.speculative != "off" or engine.speculative_model is not None
         if not proposes and "speculative_tokens" in self.given:
@@ -98,7 +112,7 @@ class ServerConfig:
             )
         if http.tenant_header != TENANT_HEADER and not http.gateway_key:
             yield "--tenant-header", "there is no `--gateway-key` with which it would be believed"
-        if http.api_processes > 1 and self.given.get("stored_responses"):
+        if self.api_processes > 1 and self.given.get("stored_responses"):
             yield "--stored-responses", "API processes share no memory, so they store no responses"
         if events.kv_events_endpoint is None:
             for name in ("kv_events_replay_endpoint", "kv_events_topic"):

@@ -81,9 +81,7 @@ class EngineProcess:
         self._links = ApiLinks()
         options = ApiProcessOptions(config=self._config, name=self._name, engine_pid=os.getpid())
         command = api_process_command(self._module)
-        self._processes = ApiProcesses(
-            self._links, listener, command, options, self._config.http.api_processes
-        )
+        self._processes = ApiProcesses(self._links, listener, command, options, self._config.api_processes)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         dump_at_signal(lambda: self._engine)

@@ -49,11 +49,11 @@ def serve(config: ServerConfig, listener: socket.socket | None = None) -> int:
         config, name, ServerMetrics(name, tenants=tuple(config.engine.batching.tenant_weights))
     )
     server: Server | EngineProcess
-    if config.http.api_processes == 1:
-        server = Server(config, service, lambda: load_model(artifact, config, service.metrics, draft))
-    else:
+    if config.api_processes:
         http_config(config, service)  # reports problems with keys and certificates once
         server = EngineProcess(config, name, lambda: load_engine(artifact, config, draft))
+    else:
+        server = Server(config, service, lambda: load_model(artifact, config, service.metrics, draft))
     warn_if_open(config)
     sock = listener or bind(config.http.host, config.http.port)
     sock.listen(BACKLOG)

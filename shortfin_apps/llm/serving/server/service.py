@@ -54,5 +54,5 @@ def _responses(config: ServerConfig) -> ResponseStore:
 
     API processes share no memory, and a client's next request may reach another process.
     """
-    max_responses = config.requests.stored_responses if config.http.api_processes == 1 else 0
+    max_responses = config.requests.stored_responses if config.api_processes <= 1 else 0
     return ResponseStore(max_responses, RESPONSE_TTL_S, time.monotonic)

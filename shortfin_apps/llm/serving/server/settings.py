@@ -97,8 +97,13 @@ class HttpSettings:
     read_timeout: float = setting(
         60.0, "seconds for a whole request to arrive before its connection is closed", gt=0
     )
-    api_processes: int = setting(
-        1, "processes that answer HTTP, for fast GPUs (docs/api_processes.md)", common=True, ge=1, le=64
+    api_processes: int | None = setting(
+        None,
+        "processes that answer HTTP; 0: the engine's own process (default: 1 on GPUs, 0 on CPUs; "
+        "docs/api_processes.md says when more help)",
+        common=True,
+        ge=0,
+        le=64,
     )
     ssl_keyfile: Path | None = setting(None, "TLS: the private key (PEM)", common=True)
     ssl_certfile: Path | None = setting(None, "TLS: the certificate chain (PEM); turns TLS on", common=True)
