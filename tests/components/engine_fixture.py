@@ -71,6 +71,7 @@ class Rig:
     device: FakeDevice
     slab: FakeBuffer
     draft: FakeDraft | None = None
+    static_threshold: int | None = None
     outputs: dict[str, list[int]] = field(default_factory=dict)
     last: dict[str, Delta] = field(default_factory=dict)
 
@@ -226,4 +227,4 @@ def make_rig(
         mask_costs=mask_costs,
         clock=clock,
     )
-    return Rig(engine, scheduler, cache, runner, program, device, page_table[0], draft)
+    return Rig(engine, scheduler, cache, runner, program, device, page_table[0], draft, static_threshold)
