@@ -106,7 +106,7 @@ class DraftProgram:
         """Return the bytes of the page table for `num_tokens`, and of the program's results and workspace."""
         num_pages = self.num_pages(num_tokens)
         slabs = page_table_bytes(self.config, num_pages, self.num_window_pages(num_pages))
-        return slabs + owned_bytes(self.program)
+        return slabs + owned_bytes(self.program.entries)
 
 
 def load_draft_program(

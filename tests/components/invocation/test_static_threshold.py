@@ -151,6 +151,6 @@ def test_entries_that_are_off_take_no_memory() -> None:
     )
     entries = {**program.entries, "decode_bs1": small, "decode_bs8": large}
     both = cast(Program, SimpleNamespace(entries=entries, submit=program.submit))
-    assert owned_bytes(with_static_threshold(both, 8)) == 8 * 4 * 4 + (1 << 20)
-    assert owned_bytes(with_static_threshold(both, 1)) == 8 * 4 * 4 + 64
-    assert owned_bytes(with_static_threshold(both, 0)) == 0
+    assert owned_bytes(with_static_threshold(both, 8).entries) == 8 * 4 * 4 + (1 << 20)
+    assert owned_bytes(with_static_threshold(both, 1).entries) == 8 * 4 * 4 + 64
+    assert owned_bytes(with_static_threshold(both, 0).entries) == 0
