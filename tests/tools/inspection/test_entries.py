@@ -81,8 +81,8 @@ def test_memory_of_an_entry_is_what_the_server_allocates_for_it(build_tiny: Buil
         assert workspaces == [None] * 3
         assert kept == 0
     else:
-        sizes = [size for size in workspaces if size is not None]
-        assert sizes == [size for size in workspaces if size]
+        sizes = [size or 0 for size in workspaces]
+        assert min(sizes) > 0
         assert kept > max(sizes)
 
 
