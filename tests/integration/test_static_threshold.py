@@ -16,8 +16,10 @@ from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSetti
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.contract.abi import Entry, EntryClass
+from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
+from shortfin_apps.llm.serving.loading import ModelFacts
 from tests.conftest import BuildTiny
 from tests.integration.generation import Continuation, generate, open_engine
 from tests.runtimes import RUNTIMES
@@ -136,3 +138,17 @@ def test_a_threshold_moves_invocations_to_dynamic_entries(
     assert ran[None][EntryClass.DYNAMIC] < ran[0][EntryClass.DYNAMIC]
     assert ran[0][EntryClass.STATIC] == 0
     assert all((number > 0) == (depth > 0) for number in steps_ahead.values())  # loops, or `sample` entries
+
+
+@pytest.mark.parametrize("threshold", [0, 4])
+def test_the_self_test_and_the_measured_budget_take_the_remaining_entries(
+    artifact: Artifact, prompts: Sequence[Sequence[int]], threshold: int
+) -> None:
+    assert artifact.self_test is not None
+    facts = ModelFacts(self_test=SelfTestFile.load(artifact.self_test), same_bits=True)
+    options = EngineSettings(runtime="iree", static_threshold=threshold)
+    with open_engine(artifact, options, facts) as engine:
+        engine.tune(on_gpu=False)
+        generate(engine, prompts, MAX_TOKENS)
+        assert engine.stats().self_tests == 1
+        assert largest_bucket(engine) <= threshold
