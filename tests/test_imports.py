@@ -134,7 +134,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "tools.inspection": (
         *("contract", "console", "artifact", "builder.target", "builder.weights"),
-        *("components.runtime.device", "components.runtime", "tools.bench.console"),
+        *(
+            "components.invocation",
+            "components.runtime.device",
+            "components.runtime",
+            "tools.bench.console",
+        ),
     ),
     "builder": (
         *("contract", "console", "model", "artifact", "builder.target", "builder.progress"),

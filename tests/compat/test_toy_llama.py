@@ -10,6 +10,7 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime
+from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.compat.toy_llama import CASES, PROGRAMS, Case, make_weights, write_toy_llama
 from tests.integration.generation import assert_same, generate, open_engine
@@ -72,6 +73,18 @@ def test_tokens_equal_upstreams_alone_batched_and_repeated(
                 assert assert_same(got, case.token_ids[: min(counts)], NEAR_TIE) >= LEAST_TOKENS
         shares = prefix_cache == "trie" and program == "position"
         assert (engine.stats().cached_tokens > 0) == shares
+
+
+@pytest.mark.parametrize("program", ["plain", "extend"])
+def test_static_entries_without_a_packed_extend_cannot_be_turned_off(
+    program: str, toy_llama: ToyLlama
+) -> None:
+    options = EngineSettings(runtime="iree", static_threshold=0)
+    with (
+        pytest.raises(ArtifactError, match=r"turns off decode_bs.* no dynamic entry for their batches"),
+        open_engine(toy_llama(program), options),
+    ):
+        pass
 
 
 @pytest.fixture(

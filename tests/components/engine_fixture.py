@@ -16,6 +16,7 @@ from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.page_count import least_window_pages
+from shortfin_apps.llm.components.invocation.static_threshold import with_static_threshold
 from shortfin_apps.llm.components.kvcache import PrefixCache, WindowOptions, make_cache
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
@@ -70,6 +71,7 @@ class Rig:
     device: FakeDevice
     slab: FakeBuffer
     draft: FakeDraft | None = None
+    static_threshold: int | None = None
     outputs: dict[str, list[int]] = field(default_factory=dict)
     last: dict[str, Delta] = field(default_factory=dict)
 
@@ -167,6 +169,7 @@ def make_rig(
     sample_sizes: tuple[int, ...] = (),
     adjusted_sample_sizes: tuple[int, ...] = (),
     logprob_sizes: tuple[int, ...] = (),
+    static_threshold: int | None = None,
     logits_result: bool = True,
     reads_masked: bool = False,
     scheduling: dict[str, Any] | None = None,
@@ -190,13 +193,14 @@ def make_rig(
     program.adjusted_sample_sizes = adjusted_sample_sizes
     program.logprob_sizes = logprob_sizes
     device = FakeDevice(program)
+    used = with_static_threshold(program, static_threshold)
     if token_budget is None and mode == "extend-attention":
         token_budget = 16
     chunk = chunk_tokens if config.has_prefill_position else None
     options = BatchSettings(
         batch_mode=cast(BatchModeName, mode), chunk_tokens=chunk, token_budget=token_budget
     )
-    buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
+    buckets = Buckets(used.entries, config.stride, has_prefill_position=config.has_prefill_position)
     batch_mode = make_mode(options, config, buckets)
     num_pages, num_window_pages, window = config.paged_kv_cache.device_block_count, 0, None
     if config.window_tokens is not None:
@@ -206,7 +210,7 @@ def make_rig(
         window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
     cache = make_cache(prefix_cache, num_pages, config.stride, window)
     page_table = page_table_of(device, config, num_pages, num_window_pages)
-    runner = BatchRunner(device, program, config, page_table=page_table, recorder=recorder)
+    runner = BatchRunner(device, used, config, page_table=page_table, recorder=recorder)
     scheduler = Scheduler(cache, batch_mode, max_running, **(scheduling or {}))
     engine = Engine(
         scheduler=scheduler,
@@ -223,4 +227,4 @@ def make_rig(
         mask_costs=mask_costs,
         clock=clock,
     )
-    return Rig(engine, scheduler, cache, runner, program, device, page_table[0], draft)
+    return Rig(engine, scheduler, cache, runner, program, device, page_table[0], draft, static_threshold)

@@ -205,6 +205,7 @@ def random_rig(
         adjusted_sample_sizes=samples if adjusts < 0.7 else (),
         logprob_sizes=() if top_k is None else rng.choice([(), (1, 2, 8), (3,)]),
         depth=rng.choice([0, 1, 1, 2]),
+        static_threshold=rng.choice([None, None, 0, 2, 8]) if extend_rank == 1 else None,
         reads_masked=rng.random() < 0.5,
         scheduling={
             "max_long_prefills": rng.randint(1, 2),

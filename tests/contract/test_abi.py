@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.contract.abi import Entry, EntryFamily, Layout, named_results
+from shortfin_apps.llm.contract.abi import Entry, EntryClass, EntryFamily, Layout, named_results
 
 NAMES = {
     "prefill_bs4": Entry(EntryFamily.PREFILL, 4, None),
@@ -157,3 +157,25 @@ def test_the_table_of_windows_comes_behind_the_other(name: str) -> None:
 def test_an_entry_that_takes_no_slabs_takes_no_table_of_windows() -> None:
     for sample in (NAMES[f"{name}_bs4"] for name in ("sample", "adjusted_sample", "logprobs")):
         assert sample.argument_shapes(has_windows=True) == sample.argument_shapes()
+
+
+@pytest.mark.parametrize(
+    ("name", "entry_class", "tokens"),
+    [
+        ("prefill_bs4", EntryClass.DYNAMIC, None),
+        ("prefill_bs4_s32", EntryClass.STATIC, 128),
+        ("decode_bs8", EntryClass.STATIC, 8),
+        ("decode_loop_bs8", EntryClass.STATIC, 8),
+        ("extend", EntryClass.DYNAMIC, None),
+        ("extend_t64", EntryClass.STATIC, 64),
+        ("sample_bs8", EntryClass.ROWS, None),
+        ("adjusted_sample_bs8", EntryClass.ROWS, None),
+        ("logprobs_bs8", EntryClass.ROWS, None),
+    ],
+)
+def test_an_entry_is_static_if_its_number_of_tokens_is_fixed(
+    name: str, entry_class: EntryClass, tokens: int | None
+) -> None:
+    entry = Entry.parse(name)
+    assert entry is not None
+    assert (entry.entry_class, entry.bucket_tokens) == (entry_class, tokens)

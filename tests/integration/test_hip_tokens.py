@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.batching.mode import BatchSettings
+from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
@@ -110,6 +110,26 @@ def test_preempted_requests_lose_nothing(
         got = generate(engine, [prompts[growing]] * NUM_GROWING, MAX_TOKENS)
         assert engine.stats().preemptions > 0
     check([on_cpu[growing]] * NUM_GROWING, got)
+
+
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+def test_dynamic_entries_give_the_same_tokens(
+    artifact: Artifact,
+    prompts: Sequence[Sequence[int]],
+    on_cpu: Sequence[Continuation],
+    mode: BatchModeName,
+) -> None:
+    """Their tokens are drawn by `sample` entries, also of steps that are queued ahead."""
+    options = EngineSettings(device="hip", batching=BatchSettings(batch_mode=mode), static_threshold=0)
+    with open_engine(artifact, options) as engine:
+        check(on_cpu, generate(engine, prompts, MAX_TOKENS))
+        assert {name.split("_")[0] for name in engine.stats().entries} <= {
+            "prefill",
+            "extend",
+            "sample",
+            "logprobs",
+        }
+        assert engine.stats().steps_ahead > 0
 
 
 @needs_shortfin  # without it, all tests above run on iree.runtime

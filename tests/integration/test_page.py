@@ -162,6 +162,8 @@ def test_a_prompt_is_streamed_and_what_it_did_is_shown(browser: Browser, service
         page.locator("#steps-details summary").click()
         row = page.locator("#steps-details tbody tr").filter(has_text="extend")
         expect(row.first).to_be_visible()
+        expect(row.first).to_contain_text("dynamic")
+        expect(page.locator("#steps-static")).to_contain_text("% on static entries")
         page.locator("#throughput-details summary").click()
         expect(page.locator("#throughput-details tbody tr").first).to_contain_text("now")
         page.locator("#pool-details summary").click()
@@ -297,7 +299,7 @@ def snapshot(at: float, num_running: int, num_waiting: int = 0) -> dict[str, Any
         "window_pages": None, "window_map": None, "map": {"step": 1, "runs": runs},
         "counters": dict.fromkeys(COUNTERS, 100 * at),
         "tenants": [[f"tenant-{index}", num_running // 5, num_waiting // 5] for index in range(5)],
-        "steps": [[int(100 * at) + i, at - i / 50, 0.018, "decode_bs32", "decode", 0, 24, 8] for i in (1, 0)],
+        "steps": [[int(100 * at) + i, at - i / 50, 0.018, "decode_bs32", "static", 0, 24, 8] for i in (1, 0)],
     }  # fmt: skip
 
 

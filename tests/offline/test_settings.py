@@ -47,6 +47,13 @@ def test_a_program_comes_before_variables_and_those_before_defaults(monkeypatch:
     assert (config.engine.max_running, config.engine.threads) == (5, 2)
 
 
+def test_a_switch_of_other_servers_is_taken() -> None:
+    assert local_config("model", {"enforce_eager": True}, unnoted).engine.static_threshold == 0
+    assert local_config("model", {"enforce_eager": False}, unnoted).engine.static_threshold is None
+    with pytest.raises(ServerConfigError, match="leave one of them out"):
+        local_config("model", {"enforce_eager": True, "static_threshold": 64}, unnoted)
+
+
 def test_what_has_no_effect_is_noted() -> None:
     notes: list[str] = []
     local_config("model", {"device_ids": "0"}, notes.append)

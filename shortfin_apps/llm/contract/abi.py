@@ -132,6 +132,14 @@ class EntryFamily(StrEnum):
     LOGPROBS = "logprobs"  # reduces existing rows of logits to the terms of log-probabilities
 
 
+class EntryClass(StrEnum):
+    """Whether the number of tokens that an entry computes is fixed at build or that of the batch."""
+
+    STATIC = "static"  # fixed: the entry is a bucket, and a smaller batch is padded to its size
+    DYNAMIC = "dynamic"  # that of the batch; a `prefill_bs{N}` still has a fixed number of rows
+    ROWS = "rows"  # computes no tokens: reads rows that another entry has left
+
+
 class Layout(StrEnum):
     """Which arguments an entry takes, in which order; `_ARGUMENTS` lists them."""
 
@@ -230,6 +238,17 @@ class Entry:
         name = f"{self.family}_bs{self.rows}"
         is_static = self.family is EntryFamily.PREFILL and self.length is not None
         return f"{name}_s{self.length}" if is_static else name
+
+    @property
+    def entry_class(self) -> EntryClass:
+        if not self.takes_slabs:
+            return EntryClass.ROWS
+        return EntryClass.DYNAMIC if self.length is None else EntryClass.STATIC
+
+    @property
+    def bucket_tokens(self) -> int | None:
+        """The number of tokens that a static entry computes, padding included; None for other classes."""
+        return None if self.length is None else self.length * (self.rows or 1)
 
     @property
     def takes_slabs(self) -> bool:

@@ -64,6 +64,12 @@ class EngineSettings:
         ge=0,
         le=2,
     )
+    static_threshold: int | None = setting(
+        None,
+        "largest static entry to use, in tokens; larger batches run on dynamic entries, and with 0 all do "
+        "(default: every static entry)",
+        ge=0,
+    )
     speculative: Speculative = setting(
         "off", "speculate by prompt lookup (ngram); the tokens stay the same", common=True
     )

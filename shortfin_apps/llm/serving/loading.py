@@ -21,6 +21,7 @@ from shortfin_apps.llm.components.invocation.page_count import (
     window_page_count,
 )
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
+from shortfin_apps.llm.components.invocation.static_threshold import with_static_threshold
 from shortfin_apps.llm.components.kv_events.options import KVEventsError, KVEventSettings
 from shortfin_apps.llm.components.kvcache import KVCache
 from shortfin_apps.llm.components.kvcache.events import PageListener
@@ -223,6 +224,7 @@ def _make_engine(
     check_vocabulary(facts.vocab_size, facts.tokenizer_vocab_size)
     program = device.load_program(vmfb, parameters, config.module_name)
     check_program(program, config, facts.tokenizer_vocab_size)
+    program = with_static_threshold(program, settings.static_threshold)
     check_vocabulary(embedding_rows(parameters), facts.tokenizer_vocab_size)
     on_gpu = settings.device in GPU_NAMES
     buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
@@ -320,7 +322,14 @@ def _draft_program(
     if facts.draft_model is None:
         return None
     max_tokens, vocab_size = settings.speculative_tokens, facts.tokenizer_vocab_size
-    return load_draft_program(device, facts.draft_model, vocab_size, max_running, max_tokens)
+    return load_draft_program(
+        device,
+        facts.draft_model,
+        vocab_size,
+        max_running,
+        max_tokens,
+        static_threshold=settings.static_threshold,
+    )
 
 
 def _num_pages(

@@ -13,6 +13,7 @@ from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.invoker import owned_bytes
 from shortfin_apps.llm.components.invocation.page_count import page_table_bytes, window_page_count
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
+from shortfin_apps.llm.components.invocation.static_threshold import with_static_threshold
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device, Program
@@ -105,17 +106,24 @@ class DraftProgram:
         """Return the bytes of the page table for `num_tokens`, and of the program's results and workspace."""
         num_pages = self.num_pages(num_tokens)
         slabs = page_table_bytes(self.config, num_pages, self.num_window_pages(num_pages))
-        return slabs + owned_bytes(self.program)
+        return slabs + owned_bytes(self.program.entries)
 
 
 def load_draft_program(
-    device: Device, files: DraftFiles, vocab_size: int | None, max_running: int, max_tokens: int
+    device: Device,
+    files: DraftFiles,
+    vocab_size: int | None,
+    max_running: int,
+    max_tokens: int,
+    *,
+    static_threshold: int | None = None,
 ) -> DraftProgram:
     """Load a draft model next to the main model. Raises ArtifactError naming the draft model."""
     try:
         config = files.config
         program = device.load_program(files.vmfb, files.parameters, config.module_name)
         check_program(program, config, vocab_size)
+        program = with_static_threshold(program, static_threshold)
         buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
         if problem := _problem_with_proposals(config, buckets, "--speculative-model"):
             raise ArtifactError(problem)

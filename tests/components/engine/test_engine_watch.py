@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.engine.engine_watch import LOOK_S, MAX_INVOCATIONS, EngineWatch
-from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.abi import EntryClass
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import fake_config
 
@@ -90,6 +90,6 @@ def test_entries_that_draw_tokens_are_left_out() -> None:
     watched.watch.look(0)
     rig.engine.add(call("a.0", PROMPT, max_tokens=4, temperature=1.0, seed=1))
     watched.run()
-    families = {mix.family for mix in watched.watch.look(0).invocations}
+    classes = {mix.entry_class for mix in watched.watch.look(0).invocations}
     assert any(name.startswith("sample") for name in watched.stats.entries)
-    assert families <= {EntryFamily.EXTEND, EntryFamily.PREFILL, EntryFamily.DECODE}
+    assert classes == {EntryClass.STATIC, EntryClass.DYNAMIC}  # `decode` and `extend`

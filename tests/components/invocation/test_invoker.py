@@ -122,7 +122,7 @@ def test_what_all_buffers_take_is_known_before_they_are_made() -> None:
     program: Any = recorder
     for entry in recorder.entries:
         invoker.submit(entry, [])
-    assert owned_bytes(program) == invoker.num_bytes > 0
+    assert owned_bytes(program.entries) == invoker.num_bytes > 0
 
 
 def test_one_workspace_serves_all_entries_and_nothing_is_allocated_twice() -> None:

@@ -90,7 +90,9 @@ async def test_engine_counters_are_read_when_scraped() -> None:
         "shortfin_llm:device_seconds_total": 0.4,
     }
     assert {name: value(metrics, name) for name in expected} == expected
-    assert value(metrics, "shortfin_llm:invocations_total", entry="prefill_bs1") == 1
+    for entry, entry_class, count in (("prefill_bs1", "dynamic", 1), ("decode_bs4", "static", 6)):
+        labels = {"entry": entry, "class": entry_class}
+        assert value(metrics, "shortfin_llm:invocations_total", **labels) == count
     rows = {("decode_bs4", "decode"): 18, ("decode_bs4", "prefill"): 0, ("decode_bs4", "padding"): 6}
     rows |= {("prefill_bs1", "decode"): 0, ("prefill_bs1", "prefill"): 117, ("prefill_bs1", "padding"): 11}
     name = "shortfin_llm:computed_tokens_total"

@@ -42,6 +42,7 @@ def test_only_the_model_directory_is_required() -> None:
         (["DIR", "--port", "65536"], "`--port`"),
         (["DIR", "--prefix-cache", "radix"], "`--prefix-cache`"),
         (["DIR", "--pipeline-depth", "3"], "`--pipeline-depth`"),
+        (["DIR", "--static-threshold", "-1"], "`--static-threshold`"),
         (["DIR", "--speculative", "eagle"], "`--speculative`"),
         (["DIR", "--speculative", "ngram", "--speculative-tokens", "0"], "`--speculative-tokens`"),
         (["DIR", "--pages", "1"], "`--pages`"),

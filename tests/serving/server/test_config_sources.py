@@ -35,6 +35,46 @@ def test_flags_over_environment_over_yaml_over_defaults(
     assert (config.engine.prefix_cache, config.engine.device_ids) == ("none", ("0", "1"))
 
 
+def test_a_switch_stands_for_a_value_of_its_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert parse("DIR").engine.static_threshold is None
+    assert parse("DIR", "--enforce-eager").engine.static_threshold == 0
+    assert parse("DIR", "--enforce_eager").engine.static_threshold == 0
+    path = tmp_path / "server.yaml"
+    path.write_text("enforce-eager: true\n")
+    assert parse("DIR", "--config", str(path)).engine.static_threshold == 0
+    assert parse("DIR", "--config", str(path), "--static-threshold", "64").engine.static_threshold == 64
+    monkeypatch.setenv("SHORTFIN_LLM_ENFORCE_EAGER", "false")
+    assert parse("DIR").engine.static_threshold is None
+    monkeypatch.setenv("SHORTFIN_LLM_ENFORCE_EAGER", "1")
+    assert parse("DIR").engine.static_threshold == 0
+    assert notes_of("DIR") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "enforce_eager: true\nstatic_threshold: 64\n",
+            "`--enforce-eager` stands for `--static-threshold 0`",
+        ),
+        ("enforce_eager: perhaps\n", "`--enforce-eager`: must be true or false, not 'perhaps'"),
+    ],
+)
+def test_a_switch_that_contradicts_its_setting_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(content)
+    with pytest.raises(ServerConfigError, match=message):
+        parse("DIR", "--config", str(path))
+
+
+def test_a_switch_and_its_setting_exclude_each_other_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        parse("DIR", "--static-threshold", "64", "--enforce-eager")
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
 def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "server_config.json"
     path.write_text('{"prefix_sharing_algorithm": "none", "decode_config": {"num_beams": 1}}')

@@ -51,7 +51,7 @@ def test_a_switch_is_turned_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_are_few_settings() -> None:
-    assert len(ServerConfig.SETTINGS) <= 60
+    assert len(ServerConfig.SETTINGS) <= 61
 
 
 def test_every_setting_has_a_flag_with_help() -> None:

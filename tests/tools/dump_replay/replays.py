@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.static_threshold import with_static_threshold
 from shortfin_apps.llm.components.recorder.dump_file import Dump, read_dump, write_dump
 from shortfin_apps.llm.components.recorder.flight_recorder import Recording
 from shortfin_apps.llm.components.recorder.records import FORMAT_VERSION, Header
@@ -47,6 +48,7 @@ def dump_of(recording: Recording, path: Path, rig: Rig) -> Dump:
         num_pages=rig.cache.usage().total + 1,
         num_window_pages=0 if windows is None else windows.total + 1,
         stride=rig.cache.stride,
+        settings={"static_threshold": rig.static_threshold},
     )
     write_dump(path, header, recording)
     try:
@@ -70,4 +72,7 @@ def replay_of(dump: Dump, program: FakeProgram) -> Replay:
     """On a device of its own, which has no tokens in its pages yet."""
     config, device = program.config, FakeDevice(program)
     slabs = page_table_of(device, config, dump.header.num_pages, dump.header.num_window_pages)
-    return Replay(dump, BatchRunner(device, program, config, page_table=slabs), config)
+    threshold = dump.header.settings["static_threshold"]
+    assert threshold is None or isinstance(threshold, int)
+    used = with_static_threshold(program, threshold)
+    return Replay(dump, BatchRunner(device, used, config, page_table=slabs), config)

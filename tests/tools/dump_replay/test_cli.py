@@ -19,20 +19,28 @@ from tests.integration.generation import generate
 PROMPTS = [[5, 6, 7], list(range(40)), list(range(33))]
 
 
-@pytest.fixture(scope="module")
-def dump(tiny_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of `random:tiny`, whose first prompts have dropped out of the ring."""
+def written(artifact: Artifact, directory: Path, static_threshold: int | None = None) -> Path:
+    """A dump whose first prompts have dropped out of the ring."""
     recorder, device = FlightRecorder(max_bytes=45_000), open_device("cpu", "iree")
-    options = EngineSettings(runtime="iree")
-    files = tiny_artifact.vmfb, tiny_artifact.parameters
-    engine = make_engine(device, tiny_artifact.config, *files, frozenset(), options, recorder=recorder)
+    options = EngineSettings(runtime="iree", static_threshold=static_threshold)
+    files = artifact.vmfb, artifact.parameters
+    engine = make_engine(device, artifact.config, *files, frozenset(), options, recorder=recorder)
     generate(engine, PROMPTS, 30)
-    pages = engine.stats().pages.total + 1
-    header = Header(device="cpu", num_pages=pages, num_window_pages=0, stride=tiny_artifact.config.stride)
-    directory = tmp_path_factory.mktemp("dumps")
+    header = Header(
+        device="cpu",
+        num_pages=engine.stats().pages.total + 1,
+        num_window_pages=0,
+        stride=artifact.config.stride,
+        settings={"static_threshold": static_threshold},
+    )
     path = Dumps(recorder, directory, header).write("a test").path
     device.close()
     return path
+
+
+@pytest.fixture(scope="module")
+def dump(tiny_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tiny_artifact, tmp_path_factory.mktemp("dumps"))
 
 
 def test_a_dump_is_replayed_and_what_was_before_it_computed(
@@ -43,6 +51,15 @@ def test_a_dump_is_replayed_and_what_was_before_it_computed(
     assert "reason: a test" in out
     assert "tokens of before the first record were computed first" in out
     assert "all as recorded" in out
+
+
+def test_a_dump_is_replayed_on_the_entries_that_the_server_used(
+    tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tiny_artifact, tmp_path, static_threshold=0)
+    assert b'"entry":"decode' not in gzip.decompress(path.read_bytes())
+    assert main(["replay-dump", str(path), str(tiny_artifact.vmfb.parent)]) == 0
+    assert "all as recorded" in capsys.readouterr().out
 
 
 def test_a_part_of_it_is_compared(

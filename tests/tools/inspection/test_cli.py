@@ -33,7 +33,17 @@ KEYS = {
         "operations",
         "top_k",
     ),
-    *("programs", "program_bytes", "parameters", "cache", "entries", "chip", "kernels", "notes"),
+    *(
+        "programs",
+        "program_bytes",
+        "parameters",
+        "cache",
+        "entry_bytes",
+        "entries",
+        "chip",
+        "kernels",
+        "notes",
+    ),
 }
 
 
@@ -54,7 +64,7 @@ def document(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 def test_the_json_of_a_program_for_a_gpu(gpu_artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
     doc = document(capsys, str(gpu_artifact.vmfb.parent))
     assert set(doc) == KEYS
-    assert doc["schema"] == "shortfin-llm-inspect/2"
+    assert doc["schema"] == "shortfin-llm-inspect/3"
     assert doc["chip"] == "gfx942"
     assert doc["target"]["device"] == "hip:gfx942"
     assert doc["weights"] == "bf16"

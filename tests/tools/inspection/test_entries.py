@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.invocation.invoker import Invoker
+from shortfin_apps.llm.components.invocation.invoker import Invoker, owned_bytes
 from shortfin_apps.llm.components.runtime.bytecode import Call
 from shortfin_apps.llm.model.spec import BuildOptions
-from shortfin_apps.llm.tools.inspection.entries import EntryFacts, dispatched_kernels, read_entries
+from shortfin_apps.llm.tools.inspection.entries import (
+    EntryFacts,
+    dispatched_kernels,
+    read_entries,
+    read_signatures,
+)
 from shortfin_apps.llm.tools.inspection.kernels import read_kernels
 from shortfin_apps.llm.tools.inspection.subject import open_directory
 from tests.conftest import BuildTiny
@@ -55,6 +60,30 @@ def test_entries_with_sizes_and_types(build_tiny: BuildTiny, device: str) -> Non
     assert decode.results["indices"] == "tensor<4x1x64xi64>"
     assert (entries["extend"].rows, entries["extend"].length) == (None, None)
     assert (entries["prefill_bs2"].rows, entries["prefill_bs2"].length) == (2, None)
+    classes = {name: entry.entry_class for name, entry in entries.items() if "logprobs" not in name}
+    assert {name for name, each in classes.items() if each == "dynamic"} == {
+        *("extend", "prefill_bs1", "prefill_bs2", "prefill_bs4")
+    }
+    assert {each for name, each in classes.items() if name.startswith("decode")} == {"static"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "hip:gfx942"])
+def test_memory_of_an_entry_is_what_the_server_allocates_for_it(build_tiny: BuildTiny, device: str) -> None:
+    options = BuildOptions(device=device, decode_batch_sizes=(2, 4), extend_sizes=(16,))
+    subject = open_directory(build_tiny(options).vmfb.parent)
+    entries = {entry.name: entry for entry in read_entries(subject, None)}
+    values_and_indices, logits = 64 * (4 + 8), 272 * 4
+    assert entries["decode_bs4"].result_bytes == 4 * (values_and_indices + logits)
+    assert entries["extend"].result_bytes is entries["extend"].workspace_bytes is None
+    workspaces = [entries[name].workspace_bytes for name in ("decode_bs2", "decode_bs4", "extend_t16")]
+    kept = owned_bytes(read_signatures(subject))
+    if device == "cpu":  # its temporaries depend on the contexts
+        assert workspaces == [None] * 3
+        assert kept == 0
+    else:
+        sizes = [size or 0 for size in workspaces]
+        assert min(sizes) > 0
+        assert kept > max(sizes)
 
 
 def test_a_decode_loop_returns_token_ids_and_what_a_decode_returns(build_tiny: BuildTiny) -> None:

@@ -74,6 +74,7 @@ def test_kernels_with_remarks_are_shown(report: Report) -> None:
     assert Remark.SPILLS.meaning in text
     assert Remark.SCRATCH.meaning not in text
     assert cells(text, ENTRY)[-2:] == ["33", "3 spills"]
+    assert cells(text, ENTRY)[2:7] == ["static", "4", "1", "7.4 kB", "by call"]
 
 
 def test_all_kernels_are_shown_with_equal_ones_in_one_row(report: Report) -> None:

@@ -78,7 +78,7 @@ def _mix(
         at_s=at_s,
         duration_s=duration_s,
         entry=name,
-        family=entry.family,
+        entry_class=entry.entry_class,
         prefill_tokens=after.prefill_tokens.total - before.prefill_tokens.total,
         decode_tokens=after.decode_tokens.total - before.decode_tokens.total,
         padded_tokens=after.padded_tokens - before.padded_tokens,

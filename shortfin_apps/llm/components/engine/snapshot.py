@@ -18,7 +18,7 @@ from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.request.request import Request, State
-from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.abi import EntryClass
 
 MAX_REQUESTS = 256  # listed running requests; as many waiting ones are listed
 MAX_TENANTS = 64
@@ -75,7 +75,7 @@ class InvocationMix(NamedTuple):
     at_s: float
     duration_s: float
     entry: str
-    family: EntryFamily
+    entry_class: EntryClass
     prefill_tokens: int
     decode_tokens: int
     padded_tokens: int

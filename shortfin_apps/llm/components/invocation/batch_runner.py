@@ -416,9 +416,8 @@ class BatchRunner:
         return found
 
     def decode_s(self, num_runs: int) -> float:
-        """Return the duration of the smallest `decode`, in seconds."""
-        shape = next(each for each in self.buckets.smallest_shapes() if each.layout is Layout.DECODE)
-        return self.shape_s(shape, num_runs)
+        """Return the duration of a decode of one row, in seconds."""
+        return self.shape_s(self.buckets.decode_of(1), num_runs)
 
     def shape_s(self, shape: Shape, num_runs: int) -> float:
         """Return the shortest duration of `num_runs` warm invocations on padding rows, in seconds."""

@@ -1,4 +1,8 @@
-"""The compiled shapes of a VMFB, and the choice of the nearest shape for a batch."""
+"""The compiled shapes of a VMFB, and the choice of the nearest shape for a batch.
+
+A batch takes the smallest static entry (bucket) that holds it, padded to its size. A batch that none holds
+takes a dynamic entry. `static_threshold.py` turns static entries off.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,8 @@ class Buckets:
         for name, signature in entries.items():
             if entry := Entry.parse(name):
                 self._add(entry, signature)
-        if not self._decode or not (self._prefill or self._static_prefill):
+        has_prefill = bool(self._prefill or self._static_prefill)
+        if not self.has_packed_extend and not (self._decode and has_prefill):
             raise ArtifactError("the VMFB has no prefill_bsN or no decode_bsN entry; rebuild it")
 
     @property
@@ -66,15 +71,18 @@ class Buckets:
 
     def holds_decodes(self, num_rows: int) -> bool:
         """Return whether some `decode` entry has at least this many rows."""
-        return num_rows <= max(self._decode)
+        return num_rows <= max(self._decode, default=0)
 
     @property
     def can_run_ahead(self) -> bool:
         """Whether decodes of tokens that the host does not know yet can be queued.
 
-        This takes decode loops for the largest decodes, and no padded `extend`.
+        This takes decode loops for the largest decodes, and no padded `extend`. Without any `decode` it takes
+        `sample` entries, which draw the tokens of an `extend`.
         """
         is_packed = self.has_packed_extend or not self.has_extend
+        if not self._decode:
+            return is_packed and self.draws_rows
         return max(self._loops, default=0) >= max(self._decode) and is_packed
 
     @property
@@ -100,21 +108,23 @@ class Buckets:
     def nearest(self, batch: Batch, *, draws: bool = False) -> Shape:
         """Return the nearest compiled shape that holds the batch; with `draws`, decodes run on a decode loop.
 
+        A batch of decodes or of prefills runs on a packed `extend` if no such entry holds it.
+
         If all tasks of an `extend` batch are decodes, a `decode` runs them instead of a packed `extend`,
         unless the `decode` computes more rows, and more than FEW_ROWS: it has fewer dispatches and gives the
         same bits. A decode loop also saves the draw, so it may compute a third more rows.
         """
-        if batch.family is EntryFamily.DECODE:
-            return self._decode_loop(batch.tasks) if draws else self._decode_shape(batch.tasks)
-        if batch.family is EntryFamily.PREFILL:
-            return self._prefill_shape(batch.tasks)
-        extend = self.extend(batch.tasks)
-        if extend.layout is not Layout.PACKED or not _are_decodes(batch.tasks):
+        tasks = batch.tasks
+        decode = self._decode_bucket(tasks, draws=draws)
+        if batch.family is EntryFamily.DECODE and decode is not None:
+            return decode
+        if batch.family is EntryFamily.PREFILL and (prefill := self._prefill_shape(tasks)) is not None:
+            return prefill
+        extend = self.extend(tasks)
+        if decode is None or extend.layout is not Layout.PACKED or not _are_decodes(tasks):
             return extend
         if draws:
-            loop = self._decode_loop(batch.tasks) if len(batch.tasks) <= max(self._loops) else extend
-            return loop if 3 * loop.rows <= 4 * extend.tokens else extend
-        decode = self._decode_shape(batch.tasks) if self.holds_decodes(len(batch.tasks)) else extend
+            return decode if 3 * decode.rows <= 4 * extend.tokens else extend
         return decode if decode.rows <= max(extend.tokens, FEW_ROWS) else extend
 
     def extend(self, tasks: Sequence[LlmTaskInput]) -> Shape:
@@ -140,8 +150,11 @@ class Buckets:
         return next((self._most_rows[length] for length, name in self._extend.items() if name == entry), None)
 
     def decode_of(self, num_rows: int) -> Shape:
-        """Return the nearest `decode` for `num_rows` rows, else the largest, with the fewest blocks."""
-        rows = min((n for n in self._decode if n >= num_rows), default=max(self._decode))
+        """Return the nearest shape of as many decodes, or the largest `decode`, with the fewest blocks."""
+        rows = min((n for n in self._decode if n >= num_rows), default=None)
+        if rows is None and self.has_packed_extend:
+            return self._packed(num_rows, num_rows, MIN_BLOCKS)
+        rows = rows or max(self._decode)
         return Shape(self._decode[rows], Layout.DECODE, rows, rows, MIN_BLOCKS)
 
     def prefill_of(self, pages: int) -> Shape | None:
@@ -204,18 +217,18 @@ class Buckets:
         entry = self._dynamic_extend if bucket is None else self._extend[bucket]
         return Shape(entry, Layout.PACKED, rows, bucket or tokens, blocks)
 
-    def _decode_shape(self, tasks: Sequence[LlmTaskInput]) -> Shape:
-        rows = min(n for n in self._decode if n >= len(tasks))
-        return Shape(self._decode[rows], Layout.DECODE, rows, rows, widest(tasks))
+    def _decode_bucket(self, tasks: Sequence[LlmTaskInput], *, draws: bool) -> Shape | None:
+        """Return the nearest `decode` that holds the tasks, or None; with `draws` a decode loop."""
+        entries, layout = (self._loops, Layout.LOOP) if draws else (self._decode, Layout.DECODE)
+        rows = min((n for n in entries if n >= len(tasks)), default=None)
+        return None if rows is None else Shape(entries[rows], layout, rows, rows, widest(tasks))
 
-    def _prefill_shape(self, tasks: Sequence[LlmTaskInput]) -> Shape:
-        length = self._padded_length(tasks)
-        entry, rows, length = self._prefill_entry(len(tasks), length)
+    def _prefill_shape(self, tasks: Sequence[LlmTaskInput]) -> Shape | None:
+        """Return the nearest `prefill` that holds the tasks; None if none does."""
+        if (found := self._prefill_entry(len(tasks), self._padded_length(tasks))) is None:
+            return None
+        entry, rows, length = found
         return Shape(entry, Layout.PREFILL, rows, rows * length, self._prefill_blocks(tasks, length))
-
-    def _decode_loop(self, tasks: Sequence[LlmTaskInput]) -> Shape:
-        rows = min(n for n in self._loops if n >= len(tasks))
-        return Shape(self._loops[rows], Layout.LOOP, rows, rows, widest(tasks))
 
     def _padded_length(self, tasks: Sequence[LlmTaskInput]) -> int:
         pages = max(-(-len(task.token_ids) // self._stride) for task in tasks)
@@ -226,16 +239,17 @@ class Buckets:
         first = max(task.start_position for task in tasks) // self._stride
         return max(MIN_BLOCKS, first + length // self._stride)
 
-    def _prefill_entry(self, num_rows: int, length: int) -> tuple[str, int, int]:
+    def _prefill_entry(self, num_rows: int, length: int) -> tuple[str, int, int] | None:
         all_rows = self._prefill.keys() | {rows for rows, _ in self._static_prefill}
-        rows = min(n for n in all_rows if n >= num_rows)
-        exact = self._static_prefill.get((rows, length))
-        if exact is not None:
+        rows = min((n for n in all_rows if n >= num_rows), default=None)
+        if rows is None:
+            return None
+        if (exact := self._static_prefill.get((rows, length))) is not None:
             return exact, rows, length
         if rows in self._prefill:
             return self._prefill[rows], rows, length
-        nearest = min(s for n, s in self._static_prefill if n == rows and s >= length)
-        return self._static_prefill[rows, nearest], rows, nearest
+        nearest = min((s for n, s in self._static_prefill if n == rows and s >= length), default=None)
+        return None if nearest is None else (self._static_prefill[rows, nearest], rows, nearest)
 
 
 def _are_decodes(tasks: Sequence[LlmTaskInput]) -> bool:

@@ -7,7 +7,7 @@ its output buffers from the caller, its call is queued at once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -35,12 +35,20 @@ Results = Sequence[DeviceBuffer]
 Types = tuple[TensorType, ...]
 
 
-def owned_bytes(program: Program) -> int:
-    """Return the bytes of all buffers that an Invoker creates for the program, but for further late sets."""
-    owned = [signature for signature in program.entries.values() if signature.workspace_bytes is not None]
+def owned_bytes(entries: Mapping[str, EntrySignature]) -> int:
+    """Return the bytes of all buffers that an Invoker creates for the entries, but for further late sets."""
+    owned = [signature for signature in entries.values() if signature.workspace_bytes is not None]
     late, rows = zip(*map(_parts_of, owned), strict=True) if owned else ((), ())
     num_bytes = NUM_LATE_SETS * sum(map(_set_bytes, late)) + sum(map(_set_bytes, set(rows)))
-    return num_bytes + _workspace_bytes(program)
+    return num_bytes + _workspace_bytes(entries)
+
+
+def result_bytes(signature: EntrySignature) -> int | None:
+    """Return the bytes of an entry's results; None if they are undeclared, or depend on the batch."""
+    results = signature.results
+    if results is None or any(None in kind.shape for kind in results):
+        return None
+    return _set_bytes(results)
 
 
 class Invoker:
@@ -89,7 +97,7 @@ class Invoker:
 
     def _shared_workspace(self) -> DeviceBuffer:
         if self._workspace is None:
-            size = _workspace_bytes(self._program)
+            size = _workspace_bytes(self._program.entries)
             self._workspace = self._device.allocate((size,), _BYTE)
             self.num_bytes += size
         return self._workspace
@@ -105,8 +113,8 @@ def _parts_of(signature: EntrySignature) -> tuple[Types, Types]:
     return results[:num_late], results[num_late:]
 
 
-def _workspace_bytes(program: Program) -> int:
-    return max((signature.workspace_bytes or 0 for signature in program.entries.values()), default=0)
+def _workspace_bytes(entries: Mapping[str, EntrySignature]) -> int:
+    return max((signature.workspace_bytes or 0 for signature in entries.values()), default=0)
 
 
 def _static_shape(kind: TensorType) -> tuple[int, ...]:

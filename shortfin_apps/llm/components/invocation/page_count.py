@@ -94,7 +94,7 @@ def pages_that_fit(
     """
     context_pages = -(-config.max_seq_len // config.stride)
     most = 1 + max_running * context_pages
-    own_bytes, fitting = owned_bytes(program), []
+    own_bytes, fitting = owned_bytes(program.entries), []
 
     def taken(num_pages: int, stage: int) -> int:
         window_pages = window_page_count(config, num_pages, tokens_ahead)

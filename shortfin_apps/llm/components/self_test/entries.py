@@ -225,9 +225,8 @@ class EntryRuns:
         self.rows = self._pages.decoding(decode.rows, self._layout.bases)
         if not self.rows:
             return None
-        tasks = tuple(row.decode for row in self.rows)
-        wide = Shape(decode.entry, decode.layout, decode.rows, decode.tokens, widest(tasks))
-        return self._runner.run_as(wide, Batch(EntryFamily.DECODE, tasks))
+        batch = Batch(EntryFamily.DECODE, tuple(row.decode for row in self.rows))
+        return self._runner.run_as(self._runner.buckets.nearest(batch), batch)
 
     def _sources(self, num_rows: int) -> list[int]:
         """Return `num_rows` indices of the decode's rows, which repeat."""

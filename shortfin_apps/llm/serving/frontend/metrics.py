@@ -21,6 +21,7 @@ from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, EntryCounts, TableCounts
 from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 from shortfin_apps.llm.components.request.messages import ComputedTask, FinishReason
+from shortfin_apps.llm.contract.abi import Entry
 from shortfin_apps.llm.contract.errors import OverloadedError, UnavailableError
 from shortfin_apps.llm.serving.frontend.engine_client import EngineClient
 
@@ -299,14 +300,18 @@ class _EngineCollector(Collector):
 
     def _entries(self, entries: Sequence[tuple[str, EntryCounts]]) -> Iterator[Metric]:
         labels = [*self._labels, "entry"]
-        invocations = CounterMetricFamily("shortfin_llm:invocations", "Invocations", labels=labels)
+        invocations = CounterMetricFamily(
+            "shortfin_llm:invocations", "Invocations, by entry and its class", labels=[*labels, "class"]
+        )
         tokens = CounterMetricFamily(
             "shortfin_llm:computed_tokens", "Rows computed, by kind", labels=[*labels, "kind"]
         )
         mixes = [HistogramMetricFamily(name, help_text, labels=labels) for name, help_text in _MIXES]
         for entry, counts in entries:
             values = [*self._labels.values(), entry]
-            invocations.add_metric(values, counts.invocations)
+            parsed = Entry.parse(entry)
+            assert parsed is not None, "only entries run"
+            invocations.add_metric([*values, parsed.entry_class], counts.invocations)
             for kind, count in _tokens_by_kind(counts):
                 tokens.add_metric([*values, kind], count)
             distributions = (counts.tasks, counts.prefill_tokens, counts.decode_tokens)

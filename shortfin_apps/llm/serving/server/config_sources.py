@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from shortfin_apps.llm.serving.server.config import (
     ENV_PREFIX,
     KEYS,
     ServerConfig,
     ServerConfigError,
+    flag,
     key_file,
 )
 
@@ -35,6 +37,8 @@ UPSTREAM_NAMES = {
     "prefix_sharing_algorithm": "prefix_cache",
     "server_config": "config",
 }
+# Switches with vLLM's names, and the setting and the value that each stands for.
+SWITCHES: dict[str, tuple[str, Any]] = {"enforce_eager": ("static_threshold", 0)}
 # Upstream's settings without an equivalent here, and whether the flag takes a value.
 UPSTREAM_IGNORED: dict[str, Literal["flag", "value"]] = {
     "program_isolation": "value",
@@ -64,7 +68,8 @@ def load(
     flags: Mapping[str, Any], yaml_values: Mapping[str, Any], note: Note = logger.warning
 ) -> ServerConfig:
     """Merge settings: flags over environment over YAML over defaults. Raises ServerConfigError."""
-    config = ServerConfig.of({**yaml_values, **_environment(note), **flags})
+    sources = (yaml_values, _environment(note), flags)
+    config = ServerConfig.of({name: each for source in sources for name, each in _expanded(source).items()})
     for setting, reason in config.without_effect():
         note(f"`{setting}` has no effect: {reason}")
     key_and_certificates = () if config.http.ssl_keyfile is not None else ("ssl_certfile",)
@@ -75,6 +80,24 @@ def load(
         if path is not None:
             _note_exposed(path, note)
     return config
+
+
+def _expanded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace each switch by its setting, in the values of one source. Raises ServerConfigError."""
+    expanded = {name: value for name, value in values.items() if name not in SWITCHES}
+    for name in SWITCHES.keys() & values.keys():
+        setting, value = SWITCHES[name]
+        try:
+            is_on = TypeAdapter(bool).validate_python(values[name])
+        except ValidationError:
+            raise ServerConfigError(f"`{flag(name)}`: must be true or false, not {values[name]!r}") from None
+        if is_on and setting in expanded:
+            raise ServerConfigError(
+                f"`{flag(name)}` stands for `{flag(setting)} {value}`, and `{flag(setting)} "
+                f"{expanded[setting]}` was given, too; leave one of them out"
+            )
+        expanded |= {setting: value} if is_on else {}
+    return expanded
 
 
 def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
@@ -125,7 +148,8 @@ def _note_exposed(path: Path, note: Note) -> None:
 def _environment(note: Note) -> dict[str, Any]:
     """Return settings from environment variables; note variables with ENV_PREFIX that name no setting."""
     variables = {name.lower(): value for name, value in os.environ.items()}
-    prefixed = ((name, f"{ENV_PREFIX}{name}".lower()) for name in ServerConfig.SETTINGS)
+    names = (*ServerConfig.SETTINGS, *SWITCHES)
+    prefixed = ((name, f"{ENV_PREFIX}{name}".lower()) for name in names)
     values: dict[str, Any] = {name: variables[var] for name, var in prefixed if var in variables}
     if SERVICE_LINK.fullmatch(str(values.get("port"))):
         link = values.pop("port")
@@ -139,7 +163,7 @@ def _environment(note: Note) -> dict[str, Any]:
 
 
 def _unknown_variables() -> Iterator[str]:
-    known = {name.upper() for name in ServerConfig.SETTINGS} | OTHER_VARIABLES
+    known = {name.upper() for name in (*ServerConfig.SETTINGS, *SWITCHES)} | OTHER_VARIABLES
     for variable in os.environ:
         prefix, name = variable[: len(ENV_PREFIX)].upper(), variable[len(ENV_PREFIX) :].upper()
         if prefix == ENV_PREFIX and name not in known and not SERVICE_VARIABLE.fullmatch(name):

@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from shortfin_apps.llm.serving.server.config import KEYS, SUBJECTS, ServerConfig, flag
 from shortfin_apps.llm.serving.server.config_sources import (
+    SWITCHES,
     UPSTREAM_IGNORED,
     UPSTREAM_NAMES,
     Note,
@@ -67,9 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse._ActionsContainer, names: Iterable[str]) -> None:
-    """Add a flag for each named setting, in both spellings; an omitted flag sets no attribute."""
+    """Add a flag for each named setting, in both spellings; an omitted flag sets no attribute.
+
+    Switches are added with the setting that they stand for, which then excludes them.
+    """
     for name in names:
-        _add_flag(parser, name, name, help=_help(name), **_arity(ServerConfig.SETTINGS[name]))
+        switches = {switch: value for switch, (setting, value) in SWITCHES.items() if setting == name}
+        container = parser.add_mutually_exclusive_group() if switches else parser
+        _add_flag(container, name, name, help=_help(name), **_arity(ServerConfig.SETTINGS[name]))
+        for switch, value in switches.items():
+            as_flag = f"the same as {flag(name)} {value}"
+            _add_flag(container, switch, name, action="store_const", const=value, help=as_flag)
 
 
 def from_arguments(args: argparse.Namespace, note: Note = logger.warning) -> ServerConfig:

@@ -22,7 +22,7 @@ _LIBRARIES = ("iree-base-runtime", "shortfin", "numpy")
 # Settings that determine the invocations; none are secret.
 _SETTINGS = (
     *("device", "runtime", "threads", "batch_mode", "chunk_tokens", "token_budget", "max_running"),
-    *("prefix_cache", "pipeline_depth", "speculative", "speculative_tokens"),
+    *("prefix_cache", "pipeline_depth", "static_threshold", "speculative", "speculative_tokens"),
 )
 
 _tasks: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references

@@ -420,8 +420,5 @@ def _task_of_step(first: Task, index: int) -> Task:
 
 def _chunk_tokens(runner: BatchRunner) -> int:
     """Return how many tokens one sequence may have in every prefill shape: as many as in the smallest."""
-    return min(
-        shape.tokens // shape.rows
-        for shape in runner.buckets.smallest_shapes()
-        if shape.layout is Layout.PREFILL
-    )
+    prefills = (shape for shape in runner.buckets.smallest_shapes() if shape.layout is Layout.PREFILL)
+    return min((shape.tokens // shape.rows for shape in prefills), default=runner.stride)

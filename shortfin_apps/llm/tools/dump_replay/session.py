@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.invocation.page_table import make_runner
+from shortfin_apps.llm.components.invocation.static_threshold import with_static_threshold
 from shortfin_apps.llm.components.recorder.dump_file import Dump, DumpError
 from shortfin_apps.llm.components.recorder.records import Header
 from shortfin_apps.llm.components.runtime.check import check_program
@@ -71,6 +72,9 @@ def replay(
     with _opened(artifact, where) as (device, findings):
         program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
         check_program(program, artifact.config)
+        threshold = dump.header.settings.get("static_threshold")
+        if is_same and isinstance(threshold, int):  # the records name entries that the server chose under it
+            program = with_static_threshold(program, threshold)
         if artifact.config.stride != dump.header.stride:
             raise DumpError(
                 f"{directory}: has pages of {artifact.config.stride} tokens, and the dump's have "

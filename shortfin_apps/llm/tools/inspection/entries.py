@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from shortfin_apps.llm.components.invocation.invoker import result_bytes
 from shortfin_apps.llm.components.runtime.bytecode import Calls, read_calls
 from shortfin_apps.llm.components.runtime.declaration import format_type
 from shortfin_apps.llm.components.runtime.device import EntrySignature
@@ -25,18 +26,29 @@ KernelsByGlobal = Mapping[int, Sequence[KernelFacts]]
 class EntryFacts:
     """An exported function. `arguments` and `results` are MLIR types by name, None if the VMFB has none.
 
+    `result_bytes`: None if the results are undeclared or their size depends on the batch. `workspace_bytes`:
+    temporaries in the server's shared workspace, None if each invocation allocates its own.
     `num_dispatches`: dispatches of one invocation, None if the number is not constant. `launches`: dispatches
     by kernel name, None if unknown.
     """
 
     name: str
     family: str | None  # None for a function outside of the ABI
+    entry_class: str | None  # static, dynamic or rows (EntryClass)
     rows: int | None  # requests in a batch; None if dynamic
     length: int | None  # tokens of a request, or of a packed batch; None if dynamic
     arguments: dict[str, str] | None
     results: dict[str, str] | None
+    result_bytes: int | None
+    workspace_bytes: int | None
     num_dispatches: int | None
     launches: dict[str, int] | None
+
+
+def read_signatures(subject: Subject) -> dict[str, EntrySignature]:
+    """Return the declared signatures of the VMFB's functions, by name. Raises ArtifactError."""
+    exports = read_exports(subject.vmfb, subject.config.module_name)
+    return {name: export.signature for name, export in exports.items()}
 
 
 def read_entries(subject: Subject, code: GpuCode | None) -> tuple[EntryFacts, ...]:
@@ -66,10 +78,13 @@ def _entry(
     return EntryFacts(
         name=signature.name,
         family=parsed.family.value if parsed else None,
+        entry_class=parsed.entry_class.value if parsed else None,
         rows=parsed.rows if parsed else None,
         length=parsed.length if parsed else None,
         arguments=_arguments(signature, parsed, config),
         results=_results(signature, parsed, config),
+        result_bytes=result_bytes(signature),
+        workspace_bytes=signature.workspace_bytes,
         num_dispatches=None if dispatched is None else len(dispatched),
         launches=None if dispatched is None or kernels is None else _launches(dispatched, kernels),
     )

@@ -13,10 +13,11 @@ from typing import Any
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.artifact.program_record import ProgramRecord
+from shortfin_apps.llm.components.invocation.invoker import owned_bytes
 from shortfin_apps.llm.components.runtime.vmfb import check_file
 from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError, missing_extra
-from shortfin_apps.llm.tools.inspection.entries import EntryFacts, read_entries
+from shortfin_apps.llm.tools.inspection.entries import EntryFacts, read_entries, read_signatures
 from shortfin_apps.llm.tools.inspection.kernels import GpuCode, KernelFacts, Remark, read_kernels, remarks
 from shortfin_apps.llm.tools.inspection.subject import (
     CacheSizes,
@@ -27,20 +28,22 @@ from shortfin_apps.llm.tools.inspection.subject import (
     parameter_groups,
 )
 
-SCHEMA = "shortfin-llm-inspect/2"
+SCHEMA = "shortfin-llm-inspect/3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The contents of the inspected files.
 
-    `code` is None without readable AMD machine code; `notes` say which parts could not be read.
+    `entry_bytes`: memory that a server keeps for the results and the shared workspace of all entries. `code`
+    is None without readable AMD machine code; `notes` say which parts could not be read.
     """
 
     subject: Subject
     entries: tuple[EntryFacts, ...]
     parameters: tuple[ParameterGroup, ...]
     cache: CacheSizes
+    entry_bytes: int
     code: GpuCode | None
     notes: tuple[str, ...]
 
@@ -71,6 +74,7 @@ def make_report(subject: Subject) -> Report:
         entries=read_entries(subject, code),
         parameters=parameter_groups(subject),
         cache=cache_sizes(subject.config),
+        entry_bytes=owned_bytes(read_signatures(subject)),
         code=code,
         notes=notes,
     )
@@ -117,6 +121,7 @@ def document(report: Report) -> dict[str, Any]:
         "program_bytes": report.program_bytes,
         "parameters": [asdict(group) for group in report.parameters],
         "cache": asdict(report.cache),
+        "entry_bytes": report.entry_bytes,
         "entries": [asdict(entry) for entry in report.entries],
         "chip": report.code and report.code.chip,
         "kernels": [_kernel(kernel) for kernel in report.kernels],

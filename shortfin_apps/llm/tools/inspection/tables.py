@@ -14,6 +14,9 @@ from shortfin_apps.llm.tools.inspection.kernels import KernelFacts, Remark, rema
 from shortfin_apps.llm.tools.inspection.report import Report
 
 UNKNOWN = "?"
+MEMORY_LEGEND = """\
+results, workspace: bytes of a call's results and temporaries; by call: they depend on the batch or its
+contexts, and each call allocates them. Entries share one workspace, as large as the largest."""
 MIN_WIDTH = 150  # columns, so that the table of kernels is legible
 
 
@@ -38,6 +41,7 @@ def tables(report: Report, *, show_all: bool) -> Iterator[RenderableType]:
     """Yield the output from top to bottom. Without `show_all`, only kernels with remarks are shown."""
     yield _overview(report)
     yield _entries(report)
+    yield MEMORY_LEGEND
     if report.kernels:
         yield from _kernels(report, show_all)
     yield from report.notes
@@ -67,6 +71,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "program", _megabytes(report.program_bytes)
     for group in report.parameters:
         yield f"parameters {group.type or ''}".strip(), f"{group.count:,}, {_megabytes(group.bytes)}"
+    if report.entry_bytes:
+        yield "entry memory", f"{_memory(report.entry_bytes)} for results and the shared workspace"
     pages = f"{cache.pages:,} pages of {cache.page_tokens} tokens"
     size = _megabytes(cache.pages * cache.page_bytes)
     if cache.window_tokens is not None:
@@ -95,13 +101,18 @@ def _entries(report: Report) -> Table:
     made = Table(title="entries", title_justify="left")
     made.add_column("entry", no_wrap=True)
     made.add_column("arguments", overflow="fold")
-    for name in ("batch", "tokens", "dispatches"):
+    made.add_column("class")
+    for name in ("batch", "tokens", "results", "workspace", "dispatches"):
         made.add_column(name, justify="right")
     if report.is_counted:
         made.add_column("of these with remarks", overflow="fold")
     found = {kernel.name: remarks(kernel) for kernel in report.kernels}
     for entry in report.entries:
-        sizes = (_size(entry.rows), _size(entry.length), _number(entry.num_dispatches))
+        sizes = (
+            entry.entry_class or "",
+            *(_size(entry.rows), _size(entry.length)),
+            *(_memory(entry.result_bytes), _memory(entry.workspace_bytes), _number(entry.num_dispatches)),
+        )
         marked = [_remarks_of(entry, found)] if report.is_counted else []
         made.add_row(entry.name, _arguments(entry), *sizes, *marked)
     return made
@@ -226,3 +237,9 @@ def _unless_zero(value: int) -> str:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
+
+
+def _memory(size: int | None) -> str:
+    if size is None:
+        return "by call"
+    return f"{size / 1e3:,.1f} kB" if size < 1e6 else _megabytes(size)

@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
+from shortfin_apps.llm.components.engine.engine_watch import EngineWatch
 from shortfin_apps.llm.components.engine.snapshot import OWNED, SHARED, UNLISTED, PageMap
 from shortfin_apps.llm.components.request.messages import Terms
 from shortfin_apps.llm.serving.api.page.viewer import Viewer, client_id
@@ -66,6 +67,21 @@ def test_cells_of_the_map_belong_to_the_places_in_the_list() -> None:
 def test_a_stranger_with_a_key_sees_sums_alone() -> None:
     view = seen_by(Caller("z", "z"))
     assert (view["requests"], view["tenants"], view["running"]) == ([], [], 3)
+
+
+def test_steps_name_their_entry_and_its_class() -> None:
+    rig = make_rig(mode="extend-attention")
+    watch = EngineWatch(rig.engine, lambda: 0.0)
+    watch.look(0)
+    before = rig.engine.stats()
+    rig.engine.add(call("one.1", PROMPT, max_tokens=3))
+    rig.run()
+    watch.note(before, rig.engine.stats())
+    steps = Viewer.of(ADMIN).view(watch.look(0))["steps"]
+    assert {(entry, kind) for _, _, _, entry, kind, *_ in steps} == {
+        ("extend", "dynamic"),
+        ("decode_bs1", "static"),
+    }
 
 
 def test_without_keys_names_that_clients_made_up_are_hashed() -> None:

@@ -107,7 +107,7 @@ def _step(mix: InvocationMix) -> tuple[Any, ...]:
         round(mix.at_s, 4),
         round(mix.duration_s, 4),
         mix.entry,
-        mix.family.value,
+        mix.entry_class.value,
         mix.prefill_tokens,
         mix.decode_tokens,
         mix.padded_tokens,

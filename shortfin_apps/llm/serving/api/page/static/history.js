@@ -34,14 +34,14 @@ export class History {
 
   /** Adds the steps of a snapshot: one object per step, which sums its invocations. Drops old steps. */
   addSteps(rows, now) {
-    for (const [serial, at, duration, entry, family, prefill, decode, padding] of rows) {
+    for (const [serial, at, duration, entry, kind, prefill, decode, padding] of rows) {
       let step = this.steps.at(-1);
       if (step?.serial !== serial) {
-        step = { serial, at, duration, entries: [], prefill: 0, decode: 0, padding: 0 };
+        step = { serial, at, duration, entries: [], classes: [], prefill: 0, decode: 0, padding: 0 };
         this.steps.push(step);
       }
       step.entries.push(`${entry}`);
-      step.family = family;
+      step.classes.push(`${kind}`);
       step.prefill += prefill;
       step.decode += decode;
       step.padding += padding;

@@ -54,8 +54,11 @@ export function stepsTable(history) {
   const rows = history.steps
     .slice(-20)
     .reverse()
-    .map((s) => [s.entries.join(" + "), count(s.prefill), count(s.decode), count(s.padding), durationText(s.duration)]);
-  fill("steps-details", ["Entry, newest first", "Prefill rows", "Decode rows", "Padding rows", "Took"], rows);
+    .map((s) => [
+      ...[s.entries.join(" + "), s.classes.join(" + ")],
+      ...[count(s.prefill), count(s.decode), count(s.padding), durationText(s.duration)],
+    ]);
+  fill("steps-details", ["Entry, newest first", "Class", "Prefill rows", "Decode rows", "Padding rows", "Took"], rows);
 }
 
 export function poolTable(snapshot) {
