@@ -311,12 +311,12 @@ class Engine:
 
     def _launch(self, batch: Batch) -> None:
         began_s = self._clock()
-        for task in batch.tasks:
-            self._num_planned += 1
+        self._pipeline.launch(batch, began_s)
+        for turn, task in enumerate(batch.tasks, self._num_planned):
             if task.request.last_turn < 0:
                 task.request.queue_s = began_s - task.request.arrival_s
-            task.request.last_turn = self._num_planned
-        self._pipeline.launch(batch, began_s)
+            task.on_launch(turn)
+        self._num_planned += len(batch.tasks)
 
     def _complete(self) -> None:
         """Wait for the first step in flight and commit it; on failure, end the requests of its batch."""

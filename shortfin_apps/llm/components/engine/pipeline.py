@@ -105,16 +105,13 @@ class Pipeline:
         """Queue a batch. A failure to do so is reported when the step is completed."""
         leases = [lease for task in batch.tasks if (lease := task.request.lease) is not None]
         step = InFlight(batch, began_s, self._runner.device_s, leases)
-        for lease in leases:
-            self._cache.hold(lease)
+        self._cache.hold(leases)
         self.num_ahead += bool(self._steps)
         try:
             self._queue(step)
         except Exception as error:  # the runtimes have no common exception
             step.error = error
         self._steps.append(step)
-        for task in batch.tasks:
-            task.on_launch()
 
     def draw_late(self) -> None:
         """Queue the draws of the first step in flight that needed the tokens of the step before."""
@@ -157,8 +154,7 @@ class Pipeline:
 
     def forget_first(self) -> None:
         """Remove the first step, which was completed and committed; its leases may be released now."""
-        for lease in self._steps.popleft().leases:
-            self._cache.let_go(lease)
+        self._cache.let_go(self._steps.popleft().leases)
 
     def abandon(self, *, waits: bool = True) -> None:
         """Drop all steps in flight, ignoring failures.

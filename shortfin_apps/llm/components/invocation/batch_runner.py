@@ -20,7 +20,7 @@ from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
-from shortfin_apps.llm.components.invocation.loop_state import Fields, LoopState
+from shortfin_apps.llm.components.invocation.loop_state import Call, Fields, LoopState
 from shortfin_apps.llm.components.invocation.padded_tasks import padded_arrays
 from shortfin_apps.llm.components.invocation.row_draws import (
     LastUpload,
@@ -129,17 +129,23 @@ class BatchRunner:
         With `fields`, decodes run on a decode loop, which also draws a token for each task with these
         sampling fields, and stores it in the request's slot of the token table.
         """
-        shape = self.buckets.nearest(batch, draws=fields is not None)
         begin = self._clock()
-        state: Mapping[str, DeviceBuffer] = {}
-        if fields is not None and shape.layout is Layout.LOOP:
-            state = self._loop.on_device(batch.tasks, shape.rows, fields)
+        shape, arguments = self._loop.call_of_next(batch) or self._call(batch, fields)
         record = self._record(shape, batch)
-        arguments = self._on_device(shape, batch.tasks, state)
         pending = self._submit(shape.entry, arguments, record)
         self.device_s += self._clock() - begin
         self._count(shape, [len(task.token_ids) for task in batch.tasks])
         return Launch(batch, shape, pending, record)
+
+    def _call(self, batch: Batch, fields: Fields | None) -> Call:
+        """Return the nearest shape and the arguments of its entry, on the device."""
+        shape = self.buckets.nearest(batch, draws=fields is not None)
+        if fields is None or shape.layout is not Layout.LOOP:
+            return shape, self._on_device(shape, batch.tasks)
+        state = self._loop.on_device(batch.tasks, shape.rows, fields)
+        call = shape, self._on_device(shape, batch.tasks, state)
+        self._loop.keep_call(batch, call)
+        return call
 
     def _record(self, shape: Shape, batch: Batch) -> Run | Step | None:
         if self._recorder is None:

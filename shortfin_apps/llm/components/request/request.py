@@ -76,6 +76,7 @@ class Request:
         "end_token_ids",
         "finish_reason",
         "first_decode",
+        "in_slot",
         "last_turn",
         "lease",
         "matcher",
@@ -115,6 +116,7 @@ class Request:
         self.num_planned = 0
         self.num_drawing = 0
         self.slot = 0
+        self.in_slot: Sequence[int] = (-1,)  # the token ID that stands for the token in `slot` (abi.py)
         self.num_cached = 0  # prompt tokens found in the cache at the first start
         self.num_overtakes = 0  # requests that arrived later and started earlier
         self.blocked_at: AvailablePages | None = None  # pages available when it last failed to start
@@ -192,7 +194,7 @@ class Request:
     def start(self, lease: Lease, slot: int = 0) -> None:
         self._move(State.RUNNING)
         self.lease = lease
-        self.slot = slot
+        self.slot, self.in_slot = slot, (-1 - slot,)
         self.num_overtakes, self.blocked_at = 0, None
         self.first_decode = len(self.token_ids) - 1
         self.num_computed = self.num_planned = lease.num_cached_tokens
