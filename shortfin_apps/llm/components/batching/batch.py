@@ -87,13 +87,18 @@ class LlmTaskInput:
         self.completes = False
         self.request.num_drawing -= 1
 
-    def on_commit(self) -> None:
-        """Count the task's tokens as computed, and the token that it yields, if any, as drawn."""
-        self.request.num_computed = self.seq_len
+    def on_commit(self) -> bool:
+        """Count the task's tokens as computed, and the token that it yields, if any, as drawn.
+
+        Returns whether the last row yields a token that is not known yet.
+        """
+        request = self.request
+        request.num_computed = self.seq_len
         if self.num_ahead:
-            self.request.num_planned = self.seq_len
+            request.num_planned = self.seq_len
         else:
-            self.request.num_drawing -= self.completes
+            request.num_drawing -= self.completes
+        return self.completes and self.seq_len >= len(request.token_ids)
 
     @property
     def is_followed(self) -> bool:

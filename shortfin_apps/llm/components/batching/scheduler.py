@@ -142,9 +142,9 @@ class Scheduler:
                 return False
         return False
 
-    def charge(self, request: Request, tokens: int) -> None:
-        """Charge tokens as service to the request's tenant."""
-        self._share.charge(request.tenant, tokens)
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Charge tokens as service to a tenant."""
+        self._share.charge(tenant, tokens)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a waiting or running request and release its pages. Raises IllegalTransitionError."""
@@ -289,7 +289,7 @@ class Scheduler:
             self._cache.release(lease)
             raise
         if request.last_turn < 0:  # tenants are not charged again for a restart after preemption
-            self.charge(request, request.num_unplanned)
+            self._share.charge(request.tenant, request.num_unplanned)
         self._free_slots.pop()
         self.waiting.remove(request)
         self.running.append(request)
