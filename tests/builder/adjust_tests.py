@@ -10,7 +10,7 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, DrawState, LeftRows
-from shortfin_apps.llm.components.invocation.row_draws import RowDraw, padded_draws, padded_edits
+from shortfin_apps.llm.components.invocation.row_draws import RowDraws, padded_draws, padded_edits
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.adjustments import adjustments, whole_row
 from shortfin_apps.llm.components.sampling.candidates import Candidates
@@ -61,10 +61,9 @@ def some_requests(rng: np.random.Generator, size: int) -> list[Request]:
 
 def arguments_of(requests: list[Request], sources: list[int], size: int) -> dict[str, npt.NDArray[Any]]:
     sampler = Sampler(ENDS, num_candidates=K, draws_rows=True, adjusts_rows=True)
-    draws = [
-        RowDraw(source, len(request.token_ids) - 1, sampling_fields(request, K, draws_rows=True))
-        for request, source in zip(requests, sources, strict=True)
-    ]
+    positions = [len(request.token_ids) - 1 for request in requests]
+    sampling = [sampling_fields(request, K, draws_rows=True) for request in requests]
+    draws = RowDraws(sources, positions, sampling, slots=[-1] * len(sources))
     edits = [edits for request in requests if (edits := sampler.row_edits(request)) is not None]
     assert len(edits) == len(requests)
     state = {"slots": slots_of(ROWS), "last_tokens": unused(ROWS)}

@@ -27,7 +27,7 @@ from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.engine.row_reader import Row, RowReader, Rows
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
-from shortfin_apps.llm.components.invocation.row_draws import RowDraw
+from shortfin_apps.llm.components.invocation.row_draws import RowDraws
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import Chooser, Request
@@ -184,7 +184,7 @@ class Pipeline:
         choosers = self._choosers(step)
         on_device = [row for row in rows if choosers[row] is Chooser.DEVICE]
         if not step.draws_all:
-            self._draw(step, [self._row_draw(step, row) for row in on_device])
+            self._draw(step, on_device)
         self._compute_terms(step, on_device)
         if len(on_device) == len(rows):
             return
@@ -214,7 +214,8 @@ class Pipeline:
 
         A row draws nothing if its request has ended, or if the next token has been forced meanwhile.
         """
-        draws = []
+        rows: list[int] = []
+        drawn_edits: list[RowEdits] = []
         for row in step.late:
             task = step.batch.tasks[row]
             if task.has_left:
@@ -224,13 +225,15 @@ class Pipeline:
             elif (edits := self._sampler.row_edits(task.request)) is None or edits.may_ban_all():
                 step.unread.add(row)
             else:
-                draws.append(self._row_draw(step, row, edits))
+                rows.append(row)
+                drawn_edits.append(edits)
         step.late.clear()
-        self._draw(step, draws)
-        self._compute_terms(step, [draw.row for draw in draws])
+        self._draw(step, rows, drawn_edits)
+        self._compute_terms(step, rows)
 
-    def _draw(self, step: InFlight, draws: Sequence[RowDraw]) -> None:
-        if draws and step.launch is not None:
+    def _draw(self, step: InFlight, rows: Sequence[int], edits: Sequence[RowEdits] = ()) -> None:
+        if rows and step.launch is not None:
+            draws = RowDraws.of_rows(step.batch.tasks, rows, self._sampler.device_fields, edits)
             for each in self._runner.launch_draws(self._runner.results_in_flight(step.launch), draws):
                 step.draws.append(each)  # each at once, so that it is waited for if the next one fails
 
@@ -242,8 +245,3 @@ class Pipeline:
             results = self._runner.results_in_flight(step.launch)
             for each in self._runner.launch_logprobs(results, slots):
                 step.logprobs.append(each)
-
-    def _row_draw(self, step: InFlight, row: int, edits: RowEdits | None = None) -> RowDraw:
-        task = step.batch.tasks[row]
-        fields = self._sampler.device_fields(task.request)
-        return RowDraw(row, task.seq_len - 1, fields, edits, task.request.slot)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.invocation.row_draws import RowDraw
+from shortfin_apps.llm.components.invocation.row_draws import RowDraws
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
@@ -68,14 +68,14 @@ class RowReader:
         """Return the rows for which the device draws the token from all logits, without adjustments."""
         if not self._runner.buckets.draws_rows:
             return {}
-        draws = [
-            RowDraw(index, task.seq_len - 1, self._sampler.device_fields(task.request))
+        rows = [
+            index
             for index, task in enumerate(batch.tasks)
             if index in unread
             and task.completes
             and self._sampler.is_drawn_from_row(task.request, task.num_ahead)
         ]
-        return self._draw(result, draws)
+        return self._draw(batch, result, rows)
 
     def _decided(self, batch: Batch, result: BatchResult, unsure: Sequence[int]) -> dict[int, Drawn]:
         """Return those `unsure` rows (which may need logits) whose candidates suffice to choose the token."""
@@ -94,23 +94,28 @@ class RowReader:
 
         Omits a row with finite logits but no allowed token: `Sampler.sample` will report the reason.
         """
-        draws = []
+        rows: list[int] = []
+        drawn_edits: list[RowEdits] = []
         for index in unsure:
             task = batch.tasks[index]
             edits = self._edits.get(index) or self._sampler.row_edits(task.request, task.num_ahead)
             if edits is not None:
-                fields = self._sampler.device_fields(task.request)
-                draws.append(RowDraw(index, task.seq_len - 1, fields, edits))
-        drawn = self._draw(result, draws)
+                rows.append(index)
+                drawn_edits.append(edits)
+        drawn = self._draw(batch, result, rows, drawn_edits)
         return {
             index: token
             for index, token in drawn.items()
             if token.is_finite or not result.row(index, with_logits=False).is_finite
         }
 
-    def _draw(self, result: BatchResult, draws: Sequence[RowDraw]) -> dict[int, Drawn]:
-        token_ids = self._runner.draw(result.on_device, draws)
-        return {draw.row: Drawn(token_id) for draw, token_id in zip(draws, token_ids, strict=True)}
+    def _draw(
+        self, batch: Batch, result: BatchResult, rows: Sequence[int], edits: Sequence[RowEdits] = ()
+    ) -> dict[int, Drawn]:
+        """Draw the tokens of these rows; none is stored in the token table, as the host knows them."""
+        draws = RowDraws.of_rows(batch.tasks, rows, self._sampler.device_fields, edits)
+        token_ids = self._runner.draw(result.on_device, replace(draws, slots=[-1] * len(rows)))
+        return {row: Drawn(token_id) for row, token_id in zip(rows, token_ids, strict=True)}
 
     def _told(self, batch: Batch, result: BatchResult, index: int, drawn: Drawn) -> Drawn:
         """Return the drawn token, with its logit if the request asks for logits.

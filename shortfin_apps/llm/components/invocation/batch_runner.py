@@ -24,7 +24,7 @@ from shortfin_apps.llm.components.invocation.loop_state import Call, Fields, Loo
 from shortfin_apps.llm.components.invocation.padded_tasks import padded_arrays
 from shortfin_apps.llm.components.invocation.row_draws import (
     LastUpload,
-    RowDraw,
+    RowDraws,
     padded_draws,
     padded_edits,
     padded_logprobs,
@@ -275,7 +275,7 @@ class BatchRunner:
         """Return a copy of each slab [pages, elements]; meant for page tables of a few pages."""
         return [self._device.download(slab) for slab in self._page_table]
 
-    def draw(self, results: Mapping[str, DeviceBuffer], draws: Sequence[RowDraw]) -> list[int]:
+    def draw(self, results: Mapping[str, DeviceBuffer], draws: RowDraws) -> list[int]:
         """Queue the draws and wait for their tokens. Raises InvocationError."""
         launches: list[DrawLaunch] = []
         try:
@@ -287,23 +287,19 @@ class BatchRunner:
                 self.abandon(each)
             raise
 
-    def launch_draws(
-        self, results: Mapping[str, DeviceBuffer], draws: Sequence[RowDraw]
-    ) -> Iterator[DrawLaunch]:
+    def launch_draws(self, results: Mapping[str, DeviceBuffer], draws: RowDraws) -> Iterator[DrawLaunch]:
         """Queue, one by one, entries that draw tokens from rows of `results`, those of the last batch.
 
-        Callers must check that `buckets` has `sample` entries, or `adjusted_sample` if the draws have edits;
-        all draws must have edits, or none.
+        Callers must check that `buckets` has `sample` entries, or `adjusted_sample` if the draws have edits.
         """
-        while draws:
-            layout = Layout.SAMPLE if draws[0].edits is None else Layout.ADJUSTED_SAMPLE
-            shape = self.buckets.row_shape(layout, len(draws))
-            taken, draws = draws[: shape.rows], draws[shape.rows :]
+        layout = Layout.ADJUSTED_SAMPLE if draws.edits else Layout.SAMPLE
+        while draws.rows:
+            shape = self.buckets.row_shape(layout, len(draws.rows))
+            taken, draws = draws.part(slice(shape.rows)), draws.part(slice(shape.rows, None))
             arrays = padded_draws(shape.rows, taken)
-            if taken[0].edits is not None:
-                edits = [draw.edits for draw in taken if draw.edits is not None]
-                arrays |= padded_edits(shape.rows, edits, results["logits"].shape[-1])
-            yield self.launch_draw(results, shape, arrays, [draw.row for draw in taken])
+            if taken.edits:
+                arrays |= padded_edits(shape.rows, taken.edits, results["logits"].shape[-1])
+            yield self.launch_draw(results, shape, arrays, taken.rows)
 
     def launch_draw(
         self,

@@ -6,6 +6,7 @@ positions in place. So the arguments of one step serve the next one.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.contract.abi import SamplingField
 
 Array = npt.NDArray[Any]
-Fields = Callable[[Request], Sequence[int]]  # of a request, by SamplingField
+Fields = Callable[[Request], "array[int]"]  # of a request, by SamplingField
 Call = tuple[Shape, Sequence[DeviceBuffer]]  # a shape, and the arguments of its entry
 
 
@@ -39,7 +40,7 @@ class LoopState:
         self._from_table: DeviceBuffer | None = None  # `tokens`, if each is in the token table
         self._series: object = None  # of the batch that `_call` served
         self._call: Call | None = None
-        self.sampling: Sequence[Sequence[int]] = ()
+        self.sampling: Sequence[array[int]] = ()
         self.index = 0
 
     def call_of_next(self, batch: Batch) -> Call | None:
@@ -79,11 +80,9 @@ class LoopState:
         self._requests, self._slots, self._rows = requests, slots, rows
         self._starts, self._from_table = [], None
         self.sampling = [fields(request) for request in requests]
-        sampling = np.zeros((len(SamplingField), rows), np.int64)
-        sampling[:, : len(tasks)] = np.array(self.sampling, np.int64).T
         self._on_device = {
             "slots": self._upload(padded(slots, rows, -1)),
-            "sampling": self._upload(sampling),
+            "sampling": self._upload(padded_sampling(self.sampling, rows)),
         }
 
     def _tokens(self, tasks: Sequence[LlmTaskInput]) -> DeviceBuffer:
@@ -104,6 +103,13 @@ def padded(values: Sequence[int] | Array, rows: int, padding: int) -> Array:
     array = np.full(rows, padding, np.int64)
     array[: len(values)] = values
     return array
+
+
+def padded_sampling(fields: Sequence[array[int]], rows: int) -> Array:
+    """Return the argument `sampling` [SamplingField, rows], with zeros after the given columns."""
+    columns = np.zeros((len(SamplingField), rows), np.int64)
+    columns[:, : len(fields)] = np.frombuffer(b"".join(fields), np.int64).reshape(len(fields), -1).T
+    return columns
 
 
 def padding_state(rows: int) -> dict[str, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.invocation.loop_state import padded
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.invocation.loop_state import Fields, padded, padded_sampling
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined, joined_bitmasks, words_of
-from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
+from shortfin_apps.llm.contract.abi import EditField, PenaltyField
 
 Array = npt.NDArray[Any]
 
@@ -20,30 +22,50 @@ Array = npt.NDArray[Any]
 LEAST_EDITS = 256
 
 
-@dataclass(slots=True)  # not frozen: that would triple the time to create one
-class RowDraw:
-    """A draw of a token from row `row` of a batch's logits; with `edits`, the row is adjusted first.
+@dataclass(frozen=True, slots=True)
+class RowDraws:
+    """Draws of tokens from rows of a batch's logits; with `edits`, the rows are adjusted first.
 
-    `position` is the position of the row's last token; `sampling` is indexed by SamplingField. The device
-    stores the token in `slot` of its token table, unless the slot is negative.
+    Each attribute has an item for each draw: the row, the position of its last token, and the sampling
+    parameters, indexed by SamplingField. The device stores the token in the slot of its token table, unless
+    the slot is negative.
     """
 
-    row: int
-    position: int
-    sampling: Sequence[int]
-    edits: RowEdits | None = None
-    slot: int = -1
+    rows: Sequence[int]
+    positions: Sequence[int]
+    sampling: Sequence[array[int]]
+    slots: Sequence[int]
+    edits: Sequence[RowEdits] = ()
+
+    @classmethod
+    def of_rows(
+        cls,
+        tasks: Sequence[LlmTaskInput],
+        rows: Sequence[int],
+        fields: Fields,
+        edits: Sequence[RowEdits] = (),
+    ) -> RowDraws:
+        """Create the draws of the tokens that these rows, indices of tasks, yield."""
+        drawn = [tasks[row] for row in rows]
+        requests = [task.request for task in drawn]
+        positions = [task.seq_len - 1 for task in drawn]
+        return cls(
+            rows, positions, [fields(each) for each in requests], [each.slot for each in requests], edits
+        )
+
+    def part(self, rows: slice) -> RowDraws:
+        """Return some of the draws."""
+        columns = self.rows[rows], self.positions[rows], self.sampling[rows], self.slots[rows]
+        return RowDraws(*columns, self.edits[rows])
 
 
-def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
+def padded_draws(rows: int, draws: RowDraws) -> dict[str, Array]:
     """Return the arguments that say which rows a `sample` entry draws from, padded to `rows` draws."""
-    fields = np.zeros((len(SamplingField), rows), np.int64)
-    fields[:, : len(draws)] = np.array([draw.sampling for draw in draws], np.int64).T
     return {
-        "row_indices": padded([draw.row for draw in draws], rows, 0),
-        "slots": padded([draw.slot for draw in draws], rows, -1),
-        "positions": padded([draw.position for draw in draws], rows, -1),
-        "sampling": fields,
+        "row_indices": padded(draws.rows, rows, 0),
+        "slots": padded(draws.slots, rows, -1),
+        "positions": padded(draws.positions, rows, -1),
+        "sampling": padded_sampling(draws.sampling, rows),
     }
 
 

@@ -110,7 +110,7 @@ class Request:
         self.needs_terms = call.params.logprobs is not None or call.params.chosen_logits
         self.max_length = len(call.prompt_token_ids) + call.params.max_tokens
         self.chooser: Chooser | None = None  # of all further tokens, once known
-        self.device_fields: Sequence[int] | None = None  # by SamplingField, once a sampler has computed them
+        self.device_fields: array[int] | None = None  # by SamplingField, once a sampler has computed them
         self.first_decode = 0
         self.num_computed = 0
         self.num_planned = 0
