@@ -204,8 +204,7 @@ class Scheduler:
         if self._cache.available().fewest < 2 * len(self.running):
             return
         for request in self.running:
-            max_len = len(request.call.prompt_token_ids) + request.call.params.max_tokens
-            self._reserve(request, min(request.num_tokens + self._cache.stride, max_len))
+            self._reserve(request, min(request.num_tokens + self._cache.stride, request.max_length))
 
     def _reserve(self, request: Request, num_tokens: int) -> bool:
         assert request.lease is not None
@@ -305,8 +304,7 @@ def _is_one_behind(task: LlmTaskInput) -> bool:
 def _steps_before_change(task: LlmTaskInput, stride: int) -> int:
     """Return the decodes after this one until the request's last token, or until it needs another page."""
     request = task.request
-    last = len(request.call.prompt_token_ids) + request.call.params.max_tokens - 1
-    return min(last, request.num_pages * stride) - task.seq_len
+    return min(request.max_length - 1, request.num_pages * stride) - task.seq_len
 
 
 def _same_start(one: Request, other: Request, length: int) -> bool:

@@ -362,7 +362,7 @@ class Engine:
 
         Rows of rejected proposed tokens and of ended requests are dropped.
         """
-        stride = self._cache.stride
+        stride, family = self._cache.stride, step.batch.family
         self._served = Counter() if self._scheduler.waiting else None
         for task, row, lease in zip(step.batch.tasks, rows, step.leases, strict=True):
             request = task.request
@@ -381,7 +381,11 @@ class Engine:
                     self._cache.publish(lease, request.token_ids, task.seq_len)
                     lease.is_suspect = False  # the row is finite, and attended to all pages of the lease
                 if yields_token:
-                    self._deltas.append(self._sample(request, row, step.batch.family))
+                    self._deltas.append(
+                        self._append(request, row)
+                        if isinstance(row, int)
+                        else self._sample(request, row, family)
+                    )
                     if request.matcher is not None and self._jumps_ahead:
                         self._append_forced(request)
         for tenant, num_tokens in (self._served or {}).items():
@@ -426,13 +430,11 @@ class Engine:
             batch_tasks=len(step.batch.tasks),
         )
 
-    def _sample(self, request: Request, row: Candidates | Drawn | int, family: EntryFamily) -> Delta:
+    def _sample(self, request: Request, row: Candidates | Drawn, family: EntryFamily) -> Delta:
         """Append the next token to the request, and finish the request if this token is its last.
 
         `family` is the family of the entry that computed the row.
         """
-        if isinstance(row, int):
-            return self._append(request, row)
         params = request.call.params
         try:
             token_id = self._sampler.sample(row, request)

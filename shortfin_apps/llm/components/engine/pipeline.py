@@ -79,6 +79,7 @@ class Pipeline:
         self._cache = cache
         self._depth = depth
         self._steps: deque[InFlight] = deque()
+        self._device_series: object = None  # the last series of batches whose tokens the device chooses alone
         self.num_ahead = 0
 
     def __len__(self) -> int:
@@ -181,12 +182,13 @@ class Pipeline:
         if fields is None or step.batch.tasks[-1].num_ahead:
             step.unread.update(rows)
             return
-        choosers = self._choosers(step)
-        on_device = [row for row in rows if choosers[row] is Chooser.DEVICE]
+        choosers = [] if step.batch.series is self._device_series else self._choosers(step)
+        on_device = [row for row, each in enumerate(choosers) if each is Chooser.DEVICE] if choosers else rows
         if not step.draws_all:
             self._draw(step, on_device)
         self._compute_terms(step, on_device)
         if len(on_device) == len(rows):
+            self._device_series = step.batch.series
             return
         step.unread.update(row for row in rows if choosers[row] is Chooser.HOST)
         step.late += [row for row in rows if choosers[row] is Chooser.EDITS]

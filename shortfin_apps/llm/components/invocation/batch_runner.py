@@ -359,10 +359,11 @@ class BatchRunner:
         """Return the tasks' block tables on the device, by argument name."""
         size = shape.rows, shape.blocks
         page_lists = [task.page_ids for task in tasks]
+        if not self._has_window_table and self._slabs[0].pool == "whole":
+            return {"seq_block_ids": self._block_tables.on_device(page_lists, *size)}
         window_lists = [task.window_page_ids or () for task in tasks]
         if not self._has_window_table:
-            only = page_lists if self._slabs[0].pool == "whole" else window_lists
-            return {"seq_block_ids": self._block_tables.on_device(only, *size)}
+            return {"seq_block_ids": self._block_tables.on_device(window_lists, *size)}
         return {
             "seq_block_ids": self._block_tables.on_device(page_lists, *size),
             "window_block_ids": self._window_tables.on_device(window_lists, *size),
