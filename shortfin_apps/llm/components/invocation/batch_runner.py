@@ -130,7 +130,7 @@ class BatchRunner:
         sampling fields, and stores it in the request's slot of the token table.
         """
         begin = self._clock()
-        shape, arguments = self._loop.call_of_next(batch) or self._call(batch, fields)
+        shape, arguments = self._loop.following(batch) or self._call(batch, fields)
         record = self._record(shape, batch)
         pending = self._submit(shape.entry, arguments, record)
         self.device_s += self._clock() - begin
@@ -144,7 +144,7 @@ class BatchRunner:
             return shape, self._on_device(shape, batch.tasks)
         state = self._loop.on_device(batch.tasks, shape.rows, fields)
         call = shape, self._on_device(shape, batch.tasks, state)
-        self._loop.keep_call(batch, call)
+        self._loop.keep(batch, call)
         return call
 
     def _record(self, shape: Shape, batch: Batch) -> Run | Step | None:
