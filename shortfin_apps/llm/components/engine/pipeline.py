@@ -27,7 +27,6 @@ from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.engine.row_reader import Row, RowReader, Rows
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
-from shortfin_apps.llm.components.invocation.row_draws import RowDraws
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import Chooser, Request
@@ -139,8 +138,7 @@ class Pipeline:
         if drawn is not None:
             rows[:] = drawn
         if step.unread:
-            result = self._runner.result(step.launch)
-            read = self._reader.rows(step.batch, result, step.unread)
+            read = self._reader.rows(step.launch, step.unread)
             for row in step.unread:
                 rows[row] = read[row]
         for draw in step.draws:
@@ -235,15 +233,14 @@ class Pipeline:
 
     def _draw(self, step: InFlight, rows: Sequence[int], edits: Sequence[RowEdits] = ()) -> None:
         if rows and step.launch is not None:
-            draws = RowDraws.of_rows(step.batch.tasks, rows, self._sampler.device_fields, edits)
-            for each in self._runner.launch_draws(self._runner.results_in_flight(step.launch), draws):
-                step.draws.append(each)  # each at once, so that it is waited for if the next one fails
+            # One by one: each is waited for if the next one fails.
+            step.draws.extend(
+                self._runner.launch_draws(step.launch, rows, self._sampler.device_fields, edits)
+            )
 
     def _compute_terms(self, step: InFlight, rows: Sequence[int]) -> None:
         """Queue what the host needs of these rows besides their tokens; their draws must be queued."""
         tasks = step.batch.tasks
         slots = {row: request.slot for row in rows if (request := tasks[row].request).needs_terms}
         if slots and step.launch is not None:
-            results = self._runner.results_in_flight(step.launch)
-            for each in self._runner.launch_logprobs(results, slots):
-                step.logprobs.append(each)
+            step.logprobs.extend(self._runner.launch_logprobs(step.launch, slots))

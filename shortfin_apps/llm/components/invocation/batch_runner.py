@@ -24,7 +24,6 @@ from shortfin_apps.llm.components.invocation.loop_state import Call, Fields, Loo
 from shortfin_apps.llm.components.invocation.padded_tasks import padded_arrays
 from shortfin_apps.llm.components.invocation.row_draws import (
     LastUpload,
-    RowDraws,
     padded_draws,
     padded_edits,
     padded_logprobs,
@@ -43,13 +42,8 @@ from shortfin_apps.llm.components.runtime.device import (
 )
 from shortfin_apps.llm.components.sampling.candidates import LogprobTerms
 from shortfin_apps.llm.components.sampling.logprobs import computed_terms
-from shortfin_apps.llm.contract.abi import (
-    BLOCK_TABLES,
-    ROW_LAYOUTS,
-    Entry,
-    Layout,
-    argument_names,
-)
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits
+from shortfin_apps.llm.contract.abi import BLOCK_TABLES, ROW_LAYOUTS, Entry, Layout, argument_names
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
 
@@ -275,31 +269,42 @@ class BatchRunner:
         """Return a copy of each slab [pages, elements]; meant for page tables of a few pages."""
         return [self._device.download(slab) for slab in self._page_table]
 
-    def draw(self, results: Mapping[str, DeviceBuffer], draws: RowDraws) -> list[int]:
-        """Queue the draws and wait for their tokens. Raises InvocationError."""
+    def draw(
+        self, batch: Launch, rows: Sequence[int], fields: Fields, edits: Sequence[RowEdits]
+    ) -> list[int]:
+        """Queue draws and wait for their tokens, which are not stored. Raises InvocationError."""
         launches: list[DrawLaunch] = []
         try:
-            for each in self.launch_draws(results, draws):
-                launches.append(each)
+            launches.extend(self.launch_draws(batch, rows, fields, edits, stores=False))
             return [token_id for each in launches for token_id in self.drawn(each)]
         except BaseException:
             for each in launches:
                 self.abandon(each)
             raise
 
-    def launch_draws(self, results: Mapping[str, DeviceBuffer], draws: RowDraws) -> Iterator[DrawLaunch]:
-        """Queue, one by one, entries that draw tokens from rows of `results`, those of the last batch.
+    def launch_draws(
+        self,
+        batch: Launch,
+        rows: Sequence[int],
+        fields: Fields,
+        edits: Sequence[RowEdits] = (),
+        *,
+        stores: bool = True,
+    ) -> Iterator[DrawLaunch]:
+        """Queue, one by one, entries that draw the tokens of `rows` of the last batch that was launched.
 
-        Callers must check that `buckets` has `sample` entries, or `adjusted_sample` if the draws have edits.
+        With `edits`, one for each row, the rows are adjusted first. Callers must check that `buckets` has
+        `sample` entries, or `adjusted_sample`.
         """
-        layout = Layout.ADJUSTED_SAMPLE if draws.edits else Layout.SAMPLE
-        while draws.rows:
-            shape = self.buckets.row_shape(layout, len(draws.rows))
-            taken, draws = draws.part(slice(shape.rows)), draws.part(slice(shape.rows, None))
-            arrays = padded_draws(shape.rows, taken)
-            if taken.edits:
-                arrays |= padded_edits(shape.rows, taken.edits, results["logits"].shape[-1])
-            yield self.launch_draw(results, shape, arrays, taken.rows)
+        results, tasks = self.results_in_flight(batch), batch.batch.tasks
+        while rows:
+            shape = self.buckets.row_shape(Layout.ADJUSTED_SAMPLE if edits else Layout.SAMPLE, len(rows))
+            taken, rows = rows[: shape.rows], rows[shape.rows :]
+            arrays = padded_draws(shape.rows, tasks, taken, fields, stores=stores)
+            if edits:
+                arrays |= padded_edits(shape.rows, edits[: shape.rows], results["logits"].shape[-1])
+                edits = edits[shape.rows :]
+            yield self.launch_draw(results, shape, arrays, taken)
 
     def launch_draw(
         self,
@@ -313,14 +318,12 @@ class BatchRunner:
         given = {name: self._upload(array) for name, array in arrays.items()}
         return DrawLaunch(rows, self._submit_rows(results, shape, given, record), record)
 
-    def launch_logprobs(
-        self, results: Mapping[str, DeviceBuffer], slots: Mapping[int, int]
-    ) -> Iterator[LogprobsLaunch]:
-        """Queue, one by one, entries that compute terms of rows of `results`, those of the last batch.
+    def launch_logprobs(self, batch: Launch, slots: Mapping[int, int]) -> Iterator[LogprobsLaunch]:
+        """Queue, one by one, entries that compute terms of rows of the last batch that was launched.
 
         `slots` maps each row to the slot that has its token. Callers must have queued the draws of these.
         """
-        rows = list(slots)
+        rows, results = list(slots), self.results_in_flight(batch)
         while rows:
             shape = self.buckets.row_shape(Layout.LOGPROBS, len(rows))
             taken, rows = rows[: shape.rows], rows[shape.rows :]

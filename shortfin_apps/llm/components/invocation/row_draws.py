@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,50 +20,21 @@ Array = npt.NDArray[Any]
 LEAST_EDITS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class RowDraws:
-    """Draws of tokens from rows of a batch's logits; with `edits`, the rows are adjusted first.
+def padded_draws(
+    size: int, tasks: Sequence[LlmTaskInput], rows: Sequence[int], fields: Fields, *, stores: bool = True
+) -> dict[str, Array]:
+    """Return the arguments of a `sample` entry that draws the tokens of `rows`, padded to `size` draws.
 
-    Each attribute has an item for each draw: the row, the position of its last token, and the sampling
-    parameters, indexed by SamplingField. The device stores the token in the slot of its token table, unless
-    the slot is negative.
+    `rows` are indices of `tasks` and of a batch's logits. The device stores the tokens in the requests' slots
+    of its token table if it `stores` them.
     """
-
-    rows: Sequence[int]
-    positions: Sequence[int]
-    sampling: Sequence[array[int]]
-    slots: Sequence[int]
-    edits: Sequence[RowEdits] = ()
-
-    @classmethod
-    def of_rows(
-        cls,
-        tasks: Sequence[LlmTaskInput],
-        rows: Sequence[int],
-        fields: Fields,
-        edits: Sequence[RowEdits] = (),
-    ) -> RowDraws:
-        """Create the draws of the tokens that these rows, indices of tasks, yield."""
-        drawn = [tasks[row] for row in rows]
-        requests = [task.request for task in drawn]
-        positions = [task.seq_len - 1 for task in drawn]
-        return cls(
-            rows, positions, [fields(each) for each in requests], [each.slot for each in requests], edits
-        )
-
-    def part(self, rows: slice) -> RowDraws:
-        """Return some of the draws."""
-        columns = self.rows[rows], self.positions[rows], self.sampling[rows], self.slots[rows]
-        return RowDraws(*columns, self.edits[rows])
-
-
-def padded_draws(rows: int, draws: RowDraws) -> dict[str, Array]:
-    """Return the arguments that say which rows a `sample` entry draws from, padded to `rows` draws."""
+    drawn = [tasks[row] for row in rows]
+    requests = [task.request for task in drawn]
     return {
-        "row_indices": padded(draws.rows, rows, 0),
-        "slots": padded(draws.slots, rows, -1),
-        "positions": padded(draws.positions, rows, -1),
-        "sampling": padded_sampling(draws.sampling, rows),
+        "row_indices": padded(rows, size, 0),
+        "slots": padded([request.slot for request in requests] if stores else [], size, -1),
+        "positions": padded([task.seq_len - 1 for task in drawn], size, -1),
+        "sampling": padded_sampling([fields(request) for request in requests], size),
     }
 
 
