@@ -208,6 +208,8 @@ class Scheduler:
 
     def _reserve(self, request: Request, num_tokens: int) -> bool:
         assert request.lease is not None
+        if num_tokens <= request.num_pages * self._cache.stride:
+            return True
         return self._reserve_in(request.lease, num_tokens, request.num_planned)
 
     def _reserve_in(self, lease: Lease, num_tokens: int, num_planned: int) -> bool:
