@@ -101,6 +101,22 @@ def test_a_plan_counts_tokens_in_flight_as_computed_and_drawn() -> None:
     assert target.plan(may_preempt=False) is None, "the device draws its last token"
 
 
+def test_a_plan_is_followed_until_a_request_starts_or_ends() -> None:
+    target = scheduler(32, max_running=2)
+    first, second = add(target, "a", 2), add(target, "b", 2)
+    launched(target, target.plan())
+    last = launched(target, target.plan())
+    add(target, "c", 2)  # no place for it
+    batch = launched(target, target.plan(may_preempt=False))
+    assert batch.series is last.series
+    assert [task.start_position for task in batch.tasks] == [3, 3]
+    target.finish(first, FinishReason.STOP)
+    batch = launched(target, target.plan(may_preempt=False))
+    assert batch.series is not last.series
+    assert first not in {task.request for task in batch.tasks}
+    assert second.state is State.RUNNING
+
+
 def test_a_request_starts_while_others_are_in_flight() -> None:
     target = scheduler(16)
     add(target, "a", 6)
