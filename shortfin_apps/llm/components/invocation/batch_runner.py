@@ -270,12 +270,12 @@ class BatchRunner:
         return [self._device.download(slab) for slab in self._page_table]
 
     def draw(
-        self, batch: Launch, rows: Sequence[int], fields: Fields, edits: Sequence[RowEdits]
+        self, launch: Launch, rows: Sequence[int], fields: Fields, edits: Sequence[RowEdits]
     ) -> list[int]:
         """Queue draws and wait for their tokens, which are not stored. Raises InvocationError."""
         launches: list[DrawLaunch] = []
         try:
-            launches.extend(self.launch_draws(batch, rows, fields, edits, stores=False))
+            launches.extend(self.launch_draws(launch, rows, fields, edits, stores=False))
             return [token_id for each in launches for token_id in self.drawn(each)]
         except BaseException:
             for each in launches:
@@ -284,7 +284,7 @@ class BatchRunner:
 
     def launch_draws(
         self,
-        batch: Launch,
+        launch: Launch,
         rows: Sequence[int],
         fields: Fields,
         edits: Sequence[RowEdits] = (),
@@ -296,7 +296,7 @@ class BatchRunner:
         With `edits`, one for each row, the rows are adjusted first. Callers must check that `buckets` has
         `sample` entries, or `adjusted_sample`.
         """
-        results, tasks = self.results_in_flight(batch), batch.batch.tasks
+        results, tasks = self.results_in_flight(launch), launch.batch.tasks
         while rows:
             shape = self.buckets.row_shape(Layout.ADJUSTED_SAMPLE if edits else Layout.SAMPLE, len(rows))
             taken, rows = rows[: shape.rows], rows[shape.rows :]
@@ -318,12 +318,12 @@ class BatchRunner:
         given = {name: self._upload(array) for name, array in arrays.items()}
         return DrawLaunch(rows, self._submit_rows(results, shape, given, record), record)
 
-    def launch_logprobs(self, batch: Launch, slots: Mapping[int, int]) -> Iterator[LogprobsLaunch]:
+    def launch_logprobs(self, launch: Launch, slots: Mapping[int, int]) -> Iterator[LogprobsLaunch]:
         """Queue, one by one, entries that compute terms of rows of the last batch that was launched.
 
         `slots` maps each row to the slot that has its token. Callers must have queued the draws of these.
         """
-        rows, results = list(slots), self.results_in_flight(batch)
+        rows, results = list(slots), self.results_in_flight(launch)
         while rows:
             shape = self.buckets.row_shape(Layout.LOGPROBS, len(rows))
             taken, rows = rows[: shape.rows], rows[shape.rows :]
