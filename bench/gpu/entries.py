@@ -109,10 +109,10 @@ def measure_logprobs(
     """Return the same of the `logprobs` entry that reads a decode's rows; the decode is not timed."""
     runner.reserve_slots(case.rows)
     launch = runner.launch(case.batch)
-    results, slots = runner.results_in_flight(launch), {row: row for row in range(case.rows)}
+    slots = {row: row for row in range(case.rows)}
 
     def run() -> None:
-        for each in runner.launch_logprobs(results, slots):
+        for each in runner.launch_logprobs(launch, slots):
             runner.terms(each)
 
     return _times(case, run, program, sample_s)

@@ -1,6 +1,6 @@
 """Measures what a token costs the host, with a device that costs no CPU time.
 
-    python -m bench.host engine                  # CPU time of the engine's thread for a step and a token
+    python -m bench.host engine                  # CPU time of the engine's thread for a step
     python -m bench.host http --step-ms 10       # the whole server over loopback, a chunk for each token
     python -m bench.host http --step-ms 0        # as many tokens as the CPUs bear
     python -m bench.host streams --step-ms 5     # CPU times of the event loop and of the engine
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from bench.host.engine import steady_step_us
+from bench.host.engine import mixed_step_us, steady_step_us
 from bench.host.http import HttpFigures
 from bench.host.http import stream_tokens as stream_to_http_clients
 from bench.host.streams import StreamFigures, stream_from, stream_tokens
@@ -72,12 +72,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _engine(rows: list[int], repeat: int, profile: Path | None) -> None:
     profiler = cProfile.Profile()
-    print("| requests | us a step | us a token |\n|---|---|---|")
+    print("| requests | steady: us a step | us a token | mixed: us a step |\n|---|---|---|---|")
     for count in rows:
         if profile is not None:
             profiler.runcall(steady_step_us, count)
-        step_us = statistics.median(steady_step_us(count) for _ in range(repeat))
-        print(f"| {count} | {step_us:.1f} | {step_us / count:.2f} |", flush=True)
+            profiler.runcall(mixed_step_us, count)
+        steady_us = statistics.median(steady_step_us(count) for _ in range(repeat))
+        mixed_us = statistics.median(mixed_step_us(count) for _ in range(repeat))
+        print(f"| {count} | {steady_us:.1f} | {steady_us / count:.2f} | {mixed_us:.1f} |", flush=True)
     if profile is not None:
         profiler.dump_stats(profile)
 

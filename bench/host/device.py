@@ -16,6 +16,9 @@ from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 STRIDE, MAX_SEQ_LEN, TOP_K = 32, 2048, 8
+EXTEND_TOKENS = 1024
+HEAD_DIM = 128  # modes derive the cost of a long context from it
+SLAB_ELEMENTS = 2 * STRIDE * HEAD_DIM  # never touched, so they take no memory
 _SEED, _TABLE_STEPS = 7, 64
 # The first tokens of a byte-level vocabulary: parts of characters, which produce no text.
 _NUM_BYTES = 256
@@ -67,10 +70,12 @@ class IdleProgram:
             Entry(EntryFamily.PREFILL, rows, None): one,
             Entry(EntryFamily.DECODE, rows, 1): one,
             Entry(EntryFamily.DECODE_LOOP, rows, 1): (TensorType((rows,), I64), *one),
+            Entry(EntryFamily.EXTEND, None, None): one,
+            Entry(EntryFamily.EXTEND, None, EXTEND_TOKENS): one,
             Entry(EntryFamily.SAMPLE, rows, None): (TensorType((rows,), I64),),
         }
         self.entries: Mapping[str, EntrySignature] = {
-            entry.name: EntrySignature(entry.name, None, types, workspace_bytes=1)
+            entry.name: EntrySignature(entry.name, _arguments(entry), types, workspace_bytes=1)
             for entry, types in results.items()
         }
 
@@ -83,6 +88,14 @@ class IdleProgram:
         token_ids.array[...] = row[: token_ids.shape[-1]]
         self._ready_s = max(self._ready_s, time.perf_counter()) + self._step_s
         return IdlePending(self._ready_s)
+
+
+def _arguments(entry: Entry) -> tuple[TensorType, ...] | None:
+    """Return the types of an `extend`'s arguments, which say that its tasks are packed; else None."""
+    if entry.family is not EntryFamily.EXTEND:
+        return None
+    shapes = entry.argument_shapes(tokens_rank=1).values()
+    return *(TensorType(shape, I64) for shape in shapes), TensorType((None, SLAB_ELEMENTS), F32)
 
 
 class IdleDevice:
@@ -129,7 +142,7 @@ def model_config(rows: int) -> ModelConfig:
     return ModelConfig(
         max_seq_len=MAX_SEQ_LEN,
         transformer_block_count=1,
-        attn_head_dim=1,
+        attn_head_dim=HEAD_DIM,
         prefill_batch_sizes=(rows,),
         decode_batch_sizes=(rows,),
         has_prefill_position=True,
@@ -139,6 +152,6 @@ def model_config(rows: int) -> ModelConfig:
             block_seq_stride=STRIDE,
             device_block_count=2 + rows * (MAX_SEQ_LEN // STRIDE),
             kv_cache_dtype="float32",
-            paged_kv_block_size_elements_per_device=(2 * STRIDE,),
+            paged_kv_block_size_elements_per_device=(SLAB_ELEMENTS,),
         ),
     )

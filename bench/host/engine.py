@@ -1,13 +1,15 @@
-"""Times the engine alone, in this process: CPU time of its thread per step of a steady decode."""
+"""Times the engine alone, in this process: CPU time of its thread per step, steady or mixed."""
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from pathlib import Path
 
 from bench.gpu.engine import WIDE_PREFILLS, compute_prompts_first
-from bench.host.device import IdleDevice, model_config
+from bench.host.device import EXTEND_TOKENS, IdleDevice, model_config
+from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
@@ -16,13 +18,15 @@ from shortfin_apps.llm.serving.loading import make_engine
 
 PROMPT_TOKENS, OUTPUT_TOKENS, UNMEASURED_STEPS = 128, 512, 8
 VOCAB_SIZE = 4096
+MIXED = BatchSettings(batch_mode="extend-attention", token_budget=EXTEND_TOKENS)
+MIXED_PROMPT_TOKENS, MIXED_OUTPUT_TOKENS = (16, 512), 64
+UNMEASURED_MIXED_STEPS, MIXED_STEPS = 64, 512
+_SEED = 7
 
 
 def idle_engine(rows: int, vocab_size: int, *, step_s: float = 0.0) -> Engine:
-    """Create an engine for up to `rows` requests. Invocations take `step_s` and no CPU time."""
-    options = EngineSettings(batching=WIDE_PREFILLS, max_running=rows)
-    device = IdleDevice(rows, vocab_size, step_s)
-    engine = make_engine(device, model_config(rows), Path(), (), frozenset(), options)
+    """Create an engine that computes all prompts first. Invocations take `step_s` and no CPU time."""
+    engine = _engine(rows, vocab_size, WIDE_PREFILLS, step_s)
     compute_prompts_first(engine)
     return engine
 
@@ -43,3 +47,37 @@ def steady_step_us(rows: int) -> float:
         if len(deltas) == rows:
             steps.append(taken_s)
     return statistics.median(steps[UNMEASURED_STEPS:]) * 1e6
+
+
+def mixed_step_us(rows: int) -> float:
+    """Return the mean CPU time in us of a step with `rows` requests, each replaced as soon as it has ended.
+
+    Requests have prompts of 16 to 512 tokens and generate 64; the first ones fewer, so that they end at
+    different times. A step of 128 requests computes two prompts on average, with the others' decodes.
+    """
+    engine, source = _engine(rows, VOCAB_SIZE, MIXED), random.Random(_SEED)
+    for row in range(rows):
+        engine.add(_mixed_call(source, str(row), source.randint(1, MIXED_OUTPUT_TOKENS)))
+    num_added, total_s = rows, 0.0
+    for step in range(UNMEASURED_MIXED_STEPS + MIXED_STEPS):
+        began_s = time.thread_time()
+        deltas = engine.step()
+        if step >= UNMEASURED_MIXED_STEPS:
+            total_s += time.thread_time() - began_s
+        engine.stats()
+        for _ in [delta for delta in deltas if delta.finish_reason is not None]:
+            engine.add(_mixed_call(source, str(num_added), MIXED_OUTPUT_TOKENS))
+            num_added += 1
+    return total_s / MIXED_STEPS * 1e6
+
+
+def _engine(rows: int, vocab_size: int, batching: BatchSettings, step_s: float = 0.0) -> Engine:
+    options = EngineSettings(batching=batching, max_running=rows)
+    device = IdleDevice(rows, vocab_size, step_s)
+    return make_engine(device, model_config(rows), Path(), (), frozenset(), options)
+
+
+def _mixed_call(source: random.Random, request_id: str, max_tokens: int) -> GenerateCall:
+    prompt = tuple(source.choices(range(VOCAB_SIZE), k=source.randint(*MIXED_PROMPT_TOKENS)))
+    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    return GenerateCall(request_id=request_id, prompt_token_ids=prompt, params=params)

@@ -10,11 +10,12 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, DrawState, LeftRows
-from shortfin_apps.llm.components.invocation.row_draws import RowDraw, padded_draws, padded_edits
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.invocation.loop_state import padded
+from shortfin_apps.llm.components.invocation.row_draws import padded_draws, padded_edits
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.adjustments import adjustments, whole_row
 from shortfin_apps.llm.components.sampling.candidates import Candidates
-from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from shortfin_apps.llm.contract.abi import NOT_FINITE
@@ -61,14 +62,15 @@ def some_requests(rng: np.random.Generator, size: int) -> list[Request]:
 
 def arguments_of(requests: list[Request], sources: list[int], size: int) -> dict[str, npt.NDArray[Any]]:
     sampler = Sampler(ENDS, num_candidates=K, draws_rows=True, adjusts_rows=True)
-    draws = [
-        RowDraw(source, len(request.token_ids) - 1, sampling_fields(request, K, draws_rows=True))
-        for request, source in zip(requests, sources, strict=True)
+    ends = [len(request.token_ids) for request in requests]
+    tasks = [
+        LlmTaskInput(r, r.token_ids[-1:], end - 1, end, []) for r, end in zip(requests, ends, strict=True)
     ]
     edits = [edits for request in requests if (edits := sampler.row_edits(request)) is not None]
     assert len(edits) == len(requests)
-    state = {"slots": slots_of(ROWS), "last_tokens": unused(ROWS)}
-    return padded_draws(ROWS, draws) | padded_edits(ROWS, edits, size) | state
+    arrays = padded_draws(ROWS, tasks, range(len(tasks)), sampler.device_fields)
+    state = {"slots": slots_of(ROWS), "last_tokens": unused(ROWS), "row_indices": padded(sources, ROWS, 0)}
+    return arrays | padded_edits(ROWS, edits, size) | state
 
 
 def launched(size: int, draws: Draws, returned: str) -> Launched:

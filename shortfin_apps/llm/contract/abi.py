@@ -94,6 +94,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from functools import cache
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -221,6 +222,7 @@ class Entry:
     length: int | None
 
     @classmethod
+    @cache
     def parse(cls, name: str) -> Entry | None:
         """Parse a name without module prefix and `$async`. Returns None if it is not the name of an entry."""
         if (match := _NAME.fullmatch(name)) is None:

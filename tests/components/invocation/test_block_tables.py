@@ -59,6 +59,13 @@ def test_an_unchanged_batch_is_filled_once() -> None:
     assert counts == TableCounts(rows_joined=2, uploads=1)
 
 
+def test_tasks_of_one_request_share_a_row() -> None:
+    tables, pages = Tables(), [1, 2]
+    assert tables.step(tasks_of(pages, pages), 2, 2) == TableCounts(rows_joined=1, uploads=1)
+    pages.append(3)
+    assert tables.step(tasks_of(pages, pages), 2, 3) == TableCounts(rows_joined=1, rows_grew=1, uploads=2)
+
+
 def test_only_a_row_with_a_new_page_is_filled() -> None:
     tables, pages = Tables(), ([1, 2], [3, 4])
     tables.step(tasks_of(*pages), 2, 2)

@@ -1,26 +1,35 @@
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.row_draws import (
     LEAST_EDITS,
     LastUpload,
-    RowDraw,
     padded_draws,
     padded_edits,
     padded_logprobs,
 )
-from shortfin_apps.llm.components.request.request import TokenCounts
+from shortfin_apps.llm.components.request.request import Request, TokenCounts
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.contract.abi import NOT_SEEN, EditField, PenaltyField
+from tests.components.engine_fixture import call
 from tests.components.fake_device import FakeBuffer
 
 
 def test_padding_is_of_row_0_at_position_minus_1() -> None:
-    draws = [RowDraw(3, 17, [1, 2, 3, 4, 5, 6]), RowDraw(1, 4, [7] * 6)]
-    padded = padded_draws(3, draws)
+    requests = [Request(call(name, [1])) for name in "abcd"]
+    requests[3].slot, requests[1].slot = 9, 5
+    tasks = [LlmTaskInput(request, [1], 4 * row, 4 * row + 1, []) for row, request in enumerate(requests)]
+    fields = {requests[3]: array("q", [1, 2, 3, 4, 5, 6]), requests[1]: array("q", [7] * 6)}
+    padded = padded_draws(3, tasks, [3, 1], fields.__getitem__)
     assert padded["row_indices"].tolist() == [3, 1, 0]
-    assert padded["positions"].tolist() == [17, 4, -1]
+    assert padded["positions"].tolist() == [12, 4, -1]
+    assert padded["slots"].tolist() == [9, 5, -1]
+    unstored = padded_draws(3, tasks, [3, 1], fields.__getitem__, stores=False)
+    assert unstored["slots"].tolist() == [-1, -1, -1]
     assert padded["sampling"].T.tolist() == [[1, 2, 3, 4, 5, 6], [7] * 6, [0] * 6]
 
 
@@ -68,7 +77,7 @@ def test_arrays_are_uploaded_again_if_any_has_changed() -> None:
     assert last.on_device(padded_logprobs(4, {3: 0, 1: 7})) is first
     for other in (padded_logprobs(4, {3: 0, 1: 6}), padded_logprobs(4, {3: 0, 2: 7}), padded_logprobs(2, {})):
         uploaded = last.on_device(other)
-        for name, array in other.items():
+        for name, values in other.items():
             buffer = uploaded[name]
             assert isinstance(buffer, FakeBuffer)
-            np.testing.assert_array_equal(buffer.array, array)
+            np.testing.assert_array_equal(buffer.array, values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shortfin_apps.llm.components.request.request import Request
@@ -53,7 +53,7 @@ class LlmTaskInput:
         """
         lease, start = request.lease, request.num_planned + offset
         assert lease is not None, "only running requests have tasks"
-        tokens = request.token_ids[start : start + max_tokens] or [-1 - request.slot]
+        tokens = request.token_ids[start : start + max_tokens] or request.in_slot
         end = start + len(tokens)
         completes = end >= len(request.token_ids) + request.num_drawing
         return cls(request, tokens, start, end, lease.page_ids, lease.window_page_ids, completes)
@@ -61,7 +61,7 @@ class LlmTaskInput:
     def following(self) -> LlmTaskInput:
         """Create the task of the token that this one, which must complete, yields."""
         request, start = self.request, self.seq_len
-        tokens = request.token_ids[start : start + 1] or [-1 - request.slot]
+        tokens = request.token_ids[start : start + 1] or request.in_slot
         return LlmTaskInput(request, tokens, start, start + 1, self.page_ids, self.window_page_ids)
 
     @classmethod
@@ -71,24 +71,34 @@ class LlmTaskInput:
         tables = last.page_ids, last.window_page_ids
         return cls(last.request, (token_id,), start, start + 1, *tables, num_ahead=offset)
 
-    def on_launch(self) -> None:
-        """Count the task's tokens as planned; if it completes, the device draws the token after them."""
+    def on_launch(self, turn: int) -> None:
+        """Count the task's tokens as planned; if it completes, the device draws the token after them.
+
+        `turn` is the task's serial number.
+        """
+        request = self.request
+        request.last_turn = turn
         if not self.num_ahead:
-            self.request.num_planned = self.seq_len
-            self.request.num_drawing += self.completes
+            request.num_planned = self.seq_len
+            request.num_drawing += self.completes
 
     def skip_draw(self) -> None:
         """Yield no token, because the token after this launched task has become known."""
         self.completes = False
         self.request.num_drawing -= 1
 
-    def on_commit(self) -> None:
-        """Count the task's tokens as computed, and the token that it yields, if any, as drawn."""
-        self.request.num_computed = self.seq_len
+    def on_commit(self) -> bool:
+        """Count the task's tokens as computed, and the token that it yields, if any, as drawn.
+
+        Returns whether the last row yields a token that is not known yet.
+        """
+        request = self.request
+        request.num_computed = self.seq_len
         if self.num_ahead:
-            self.request.num_planned = self.seq_len
+            request.num_planned = self.seq_len
         else:
-            self.request.num_drawing -= self.completes
+            request.num_drawing -= self.completes
+        return self.completes and self.seq_len >= len(request.token_ids)
 
     @property
     def is_followed(self) -> bool:
@@ -118,10 +128,13 @@ class Batch:
 
     Each request has one task, or one decode for each of several known tokens, and one more for each proposed
     token. Tasks of proposed tokens come last, and tasks of one request are in order of position.
+
+    `series` is the same object for a batch and the ones that `following` makes of it.
     """
 
     family: EntryFamily
     tasks: tuple[LlmTaskInput, ...]
+    series: object = field(default_factory=object)
 
     @property
     def is_decode(self) -> bool:
@@ -132,7 +145,7 @@ class Batch:
 
     def following(self) -> Batch:
         """Create the batch of the tokens that the rows of this one, which must be decodes, will yield."""
-        return Batch(self.family, tuple([task.following() for task in self.tasks]))
+        return Batch(self.family, tuple([task.following() for task in self.tasks]), self.series)
 
 
 def decode_tasks(requests: Sequence[Request], max_rows: int) -> list[LlmTaskInput]:

@@ -6,7 +6,9 @@ chunk of 122 tokens can run together with one of 128, because both occupy 8 page
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
@@ -66,28 +68,28 @@ class PrefillChunks:
         budget, has_decodes = self.budget, num_decodes > 0
         tokens = budget.tokens(num_decodes, sum(request.num_unplanned for request in prefills))
 
-        def max_pages(request: Request, num_rows: int = 1) -> int:
-            """Return the maximum pages per row if `request` is one of `num_rows` rows; at least one."""
-            cost = budget.page_cost(request.num_planned, has_decodes=has_decodes)
+        def max_pages(context: int, num_rows: int = 1) -> int:
+            """Return the maximum pages of each of `num_rows` rows that start at `context` or before."""
+            cost = budget.page_cost(context, has_decodes=has_decodes)
             return max(1, int(tokens / self._stride / (self._padded_rows(num_rows) * cost)))
 
-        def holds(tasks: Sequence[LlmTaskInput]) -> bool:
-            return self._num_pages(tasks[0]) <= min(max_pages(task.request, len(tasks)) for task in tasks)
-
         first = self._first(prefills, max_pages)
-        single = LlmTaskInput.next_of(first, max_pages(first) * self._stride)
+        single = LlmTaskInput.next_of(first, max_pages(first.num_planned) * self._stride)
         equal = self._equal_chunks(first, prefills)
-        counts = [n for n in range(2, len(equal) + 1) if self._has_little_padding(n)]
-        several = equal[: max((n for n in counts if holds(equal[:n])), default=0)]
+        num_pages = self._num_pages(equal[0])
+        contexts = enumerate(accumulate((task.start_position for task in equal), max), 1)
+        counts = [n for n, context in contexts if n > 1 and num_pages <= max_pages(context, n)]
+        several = equal[: max(filter(self._has_little_padding, counts), default=0)]
         if sum(len(task.token_ids) for task in several) < len(single.token_ids):
             return [single]
         is_cut = single.completes and not several[0].completes
         return [single] if is_cut and (has_decodes or self._overtook) else several
 
-    def _first(self, prefills: Sequence[Request], max_pages: Callable[[Request], int]) -> Request:
+    def _first(self, prefills: Sequence[Request], max_pages: Callable[[int], int]) -> Request:
         """Return the oldest prompt, or one that overtakes it because a single invocation completes it."""
         oldest = prefills[0]
-        short = next((r for r in prefills if r.num_unplanned <= max_pages(r) * self._stride), oldest)
+        ended = (r for r in prefills if r.num_unplanned <= max_pages(r.num_planned) * self._stride)
+        short = next(ended, oldest)
         self._overtook = short is not oldest and not self._overtook
         return short if self._overtook else oldest
 
@@ -104,7 +106,7 @@ class PrefillChunks:
         return rows == self._row_buckets[0] or 4 * num_rows >= 3 * rows
 
     def _padded_rows(self, num_rows: int) -> int:
-        return next(rows for rows in self._row_buckets if rows >= num_rows)
+        return self._row_buckets[bisect_left(self._row_buckets, num_rows)]
 
     def _num_pages(self, task: LlmTaskInput) -> int:
         return -(-len(task.token_ids) // self._stride)

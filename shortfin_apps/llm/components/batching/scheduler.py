@@ -66,14 +66,12 @@ class Scheduler:
         self.waiting = WaitingQueue(self._share)
         self.running: list[Request] = []  # by admission, oldest first
         self.num_preemptions = 0
-        self.membership = 0  # changes whenever a request starts or stops waiting or running
         self._free_slots = list(range(max_running))
-        self._last: Batch | None = None  # the last plan, if it can be followed by another decode of all
-        self._last_membership = 0
+        # The last plan, if it can be followed by another decode of all. None once a request starts or ends.
+        self._last: Batch | None = None
         self._num_followers = 0  # further steps for which `_last` holds
 
     def add(self, request: Request) -> None:
-        self.membership += 1
         if request.call.resumes:
             self.waiting.add_first(request)
         else:
@@ -88,6 +86,7 @@ class Scheduler:
         """
         if (following := self._following()) is not None:
             return following
+        self._last = None
         while not self._reserve_running():
             if not may_preempt:
                 return None
@@ -100,7 +99,7 @@ class Scheduler:
     def _following(self) -> Batch | None:
         """Return the last plan's decodes, one token further, if planning anew would give the same."""
         last = self._last
-        if last is None or not self._num_followers or self._last_membership != self.membership:
+        if last is None or not self._num_followers:
             return None
         if self.may_admit() or not all(map(_is_one_behind, last.tasks)):
             return None  # tokens were accepted or forced, or the last plan was not carried out
@@ -110,10 +109,9 @@ class Scheduler:
 
     def _keep(self, batch: Batch | None) -> None:
         """Keep a plan that decodes all running requests, with the number of steps that it holds for."""
-        self._last = None
         if batch is None or len(batch.tasks) != len(self.running) or not batch.is_decode:
             return
-        self._last, self._last_membership = batch, self.membership
+        self._last = batch
         self._num_followers = min(_steps_before_change(task, self._cache.stride) for task in batch.tasks)
 
     def reserve_proposed(self, request: Request, count: int) -> int:
@@ -144,13 +142,13 @@ class Scheduler:
                 return False
         return False
 
-    def charge(self, request: Request, tokens: int) -> None:
-        """Charge tokens as service to the request's tenant."""
-        self._share.charge(request.tenant, tokens)
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Charge tokens as service to a tenant."""
+        self._share.charge(tenant, tokens)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a waiting or running request and release its pages. Raises IllegalTransitionError."""
-        self.membership += 1
+        self._last = None
         remove = self._remove_running if request.state is State.RUNNING else self.waiting.remove
         request.finish(reason, self._cache)
         try:
@@ -160,7 +158,7 @@ class Scheduler:
 
     def discard(self, request: Request) -> None:
         """End a request in any state, even an inconsistent one."""
-        self.membership += 1
+        self._last = None
         if request in self.running:
             self._remove_running(request)
         if request in self.waiting:
@@ -169,7 +167,7 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Move a running request back to the head of the queue, and free its pages."""
-        self.membership += 1
+        self._last = None
         request.preempt(self._cache)
         self._remove_running(request)
         self.waiting.add_first(request)
@@ -206,11 +204,12 @@ class Scheduler:
         if self._cache.available().fewest < 2 * len(self.running):
             return
         for request in self.running:
-            max_len = len(request.call.prompt_token_ids) + request.call.params.max_tokens
-            self._reserve(request, min(request.num_tokens + self._cache.stride, max_len))
+            self._reserve(request, min(request.num_tokens + self._cache.stride, request.max_length))
 
     def _reserve(self, request: Request, num_tokens: int) -> bool:
         assert request.lease is not None
+        if num_tokens <= request.num_pages * self._cache.stride:
+            return True
         return self._reserve_in(request.lease, num_tokens, request.num_planned)
 
     def _reserve_in(self, lease: Lease, num_tokens: int, num_planned: int) -> bool:
@@ -291,8 +290,7 @@ class Scheduler:
             self._cache.release(lease)
             raise
         if request.last_turn < 0:  # tenants are not charged again for a restart after preemption
-            self.charge(request, request.num_unplanned)
-        self.membership += 1
+            self._share.charge(request.tenant, request.num_unplanned)
         self._free_slots.pop()
         self.waiting.remove(request)
         self.running.append(request)
@@ -308,8 +306,7 @@ def _is_one_behind(task: LlmTaskInput) -> bool:
 def _steps_before_change(task: LlmTaskInput, stride: int) -> int:
     """Return the decodes after this one until the request's last token, or until it needs another page."""
     request = task.request
-    last = len(request.call.prompt_token_ids) + request.call.params.max_tokens - 1
-    return min(last, request.num_pages * stride) - task.seq_len
+    return min(request.max_length - 1, request.num_pages * stride) - task.seq_len
 
 
 def _same_start(one: Request, other: Request, length: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -107,6 +108,7 @@ class Engine:
         self._deltas: list[Delta] = []  # of the current step
         self._num_planned = 0  # tasks
         self._num_discarded = 0
+        self._served: Counter[str] | None = None  # tokens by tenant in the current commit, if requests wait
         self._commit_s: float | None = None  # time when the current commit began, if a trace needs it
 
     @property
@@ -311,12 +313,12 @@ class Engine:
 
     def _launch(self, batch: Batch) -> None:
         began_s = self._clock()
-        for task in batch.tasks:
-            self._num_planned += 1
+        self._pipeline.launch(batch, began_s)
+        for turn, task in enumerate(batch.tasks, self._num_planned):
             if task.request.last_turn < 0:
                 task.request.queue_s = began_s - task.request.arrival_s
-            task.request.last_turn = self._num_planned
-        self._pipeline.launch(batch, began_s)
+            task.on_launch(turn)
+        self._num_planned += len(batch.tasks)
 
     def _complete(self) -> None:
         """Wait for the first step in flight and commit it; on failure, end the requests of its batch."""
@@ -360,6 +362,8 @@ class Engine:
 
         Rows of rejected proposed tokens and of ended requests are dropped.
         """
+        stride, family = self._cache.stride, step.batch.family
+        self._served = Counter() if self._scheduler.waiting else None
         for task, row, lease in zip(step.batch.tasks, rows, step.leases, strict=True):
             request = task.request
             if request.lease is not lease or (task.num_ahead and task.is_rejected):
@@ -371,13 +375,21 @@ class Engine:
             elif not _is_finite(row):
                 self._end_spoiled(task, lease)
             else:
-                self._advance(task, step)
-                self._publish(task, lease)
-                lease.is_suspect = False  # the row is finite, and attended to all pages of the lease
-                if task.completes and not task.is_followed:
-                    self._deltas.append(self._sample(request, row, step.batch.family))
-                    if self._jumps_ahead and request.matcher is not None:
+                yields_token = self._advance(task, step)
+                if lease.is_suspect or len(task.token_ids) > 1 or task.seq_len % stride == 0:
+                    # Full pages of this task, and of earlier tasks that are not published yet.
+                    self._cache.publish(lease, request.token_ids, task.seq_len)
+                    lease.is_suspect = False  # the row is finite, and attended to all pages of the lease
+                if yields_token:
+                    self._deltas.append(
+                        self._append(request, row)
+                        if isinstance(row, int)
+                        else self._sample(request, row, family)
+                    )
+                    if request.matcher is not None and self._jumps_ahead:
                         self._append_forced(request)
+        for tenant, num_tokens in (self._served or {}).items():
+            self._scheduler.charge(tenant, num_tokens)
 
     def _discard(self, task: LlmTaskInput, row: Row, lease: Lease) -> None:
         """Drop the row of a request that has ended, or of a rejected proposed token."""
@@ -393,13 +405,15 @@ class Engine:
         error = InvocationError(NOT_FINITE)
         self._deltas.append(self._requests.end(task.request, FinishReason.ERROR, error))
 
-    def _advance(self, task: LlmTaskInput, step: InFlight) -> None:
-        """Mark the task's tokens as computed."""
+    def _advance(self, task: LlmTaskInput, step: InFlight) -> bool:
+        """Mark the task's tokens as computed; return whether its row yields the request's next token."""
         request = task.request
-        self._counters.count_task(task)
-        task.on_commit()
+        self._counters.tasks += 1
+        if task.start_position <= request.first_decode:
+            self._counters.count_prompt(task)
         if request.computed is not None:
             request.computed.append(self._computed(task, step))
+        return task.on_commit()
 
     def _computed(self, task: LlmTaskInput, step: InFlight) -> ComputedTask:
         """Return a task's timing in a step, for a trace; all tasks of a step have the same end."""
@@ -416,18 +430,11 @@ class Engine:
             batch_tasks=len(step.batch.tasks),
         )
 
-    def _publish(self, task: LlmTaskInput, lease: Lease) -> None:
-        """Publish full pages of this task, and of earlier tasks that are not published yet."""
-        if lease.is_suspect or len(task.token_ids) > 1 or task.seq_len % self._cache.stride == 0:
-            self._cache.publish(lease, task.request.token_ids, task.seq_len)
-
-    def _sample(self, request: Request, row: Candidates | Drawn | int, family: EntryFamily) -> Delta:
+    def _sample(self, request: Request, row: Candidates | Drawn, family: EntryFamily) -> Delta:
         """Append the next token to the request, and finish the request if this token is its last.
 
         `family` is the family of the entry that computed the row.
         """
-        if isinstance(row, int):
-            return self._append(request, row)
         params = request.call.params
         try:
             token_id = self._sampler.sample(row, request)
@@ -465,14 +472,16 @@ class Engine:
         """Append a token to the request, and finish the request if this token is its last."""
         request.token_ids.append(token_id)
         self._counters.generation_tokens += 1
-        if self._scheduler.waiting:
-            self._scheduler.charge(request, 1)
-        reason = None
+        if self._served is not None:
+            self._served[request.tenant] += 1
+        reason = stop_token_id = None
         if token_id in request.end_token_ids:
             reason = FinishReason.STOP
+            is_eos = token_id in self._eos_token_ids and not request.call.params.ignore_eos
+            stop_token_id = None if is_eos else token_id
         elif len(request.token_ids) >= request.max_length:
             reason = FinishReason.LENGTH
-        delta = Delta(
+        delta = Delta(  # arguments by position: names would take a third longer
             request.call.request_id,
             (token_id,),
             logprobs,
@@ -480,14 +489,11 @@ class Engine:
             request.queue_s,
             request.take_computed() if request.computed else (),
             reason,
-            logits=logits,
+            stop_token_id,
+            None,
+            logits,
         )
-        if reason is None:
-            return delta
-        is_eos = token_id in self._eos_token_ids and not request.call.params.ignore_eos
-        if reason is FinishReason.STOP and not is_eos:
-            delta = delta._replace(stop_token_id=token_id)
-        return self._requests.finish(request, delta)
+        return delta if reason is None else self._requests.finish(request, delta)
 
 
 def _is_finite(row: Candidates | Drawn | int) -> bool:

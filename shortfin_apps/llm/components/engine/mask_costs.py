@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from shortfin_apps.llm.components.engine.work_time import work_time
@@ -36,6 +37,8 @@ MAX_DEBT_S = 2.0
 MIN_ROW_S = 0.001
 NUM_STEPS = 8
 NUM_SPIKES = 3
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -162,18 +165,15 @@ class _WatchedMatcher:
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
         if self._account.is_exhausted:
             raise _error(self._param)
-        began_s = self._costs.begin(self._account, self._request_id, self._param)
-        try:
-            return self._matcher.allowed(generated, ahead)
-        finally:
-            self._costs.end(self._account, began_s)
+        return self._charged(lambda: self._matcher.allowed(generated, ahead))
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
-        if self._account.is_exhausted:
-            return ()
+        return () if self._account.is_exhausted else self._charged(lambda: self._matcher.forced(generated))
+
+    def _charged(self, compute: Callable[[], _T]) -> _T:
         began_s = self._costs.begin(self._account, self._request_id, self._param)
         try:
-            return self._matcher.forced(generated)
+            return compute()
         finally:
             self._costs.end(self._account, began_s)
 

@@ -27,7 +27,6 @@ from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.engine.row_reader import Row, RowReader, Rows
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
-from shortfin_apps.llm.components.invocation.row_draws import RowDraw
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import Chooser, Request
@@ -79,6 +78,7 @@ class Pipeline:
         self._cache = cache
         self._depth = depth
         self._steps: deque[InFlight] = deque()
+        self._device_series: object = None  # the last series of batches whose tokens the device chooses alone
         self.num_ahead = 0
 
     def __len__(self) -> int:
@@ -105,16 +105,13 @@ class Pipeline:
         """Queue a batch. A failure to do so is reported when the step is completed."""
         leases = [lease for task in batch.tasks if (lease := task.request.lease) is not None]
         step = InFlight(batch, began_s, self._runner.device_s, leases)
-        for lease in leases:
-            self._cache.hold(lease)
+        self._cache.hold(leases)
         self.num_ahead += bool(self._steps)
         try:
             self._queue(step)
         except Exception as error:  # the runtimes have no common exception
             step.error = error
         self._steps.append(step)
-        for task in batch.tasks:
-            task.on_launch()
 
     def draw_late(self) -> None:
         """Queue the draws of the first step in flight that needed the tokens of the step before."""
@@ -141,8 +138,7 @@ class Pipeline:
         if drawn is not None:
             rows[:] = drawn
         if step.unread:
-            result = self._runner.result(step.launch)
-            read = self._reader.rows(step.batch, result, step.unread)
+            read = self._reader.rows(step.launch, step.unread)
             for row in step.unread:
                 rows[row] = read[row]
         for draw in step.draws:
@@ -157,8 +153,7 @@ class Pipeline:
 
     def forget_first(self) -> None:
         """Remove the first step, which was completed and committed; its leases may be released now."""
-        for lease in self._steps.popleft().leases:
-            self._cache.let_go(lease)
+        self._cache.let_go(self._steps.popleft().leases)
 
     def abandon(self, *, waits: bool = True) -> None:
         """Drop all steps in flight, ignoring failures.
@@ -185,12 +180,13 @@ class Pipeline:
         if fields is None or step.batch.tasks[-1].num_ahead:
             step.unread.update(rows)
             return
-        choosers = self._choosers(step)
-        on_device = [row for row in rows if choosers[row] is Chooser.DEVICE]
+        choosers = [] if step.batch.series is self._device_series else self._choosers(step)
+        on_device = [row for row, each in enumerate(choosers) if each is Chooser.DEVICE] if choosers else rows
         if not step.draws_all:
-            self._draw(step, [self._row_draw(step, row) for row in on_device])
+            self._draw(step, on_device)
         self._compute_terms(step, on_device)
         if len(on_device) == len(rows):
+            self._device_series = step.batch.series
             return
         step.unread.update(row for row in rows if choosers[row] is Chooser.HOST)
         step.late += [row for row in rows if choosers[row] is Chooser.EDITS]
@@ -218,7 +214,8 @@ class Pipeline:
 
         A row draws nothing if its request has ended, or if the next token has been forced meanwhile.
         """
-        draws = []
+        rows: list[int] = []
+        drawn_edits: list[RowEdits] = []
         for row in step.late:
             task = step.batch.tasks[row]
             if task.has_left:
@@ -228,26 +225,22 @@ class Pipeline:
             elif (edits := self._sampler.row_edits(task.request)) is None or edits.may_ban_all():
                 step.unread.add(row)
             else:
-                draws.append(self._row_draw(step, row, edits))
+                rows.append(row)
+                drawn_edits.append(edits)
         step.late.clear()
-        self._draw(step, draws)
-        self._compute_terms(step, [draw.row for draw in draws])
+        self._draw(step, rows, drawn_edits)
+        self._compute_terms(step, rows)
 
-    def _draw(self, step: InFlight, draws: Sequence[RowDraw]) -> None:
-        if draws and step.launch is not None:
-            for each in self._runner.launch_draws(self._runner.results_in_flight(step.launch), draws):
-                step.draws.append(each)  # each at once, so that it is waited for if the next one fails
+    def _draw(self, step: InFlight, rows: Sequence[int], edits: Sequence[RowEdits] = ()) -> None:
+        if rows and step.launch is not None:
+            # One by one: each is waited for if the next one fails.
+            step.draws.extend(
+                self._runner.launch_draws(step.launch, rows, self._sampler.device_fields, edits)
+            )
 
     def _compute_terms(self, step: InFlight, rows: Sequence[int]) -> None:
         """Queue what the host needs of these rows besides their tokens; their draws must be queued."""
         tasks = step.batch.tasks
         slots = {row: request.slot for row in rows if (request := tasks[row].request).needs_terms}
         if slots and step.launch is not None:
-            results = self._runner.results_in_flight(step.launch)
-            for each in self._runner.launch_logprobs(results, slots):
-                step.logprobs.append(each)
-
-    def _row_draw(self, step: InFlight, row: int, edits: RowEdits | None = None) -> RowDraw:
-        task = step.batch.tasks[row]
-        fields = self._sampler.device_fields(task.request)
-        return RowDraw(row, task.seq_len - 1, fields, edits, task.request.slot)
+            step.logprobs.extend(self._runner.launch_logprobs(step.launch, slots))

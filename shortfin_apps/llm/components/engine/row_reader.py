@@ -9,7 +9,7 @@ from dataclasses import replace
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.invocation.row_draws import RowDraw
+from shortfin_apps.llm.components.invocation.launch import Launch
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
@@ -45,9 +45,10 @@ class RowReader:
             and (edits := self._sampler.prepare(task.request)) is not None
         }
 
-    def rows(self, batch: Batch, result: BatchResult, unread: Collection[int]) -> Rows:
+    def rows(self, launch: Launch, unread: Collection[int]) -> Rows:
         """Read the rows `unread` of the batch, which must be the last one. Raises InvocationError."""
-        chosen = self._drawn(batch, result, unread)
+        batch, result = launch.batch, self._runner.result(launch)
+        chosen = self._drawn(launch, unread)
         unsure = [
             index
             for index, task in enumerate(batch.tasks)
@@ -55,7 +56,7 @@ class RowReader:
         ]
         for_token = [i for i in unsure if batch.tasks[i].request.call.params.logprobs is None]
         chosen |= self._decided(batch, result, for_token)
-        chosen |= self._drawn_adjusted(batch, result, [i for i in for_token if i not in chosen])
+        chosen |= self._drawn_adjusted(launch, result, [i for i in for_token if i not in chosen])
         chosen = {index: self._told(batch, result, index, drawn) for index, drawn in chosen.items()}
         return [
             chosen.get(index) or self._row(task, result, index, with_logits=index in unsure)
@@ -64,18 +65,18 @@ class RowReader:
             for index, task in enumerate(batch.tasks)
         ]
 
-    def _drawn(self, batch: Batch, result: BatchResult, unread: Collection[int]) -> dict[int, Drawn]:
+    def _drawn(self, launch: Launch, unread: Collection[int]) -> dict[int, Drawn]:
         """Return the rows for which the device draws the token from all logits, without adjustments."""
         if not self._runner.buckets.draws_rows:
             return {}
-        draws = [
-            RowDraw(index, task.seq_len - 1, self._sampler.device_fields(task.request))
-            for index, task in enumerate(batch.tasks)
+        rows = [
+            index
+            for index, task in enumerate(launch.batch.tasks)
             if index in unread
             and task.completes
             and self._sampler.is_drawn_from_row(task.request, task.num_ahead)
         ]
-        return self._draw(result, draws)
+        return self._draw(launch, rows)
 
     def _decided(self, batch: Batch, result: BatchResult, unsure: Sequence[int]) -> dict[int, Drawn]:
         """Return those `unsure` rows (which may need logits) whose candidates suffice to choose the token."""
@@ -89,28 +90,29 @@ class RowReader:
                 decided[index] = drawn
         return decided
 
-    def _drawn_adjusted(self, batch: Batch, result: BatchResult, unsure: Sequence[int]) -> dict[int, Drawn]:
+    def _drawn_adjusted(self, launch: Launch, result: BatchResult, unsure: Sequence[int]) -> dict[int, Drawn]:
         """Return those `unsure` rows for which the device draws the token from adjusted logits.
 
         Omits a row with finite logits but no allowed token: `Sampler.sample` will report the reason.
         """
-        draws = []
+        rows: list[int] = []
+        drawn_edits: list[RowEdits] = []
         for index in unsure:
-            task = batch.tasks[index]
+            task = launch.batch.tasks[index]
             edits = self._edits.get(index) or self._sampler.row_edits(task.request, task.num_ahead)
             if edits is not None:
-                fields = self._sampler.device_fields(task.request)
-                draws.append(RowDraw(index, task.seq_len - 1, fields, edits))
-        drawn = self._draw(result, draws)
+                rows.append(index)
+                drawn_edits.append(edits)
+        drawn = self._draw(launch, rows, drawn_edits)
         return {
             index: token
             for index, token in drawn.items()
             if token.is_finite or not result.row(index, with_logits=False).is_finite
         }
 
-    def _draw(self, result: BatchResult, draws: Sequence[RowDraw]) -> dict[int, Drawn]:
-        token_ids = self._runner.draw(result.on_device, draws)
-        return {draw.row: Drawn(token_id) for draw, token_id in zip(draws, token_ids, strict=True)}
+    def _draw(self, launch: Launch, rows: Sequence[int], edits: Sequence[RowEdits] = ()) -> dict[int, Drawn]:
+        token_ids = self._runner.draw(launch, rows, self._sampler.device_fields, edits)
+        return {row: Drawn(token_id) for row, token_id in zip(rows, token_ids, strict=True)}
 
     def _told(self, batch: Batch, result: BatchResult, index: int, drawn: Drawn) -> Drawn:
         """Return the drawn token, with its logit if the request asks for logits.

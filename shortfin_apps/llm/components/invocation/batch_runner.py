@@ -20,11 +20,10 @@ from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
-from shortfin_apps.llm.components.invocation.loop_state import Fields, LoopState
+from shortfin_apps.llm.components.invocation.loop_state import Call, Fields, LoopState
 from shortfin_apps.llm.components.invocation.padded_tasks import padded_arrays
 from shortfin_apps.llm.components.invocation.row_draws import (
     LastUpload,
-    RowDraw,
     padded_draws,
     padded_edits,
     padded_logprobs,
@@ -43,13 +42,8 @@ from shortfin_apps.llm.components.runtime.device import (
 )
 from shortfin_apps.llm.components.sampling.candidates import LogprobTerms
 from shortfin_apps.llm.components.sampling.logprobs import computed_terms
-from shortfin_apps.llm.contract.abi import (
-    BLOCK_TABLES,
-    ROW_LAYOUTS,
-    Entry,
-    Layout,
-    argument_names,
-)
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits
+from shortfin_apps.llm.contract.abi import BLOCK_TABLES, ROW_LAYOUTS, Entry, Layout, argument_names
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
 
@@ -129,17 +123,23 @@ class BatchRunner:
         With `fields`, decodes run on a decode loop, which also draws a token for each task with these
         sampling fields, and stores it in the request's slot of the token table.
         """
-        shape = self.buckets.nearest(batch, draws=fields is not None)
         begin = self._clock()
-        state: Mapping[str, DeviceBuffer] = {}
-        if fields is not None and shape.layout is Layout.LOOP:
-            state = self._loop.on_device(batch.tasks, shape.rows, fields)
+        shape, arguments = self._loop.following(batch) or self._call(batch, fields)
         record = self._record(shape, batch)
-        arguments = self._on_device(shape, batch.tasks, state)
         pending = self._submit(shape.entry, arguments, record)
         self.device_s += self._clock() - begin
         self._count(shape, [len(task.token_ids) for task in batch.tasks])
         return Launch(batch, shape, pending, record)
+
+    def _call(self, batch: Batch, fields: Fields | None) -> Call:
+        """Return the nearest shape and the arguments of its entry, on the device."""
+        shape = self.buckets.nearest(batch, draws=fields is not None)
+        if fields is None or shape.layout is not Layout.LOOP:
+            return shape, self._on_device(shape, batch.tasks)
+        state = self._loop.on_device(batch.tasks, shape.rows, fields)
+        call = shape, self._on_device(shape, batch.tasks, state)
+        self._loop.keep(batch, call)
+        return call
 
     def _record(self, shape: Shape, batch: Batch) -> Run | Step | None:
         if self._recorder is None:
@@ -269,12 +269,13 @@ class BatchRunner:
         """Return a copy of each slab [pages, elements]; meant for page tables of a few pages."""
         return [self._device.download(slab) for slab in self._page_table]
 
-    def draw(self, results: Mapping[str, DeviceBuffer], draws: Sequence[RowDraw]) -> list[int]:
-        """Queue the draws and wait for their tokens. Raises InvocationError."""
+    def draw(
+        self, launch: Launch, rows: Sequence[int], fields: Fields, edits: Sequence[RowEdits]
+    ) -> list[int]:
+        """Queue draws and wait for their tokens, which are not stored. Raises InvocationError."""
         launches: list[DrawLaunch] = []
         try:
-            for each in self.launch_draws(results, draws):
-                launches.append(each)
+            launches.extend(self.launch_draws(launch, rows, fields, edits, stores=False))
             return [token_id for each in launches for token_id in self.drawn(each)]
         except BaseException:
             for each in launches:
@@ -282,22 +283,28 @@ class BatchRunner:
             raise
 
     def launch_draws(
-        self, results: Mapping[str, DeviceBuffer], draws: Sequence[RowDraw]
+        self,
+        launch: Launch,
+        rows: Sequence[int],
+        fields: Fields,
+        edits: Sequence[RowEdits] = (),
+        *,
+        stores: bool = True,
     ) -> Iterator[DrawLaunch]:
-        """Queue, one by one, entries that draw tokens from rows of `results`, those of the last batch.
+        """Queue, one by one, entries that draw the tokens of `rows` of the last batch that was launched.
 
-        Callers must check that `buckets` has `sample` entries, or `adjusted_sample` if the draws have edits;
-        all draws must have edits, or none.
+        With `edits`, one for each row, the rows are adjusted first. Callers must check that `buckets` has
+        `sample` entries, or `adjusted_sample`.
         """
-        while draws:
-            layout = Layout.SAMPLE if draws[0].edits is None else Layout.ADJUSTED_SAMPLE
-            shape = self.buckets.row_shape(layout, len(draws))
-            taken, draws = draws[: shape.rows], draws[shape.rows :]
-            arrays = padded_draws(shape.rows, taken)
-            if taken[0].edits is not None:
-                edits = [draw.edits for draw in taken if draw.edits is not None]
-                arrays |= padded_edits(shape.rows, edits, results["logits"].shape[-1])
-            yield self.launch_draw(results, shape, arrays, [draw.row for draw in taken])
+        results, tasks = self.results_in_flight(launch), launch.batch.tasks
+        while rows:
+            shape = self.buckets.row_shape(Layout.ADJUSTED_SAMPLE if edits else Layout.SAMPLE, len(rows))
+            taken, rows = rows[: shape.rows], rows[shape.rows :]
+            arrays = padded_draws(shape.rows, tasks, taken, fields, stores=stores)
+            if edits:
+                arrays |= padded_edits(shape.rows, edits[: shape.rows], results["logits"].shape[-1])
+                edits = edits[shape.rows :]
+            yield self.launch_draw(results, shape, arrays, taken)
 
     def launch_draw(
         self,
@@ -311,14 +318,12 @@ class BatchRunner:
         given = {name: self._upload(array) for name, array in arrays.items()}
         return DrawLaunch(rows, self._submit_rows(results, shape, given, record), record)
 
-    def launch_logprobs(
-        self, results: Mapping[str, DeviceBuffer], slots: Mapping[int, int]
-    ) -> Iterator[LogprobsLaunch]:
-        """Queue, one by one, entries that compute terms of rows of `results`, those of the last batch.
+    def launch_logprobs(self, launch: Launch, slots: Mapping[int, int]) -> Iterator[LogprobsLaunch]:
+        """Queue, one by one, entries that compute terms of rows of the last batch that was launched.
 
         `slots` maps each row to the slot that has its token. Callers must have queued the draws of these.
         """
-        rows = list(slots)
+        rows, results = list(slots), self.results_in_flight(launch)
         while rows:
             shape = self.buckets.row_shape(Layout.LOGPROBS, len(rows))
             taken, rows = rows[: shape.rows], rows[shape.rows :]
@@ -357,10 +362,11 @@ class BatchRunner:
         """Return the tasks' block tables on the device, by argument name."""
         size = shape.rows, shape.blocks
         page_lists = [task.page_ids for task in tasks]
+        if not self._has_window_table and self._slabs[0].pool == "whole":
+            return {"seq_block_ids": self._block_tables.on_device(page_lists, *size)}
         window_lists = [task.window_page_ids or () for task in tasks]
         if not self._has_window_table:
-            only = page_lists if self._slabs[0].pool == "whole" else window_lists
-            return {"seq_block_ids": self._block_tables.on_device(only, *size)}
+            return {"seq_block_ids": self._block_tables.on_device(window_lists, *size)}
         return {
             "seq_block_ids": self._block_tables.on_device(page_lists, *size),
             "window_block_ids": self._window_tables.on_device(window_lists, *size),

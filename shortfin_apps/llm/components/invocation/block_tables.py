@@ -40,7 +40,7 @@ class BlockTables:
         self._rows: dict[int, int] = {}  # index into `_pages` by the `id` of a page list
         # By row, with the number of pages; the reference keeps another list from getting the same `id`.
         self._lists: list[PageList] = [(0,)]
-        self._num_pages = [1]
+        self._num_pages = [0]
         self._on_device: dict[_Key, tuple[Sequence[PageList], DeviceBuffer]] = {}  # least recently used first
         self._rows_joined = self._rows_grew = self._uploads = 0
 
@@ -56,13 +56,23 @@ class BlockTables:
         key = tuple(map(id, page_lists)), tuple(map(len, page_lists)), rows, blocks
         kept = self._on_device.pop(key, None)
         if kept is None:
-            table = self._upload(self._gathered([self._row(each) for each in page_lists], rows, blocks))
+            table = self._upload(self._gathered(self._rows_of(page_lists, *key[:2]), rows, blocks))
             self._uploads += 1
             kept = page_lists, table  # as long as the lists are kept, no other list has the `id` of one
         self._on_device[key] = kept
         if len(self._on_device) > MAX_TABLES:
             del self._on_device[next(iter(self._on_device))]
         return kept[1]
+
+    def _rows_of(
+        self, page_lists: Sequence[PageList], ids: Sequence[int], lengths: Sequence[int]
+    ) -> list[int]:
+        """Return the row of each list, given their `id` and length; the rows then have all their pages."""
+        rows, num_pages = [self._rows.get(each, _NO_PAGES) for each in ids], self._num_pages
+        for index, length in enumerate(lengths):
+            if num_pages[rows[index]] != length:
+                rows[index] = self._row(page_lists[index])
+        return rows
 
     def _row(self, page_ids: PageList) -> int:
         """Return the row of a list, which then has all its pages."""

@@ -134,7 +134,7 @@ class Buckets:
             length = self._padded_length(tasks)
             blocks = self._prefill_blocks(tasks, length)
             return Shape(self._dynamic_extend, Layout.PREFILL, len(tasks), len(tasks) * length, blocks)
-        return self._packed(len(tasks), sum(len(task.token_ids) for task in tasks), widest(tasks))
+        return self._packed(len(tasks), sum([len(task.token_ids) for task in tasks]), widest(tasks))
 
     def row_shape(self, layout: Layout, num_rows: int) -> Shape:
         """Return the nearest entry of one of ROW_LAYOUTS with at least `num_rows` rows, else the largest.
@@ -254,8 +254,9 @@ class Buckets:
 
 def _are_decodes(tasks: Sequence[LlmTaskInput]) -> bool:
     """Return whether each task is one token of a different request, as a `decode` needs independent rows."""
-    requests = {id(task.request) for task in tasks}
-    return len(requests) == len(tasks) and all(len(task.token_ids) == 1 for task in tasks)
+    if any(len(task.token_ids) > 1 for task in reversed(tasks)):  # prompts come last
+        return False
+    return len({task.request for task in tasks}) == len(tasks)
 
 
 def _declared_rows(signature: EntrySignature) -> int | None:
@@ -265,4 +266,4 @@ def _declared_rows(signature: EntrySignature) -> int | None:
 
 def widest(tasks: Sequence[LlmTaskInput]) -> int:
     """Return the number of blocks that the block table of these tasks needs."""
-    return max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))
+    return max(MIN_BLOCKS, *[len(task.page_ids) for task in tasks])

@@ -68,7 +68,8 @@ class Invoker:
         self._program = program
         self._workspace: DeviceBuffer | None = None
         self._rows: dict[Types, Results] = {}  # logits and candidates
-        self._free: dict[str, deque[Results]] = {}  # late results of no call in flight, by entry
+        # By entry: the types of its late results, sets of these for no call in flight, logits and candidates.
+        self._owned: dict[str, tuple[Types, deque[Results], Results]] = {}
         self.num_bytes = 0
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
@@ -76,16 +77,19 @@ class Invoker:
         signature = self._program.entries[entry]
         if signature.workspace_bytes is None:
             return self._program.submit(entry, arguments)
+        late_types, free, rows = self._owned.get(entry) or self._first_results(signature)
+        late = free.popleft() if free else self._new_set(late_types)
+        results = [*late, *rows]
+        pending = self._program.submit(entry, [*arguments, *results, self._shared_workspace()])
+        return _OwnedPending(pending, results, lambda: free.append(late))
+
+    def _first_results(self, signature: EntrySignature) -> tuple[Types, deque[Results], Results]:
         late_types, row_types = _parts_of(signature)
         if row_types not in self._rows:
             self._rows[row_types] = self._new_set(row_types)
-        if entry not in self._free:
-            self._free[entry] = deque(self._new_set(late_types) for _ in range(NUM_LATE_SETS))
-        free = self._free[entry]
-        late = free.popleft() if free else self._new_set(late_types)
-        results = [*late, *self._rows[row_types]]
-        pending = self._program.submit(entry, [*arguments, *results, self._shared_workspace()])
-        return _OwnedPending(pending, results, lambda: free.append(late))
+        free = deque(self._new_set(late_types) for _ in range(NUM_LATE_SETS))
+        owned = self._owned[signature.name] = late_types, free, self._rows[row_types]
+        return owned
 
     def _new_set(self, kinds: Types) -> Results:
         self.num_bytes += _set_bytes(kinds)

@@ -1,79 +1,94 @@
 """Arguments of decode loops that stay on the device while the same requests decode.
 
 A steady decode uploads nothing: the device reads each row's token from its token table and advances the
-positions in place.
+positions in place. So the arguments of one step serve the next one, until the block tables change.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.invocation.buckets import Shape
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.contract.abi import SamplingField
 
 Array = npt.NDArray[Any]
-Fields = Callable[[Request], Sequence[int]]  # of a request, by SamplingField
+Fields = Callable[[Request], "array[int]"]  # of a request, by SamplingField
+Call = tuple[Shape, Sequence[DeviceBuffer]]  # a shape, and the arguments of its entry
 
 
 class LoopState:
-    """The arguments of the last decode loop that was launched, except the block tables and the token table.
+    """The last launch of a decode loop: its shape, and its arguments on the device.
 
-    `index` counts the launches for the same requests at consecutive positions, from 0.
+    `index` counts the launches for the same requests at consecutive positions, from 0; `sampling` has the
+    fields of each task.
     """
 
     def __init__(self, upload: Callable[[Array], DeviceBuffer]) -> None:
         self._upload = upload
-        self._rows = 0
-        self._requests: list[Request] = []
-        self._slots: list[int] = []
-        self._next_starts: list[int] = []
+        self._rows: tuple[object, ...] | None = None  # what `_on_device` is for
         self._on_device: dict[str, DeviceBuffer] = {}
         self._from_table: DeviceBuffer | None = None  # `tokens`, if each is in the token table
-        self.sampling: Sequence[Sequence[int]] = ()
+        self._series: object = None
+        self._call: Call | None = None  # of the last batch of the series
+        self._next_start = 0  # of the first task of the batch that may follow
+        self.sampling: Sequence[array[int]] = ()
         self.index = 0
+
+    def following(self, batch: Batch) -> Call | None:
+        """Return the call for the batch that follows the last one, and count its launch; None for others.
+
+        All tasks of a series advance together, so the first one shows whether the batch is the next.
+        """
+        if batch.series is not self._series or batch.tasks[0].start_position != self._next_start:
+            return None
+        assert self._call is not None, "it was kept with the series"
+        self._next_start += 1
+        self.index += 1
+        shape, (_, *others) = self._call
+        return shape, [self._tokens(batch.tasks, shape.rows), *others]
 
     def on_device(self, tasks: Sequence[LlmTaskInput], rows: int, fields: Fields) -> dict[str, DeviceBuffer]:
         """Return the arguments for one token of each task, by name, padded to `rows`."""
-        starts = [task.start_position for task in tasks]
-        self._turn_to(tasks, rows, fields)
         self.index += 1
-        if starts != self._next_starts:
-            self._on_device["positions"] = self._upload(padded(starts, rows, -1))
-            self.index = 0
-        self._next_starts = [start + 1 for start in starts]
-        return {**self._on_device, "tokens": self._tokens(tasks)}
+        if self._rows != _rows_of(tasks, rows, self.index):
+            self.index, self._rows, self._from_table = 0, _rows_of(tasks, rows), None
+            self.sampling = [fields(task.request) for task in tasks]
+            self._on_device = {
+                "slots": self._upload(padded([task.request.slot for task in tasks], rows, -1)),
+                "positions": self._upload(padded([task.start_position for task in tasks], rows, -1)),
+                "sampling": self._upload(padded_sampling(self.sampling, rows)),
+            }
+        return {**self._on_device, "tokens": self._tokens(tasks, rows)}
+
+    def keep(self, batch: Batch, call: Call) -> None:
+        """Keep the call of a batch for those that follow it; `tokens` must be its first argument."""
+        self._series, self._call = batch.series, call
+        self._next_start = batch.tasks[0].seq_len
 
     def forget(self) -> None:
         """Upload everything again for the next launch: a failed one may not have advanced the positions."""
-        self._requests = []
+        self._rows = self._series = None
 
-    def _turn_to(self, tasks: Sequence[LlmTaskInput], rows: int, fields: Fields) -> None:
-        requests = [task.request for task in tasks]
-        slots = [request.slot for request in requests]
-        if (requests, slots, rows) == (self._requests, self._slots, self._rows):
-            return
-        self._requests, self._slots, self._rows = requests, slots, rows
-        self._next_starts, self._from_table = [], None
-        self.sampling = [fields(request) for request in requests]
-        sampling = np.zeros((len(SamplingField), rows), np.int64)
-        sampling[:, : len(tasks)] = np.array(self.sampling, np.int64).T
-        self._on_device = {
-            "slots": self._upload(padded(slots, rows, -1)),
-            "sampling": self._upload(sampling),
-        }
-
-    def _tokens(self, tasks: Sequence[LlmTaskInput]) -> DeviceBuffer:
-        if not all(task.is_unknown for task in tasks):
-            return self._upload(padded([task.token_ids[0] for task in tasks], self._rows, 0))
+    def _tokens(self, tasks: Sequence[LlmTaskInput], rows: int) -> DeviceBuffer:
+        token_ids = [task.token_ids[0] for task in tasks]
+        if max(token_ids) >= 0:  # the host knows some of them
+            return self._upload(padded(token_ids, rows, 0))
         if self._from_table is None:
-            self._from_table = self._upload(padded([-1 - slot for slot in self._slots], self._rows, 0))
+            self._from_table = self._upload(padded(token_ids, rows, 0))
         return self._from_table
+
+
+def _rows_of(tasks: Sequence[LlmTaskInput], rows: int, num_launches: int = 0) -> tuple[object, ...]:
+    """Return what tells rows apart: their requests, slots and positions before `num_launches`."""
+    return rows, [(task.request, task.request.slot, task.start_position - num_launches) for task in tasks]
 
 
 def padded(values: Sequence[int] | Array, rows: int, padding: int) -> Array:
@@ -81,6 +96,13 @@ def padded(values: Sequence[int] | Array, rows: int, padding: int) -> Array:
     array = np.full(rows, padding, np.int64)
     array[: len(values)] = values
     return array
+
+
+def padded_sampling(fields: Sequence[array[int]], rows: int) -> Array:
+    """Return the argument `sampling` [SamplingField, rows], with zeros after the given columns."""
+    columns = np.zeros((len(SamplingField), rows), np.int64)
+    columns[:, : len(fields)] = np.frombuffer(b"".join(fields), np.int64).reshape(len(fields), -1).T
+    return columns
 
 
 def padding_state(rows: int) -> dict[str, Array]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.invocation.loop_state import padded
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.invocation.loop_state import Fields, padded, padded_sampling
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined, joined_bitmasks, words_of
-from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
+from shortfin_apps.llm.contract.abi import EditField, PenaltyField
 
 Array = npt.NDArray[Any]
 
@@ -20,30 +20,21 @@ Array = npt.NDArray[Any]
 LEAST_EDITS = 256
 
 
-@dataclass(slots=True)  # not frozen: that would triple the time to create one
-class RowDraw:
-    """A draw of a token from row `row` of a batch's logits; with `edits`, the row is adjusted first.
+def padded_draws(
+    size: int, tasks: Sequence[LlmTaskInput], rows: Sequence[int], fields: Fields, *, stores: bool = True
+) -> dict[str, Array]:
+    """Return the arguments of a `sample` entry that draws the tokens of `rows`, padded to `size` draws.
 
-    `position` is the position of the row's last token; `sampling` is indexed by SamplingField. The device
-    stores the token in `slot` of its token table, unless the slot is negative.
+    `rows` are indices of `tasks` and of a batch's logits. The device stores the tokens in the requests' slots
+    of its token table if it `stores` them.
     """
-
-    row: int
-    position: int
-    sampling: Sequence[int]
-    edits: RowEdits | None = None
-    slot: int = -1
-
-
-def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
-    """Return the arguments that say which rows a `sample` entry draws from, padded to `rows` draws."""
-    fields = np.zeros((len(SamplingField), rows), np.int64)
-    fields[:, : len(draws)] = np.array([draw.sampling for draw in draws], np.int64).T
+    drawn = [tasks[row] for row in rows]
+    requests = [task.request for task in drawn]
     return {
-        "row_indices": padded([draw.row for draw in draws], rows, 0),
-        "slots": padded([draw.slot for draw in draws], rows, -1),
-        "positions": padded([draw.position for draw in draws], rows, -1),
-        "sampling": fields,
+        "row_indices": padded(rows, size, 0),
+        "slots": padded([request.slot for request in requests] if stores else [], size, -1),
+        "positions": padded([task.seq_len - 1 for task in drawn], size, -1),
+        "sampling": padded_sampling([fields(request) for request in requests], size),
     }
 
 

@@ -101,15 +101,17 @@ class KVCache:
         These leases keep their pages, and publish no further pages.
         """
 
-    def hold(self, lease: Lease) -> None:
-        """Keep the lease's pages until `let_go`, because an invocation in flight uses them."""
-        lease.num_in_flight += 1
+    def hold(self, leases: Sequence[Lease]) -> None:
+        """Keep the leases' pages until `let_go`, because an invocation in flight uses them."""
+        for lease in leases:
+            lease.num_in_flight += 1
 
-    def let_go(self, lease: Lease) -> None:
+    def let_go(self, leases: Sequence[Lease]) -> None:
         """Undo one `hold`; the last one completes a release."""
-        lease.num_in_flight -= 1
-        if lease.has_ended:
-            self.release(lease)
+        for lease in leases:
+            lease.num_in_flight -= 1
+            if lease.has_ended:
+                self.release(lease)
 
     def release(self, lease: Lease) -> None:
         """Release every page of the lease, or have `let_go` do it if invocations in flight use the pages.

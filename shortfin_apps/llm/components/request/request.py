@@ -76,6 +76,7 @@ class Request:
         "end_token_ids",
         "finish_reason",
         "first_decode",
+        "in_slot",
         "last_turn",
         "lease",
         "matcher",
@@ -109,12 +110,13 @@ class Request:
         self.needs_terms = call.params.logprobs is not None or call.params.chosen_logits
         self.max_length = len(call.prompt_token_ids) + call.params.max_tokens
         self.chooser: Chooser | None = None  # of all further tokens, once known
-        self.device_fields: Sequence[int] | None = None  # by SamplingField, once a sampler has computed them
+        self.device_fields: array[int] | None = None  # by SamplingField, once a sampler has computed them
         self.first_decode = 0
         self.num_computed = 0
         self.num_planned = 0
         self.num_drawing = 0
         self.slot = 0
+        self.in_slot: Sequence[int] = (-1,)  # the token ID that stands for the token in `slot` (abi.py)
         self.num_cached = 0  # prompt tokens found in the cache at the first start
         self.num_overtakes = 0  # requests that arrived later and started earlier
         self.blocked_at: AvailablePages | None = None  # pages available when it last failed to start
@@ -192,7 +194,7 @@ class Request:
     def start(self, lease: Lease, slot: int = 0) -> None:
         self._move(State.RUNNING)
         self.lease = lease
-        self.slot = slot
+        self.slot, self.in_slot = slot, (-1 - slot,)
         self.num_overtakes, self.blocked_at = 0, None
         self.first_decode = len(self.token_ids) - 1
         self.num_computed = self.num_planned = lease.num_cached_tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
 from shortfin_apps.llm.components.request.request import Request
@@ -10,8 +12,8 @@ from shortfin_apps.llm.components.sampling.weights import least_weight, scale_of
 from shortfin_apps.llm.contract.abi import NO_TOP_K, SamplingField
 
 
-def sampling_fields(request: Request, num_candidates: int, *, draws_rows: bool = False) -> list[int]:
-    """Return the values in the order of SamplingField. `num_candidates` is the K of the VMFB's top-k.
+def sampling_fields(request: Request, num_candidates: int, *, draws_rows: bool = False) -> array[int]:
+    """Return the i64 values in the order of SamplingField. `num_candidates` is the K of the VMFB's top-k.
 
     Greedy is encoded as a top-k of 1. A request without top-k is drawn from the full row if the device
     `draws_rows`, else from the K candidates.
@@ -26,7 +28,7 @@ def sampling_fields(request: Request, num_candidates: int, *, draws_rows: bool =
         SamplingField.SEED: request.seed,
         SamplingField.PROMPT_LENGTH: len(request.call.prompt_token_ids),
     }
-    return [fields[field] for field in SamplingField]
+    return array("q", [fields[field] for field in SamplingField])
 
 
 def _top_k(params: SamplingParams, off: int) -> int:

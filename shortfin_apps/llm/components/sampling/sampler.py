@@ -8,6 +8,7 @@ what log-probabilities need.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -175,7 +176,7 @@ class Sampler:
         can_adjust = self._adjusts_rows and params.top_k <= self._num_candidates
         return Chooser.EDITS if can_adjust and not has_host_filters(params) else Chooser.HOST
 
-    def device_fields(self, request: Request) -> Sequence[int]:
+    def device_fields(self, request: Request) -> array[int]:
         """Return the request's sampling parameters as a column of an entry's `sampling` argument."""
         if request.device_fields is None:
             fields = sampling_fields(request, self._num_candidates, draws_rows=self._draws_rows)

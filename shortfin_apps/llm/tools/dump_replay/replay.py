@@ -15,6 +15,7 @@ replaced by token 0, and its request is not compared.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -175,7 +176,8 @@ class Replay:
         tasks = self._prepared([_task_of_step(first, record.index) for first in loop.tasks])
         batch = self._batch(EntryFamily.DECODE, tasks)
         fields = {
-            id(task.request): of_task for task, of_task in zip(batch.tasks, loop.sampling, strict=False)
+            id(task.request): array("q", of_task)
+            for task, of_task in zip(batch.tasks, loop.sampling, strict=False)
         }
         self._shape(record, batch, draws=True)
         launch = self._runner.launch(batch, lambda request: fields[id(request)])
@@ -409,7 +411,7 @@ def _rows_of(
     return rows, [of_rows[row] for row in rows]
 
 
-def _no_fields(request: Request) -> Sequence[int]:
+def _no_fields(request: Request) -> array[int]:
     raise DumpError(f"the batch of {request.request_id} has no sampling fields")
 
 
