@@ -25,7 +25,7 @@ typedef struct {
   // Atomic:
   uint64_t next;      // number of the next workgroup
   uint64_t resident;  // workgroups that have started and not ended
-  uint64_t idle;      // instructions executed since a workgroup has changed memory or has ended
+  uint64_t idle;      // instructions executed since a workgroup has changed memory, started or ended
   enum launch_status status;
   pthread_mutex_t lock;  // of `counters`
   counters_t *counters;
@@ -118,10 +118,16 @@ static void end_group(shift_t *s, uint64_t n) {
   __atomic_fetch_sub(&s->work->resident, 1, __ATOMIC_RELAXED);
 }
 
-// Reports a launch of which no workgroup does anything any more.
+static bool has_place(const work_t *work) {
+  const uint32_t places = work->launch->resident;
+  return !places || __atomic_load_n(&work->resident, __ATOMIC_RELAXED) < places;
+}
+
+// Reports a launch of which no workgroup does anything any more, and no other one can start.
 static void check_progress(work_t *work, room_t *room) {
   group_t *g = &room->group;
-  if (g->has_effect || group_has_ended(room)) {
+  const bool can_start = !all_have_started(work) && has_place(work);
+  if (g->has_effect || group_has_ended(room) || can_start) {
     g->has_effect = false;
     __atomic_store_n(&work->idle, 0, __ATOMIC_RELAXED);
   } else if (__atomic_add_fetch(&work->idle, room->executed, __ATOMIC_RELAXED) > launch_options.max_instructions) {

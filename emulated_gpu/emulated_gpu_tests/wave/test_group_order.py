@@ -14,7 +14,7 @@ from emulated_gpu_tests.wave.single_grid import GridResult, run_grid
 from emulated_gpu_tests.wave.test_global_memory import ON_CHIPS
 
 WORKGROUPS = 5
-DATA, COUNTER, EXPECTED = 4, 6, 8  # SGPRs
+DATA = 4  # two SGPRs
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,6 @@ class Barrier:
     waits_for_stores: bool = True
     writes_back: bool = True
     waits_for_write_back: bool = True
-    waits_for_count: bool = True
     invalidates: bool = True
     missing: int = 0  # how many workgroups it does not wait for
 
@@ -72,8 +71,6 @@ def emit_barrier(code: Code, barrier: Barrier) -> None:
     code.emit("v_cmp_lt_u32_e32", v[23], v[24])
     distance = (len(code.code) + 4 - start) // 4
     code.emit("s_cbranch_vccnz", simm16=-distance & 0xFFFF)
-    if not barrier.waits_for_count:  # a count whose value is not known yet
-        code.atomic("global", "add_u32", 22, 20, dst=23)
     if barrier.invalidates:
         emit_invalidate(code)
     code.emit("s_mov_b64" if is_cdna else "s_mov_b32", EXEC if is_cdna else EXEC_LO, -1)
@@ -89,7 +86,7 @@ def exchange(
     code = Code(chip)
     _emit_number(code, tickets)
     code.set_scalar64(DATA, data.address)
-    code.emit("v_mul_u32_u24_e32", v[2], 4 * chip.lanes if chip.lanes <= 16 else v[6], v[5])
+    code.emit("v_mul_u32_u24_e32", v[2], v[6], v[5])
     code.emit("v_lshlrev_b32_e32", v[1], 2, v[0])
     add = "v_add_u32_e32" if chip.generation == 9 else "v_add_nc_u32_e32"
     code.emit(add, v[2], v[1], v[2])
@@ -113,7 +110,7 @@ def exchange(
         resident=resident,
         seed=seed,
     )
-    return result, out.array
+    return result, out.array.copy()  # its memory is freed with `out`
 
 
 def _emit_number(code: Code, tickets: DeviceMemory) -> None:
@@ -125,7 +122,8 @@ def _emit_number(code: Code, tickets: DeviceMemory) -> None:
     code.emit("v_mov_b32_e32", v[5], 1)
     code.atomic("global", "add_u32", 5, 20, dst=5, offset=32)
     code.wait()
-    code.emit("v_readfirstlane_b32_e32", s[12], v[5])
+    # tinygrad's table of CDNA has a VGPR for the destination, whose number is encoded like an SGPR's.
+    code.emit("v_readfirstlane_b32_e32", v[12] if code.chip.generation == 9 else s[12], v[5])
     code.emit("s_mov_b64" if is_wide else "s_mov_b32", EXEC if is_wide else EXEC_LO, -1)
     code.emit("v_mov_b32_e32", v[5], s[12])
     code.emit("v_mov_b32_e32", v[6], 4 * code.chip.lanes)
@@ -152,18 +150,22 @@ def test_a_grid_barrier_orders_workgroups(chip: Chip, seed: int) -> None:
         Barrier(waits_for_stores=False, writes_back=False),
         Barrier(waits_for_stores=False, waits_for_write_back=False),
         Barrier(invalidates=False),
-        Barrier(missing=1),
     ],
 )
 def test_a_mistake_in_a_grid_barrier_is_found(chip: Chip, barrier: Barrier) -> None:
-    found = set()
-    for seed in range(4):
-        result, _ = exchange(chip, barrier, seed=seed)
-        found |= kinds(result)
-        for finding in result.findings:
-            assert (finding.instruction, finding.other_instruction) == ("global_load", "global_store")
-            assert finding.workgroup != finding.other_workgroup
-    assert found == {"unordered"}
+    result, _ = exchange(chip, barrier)
+    assert kinds(result) == {"unordered"}
+    for finding in result.findings:
+        assert (finding.instruction, finding.other_instruction) == ("global_load", "global_store")
+        assert finding.workgroup != finding.other_workgroup
+
+
+@ON_CHIPS
+def test_a_barrier_that_opens_early_shows(chip: Chip) -> None:
+    """As a finding, or as a neighbour's number that is not there yet: a load before the store is no finding."""
+    result, out = exchange(chip, Barrier(missing=1))
+    expected = np.roll(np.arange(WORKGROUPS), -1)[:, None]
+    assert result.findings or (out != expected).any()
 
 
 @ON_CHIPS
@@ -174,13 +176,13 @@ def test_cdna_must_write_back_its_cache(chip: Chip) -> None:
 
 @ON_CHIPS
 def test_a_grid_that_the_device_cannot_hold_is_found(chip: Chip) -> None:
-    result, _ = exchange(chip, Barrier(), resident=WORKGROUPS - 1, max_instructions=20_000)
+    result, _ = exchange(chip, Barrier(), resident=WORKGROUPS - 1, max_instructions=400_000)
     assert result.status == 2
     assert kinds(result) == {"not_resident"}
 
 
 @ON_CHIPS
 def test_a_counter_that_nobody_raises_is_endless(chip: Chip) -> None:
-    result, _ = exchange(chip, Barrier(missing=-1), max_instructions=20_000)
+    result, _ = exchange(chip, Barrier(missing=-1), max_instructions=400_000)
     assert result.status == 2
     assert kinds(result) == {"endless"}
