@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "views.h"
 #include "written_words.h"
 
 struct order {
@@ -27,50 +28,6 @@ static bool has_completed(const wave_t *w, enum wait_counter c, uint32_t number)
 }
 static wave_order_t *order_of(const wave_t *w) { return &w->group->order->waves[w->index]; }
 static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
-
-// ---- views
-
-static uint32_t until_of(const view_t *v, uint32_t wave) {
-  uint32_t low = 0, high = v->count;
-  while (low < high) {
-    const uint32_t middle = (low + high) / 2;
-    if (v->marks[middle].wave < wave) low = middle + 1;
-    else high = middle;
-  }
-  return low < v->count && v->marks[low].wave == wave ? v->marks[low].until : 0;
-}
-
-static bool covers(const view_t *v, const view_t *part) {
-  uint32_t n = 0;
-  for (uint32_t m = 0; m < part->count; m++) {
-    while (n < v->count && v->marks[n].wave < part->marks[m].wave) n++;
-    if (n == v->count || v->marks[n].wave != part->marks[m].wave) return false;
-    if (v->marks[n].until < part->marks[m].until) return false;
-  }
-  return true;
-}
-
-static void clear(view_t *v) {
-  free(v->marks);
-  *v = (view_t){.marks = NULL};
-}
-
-static void merge(view_t *to, const view_t *from) {
-  if (covers(to, from)) return;
-  view_t sum = {malloc((to->count + from->count) * sizeof *sum.marks), 0};
-  uint32_t a = 0, b = 0;
-  while (a < to->count || b < from->count) {
-    const bool takes_a = b == from->count || (a < to->count && to->marks[a].wave <= from->marks[b].wave);
-    const bool takes_b = a == to->count || (b < from->count && from->marks[b].wave <= to->marks[a].wave);
-    mark_t *m = &sum.marks[sum.count++];
-    *m = takes_a ? to->marks[a] : from->marks[b];
-    if (takes_b) m->until = larger(m->until, from->marks[b].until);
-    a += takes_a;
-    b += takes_b;
-  }
-  free(to->marks);
-  *to = sum;
-}
 
 // ---- launch and workgroup
 
@@ -102,12 +59,12 @@ void order_start(group_order_t *g, struct order *launch, const group_t *group, u
 }
 
 void order_end(group_order_t *g) {
-  clear(&g->known);
-  clear(&g->acquired);
+  view_clear(&g->known);
+  view_clear(&g->acquired);
   for (uint32_t n = 0; n < g->launch->num_waves; n++) {
     wave_order_t *o = &g->waves[n];
     view_t *const views[] = {&o->pending, &o->known, &o->unshared, &o->acquired};
-    for (size_t v = 0; v < sizeof views / sizeof *views; v++) clear(views[v]);
+    for (size_t v = 0; v < sizeof views / sizeof *views; v++) view_clear(views[v]);
   }
 }
 
@@ -117,8 +74,8 @@ void order_end(group_order_t *g) {
 static void settle(wave_t *w) {
   wave_order_t *o = order_of(w);
   if (o->pending.count && has_completed(w, WAIT_LOADS, o->pending_until)) {
-    merge(&o->known, &o->pending);
-    clear(&o->pending);
+    view_merge(&o->known, &o->pending);
+    view_clear(&o->pending);
   }
   if (!o->writeback || !has_completed(w, WAIT_LOADS, o->writeback)) return;
   for (uint32_t n = 0; n < w->group->num_waves; n++)
@@ -151,15 +108,15 @@ static void publish(wave_t *w, struct page *page, uint64_t address, bool replace
   if (!replaces && !own.count && !g->known.count && !order_of(w)->known.count) return;
   pthread_mutex_lock(&g->launch->lock);
   view_t *at = page_view(page, address);
-  if (replaces) clear(at);
-  for (size_t n = 0; n < sizeof parts / sizeof *parts; n++) merge(at, parts[n]);
+  if (replaces) view_clear(at);
+  for (size_t n = 0; n < sizeof parts / sizeof *parts; n++) view_merge(at, parts[n]);
   pthread_mutex_unlock(&g->launch->lock);
 }
 
 static void observe(wave_t *w, const view_t *published) {
   wave_order_t *o = order_of(w);
   settle(w);
-  merge(&o->pending, published);
+  view_merge(&o->pending, published);
   o->pending_until = w->waits.issued[WAIT_LOADS] + 1;
 }
 
@@ -185,7 +142,7 @@ static bool check_word(wave_t *w, const instruction_t *i, int lane, uint64_t add
   settle(w);
   const view_t *met = is_device ? &g->known : &g->acquired;
   const view_t *own = is_device ? &order_of(w)->known : &order_of(w)->acquired;
-  if (larger(until_of(met, word.writer), until_of(own, word.writer)) >= word.number) return true;
+  if (larger(view_until(met, word.writer), view_until(own, word.writer)) >= word.number) return true;
   const uint64_t group = word.writer / waves, x = w->group->launch->grid[0], y = w->group->launch->grid[1];
   const writer_t writer = {
     .workgroup = {(uint32_t)(group % x), (uint32_t)(group / x % y), (uint32_t)(group / x / y)},
@@ -287,10 +244,10 @@ void order_invalidate(wave_t *w, bool shared, bool own) {
   wave_order_t *o = order_of(w);
   settle(w);
   if (shared) {
-    merge(&o->unshared, &g->known);
-    merge(&o->unshared, &o->known);
+    view_merge(&o->unshared, &g->known);
+    view_merge(&o->unshared, &o->known);
   }
-  if (own) merge(&o->acquired, &o->unshared);
+  if (own) view_merge(&o->acquired, &o->unshared);
 }
 
 void order_meet(wave_t *waves, uint32_t num_waves) {
@@ -299,8 +256,8 @@ void order_meet(wave_t *waves, uint32_t num_waves) {
     wave_order_t *o = order_of(&waves[n]);
     settle(&waves[n]);
     g->completed[n] = waves[n].waits.completed[store_counter(g->launch->kernel)];
-    merge(&g->known, &o->known);
-    merge(&g->acquired, &o->acquired);
+    view_merge(&g->known, &o->known);
+    view_merge(&g->acquired, &o->acquired);
     for (uint32_t other = 0; other < num_waves; other++)
       g->written_back[other] = larger(g->written_back[other], o->written_back[other]);
   }

@@ -1,17 +1,11 @@
 // Order between the workgroups of a launch: which stores a wave may rely on when it loads from global memory.
 //
-// A store has a number, the number of its access among those of its wave's counter of stores. A view says, for
-// each wave, up to which number the stores of that wave are visible.
+// A store has a number, the number of its access among those of its wave's counter of stores. See views.h.
 #pragma once
+#include "views.h"
 #include "wave.h"
 
 #define MAX_WAVES 32  // of a workgroup
-
-typedef struct { uint32_t wave, until; } mark_t;  // `wave`: its number in the launch
-typedef struct {
-  mark_t *marks;  // ascending by wave
-  uint32_t count;
-} view_t;
 
 // What a wave knows and has released since the last barrier of its workgroup.
 typedef struct {

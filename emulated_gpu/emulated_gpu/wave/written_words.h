@@ -1,6 +1,9 @@
 // The writers of global memory during a launch: for each word, the last store to it. Thread-safe without locks.
 #pragma once
-#include "group_order.h"
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "views.h"
 
 #define PAGE_BYTES 4096u
 #define MAX_WRITERS (1u << 20)
