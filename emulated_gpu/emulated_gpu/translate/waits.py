@@ -14,7 +14,7 @@ _ANY = -1
 
 
 def wait(shape: Shape, machine: Machine) -> Record | None:
-    """Translate a wait for loads, LDS accesses, scalar loads or RDNA's stores; None for other instructions."""
+    """Translate a wait for loads, LDS accesses, scalar loads or RDNA's stores; None for other ones."""
     immediate = shape.fields.get("simm16", 0)
     stores = _stores(shape.mnemonic, immediate)
     counts = _counts(shape.mnemonic, immediate, machine)

@@ -114,7 +114,7 @@ def exchange(
 
 
 def _emit_number(code: Code, tickets: DeviceMemory) -> None:
-    """v5 = a number of the workgroup, drawn from a counter; v6 = bytes of a row; v20, v21 = the barrier's counter."""
+    """v5 = a number of the workgroup, from a counter; v6 = bytes of a row; v20, v21 = the counter."""
     code.emit("v_mov_b32_e32", v[20], tickets.address & 0xFFFFFFFF)
     code.emit("v_mov_b32_e32", v[21], tickets.address >> 32)
     is_wide = code.chip.lanes == 64
@@ -162,7 +162,7 @@ def test_a_mistake_in_a_grid_barrier_is_found(chip: Chip, barrier: Barrier) -> N
 
 @ON_CHIPS
 def test_a_barrier_that_opens_early_shows(chip: Chip) -> None:
-    """As a finding, or as a neighbour's number that is not there yet: a load before the store is no finding."""
+    """As a finding, or as a neighbour's number that is not there yet: a load before its store is not seen."""
     result, out = exchange(chip, Barrier(missing=1))
     expected = np.roll(np.arange(WORKGROUPS), -1)[:, None]
     assert result.findings or (out != expected).any()
