@@ -67,6 +67,9 @@ class EmulatedGpus:
 def describe(finding: Finding) -> str:
     """One line on a finding, as a failing test prints it."""
     where = f"workgroup {finding.workgroup}, wave {finding.wave}, lane {finding.lane}"
+    if finding.other_instruction:
+        where += f", after {finding.other_instruction} at {finding.other_code_address:#x}"
+        where += f" by workgroup {finding.other_workgroup}"
     return (
         f"{finding.kind}: {finding.kernel}: {finding.instruction} at {finding.code_address:#x}, {where}, "
         f"address {finding.address:#x}, {finding.repetitions + 1} times"

@@ -23,7 +23,8 @@ class Finding:
     """An error of a kernel. README.md lists the values of `kind`. `lane` is -1 for an error of a whole wave.
 
     `code_address` is the instruction's address in the code object. `repetitions` is the number of further
-    errors of this kind at this instruction.
+    errors of this kind at this instruction. `other_wave` and, for `unordered`, the other fields that start so
+    are about the wave and the instruction with which there is a conflict.
     """
 
     kind: str
@@ -36,6 +37,9 @@ class Finding:
     code_address: int
     address: int
     repetitions: int
+    other_workgroup: tuple[int, int, int] = (0, 0, 0)
+    other_instruction: str = ""
+    other_code_address: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,4 +145,10 @@ def _report_of(entry: dict[str, Any]) -> Report:
 
 
 def _finding_of(entry: dict[str, Any]) -> Finding:
-    return Finding(**{**entry, "workgroup": tuple(entry["workgroup"])})
+    return Finding(
+        **{
+            **entry,
+            "workgroup": tuple(entry["workgroup"]),
+            "other_workgroup": tuple(entry["other_workgroup"]),
+        }
+    )

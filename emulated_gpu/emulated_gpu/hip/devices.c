@@ -8,10 +8,10 @@
 #include "../wave/launch.h"
 
 static const chip_t chips[] = {
-  {"gfx942", 0x4c, 9, 4, 64, 304, 64 << 10},
-  {"gfx950", 0x4f, 9, 5, 64, 256, 160 << 10},
-  {"gfx1100", 0x41, 11, 0, 32, 96, 64 << 10},
-  {"gfx1201", 0x4e, 12, 0, 32, 64, 64 << 10},
+  {"gfx942", 0x4c, 9, 4, 64, 304, 64 << 10, 512, 4, 8, 512, 8},
+  {"gfx950", 0x4f, 9, 5, 64, 256, 160 << 10, 1280, 4, 8, 512, 8},
+  {"gfx1100", 0x41, 11, 0, 32, 96, 64 << 10, 1024, 2, 16, 1536, 24},
+  {"gfx1201", 0x4e, 12, 0, 32, 64, 64 << 10, 1024, 2, 16, 1536, 24},
 };
 enum { NUM_CHIPS = sizeof chips / sizeof *chips };
 
@@ -62,6 +62,7 @@ void devices_read_settings(void) {
   settings.is_late = order_of_environment();
   settings.idle_ms = (double)number_of("EMULATED_GPU_IDLE_MS", 2, 0, 60000);
   launch_options.threads = (int)number_of("EMULATED_GPU_THREADS", 0, 0, 1024);
+  launch_options.seed = settings.seed;
   launch_options.max_instructions =
       number_of("EMULATED_GPU_MAX_INSTRUCTIONS", launch_options.max_instructions, 1, UINT64_MAX);
   settings.logs_calls = number_of("EMULATED_GPU_LOG", 0, 0, 1);

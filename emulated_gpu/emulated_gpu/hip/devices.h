@@ -8,7 +8,10 @@ typedef struct {
   const char *name;      // as in `gcnArchName`
   uint32_t machine;      // EF_AMDGPU_MACH in code objects for this chip
   int major, minor, lanes, compute_units;
-  uint32_t lds_bytes;    // maximum per workgroup
+  uint32_t lds_bytes;    // maximum per workgroup, and of a compute unit
+  uint32_t lds_unit;     // in which LDS is allocated
+  uint32_t simds, simd_waves;  // SIMDs of a compute unit, and the most waves of each
+  uint32_t vgprs, vgpr_unit;   // per lane of a SIMD, and the unit in which a wave takes them
 } chip_t;
 
 enum { MAX_DEVICES = 16 };

@@ -158,7 +158,7 @@ static bool set_order(const words_t *w) {
 
 static bool set_seed(uint64_t seed) {
   pthread_mutex_lock(&work_lock);
-  settings.seed = seed;
+  settings.seed = launch_options.seed = seed;
   for (int i = 0; i < settings.num_devices; i++) order_seed(&devices[i]);
   pthread_mutex_unlock(&work_lock);
   return true;

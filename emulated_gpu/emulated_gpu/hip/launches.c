@@ -6,6 +6,7 @@
 #include "faults.h"
 #include "memory.h"
 #include "modules.h"
+#include "occupancy.h"
 #include "report.h"
 #include "streams.h"
 
@@ -122,6 +123,7 @@ static hipError_t launch(function_t *f, launch_t l, stream_t *stream, void **par
   l.image = f->module->image.start;
   l.image_bytes = f->module->image.bytes;
   l.device = stream->device->index;
+  l.resident = resident_workgroups(settings.chip, &f->kernel->header, &l);
   l.kernarg = make_kernarg(f->kernel, &l, parameters, stream->device);
   if (!l.kernarg) return hipErrorOutOfMemory;
   module_hold(f->module);

@@ -42,6 +42,10 @@ static void write_finding(FILE *out, const finding_t *f) {
   const uint32_t *g = f->workgroup;
   fprintf(out, ", \"workgroup\": [%u, %u, %u], \"wave\": %u, \"other_wave\": %u", g[0], g[1], g[2], f->wave,
           f->other_wave);
+  g = f->other_workgroup;
+  fprintf(out, ", \"other_workgroup\": [%u, %u, %u], \"other_code_address\": %lu, \"other_instruction\": ", g[0],
+          g[1], g[2], f->other_code_address);
+  write_string(out, f->other_instruction);
   fprintf(out, ", \"lane\": %d, \"code_address\": %lu, \"address\": %lu, \"repetitions\": %lu}", f->lane,
           f->code_address, f->address, f->repetitions);
 }

@@ -14,19 +14,16 @@ from emulated_gpu.translate.accesses import Access, Atomic, access_of, atomic_of
 from emulated_gpu.translate.operands import Machine, dwords_of, scalar, source, vgpr
 from emulated_gpu.translate.program import NOTHING, Class, MemoryFlag, Operand, Record
 
-_CACHES = (
-    *(
-        "buffer_inv",
-        "buffer_wbl2",
-        "buffer_gl",
-        "global_inv",
-        "global_wb",
-        "s_dcache_",
-        "s_gl1_inv",
-        "s_prefetch_",
-    ),
-    "s_atc_probe",
-)
+_CACHES = ("s_dcache_", "s_gl1_inv", "s_prefetch_", "s_atc_probe", "global_wb")
+# Which caches an instruction invalidates: 1 for those that compute units share, 2 for a compute unit's own.
+_INVALIDATED = {
+    "buffer_inv": 3,
+    "buffer_gl1_inv": 1,
+    "buffer_gl0_inv": 2,
+    "global_inv": 3,
+    "global_wbinv": 3,
+}
+_DEVICE_SCOPE = 2  # RDNA 4: of the device; 0 is of a compute unit, 1 of a shader engine, 3 of the system
 _CLOCKS = ("s_memtime", "s_memrealtime")
 _NO_SCALAR_ADDRESS = {"cdna": 127, "rdna3": 124, "rdna4": 124}
 _OFFSET_BITS = {
@@ -39,8 +36,16 @@ _TRANSPOSING = {"ds_read_b64_tr_b16", "ds_read_b64_tr_b8", "ds_read_b64_tr_b4", 
 
 
 def memory(shape: Shape, machine: Machine) -> Record:
-    """Translate an instruction of a memory format. Cache operations become s_nop: no cache is emulated."""
-    if shape.mnemonic.startswith(_CACHES):
+    """Translate an instruction of a memory format.
+
+    No cache is emulated. Cache operations on which order between workgroups depends are translated, others
+    become s_nop.
+    """
+    if shape.mnemonic == "buffer_wbl2" and _is_for_device(shape):
+        return Record("cache_write_back", Class.STORE)
+    if shape.mnemonic in _INVALIDATED and (shape.mnemonic.startswith("buffer_gl") or _is_for_device(shape)):
+        return Record("cache_invalidate", Class.WAIT, offset=_INVALIDATED[shape.mnemonic])
+    if shape.mnemonic.startswith((*_CACHES, *_INVALIDATED, "buffer_wbl2")):
         return Record("s_nop", Class.WAIT)
     match shape.format:
         case "SMEM":
@@ -136,8 +141,9 @@ def _access_record(access: Access, shape: Shape) -> Record:
     """Return the record of a load or store, without addresses (sources 0 and 1)."""
     record = Record(access.operation, _class_of(access), sources=[NOTHING, NOTHING, NOTHING])
     record.bytes, record.sign, record.d16 = access.bytes, access.sign, access.d16
+    record.memory = MemoryFlag.FOR_DEVICE if _is_for_device(shape) else 0
     if access.operation.endswith("_lds"):
-        record.memory = MemoryFlag.TO_LDS
+        record.memory |= MemoryFlag.TO_LDS
     elif access.is_load:
         record.dst = _data(shape, ("vdst", "vdata"), access.dwords)
     else:
@@ -160,6 +166,14 @@ def _atomic_record(atomic: Atomic, shape: Shape) -> Record:
 def _returns(shape: Shape) -> bool:
     fields = shape.fields
     return bool(fields.get("sc0", 0) or fields.get("glc", 0) or fields.get("th", 0) & 1)
+
+
+def _is_for_device(shape: Shape) -> bool:
+    """Whether all compute units see an access. RDNA 3 has a bit for this on loads alone."""
+    fields = shape.fields
+    if "scope" in fields:
+        return fields["scope"] >= _DEVICE_SCOPE
+    return bool(fields.get("sc1", 0) or (fields.get("glc", 0) and "_load_" in shape.mnemonic))
 
 
 def _data(shape: Shape, names: tuple[str, ...], dwords: int) -> Operand:

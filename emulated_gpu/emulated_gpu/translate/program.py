@@ -72,7 +72,7 @@ class MemoryFlag(IntEnum):
     TO_LDS = 4
     RETURNS = 8  # an atomic that returns the old value
     TFE = 16
-    OTHER_CACHE_POLICY = 32
+    FOR_DEVICE = 32  # a load or store that no cache between compute units and device hides
 
 
 @dataclass(frozen=True, slots=True)

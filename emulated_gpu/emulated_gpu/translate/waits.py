@@ -7,19 +7,34 @@ counter.
 from __future__ import annotations
 
 from emulated_gpu.machine_code.decode import Shape
-from emulated_gpu.translate.operands import Machine
+from emulated_gpu.translate.operands import Machine, constant
 from emulated_gpu.translate.program import Class, Record
 
 _ANY = -1
 
 
 def wait(shape: Shape, machine: Machine) -> Record | None:
-    """Translate a wait for loads, LDS accesses or scalar loads; return None for another instruction."""
-    counts = _counts(shape.mnemonic, shape.fields.get("simm16", 0), machine)
-    if counts is None:
+    """Translate a wait for loads, LDS accesses, scalar loads or RDNA's stores; None for other ones."""
+    immediate = shape.fields.get("simm16", 0)
+    stores = _stores(shape.mnemonic, immediate)
+    counts = _counts(shape.mnemonic, immediate, machine)
+    if counts is None and stores is None:
         return None
-    loads, lds, scalar = counts
-    return Record("s_waitcnt", Class.WAIT, offset=loads, offset1=lds, target=scalar)
+    loads, lds, scalar = counts or (_ANY, _ANY, _ANY)
+    sources = [] if stores is None else [constant(stores)]
+    return Record("s_waitcnt", Class.WAIT, sources=sources, offset=loads, offset1=lds, target=scalar)
+
+
+def _stores(mnemonic: str, immediate: int) -> int | None:
+    match mnemonic:
+        case "s_waitcnt_vscnt" | "s_wait_storecnt":
+            return immediate & 63
+        case "s_wait_storecnt_dscnt":
+            return immediate >> 8 & 63
+        case "s_wait_idle":
+            return 0
+        case _:
+            return None
 
 
 def _counts(mnemonic: str, immediate: int, machine: Machine) -> tuple[int, int, int] | None:

@@ -5,6 +5,7 @@
 // +0. RDNA 4 documents this, and LLVM expects it of earlier chips. Sums round to nearest even and keep
 // denormals.
 #include "memory.h"
+#include "group_order.h"
 
 typedef uint64_t (*update_t)(uint64_t memory, uint64_t data, uint64_t compare);
 
@@ -160,7 +161,10 @@ static void update_global(wave_t *w, const instruction_t *i, const lanes64_t *ad
   w->undefined |= aligned & ~live;
   FOR_SET_LANES(l, live) {
     update_lane((uint8_t *)(uintptr_t)address->lane[l], l, bytes, update, operands, before);
+    const uint64_t old = before->lane[l];
+    w->group->has_effect |= update(old, operands->data.lane[l], operands->compare.lane[l]) != old;
   }
+  if (w->group->order) order_after(w, i, address, live);
 }
 
 static void update_lds(wave_t *w, const instruction_t *i, const lanes64_t *address, uint64_t lanes,

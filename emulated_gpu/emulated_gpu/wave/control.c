@@ -9,10 +9,12 @@ static void s_endpgm(wave_t *w, const instruction_t *i) {
 }
 
 // `offset`, `offset1` and `target`: how many loads, LDS accesses and scalar loads may remain outstanding; -1: any number.
+// Source 0: the same for stores on RDNA; no source: any number.
 static void s_waitcnt(wave_t *w, const instruction_t *i) {
   waits_for(w, WAIT_LOADS, i->offset);
   waits_for(w, WAIT_LDS, i->offset1);
   waits_for(w, WAIT_SCALAR, i->target);
+  if (i->operand[SRC0].kind == CONSTANT) waits_for(w, WAIT_STORES, (int32_t)i->operand[SRC0].value);
 }
 
 static void s_barrier(wave_t *w, const instruction_t *i) {

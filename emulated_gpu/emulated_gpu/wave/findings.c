@@ -13,6 +13,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const char *const names[NUM_FINDING_KINDS] = {
   "outside_memory", "outside_lds", "outside_scratch", "undefined_address", "undefined_stored", "undefined_branch",
   "undefined_lds", "lds_race", "divergent_barrier", "endless", "unknown_instruction", "misaligned", "missing_wait",
+  "unordered", "not_resident",
 };
 const char *finding_name(enum finding_kind kind) { return kind < NUM_FINDING_KINDS ? names[kind] : "?"; }
 
@@ -32,13 +33,28 @@ static void keep(const finding_t *f) {
   if (call) call(f);
 }
 
-void report(wave_t *w, const instruction_t *i, enum finding_kind kind, int lane, uint64_t address, uint32_t other_wave) {
+static finding_t finding_of(const wave_t *w, const instruction_t *i, enum finding_kind kind, int lane, uint64_t address) {
   const group_t *g = w->group;
-  finding_t f = {.kind = (int32_t)kind, .wave = w->index, .other_wave = other_wave, .lane = lane, .address = address};
+  finding_t f = {.kind = (int32_t)kind, .wave = w->index, .lane = lane, .address = address};
   f.code_address = i->address;
   memcpy(f.workgroup, g->id, sizeof f.workgroup);
   snprintf(f.kernel, sizeof f.kernel, "%s", g->kernel->name);
   snprintf(f.instruction, sizeof f.instruction, "%s", i->name);
+  return f;
+}
+
+void report(wave_t *w, const instruction_t *i, enum finding_kind kind, int lane, uint64_t address, uint32_t other_wave) {
+  finding_t f = finding_of(w, i, kind, lane, address);
+  f.other_wave = other_wave;
+  keep(&f);
+}
+
+void report_unordered(wave_t *w, const instruction_t *i, int lane, uint64_t address, const writer_t *writer) {
+  finding_t f = finding_of(w, i, UNORDERED, lane, address);
+  f.other_wave = writer->wave;
+  f.other_code_address = writer->instruction->address;
+  memcpy(f.other_workgroup, writer->workgroup, sizeof f.other_workgroup);
+  snprintf(f.other_instruction, sizeof f.other_instruction, "%s", writer->instruction->name);
   keep(&f);
 }
 

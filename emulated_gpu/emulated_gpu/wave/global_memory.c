@@ -1,6 +1,7 @@
 // Scalar loads, and global and flat accesses. Device memory is memory of this process, with the same
 // addresses.
 #include "memory.h"
+#include "group_order.h"
 #include "unique_bytes.h"
 
 // ---- scalar loads
@@ -12,10 +13,11 @@ static void write_scalars(wave_t *w, const instruction_t *i, const uint32_t *val
   }
 }
 
-static void count_scalar_load(wave_t *w, uint64_t address, unsigned bytes) {
+static void note_scalar_load(wave_t *w, const instruction_t *i, uint64_t address, unsigned bytes) {
   w->counters.loaded_bytes += bytes;
   w->counters.loaded_lines += (address + bytes - 1) / 64 - address / 64 + 1;
   if (w->group->unique) unique_bytes_note(w->group->unique, address, bytes, false);
+  if (w->group->order) order_scalar_load(w, i, address, bytes);
 }
 
 // Loads `bytes` to `values`. Returns false if that is not possible, as the address is undefined or not live.
@@ -24,7 +26,7 @@ static bool load_scalars(wave_t *w, const instruction_t *i, uint64_t address, un
   else if (!memory_is_live(address, bytes)) report(w, i, OUTSIDE_MEMORY, -1, address, w->index);
   else {
     memcpy(values, (const void *)(uintptr_t)address, bytes);
-    count_scalar_load(w, address, bytes);
+    note_scalar_load(w, i, address, bytes);
     return true;
   }
   return false;
@@ -149,6 +151,7 @@ uint64_t global_live_lanes(wave_t *w, const instruction_t *i, const lanes64_t *a
     if (first >= 0) report(w, i, OUTSIDE_MEMORY, first, address->lane[first], w->index);
   }
   count_access(w, address, live, bytes, is_store);
+  if (w->group->order) order_before(w, i, address, live, bytes);
   return live;
 }
 
@@ -156,6 +159,7 @@ void global_load_lanes(wave_t *w, const instruction_t *i, const lanes64_t *addre
                        unsigned bytes, moved_t *to) {
   const uint64_t live = global_live_lanes(w, i, address, lanes, bytes, false);
   FOR_SET_LANES(l, live) lane_from_bytes(to, l, (const uint8_t *)(uintptr_t)address->lane[l], bytes);
+  if (w->group->order) order_after(w, i, address, live);
   poison_lanes(to, lanes & ~live, bytes);
   w->undefined |= lanes & ~live;
 }
@@ -167,6 +171,7 @@ void global_store_lanes(wave_t *w, const instruction_t *i, const lanes64_t *addr
     report(w, i, UNDEFINED_STORED, first, address->lane[first], w->index);
   }
   const uint64_t live = global_live_lanes(w, i, address, lanes, bytes, true);
+  w->group->has_effect |= live != 0;
   FOR_SET_LANES(l, live) lane_to_bytes(from, l, (uint8_t *)(uintptr_t)address->lane[l], bytes);
 }
 

@@ -9,6 +9,7 @@ typedef struct {
   uint32_t grid[3], block[3];  // number of workgroups, and number of lanes in each
   uint32_t dynamic_lds_bytes;
   int device;
+  uint32_t resident;  // how many workgroups the device runs at a time; 0: any number
 } launch_t;
 
 typedef struct {
@@ -27,7 +28,8 @@ enum launch_status launch_run(const kernel_t *kernel, const launch_t *launch, co
 
 enum finding_kind {
   OUTSIDE_MEMORY, OUTSIDE_LDS, OUTSIDE_SCRATCH, UNDEFINED_ADDRESS, UNDEFINED_STORED, UNDEFINED_BRANCH, UNDEFINED_LDS,
-  LDS_RACE, DIVERGENT_BARRIER, ENDLESS, UNKNOWN_INSTRUCTION, MISALIGNED, MISSING_WAIT, NUM_FINDING_KINDS,
+  LDS_RACE, DIVERGENT_BARRIER, ENDLESS, UNKNOWN_INSTRUCTION, MISALIGNED, MISSING_WAIT, UNORDERED,
+  NOT_RESIDENT, NUM_FINDING_KINDS,
 };
 
 typedef struct {
@@ -38,6 +40,10 @@ typedef struct {
   // `code_address`: the instruction's, in the image. `address`: that was accessed; for missing_wait, the
   // register's number.
   uint64_t code_address, address;
+  // Of unordered: the store, of another workgroup; `other_wave` is its wave. Empty for other kinds.
+  char other_instruction[48];
+  uint32_t other_workgroup[3];
+  uint64_t other_code_address;
   uint64_t repetitions;  // further findings of this kind at this instruction
 } finding_t;
 
@@ -51,7 +57,8 @@ const char *finding_name(enum finding_kind kind);
 // Callers must set these before the first launch.
 extern struct launch_options {
   int threads;                 // host threads that share a launch's workgroups; 0: one per CPU
-  uint64_t max_instructions;   // of one wave, before it is reported as endless
+  uint64_t max_instructions;   // of one wave, or of a launch without effect, before it is reported as endless
+  uint64_t seed;               // of the order in which workgroups run
   bool counts_unique_bytes;
 } launch_options;
 

@@ -27,7 +27,8 @@ typedef struct { uint32_t dword[4][MAX_LANES] __attribute__((aligned(64))); } mo
 
 // Computes the addresses of a global or flat access; returns the active lanes whose address is defined.
 uint64_t global_addresses(wave_t *w, const instruction_t *i, lanes64_t *address);
-// Returns the lanes whose access is in live memory, and counts these accesses; reports the other lanes.
+// Returns the lanes whose access is in live memory, and counts these accesses and checks their order; reports
+// the other lanes.
 uint64_t global_live_lanes(wave_t *w, const instruction_t *i, const lanes64_t *address, uint64_t lanes,
                            unsigned bytes, bool is_store);
 void global_load_lanes(

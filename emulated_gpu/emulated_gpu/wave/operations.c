@@ -6,6 +6,7 @@
 #define FOR_FILES(X) \
   X(atomics) \
   X(buffer_memory) \
+  X(caches) \
   X(compare) \
   X(control) \
   X(convert) \

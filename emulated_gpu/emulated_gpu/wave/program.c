@@ -18,8 +18,8 @@ typedef struct { const uint8_t *at, *end; } cursor_t;
 static enum wait_counter wait_counter_of(const instruction_t *i, int generation) {
   switch (i->class) {
     case CLASS_LOAD: case CLASS_SCRATCH: return WAIT_LOADS;
-    case CLASS_ATOMIC: return WAIT_LOADS;
-    case CLASS_STORE: return generation == 9 ? WAIT_LOADS : WAIT_NONE;  // RDNA counts stores separately
+    case CLASS_ATOMIC: return generation == 9 || i->memory & MEMORY_RETURNS ? WAIT_LOADS : WAIT_STORES;
+    case CLASS_STORE: return generation == 9 ? WAIT_LOADS : WAIT_STORES;
     case CLASS_LDS: return WAIT_LDS;
     case CLASS_SCALAR_MEMORY: return generation == 12 ? WAIT_SCALAR : WAIT_LDS;
     default: return WAIT_NONE;
@@ -81,6 +81,19 @@ static uint32_t highest_vgpr(const kernel_t *k) {
   return used;
 }
 
+static bool sees_other_workgroups(const instruction_t *i) {
+  return i->class == CLASS_ATOMIC ? i->memory & MEMORY_RETURNS : i->class == CLASS_LOAD && i->memory & MEMORY_FOR_DEVICE;
+}
+
+static bool may_spin(const kernel_t *k) {
+  int64_t last = -1;  // index of the last instruction that sees other workgroups
+  for (uint32_t i = 0; i < k->header.num_instructions; i++) {
+    if (sees_other_workgroups(&k->code[i])) last = i;
+    if (k->code[i].class == CLASS_BRANCH && k->code[i].target >= 0 && k->code[i].target <= last) return true;
+  }
+  return false;
+}
+
 static bool load_kernel(cursor_t *c, const program_t *program, kernel_t *k) {
   k->name = take_name(c, 2);
   const kernel_header_t *header = take(c, sizeof *header);
@@ -96,6 +109,7 @@ static bool load_kernel(cursor_t *c, const program_t *program, kernel_t *k) {
   for (size_t i = 0; i < count; i++) expand(&records[i], program, &k->header, &k->code[i]);
   k->code[count] = (instruction_t){.run = unknown_operation, .name = "end of the code", .wait_counter = WAIT_NONE};
   k->used_vgprs = highest_vgpr(k);
+  k->may_spin = may_spin(k);
   return true;
 }
 

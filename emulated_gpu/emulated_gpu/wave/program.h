@@ -30,11 +30,16 @@ enum instruction_class {
   CLASS_LDS, CLASS_SCRATCH, CLASS_BRANCH, CLASS_BARRIER, CLASS_WAIT, CLASS_ATOMIC, CLASS_MESSAGE, NUM_CLASSES,
 };
 
-// The hardware's counters of outstanding accesses that fill registers. Before RDNA 4, scalar loads and LDS
-// accesses have a common counter (lgkmcnt).
-enum wait_counter { WAIT_LOADS, WAIT_LDS, WAIT_SCALAR, NUM_WAIT_COUNTERS, WAIT_NONE = NUM_WAIT_COUNTERS };
+// The hardware's counters of outstanding accesses. Before RDNA 4, scalar loads and LDS accesses have a common
+// counter (lgkmcnt). On CDNA, stores have one with loads.
+enum wait_counter {
+  WAIT_LOADS, WAIT_LDS, WAIT_SCALAR, WAIT_STORES, NUM_WAIT_COUNTERS, WAIT_NONE = NUM_WAIT_COUNTERS,
+};
 
-enum memory_flag { MEMORY_OFFEN = 1, MEMORY_IDXEN = 2, MEMORY_TO_LDS = 4, MEMORY_RETURNS = 8, MEMORY_TFE = 16 };
+enum memory_flag {
+  MEMORY_OFFEN = 1, MEMORY_IDXEN = 2, MEMORY_TO_LDS = 4, MEMORY_RETURNS = 8, MEMORY_TFE = 16,
+  MEMORY_FOR_DEVICE = 32,  // a load or store that no cache between compute units and device hides
+};
 
 // The source of a kernel argument's value, in the order of `translate/program.py`.
 enum argument_kind {
@@ -114,6 +119,7 @@ typedef struct kernel {
   argument_t *arguments;
   instruction_t *code;
   uint32_t used_vgprs;  // highest VGPR in the code, plus 1
+  bool may_spin;  // whether a loop has an atomic or a load that may wait for another workgroup
 } kernel_t;
 
 typedef struct program program_t;

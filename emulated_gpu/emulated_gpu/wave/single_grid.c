@@ -4,8 +4,11 @@
 typedef struct {
   uint32_t grid[3], block[3];  // number of workgroups, and number of lanes in each
   uint64_t max_instructions;   // of one wave
+  uint64_t seed;
   uint32_t counts_unique_bytes;
+  uint32_t resident;  // as in launch_t
   uint32_t status;  // output: enum launch_status
+  uint32_t reserved;
   counters_t counters;  // output
 } single_grid_t;
 
@@ -14,12 +17,13 @@ __attribute__((visibility("default"))) bool single_grid_run(
     const char *path, single_grid_t *run, char *error, uint32_t error_size) {
   program_t *program = program_load(path, error, error_size);
   if (!program) return false;
-  launch_t launch = {.kernarg = NULL};
+  launch_t launch = {.resident = run->resident};
   memcpy(launch.grid, run->grid, sizeof launch.grid);
   memcpy(launch.block, run->block, sizeof launch.block);
   const struct launch_options before = launch_options;
   launch_options.max_instructions = run->max_instructions;
   launch_options.counts_unique_bytes = run->counts_unique_bytes;
+  launch_options.seed = run->seed;
   run->counters = (counters_t){.loaded_bytes = 0};
   run->status = launch_run(program_kernel_at(program, 0), &launch, &run->counters);
   launch_options = before;

@@ -53,7 +53,7 @@ __attribute__((visibility("default"))) bool single_wave_run(
   w->scratch = calloc(kernel->header.lanes, kernel->header.scratch_bytes + 4u);
   w->scratch_defined = calloc(kernel->header.scratch_bytes + 4u, sizeof *w->scratch_defined);
   load(w, registers);
-  wave_run(w);
+  wave_run(w, UINT64_MAX);
   store(w, registers);
   free(w->scratch);
   free(w->scratch_defined);

@@ -8,7 +8,7 @@
 #include "wave.h"
 
 bool waits_outstanding(const waits_t *waits) {
-  for (int c = 0; c < NUM_WAIT_COUNTERS; c++)
+  for (int c = 0; c < WAIT_STORES; c++)  // stores on RDNA fill no registers
     if (waits->issued[c] != waits->completed[c]) return true;
   return false;
 }

@@ -39,7 +39,9 @@ typedef struct group {
   lds_word_t *lds_words;
   uint32_t lds_bytes;
   enum launch_status status;
+  bool has_effect;  // whether it has changed global memory since this was last cleared
   struct unique_bytes *unique;  // NULL unless unique bytes are counted
+  struct group_order *order;  // NULL unless order between workgroups is checked
 } group_t;
 
 // ---- waits for memory (waits.c)
@@ -101,8 +103,15 @@ typedef struct { double lane[MAX_LANES] __attribute__((aligned(64))); } lanes_f6
 void report(wave_t *w, const instruction_t *i, enum finding_kind kind, int lane, uint64_t address, uint32_t other_wave);
 void fail(wave_t *w, const instruction_t *i, enum finding_kind kind, enum launch_status status);
 
-// Runs until the wave ends, fails or reaches a barrier.
-void wave_run(wave_t *w);
+typedef struct {
+  uint32_t workgroup[3], wave;
+  const instruction_t *instruction;
+} writer_t;
+// Reports that `i` loads what another workgroup has stored without order between the two.
+void report_unordered(wave_t *w, const instruction_t *i, int lane, uint64_t address, const writer_t *writer);
+
+// Runs until the wave ends, fails or reaches a barrier, or has executed `budget` instructions.
+void wave_run(wave_t *w, uint64_t budget);
 
 typedef struct { const char *name; operation_t run; } named_operation_t;
 

@@ -26,8 +26,11 @@ class _Run(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("max_instructions", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
         ("counts_unique_bytes", ctypes.c_uint32),
+        ("resident", ctypes.c_uint32),
         ("status", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
         ("instructions", ctypes.c_uint64 * _NUM_CLASSES),
         *((name, ctypes.c_uint64) for name in _COUNTERS),
     )
@@ -55,15 +58,18 @@ def run_grid(
     lds_bytes: int = 0,
     scratch_bytes: int = 0,
     max_instructions: int = 100_000,
+    resident: int = 0,
+    seed: int = 0,
 ) -> GridResult:
     """Execute `code`. `workgroup` is its number of lanes in three dimensions, by default one wave.
 
+    `resident`: how many workgroups run at a time, 0 for any number; `seed`: of their order.
     v0 starts as x | y << 10 | z << 20 of a lane in its workgroup.
     Clears the findings of this process. Raises ValueError if the program cannot be loaded.
     """
     control = Control()
     control.clear_report()
-    run = _Run(workgroups, workgroup or (chip.lanes, 1, 1), max_instructions, counts_unique_bytes=1)
+    run = _Run(workgroups, workgroup or (chip.lanes, 1, 1), max_instructions, seed, 1, resident)
     error = ctypes.create_string_buffer(300)
     library = ctypes.CDLL(str(build_library()))
     library.single_grid_run.restype = ctypes.c_bool

@@ -368,13 +368,14 @@ def test_only_accesses_to_lds_must_have_arrived_at_a_barrier(chip: Chip, touches
 # ---- counters
 @ON_CHIPS
 def test_instructions_are_counted_by_class(chip: Chip) -> None:
-    memory = DeviceMemory(np.zeros(2 * chip.lanes, np.uint32))
+    memory, out = (DeviceMemory(np.zeros(2 * chip.lanes, np.uint32)) for _ in range(2))
     code = Code(chip)
     code.set_scalar64(4, memory.address)
     emit_addresses(code, 2)
     for _ in range(3):
         code.load("global", "b32", 2, 1, base=4)
     code.wait()
+    code.set_scalar64(4, out.address)
     code.store("global", "b32", 2, 1, base=4)
     result = run_grid(chip, code.end(), workgroups=(2, 1, 1), workgroup=(2 * chip.lanes, 1, 1))
     assert not result.findings

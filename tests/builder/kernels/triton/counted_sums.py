@@ -18,3 +18,17 @@ def counted_sums(x, parts, counter, total, SHARES: tl.constexpr, SIZE: tl.conste
         for share in range(SHARES):
             sums += tl.load(parts + share * SIZE + at, cache_modifier=".cg")
         tl.store(total + at, sums)
+
+
+@triton.jit
+def overtaken_sums(x, parts, counter, total, SHARES: tl.constexpr, SIZE: tl.constexpr):  # noqa: ANN001, ANN201
+    """`counted_sums` with a planted mistake: the count may overtake stores of other waves on CDNA."""
+    at = tl.arange(0, SIZE)
+    row = tl.program_id(0) * SIZE
+    tl.store(parts + row + at, tl.load(x + row + at))
+    tl.debug_barrier()
+    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == SHARES - 1:
+        sums = tl.zeros((SIZE,), tl.float32)
+        for share in range(SHARES):
+            sums += tl.load(parts + share * SIZE + at, cache_modifier=".cg")
+        tl.store(total + at, sums)
