@@ -7,8 +7,8 @@ typedef struct {
   uint64_t seed;
   uint32_t counts_unique_bytes;
   uint32_t resident;  // as in launch_t
+  uint32_t threads;  // as in launch_options
   uint32_t status;  // output: enum launch_status
-  uint32_t reserved;
   counters_t counters;  // output
 } single_grid_t;
 
@@ -24,6 +24,7 @@ __attribute__((visibility("default"))) bool single_grid_run(
   launch_options.max_instructions = run->max_instructions;
   launch_options.counts_unique_bytes = run->counts_unique_bytes;
   launch_options.seed = run->seed;
+  launch_options.threads = (int)run->threads;
   run->counters = (counters_t){.loaded_bytes = 0};
   run->status = launch_run(program_kernel_at(program, 0), &launch, &run->counters);
   launch_options = before;

@@ -29,8 +29,8 @@ class _Run(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("counts_unique_bytes", ctypes.c_uint32),
         ("resident", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
         ("status", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
         ("instructions", ctypes.c_uint64 * _NUM_CLASSES),
         *((name, ctypes.c_uint64) for name in _COUNTERS),
     )
@@ -60,16 +60,18 @@ def run_grid(
     max_instructions: int = 100_000,
     resident: int = 0,
     seed: int = 0,
+    threads: int = 0,
 ) -> GridResult:
     """Execute `code`. `workgroup` is its number of lanes in three dimensions, by default one wave.
 
-    `resident`: how many workgroups run at a time, 0 for any number; `seed`: of their order.
+    `resident`: how many workgroups run at a time, 0 for any number; `seed`: of their order, which it
+    determines if `threads` is 1. `threads`: of the host, 0 for as many as are useful.
     v0 starts as x | y << 10 | z << 20 of a lane in its workgroup.
     Clears the findings of this process. Raises ValueError if the program cannot be loaded.
     """
     control = Control()
     control.clear_report()
-    run = _Run(workgroups, workgroup or (chip.lanes, 1, 1), max_instructions, seed, 1, resident)
+    run = _Run(workgroups, workgroup or (chip.lanes, 1, 1), max_instructions, seed, 1, resident, threads)
     error = ctypes.create_string_buffer(300)
     library = ctypes.CDLL(str(build_library()))
     library.single_grid_run.restype = ctypes.c_bool

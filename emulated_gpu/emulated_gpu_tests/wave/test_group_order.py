@@ -77,7 +77,13 @@ def emit_barrier(code: Code, barrier: Barrier) -> None:
 
 
 def exchange(
-    chip: Chip, barrier: Barrier, *, resident: int = 0, max_instructions: int = 1_000_000, seed: int = 0
+    chip: Chip,
+    barrier: Barrier,
+    *,
+    resident: int = 0,
+    max_instructions: int = 1_000_000,
+    seed: int = 0,
+    threads: int = 0,
 ) -> tuple[GridResult, np.ndarray]:
     """Each workgroup stores its number; after the barrier, it loads the number of its neighbour."""
     data = DeviceMemory(np.zeros((WORKGROUPS, chip.lanes), np.uint32))
@@ -109,6 +115,7 @@ def exchange(
         max_instructions=max_instructions,
         resident=resident,
         seed=seed,
+        threads=threads,
     )
     return result, out.array.copy()  # its memory is freed with `out`
 
@@ -162,10 +169,13 @@ def test_a_mistake_in_a_grid_barrier_is_found(chip: Chip, barrier: Barrier) -> N
 
 @ON_CHIPS
 def test_a_barrier_that_opens_early_shows(chip: Chip) -> None:
-    """As a finding, or as a neighbour's number that is not there yet: a load before its store is not seen."""
-    result, out = exchange(chip, Barrier(missing=1))
+    """In some orders: as a finding, or as a neighbour's number that is missing, if its load was too early."""
     expected = np.roll(np.arange(WORKGROUPS), -1)[:, None]
-    assert result.findings or (out != expected).any()
+    for seed in range(20):
+        result, out = exchange(chip, Barrier(missing=1), seed=seed, threads=1)
+        if result.findings or (out != expected).any():
+            return
+    pytest.fail("no order of workgroups shows the mistake")
 
 
 @ON_CHIPS
