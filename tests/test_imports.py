@@ -162,7 +162,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "tools.bench": ("contract", "client", "terminal", "tools.bench.console", "tools.bench.roofline"),
     "tools.cluster": (
-        *("contract", "console", "restart_delay", "components.runtime.device", "serving.server"),
+        *("contract", "console", "restart_delay", "serving.server"),
         *("tools.bench.console",),
     ),
 }

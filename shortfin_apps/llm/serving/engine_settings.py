@@ -11,7 +11,7 @@ from pydantic import Field
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.kv_events.options import KVEventSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
-from shortfin_apps.llm.components.runtime.open import Runtime
+from shortfin_apps.llm.components.runtime.open import Runtime, is_gpu
 from shortfin_apps.llm.components.speculation.options import DEFAULT_MAX_TOKENS
 from shortfin_apps.llm.serving.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
 from shortfin_apps.llm.setting import setting
@@ -100,3 +100,8 @@ class EngineSettings:
         "SIGUSR1 and at POST /debug/dump, with token ids of users' requests; off: record nothing (default: "
         "shortfin-llm-dumps-UID in the system's directory for temporary files)",
     )
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return is_gpu(self.device)

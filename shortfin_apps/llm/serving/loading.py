@@ -29,7 +29,7 @@ from shortfin_apps.llm.components.recorder.dumps import Dumps
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.recorder.records import Header
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
-from shortfin_apps.llm.components.runtime.device import GPU_NAMES, Device, Program
+from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows
 from shortfin_apps.llm.components.self_test.locate import Locator
@@ -128,9 +128,8 @@ def load_engine(
             confirm()  # raises for a damaged file, which explains the failure
             raise
         confirm()
-        on_gpu = settings.device in GPU_NAMES
         if tunes and settings.batching.token_budget is None:
-            engine.tune(on_gpu=on_gpu)  # last: verifying the parameters would compete for the CPU
+            engine.tune(on_gpu=settings.is_on_gpu)  # last: verifying the parameters would compete for the CPU
         close = opened.pop_all().close
     return AsyncEngine(
         engine,
@@ -226,7 +225,7 @@ def _make_engine(
     check_program(program, config, facts.tokenizer_vocab_size)
     program = with_static_threshold(program, settings.static_threshold)
     check_vocabulary(embedding_rows(parameters), facts.tokenizer_vocab_size)
-    on_gpu = settings.device in GPU_NAMES
+    on_gpu = settings.is_on_gpu
     buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
     speculation = speculation_options(
         config,
@@ -344,7 +343,7 @@ def _num_pages(
 ) -> int:
     """Return the number of pages of the cache. Raises ArtifactError for too few."""
     recorded = config.paged_kv_cache.device_block_count
-    chosen = settings.pages or facts.pages or ("auto" if settings.device in GPU_NAMES else recorded)
+    chosen = settings.pages or facts.pages or ("auto" if settings.is_on_gpu else recorded)
     if chosen == "auto":
         return _pages_that_fit(device, program, config, max_running, tokens_ahead, draft) or recorded
     if chosen < 2:

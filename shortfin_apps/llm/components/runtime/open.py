@@ -46,6 +46,11 @@ def open_device(
     raise ArtifactError(f"there is no device {device!r}; choose one of {known}")
 
 
+def is_gpu(device: str) -> bool:
+    """Return whether `device` is a GPU type, with or without a chip or index, as in `hip:gfx942`."""
+    return device.partition(":")[0] in GPU_NAMES
+
+
 def check_gpu(device: str) -> None:
     """Raise ArtifactError if `device` is a GPU type that this host does not have. Opens no device."""
     if driver := GPU_NAMES.get(device):

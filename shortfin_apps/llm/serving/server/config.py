@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Self, get_origin
 from pydantic import ConfigDict, Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
-from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.http.auth import TENANT_HEADER
@@ -83,11 +82,6 @@ class ServerConfig:
         return json
 
     @property
-    def is_on_gpu(self) -> bool:
-        """Whether the engine's device is a GPU."""
-        return self.engine.device.partition(":")[0] in GPU_NAMES
-
-    @property
     def api_processes(self) -> int:
         """Processes that answer HTTP; 0 if the engine's own process does.
 
@@ -95,14 +89,14 @@ class ServerConfig:
         process would only compete with the model.
         """
         chosen = self.http.api_processes
-        return int(self.is_on_gpu) if chosen is None else chosen
+        return int(self.engine.is_on_gpu) if chosen is None else chosen
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield flags that have no effect because of another setting, each with the reason."""
         engine, http, events = self.engine, self.http, self.engine.kv_events
-        if engine.device_ids and not self.is_on_gpu:
+        if engine.device_ids and not engine.is_on_gpu:
             yield "--device-ids", f"it chooses GPUs, and the device is {engine.device}"
-        if engine.threads is not None and (self.is_on_gpu or engine.runtime == "shortfin"):
+        if engine.threads is not None and (engine.is_on_gpu or engine.runtime == "shortfin"):
             yield "--threads", "only the iree runtime on a CPU takes it"
         proposes = engine.speculative != "off" or engine.speculative_model is not None
         if not proposes and "speculative_tokens" in self.given:

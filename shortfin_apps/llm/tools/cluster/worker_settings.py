@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.serving.server.config import (
     BUILD_SETTINGS,
     KEYS,
@@ -64,7 +63,8 @@ def worker_settings(
 
 def takes_threads(config: ServerConfig) -> bool:
     """Whether to set each worker's number of threads. By default a worker starts a thread per CPU."""
-    return not on_gpu(config) and config.engine.threads is None and config.engine.runtime != "shortfin"
+    engine = config.engine
+    return not engine.is_on_gpu and engine.threads is None and engine.runtime != "shortfin"
 
 
 def dealt_devices(config: ServerConfig, num_workers: int) -> list[tuple[str, ...]]:
@@ -74,17 +74,13 @@ def dealt_devices(config: ServerConfig, num_workers: int) -> list[tuple[str, ...
     """
     ids = config.engine.device_ids
     if not ids:
-        return [(str(index),) if on_gpu(config) else () for index in range(num_workers)]
+        return [(str(index),) if config.engine.is_on_gpu else () for index in range(num_workers)]
     if len(ids) % num_workers:
         raise ServerConfigError(
             f"`--device-ids` names {len(ids)} devices, which {num_workers} workers cannot share evenly; give"
             " each worker as many, or change `--workers`"
         )
     return list(_pieces(ids, len(ids) // num_workers))
-
-
-def on_gpu(config: ServerConfig) -> bool:
-    return config.engine.device.partition(":")[0] in GPU_NAMES
 
 
 def _pieces(ids: tuple[str, ...], size: int) -> Iterator[tuple[str, ...]]:
