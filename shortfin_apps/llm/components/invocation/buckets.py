@@ -115,13 +115,14 @@ class Buckets:
         same bits. A decode loop also saves the draw, so it may compute a third more rows.
         """
         tasks = batch.tasks
-        decode = self._decode_bucket(tasks, draws=draws)
-        if batch.family is EntryFamily.DECODE and decode is not None:
-            return decode
         if batch.family is EntryFamily.PREFILL and (prefill := self._prefill_shape(tasks)) is not None:
             return prefill
+        is_decode = batch.family is EntryFamily.DECODE
+        decode = self._decode_bucket(tasks, draws=draws) if is_decode or _are_decodes(tasks) else None
+        if is_decode and decode is not None:
+            return decode
         extend = self.extend(tasks)
-        if decode is None or extend.layout is not Layout.PACKED or not _are_decodes(tasks):
+        if decode is None or extend.layout is not Layout.PACKED:
             return extend
         if draws:
             return decode if 3 * decode.rows <= 4 * extend.tokens else extend

@@ -21,15 +21,15 @@ def with_static_threshold(program: Program, threshold: int | None) -> Program:
     """
     if threshold is None:
         return program
-    off = [
-        entry
+    off = {
+        name: entry
         for name in program.entries
         if (entry := Entry.parse(name)) is not None
         and entry.bucket_tokens is not None
         and entry.bucket_tokens > threshold
-    ]
-    kept = {name: each for name, each in program.entries.items() if Entry.parse(name) not in off}
-    if not _has_packed_extend(kept) and (needed := _without_substitute(off, kept)):
+    }
+    kept = {name: each for name, each in program.entries.items() if name not in off}
+    if not _has_packed_extend(kept) and (needed := _without_substitute(off.values(), kept)):
         raise ArtifactError(
             f"`--static-threshold {threshold}` turns off {', '.join(each.name for each in needed)}, and the "
             "VMFB has no dynamic entry for their batches; rebuild it with `shortfin-llm build`, which adds a "
