@@ -58,7 +58,7 @@ struct page *pages_find(const struct pages *pages, uint64_t address) {
   return at;
 }
 
-// Returns what is in the slot, made of zeros if nothing is.
+// Returns the memory in the slot; allocates it, zeroed, if the slot is empty.
 static void *made(void **slot, size_t bytes) {
   void *there = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
   if (there) return there;

@@ -134,10 +134,10 @@ class EntryFamily(StrEnum):
 
 
 class EntryClass(StrEnum):
-    """Whether the number of tokens that an entry computes is fixed at build or that of the batch."""
+    """Whether `build` or the batch determines the number of tokens that an entry computes."""
 
     STATIC = "static"  # fixed: the entry is a bucket, and a smaller batch is padded to its size
-    DYNAMIC = "dynamic"  # that of the batch; a `prefill_bs{N}` still has a fixed number of rows
+    DYNAMIC = "dynamic"  # as many as the batch has; a `prefill_bs{N}` still has a fixed number of rows
     ROWS = "rows"  # computes no tokens: reads rows that another entry has left
 
 

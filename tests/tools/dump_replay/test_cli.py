@@ -20,7 +20,7 @@ PROMPTS = [[5, 6, 7], list(range(40)), list(range(33))]
 
 
 def written(artifact: Artifact, directory: Path, static_threshold: int | None = None) -> Path:
-    """A dump whose first prompts have dropped out of the ring."""
+    """A dump without the first prompts, which the ring no longer has."""
     recorder, device = FlightRecorder(max_bytes=45_000), open_device("cpu", "iree")
     options = EngineSettings(runtime="iree", static_threshold=static_threshold)
     files = artifact.vmfb, artifact.parameters
