@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import resource
@@ -22,6 +23,7 @@ from shortfin_apps.llm.serving.server.start_up import (
     allow_open_files,
     announce,
     exit_status_of,
+    settled,
     warm_up_progress,
 )
 from tests.integration.server_process import PATIENCE_S, start, stop
@@ -49,6 +51,18 @@ def test_the_soft_limit_is_raised_as_needed(caplog: pytest.LogCaptureFixture) ->
         allow_open_files(1)  # never lowered
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few + start_up.NUM_OTHER_FILES
     assert not caplog.records
+
+
+def test_collections_skip_what_is_loaded() -> None:
+    before, num_frozen = gc.get_threshold(), gc.get_freeze_count()
+    loaded: list[list[int]] = [[]]
+    try:
+        assert settled(loaded) is loaded
+        assert gc.get_freeze_count() > num_frozen
+        assert gc.get_threshold()[0] == start_up.COLLECT_AFTER
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
 
 
 def test_a_too_low_hard_limit_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:

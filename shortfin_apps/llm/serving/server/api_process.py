@@ -30,7 +30,7 @@ from shortfin_apps.llm.serving.server.config import ServerConfig
 from shortfin_apps.llm.serving.server.http_server import Server
 from shortfin_apps.llm.serving.server.model_loading import Loaded, load_tokenizer, open_artifact, served_model
 from shortfin_apps.llm.serving.server.service import make_service
-from shortfin_apps.llm.serving.server.start_up import exit_status_of, exit_with_thread
+from shortfin_apps.llm.serving.server.start_up import exit_status_of, exit_with_thread, settled
 
 logger = logging.getLogger("shortfin_apps.llm.serving.server.api_process")  # this module runs as `__main__`
 
@@ -86,7 +86,7 @@ def run(load: LoadFrontEnd) -> int:
     server = Server(
         config,
         service,
-        lambda: load(config, service, link, lambda: _end_soon(server)),
+        lambda: settled(load(config, service, link, lambda: _end_soon(server))),
         announces=False,
         loads_first=options.replaces,
     )

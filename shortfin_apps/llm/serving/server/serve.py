@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from functools import partial
 
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.server import logs
@@ -30,7 +31,12 @@ from shortfin_apps.llm.serving.server.model_loading import (
     open_draft,
 )
 from shortfin_apps.llm.serving.server.service import make_service
-from shortfin_apps.llm.serving.server.start_up import allow_open_files, exit_status_of, exit_with_thread
+from shortfin_apps.llm.serving.server.start_up import (
+    allow_open_files,
+    exit_status_of,
+    exit_with_thread,
+    settled,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +57,10 @@ def serve(config: ServerConfig, listener: socket.socket | None = None) -> int:
     server: Server | EngineProcess
     if config.api_processes:
         http_config(config, service)  # reports problems with keys and certificates once
-        server = EngineProcess(config, name, lambda: load_engine(artifact, config, draft))
+        server = EngineProcess(config, name, lambda: settled(load_engine(artifact, config, draft)))
     else:
-        server = Server(config, service, lambda: load_model(artifact, config, service.metrics, draft))
+        load = partial(load_model, artifact, config, service.metrics, draft)
+        server = Server(config, service, lambda: settled(load()))
     warn_if_open(config)
     sock = listener or bind(config.http.host, config.http.port)
     sock.listen(BACKLOG)
