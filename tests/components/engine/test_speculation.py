@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.invocation.batch_result import BatchResult
+from shortfin_apps.llm.components.invocation.launch import Launch
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
@@ -56,6 +58,7 @@ PARAMS: list[dict[str, Any]] = [
     {"output_grammar": Keys(), "temperature": 0.8, "seed": 4, "logprobs": 1},
     {"output_grammar": Keys(), "temperature": 1.0, "seed": 9, "repetition_penalty": 1.2},
     {"stop_token_ids": frozenset({3, 8})},
+    {"min_tokens": 5, "stop_token_ids": frozenset(range(24))},
     {"bad_words": ((5,), (6, 7)), "temperature": 0.5, "seed": 1},
     {"forced_token_ids": (1, 2, 3, 1, 2, 3, 1, 2), "logprobs": 0},
 ]
@@ -109,6 +112,7 @@ def of(deltas: list[Delta], wanted: GenerateCall) -> list[Delta]:
     window=st.none() | st.integers(1, 12),
     prefix_cache=st.sampled_from(["none", "trie"]),
     token_budget=st.sampled_from([8, 12, 40]),
+    depth=st.integers(0, 2),
 )
 def test_tokens_are_those_without(
     repeats: float,
@@ -156,6 +160,20 @@ def test_fewer_steps_are_taken_where_the_model_repeats_itself(mode: str, place: 
     assert after.generation_tokens == before.generation_tokens
     assert after.speculation.accepted > after.speculation.proposed / 2
     assert after.speculation.drafts <= after.speculation.proposed
+
+
+@pytest.mark.parametrize("params", PARAMS[:3])
+def test_the_device_draws_the_tokens_after_proposed_ones(params: dict[str, Any]) -> None:
+    rig = make_rig(mode="extend-attention", repeats=1, speculation=ALWAYS, **PLACES[2])
+
+    def result(launch: Launch) -> BatchResult:
+        raise AssertionError("the host reads no row")
+
+    rig.engine._runner.result = result  # type: ignore[method-assign]
+    answers(rig, [call("a", [*PROMPT, *PROMPT[:3]], 12, **params)])
+    counts = rig.engine.stats().speculation
+    assert counts is not None
+    assert counts.accepted
 
 
 def test_nothing_is_proposed_for_what_does_not_repeat() -> None:

@@ -143,6 +143,11 @@ class Batch:
             len(task.token_ids) == 1 and task.completes and not task.num_ahead for task in self.tasks
         )
 
+    @property
+    def has_proposals(self) -> bool:
+        """Whether some tasks are proposed tokens, which come last."""
+        return self.tasks[-1].num_ahead > 0
+
     def following(self) -> Batch:
         """Create the batch of the tokens that the rows of this one, which must be decodes, will yield."""
         return Batch(self.family, tuple([task.following() for task in self.tasks]), self.series)

@@ -23,13 +23,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.engine.row_reader import Row, RowReader, Rows
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import Lease
-from shortfin_apps.llm.components.request.request import Chooser, Request
+from shortfin_apps.llm.components.request.request import Chooser
 from shortfin_apps.llm.components.sampling.candidates import Drawn
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.sampler import Sampler
@@ -58,7 +58,7 @@ class InFlight:
     @property
     def lets_others_follow(self) -> bool:
         """Whether the next step can be queued before this one's tokens are known."""
-        return not (self.late or self.unread or self.error)
+        return not (self.late or self.unread or self.error or self.batch.has_proposals)
 
     @property
     def draws_all(self) -> bool:
@@ -177,8 +177,11 @@ class Pipeline:
         fields = self._sampler.device_fields if self._depth else None
         step.launch = self._runner.launch(step.batch, fields)
         rows = range(len(step.batch.tasks))
-        if fields is None or step.batch.tasks[-1].num_ahead:
+        if fields is None:
             step.unread.update(rows)
+            return
+        if step.batch.has_proposals:
+            self._draw_proposing(step)
             return
         choosers = [] if step.batch.series is self._device_series else self._choosers(step)
         on_device = [row for row, each in enumerate(choosers) if each is Chooser.DEVICE] if choosers else rows
@@ -193,18 +196,30 @@ class Pipeline:
         if not self._steps and step.late:
             self._draw_late(step)
 
+    def _draw_proposing(self, step: InFlight) -> None:
+        """Queue the draws after proposed tokens and of the other rows, which the commit compares.
+
+        They are not stored, because several rows have the same slot. The host reads rows that need edits or
+        terms: these depend on the slot's token.
+        """
+        drawn: list[int] = []
+        for row, (task, chooser) in enumerate(zip(step.batch.tasks, self._choosers(step), strict=True)):
+            if chooser is Chooser.DEVICE and not task.request.needs_terms:
+                drawn.append(row)
+            elif chooser is not None:
+                step.unread.add(row)
+        self._draw(step, drawn, stores=False)
+
     def _choosers(self, step: InFlight) -> list[Chooser | None]:
         """Return what chooses the next token after each task; None if the task yields none."""
         tasks = step.batch.tasks
         if not (step.draws_all or self._runner.buckets.draws_rows):
             return [Chooser.HOST if task.completes else None for task in tasks]
-        return [
-            (task.request.chooser or self._chooser(task.request)) if task.completes else None
-            for task in tasks
-        ]
+        return [(task.request.chooser or self._chooser(task)) if task.completes else None for task in tasks]
 
-    def _chooser(self, request: Request) -> Chooser:
-        chooser = self._sampler.chooser(request, request.num_drawing)
+    def _chooser(self, task: LlmTaskInput) -> Chooser:
+        request = task.request
+        chooser = self._sampler.chooser(request, request.num_drawing + task.num_ahead)
         if request.num_generated + request.num_drawing >= request.call.params.min_tokens:
             request.chooser = chooser  # only `min_tokens` depends on the output's length
         return chooser
@@ -231,12 +246,13 @@ class Pipeline:
         self._draw(step, rows, drawn_edits)
         self._compute_terms(step, rows)
 
-    def _draw(self, step: InFlight, rows: Sequence[int], edits: Sequence[RowEdits] = ()) -> None:
+    def _draw(
+        self, step: InFlight, rows: Sequence[int], edits: Sequence[RowEdits] = (), *, stores: bool = True
+    ) -> None:
         if rows and step.launch is not None:
             # One by one: each is waited for if the next one fails.
-            step.draws.extend(
-                self._runner.launch_draws(step.launch, rows, self._sampler.device_fields, edits)
-            )
+            fields = self._sampler.device_fields
+            step.draws.extend(self._runner.launch_draws(step.launch, rows, fields, edits, stores=stores))
 
     def _compute_terms(self, step: InFlight, rows: Sequence[int]) -> None:
         """Queue what the host needs of these rows besides their tokens; their draws must be queued."""
