@@ -22,7 +22,7 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 
 Keep = Callable[[Kernel, CodeObject], None]  # is called with each kernel that is finished
-MAX_WORKERS = 8  # a worker takes about 0.3 GB and starts in the time of three kernels
+MAX_WORKERS = 8  # a worker takes 0.26 GB, and half a second of a CPU to start
 
 
 @dataclass(frozen=True, slots=True)
