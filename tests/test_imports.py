@@ -48,7 +48,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("contract", "model", "builder.target", "builder.graph", "builder.weights", "builder.kernels"),
     ),
     "builder.program": (
-        *("contract", "model", "builder.target", "builder.graph", "builder.weights", "builder.lowering"),
+        *("contract", "model", "builder.target", "builder.graph", "builder.weights", "builder.kernels"),
+        "builder.lowering",
     ),
     # From an artefact to a running engine.
     "components": (),

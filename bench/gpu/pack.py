@@ -33,6 +33,7 @@ from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import FORMAT_VERSION, Artifact, Manifest, SourceRecord
 from shortfin_apps.llm.artifact.program_record import ProgramRecord, TargetRecord
+from shortfin_apps.llm.builder.cache import BUILD, BuildCache, user_cache
 from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import Target
@@ -88,7 +89,8 @@ def pack_model(model: Model, folder: Path) -> None:
     A tiny model is packed with its parameters, any other only with a list of them.
     """
     folder.mkdir(parents=True)
-    compiled = compile_model(model.spec, model.options, folder / file_names.VMFB)
+    kernels = BuildCache(user_cache() / BUILD).kernels
+    compiled = compile_model(model.spec, model.options, folder / file_names.VMFB, kernels)
     target = compiled.target
     manifest = Manifest(
         format_version=FORMAT_VERSION,

@@ -44,6 +44,7 @@ class FakeCompiler:
         spec: ModelSpec,
         options: BuildOptions,
         out: Path,
+        kernel_cache: Path,
         on_progress: Callable[[str], None] | None = None,
     ) -> CompileResult:
         self.calls += 1

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,26 @@ def test_prune_removes_what_is_old_unless_a_build_works_on_it(
     assert cli.main(["list"]) == 0
     listed = capsys.readouterr().out
     assert "hf:org/c  cpu     2.0 MB" in listed
+
+
+def test_kernels_are_listed_together_and_removed_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(tmp_path))
+    now = time.time()
+    for chip, name, days in (("gfx942", "a", 50), ("gfx942", "b", 0), ("gfx942", "c", 40), ("sm_90", "a", 0)):
+        path = BuildCache(tmp_path / BUILD).kernels / chip / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, 1_000_000)
+        os.utime(path, (now - days * DAY_S,) * 2)
+    assert cli.main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert re.search(r"kernels +Triton +gfx942 +3\.0 MB", listed)
+    assert re.search(r"kernels +Triton +sm_90 +1\.0 MB", listed)
+    assert "4.0 MB in " in listed
+    assert cli.main(["prune", "--older-than", "30"]) == 0
+    assert "freed 2.0 MB" in capsys.readouterr().out
+    assert {one.path.name for one in contents(tmp_path) if one.device == "gfx942"} == {"b"}
 
 
 def test_prune_needs_a_limit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -375,7 +375,8 @@ def _cached_weights(
 def _cached_program(plan: _Plan, program: _Program, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
     def make(folder: Path) -> None:
         with progress.stage("compile") as stage:
-            result = compile_model(plan.model.spec, program.options, folder / file_names.VMFB, stage.say)
+            out = folder / file_names.VMFB
+            result = compile_model(plan.model.spec, program.options, out, cache.kernels, stage.say)
         target = result.target
         made = CompileRecord(
             flags=result.flags,

@@ -5,6 +5,7 @@ ROOT/KIND/KEY/              a finished entry: its files; entry.json, with their 
                             time
 ROOT/KIND/KEY.partial/      an entry being made; the process that makes it holds KEY.lock
 ROOT/KIND/KEY.lock
+ROOT/kernels/               compiled Triton kernels (kernels/ahead_of_time/kernel_cache.py)
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from shortfin_apps.llm.builder.progress import BuildProgress, QuietProgress
 ENTRY = "entry.json"
 USE = "use.json"
 BUILD, DOWNLOADS, SERVED = "build", "downloads", "served"  # folders in the user's cache
+KERNELS = "kernels"
 ENVIRONMENT_VARIABLE = "SHORTFIN_LLM_CACHE"
 READ_ONLY = 0o444
 FICLONE = 0x40049409  # Linux, include/uapi/linux/fs.h: share another file's blocks copy-on-write
@@ -96,6 +98,11 @@ class BuildCache:
         self._root = root
         self._temporary = temporary
         self._progress = progress or QuietProgress()
+
+    @property
+    def kernels(self) -> Path:
+        """The folder of compiled Triton kernels, which programs share."""
+        return self._root / KERNELS
 
     def get_or_make(
         self, kind: str, key: str, make: Callable[[Path], None], use: Use | None = None

@@ -2,6 +2,7 @@
 
 ROOT/served/NAME/          artefacts of `serve SOURCE`
 ROOT/build/KIND/KEY/       weights, programs and self-tests that builds reuse (cache.py)
+ROOT/build/kernels/CHIP/   compiled Triton kernels (kernels/ahead_of_time/kernel_cache.py)
 ROOT/downloads/NAME/       downloads from a package index
 """
 
@@ -17,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.artifact.file_names import MANIFEST
-from shortfin_apps.llm.builder.cache import BUILD, DOWNLOADS, ENTRY, SERVED, USE
+from shortfin_apps.llm.builder.cache import BUILD, DOWNLOADS, ENTRY, KERNELS, SERVED, USE
 from shortfin_apps.llm.contract.errors import ArtifactError
 
 UNKNOWN = "?"
@@ -26,10 +27,10 @@ DAY_S = 24 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A folder in the cache; `size` is in bytes, `last_use` in seconds since 1970."""
+    """A folder in the cache, or a kernel's file; `size` is in bytes, `last_use` in seconds since 1970."""
 
     path: Path
-    lock: Path  # held while a process writes the folder
+    lock: Path | None  # held while a process writes the folder; files are replaced as a whole
     kind: str
     source: str
     device: str
@@ -40,6 +41,7 @@ class Held:
 def contents(root: Path) -> list[Held]:
     """List everything in the cache, most recently used first."""
     held = [*_served(root / SERVED), *_entries(root / BUILD), *_downloads(root / DOWNLOADS)]
+    held += _kernels(root / BUILD / KERNELS)
     return sorted(held, key=lambda one: (-one.last_use, one.path))
 
 
@@ -61,10 +63,13 @@ def to_remove(
 
 
 def remove(held: Held) -> bool:
-    """Remove the folder; return False, and keep the folder, if a build is working on it.
+    """Remove the folder or file; return False, and keep the folder, if a build is working on it.
 
     Servers that have loaded the folder's artefact keep running.
     """
+    if held.lock is None:
+        held.path.unlink(missing_ok=True)
+        return True
     try:
         with FileLock(held.lock, timeout=0):
             shutil.rmtree(held.path)
@@ -95,6 +100,23 @@ def _entries(folder: Path) -> Iterator[Held]:
         except (OSError, ValueError, KeyError, TypeError):  # no use.json, or one of another version
             source, device, used = UNKNOWN, UNKNOWN, entry
         yield _held(path, path.with_name(f"{path.name}.lock"), path.parent.name, source, device, used)
+
+
+def _kernels(folder: Path) -> Iterator[Held]:
+    for path in folder.glob("*/*"):
+        try:
+            stat = path.stat()
+        except FileNotFoundError:  # a build that wrote the file has renamed it
+            continue
+        yield Held(
+            path=path,
+            lock=None,
+            kind=KERNELS,
+            source="Triton",
+            device=path.parent.name,
+            size=stat.st_size,
+            last_use=stat.st_mtime,
+        )
 
 
 def _downloads(folder: Path) -> Iterator[Held]:

@@ -97,7 +97,7 @@ def test_a_gpu_runs_one_command_buffer_that_writes_logits_where_the_caller_wants
 @pytest.mark.slow
 def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
     options = replace(SMALL, device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(2,))
-    result = compile_model(TINY, options, tmp_path / "model.vmfb")
+    result = compile_model(TINY, options, tmp_path / "model.vmfb", tmp_path / "kernels")
     assert (tmp_path / "model.vmfb").stat().st_size > 0
     assert result.entries == (
         *("prefill_bs1", "decode_bs2", "extend", "decode_loop_bs2"),
@@ -112,7 +112,7 @@ def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
 def test_says_what_it_did(tmp_path: Path) -> None:
     steps: list[str] = []
     options = replace(SMALL, chunk_sizes=(32,), extend_sizes=(64,), decode_loop_sizes=(2,))
-    result = compile_model(ONE_LAYER, options, tmp_path / "model.vmfb", steps.append)
+    result = compile_model(ONE_LAYER, options, tmp_path / "model.vmfb", tmp_path / "kernels", steps.append)
     assert result.entries == (
         "prefill_bs2",
         "prefill_bs2_s32",
@@ -139,18 +139,18 @@ def test_the_same_model_makes_the_same_text() -> None:
 @pytest.mark.parametrize("device", ["cuda", "hip", "hip:", "cpu:nosuchcpu"])
 def test_refuses_unknown_devices(device: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=device.removeprefix("cpu:")):
-        compile_model(ONE_LAYER, replace(SMALL, device=device), tmp_path / "model.vmfb")
+        compile_model(ONE_LAYER, replace(SMALL, device=device), tmp_path / "model.vmfb", tmp_path)
 
 
 def test_integer_arithmetic_is_for_cpus(tmp_path: Path) -> None:
     options = replace(SMALL, weights="int8", device="hip:gfx942")
     with pytest.raises(BuildError, match="int8 are for CPUs"):
-        compile_model(ONE_LAYER, options, tmp_path / "model.vmfb")
+        compile_model(ONE_LAYER, options, tmp_path / "model.vmfb", tmp_path)
 
 
 def test_refuses_sizes_that_the_kernels_do_not_take(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="hidden_size 60"):
-        compile_model(replace(ONE_LAYER, hidden_size=60), SMALL, tmp_path / "model.vmfb")
+        compile_model(replace(ONE_LAYER, hidden_size=60), SMALL, tmp_path / "model.vmfb", tmp_path)
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:

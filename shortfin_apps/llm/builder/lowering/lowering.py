@@ -41,6 +41,9 @@ from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.graph.rotary import Rotary
 from shortfin_apps.llm.builder.kernels import render
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile_all import CompileKernels, compile_here
+from shortfin_apps.llm.builder.kernels.ahead_of_time.executable import executable
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.attention import Attend
@@ -70,27 +73,45 @@ _T = TypeVar("_T", "DrawState", "LeftRows", "AdjustedRows", "ChosenRows")
 class RenderedKernels:
     """The MLIR of the module's hand-written kernels, by name; each is rendered or compiled once."""
 
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
+    def __init__(self, compile_kernels: CompileKernels = compile_here) -> None:
+        self._compile_kernels = compile_kernels
+        self._texts: dict[str, str] = {}
         self._origins: dict[str, object] = {}
+        self._waiting: dict[str, tuple[Kernel, Target]] = {}  # kernels that have no text yet
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The kernels' MLIR in the order of their first use. Compiles the Triton kernels, all at once."""
+        for target in {target for _, target in self._waiting.values()}:
+            kernels = [kernel for kernel, each in self._waiting.values() if each == target]
+            codes = self._compile_kernels(kernels, target.architecture, target.cpu)
+            for kernel, code in zip(kernels, codes, strict=True):
+                self._texts[kernel.name] = executable(kernel, code, target.architecture)
+        self._waiting.clear()
+        return self._texts
 
     def render(self, template: str, name: str, **parameters: Any) -> str:
         """Render `template` as the kernel `name`, unless it exists; return the name.
 
         Callers must not use the same name with another template or other parameters.
         """
-        return self.add(name, (template, parameters), lambda: render(template, name, **parameters))
-
-    def add(self, name: str, origin: object, make: Callable[[], str]) -> str:
-        """Add the MLIR that `make` returns as the kernel `name`, unless it exists; return the name.
-
-        `origin`: everything that the MLIR depends on. Callers must always pass an equal origin for a name.
-        """
-        if name not in self.texts:
-            self.texts[name] = make()
-            self._origins[name] = origin
-        assert self._origins[name] == origin, f"{name} names two kernels"
+        if self._is_new(name, (template, parameters)):
+            self._texts[name] = render(template, name, **parameters)
         return name
+
+    def compile(self, kernel: Kernel, target: Target) -> str:
+        """Add a Triton kernel, unless it exists, to compile it with the others; return its name."""
+        if self._is_new(kernel.name, kernel):
+            self._texts[kernel.name] = ""  # its place among the kernels
+            self._waiting[kernel.name] = kernel, target
+        return kernel.name
+
+    def _is_new(self, name: str, origin: object) -> bool:
+        """Return whether `name` has no kernel. `origin` is everything that the kernel's MLIR depends on."""
+        is_new = name not in self._origins
+        known = self._origins.setdefault(name, origin)
+        assert known == origin, f"{name} names two kernels"
+        return is_new
 
 
 @dataclass(frozen=True, slots=True)

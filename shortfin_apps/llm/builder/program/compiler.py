@@ -14,6 +14,7 @@ from pathlib import Path
 from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile_all import ParallelCompiler
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
@@ -48,22 +49,26 @@ def compile_model(
     spec: ModelSpec,
     options: BuildOptions,
     out: Path,
+    kernel_cache: Path,
     on_progress: Callable[[str], None] | None = None,
 ) -> CompileResult:
     """Compile `spec` and write the VMFB to `out`, completely or not at all.
 
+    Triton kernels that the folder `kernel_cache` lacks are compiled in parallel processes, and added to it.
+
     The module reads the parameters that `parameter_types` lists, in scope `model`. Raises BuildError if the
     target is unknown or the compiler fails, OSError if the disk is full. An interrupt stops the compiler and
-    leaves no files.
+    the processes, and leaves no files except finished kernels.
     """
     report = on_progress or (lambda _: None)
     target = resolve_target(options.device)
     report("writing the graph")
-    module = ModelModule(spec, options, target)
+    module = ModelModule(spec, options, target, ParallelCompiler(kernel_cache, report))
     entries = tuple(entry.name for entry in module.entries)
+    text = module.text()
     report(f"compiling {len(entries)} entries for {target.cpu}")
     flags = _flags_for(spec, options, target)
-    compile_text(module.text(), flags, out)
+    compile_text(text, flags, out)
     return CompileResult(version.VERSION, flags, target, entries, tuple(map(str, module.choices)))
 
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile_all import CompileKernels, compile_here
 from shortfin_apps.llm.builder.lowering.choose import choose, has_static_workspace, make_lowering
-from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, RenderedKernels, Values
 from shortfin_apps.llm.builder.program.entry import (
     entries_of,
     write_decode_loop,
@@ -31,12 +32,19 @@ RESULTS = ("values", "indices", "logits")
 class ModelModule:
     """The module of one model for one target; `choices` has the chosen kernels and the reasons."""
 
-    def __init__(self, spec: ModelSpec, options: BuildOptions, target: Target) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        options: BuildOptions,
+        target: Target,
+        compile_kernels: CompileKernels = compile_here,
+    ) -> None:
         self._spec = spec = within(spec, context_length(spec, options))
         self._options = options
         self._weights = WeightTypes(spec, options, target)
         self._operations = [*spec.operations(), TopK("logits", "values", "indices")]
-        self._context = context = LoweringContext(spec, options, target, self._weights)
+        rendered = RenderedKernels(compile_kernels)
+        self._context = context = LoweringContext(spec, options, target, self._weights, rendered)
         self.choices = choose(context)
         self._lowering = make_lowering(context, self.choices)
         self._static_workspace = has_static_workspace(self.choices)

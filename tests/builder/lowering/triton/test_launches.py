@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import pytest
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
-from shortfin_apps.llm.builder.lowering.triton import launch
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
@@ -22,25 +21,22 @@ pytest.importorskip("triton", reason="Triton is not installed")
 LAYERS = len(TINY.layers)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_code() -> Iterator[None]:
-    """Kernels are not compiled, as it is their launches that count."""
+def no_code(kernels: Sequence[Kernel], architecture: str, chip: str) -> list[CodeObject]:
+    """Instead of compiling, as it is the kernels' launches that count."""
+    return [CodeObject(b"", kernel.tuning.num_waves * 64) for kernel in kernels]
 
-    def compiled(kernel: Kernel, architecture: str, chip: str) -> CodeObject:
-        return CodeObject(b"", kernel.tuning.num_waves * 64)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "compile_kernel", compiled)
-        yield
+def text_of(spec: ModelSpec, options: BuildOptions) -> str:
+    return ModelModule(spec, options, resolve_target(options.device), no_code).text()
 
 
 @pytest.fixture(scope="module")
-def functions(no_code: None) -> dict[str, str]:
+def functions() -> dict[str, str]:
     """The MLIR of each entry by its name."""
     options = BuildOptions(
         device="hip:gfx942", prefill_batch_sizes=(2,), decode_batch_sizes=(1, 4), chunk_sizes=(32,)
     )
-    text = ModelModule(TINY, options, resolve_target(options.device)).text()
+    text = text_of(TINY, options)
     return {part[: part.index("$")]: part for part in text.split("util.func public @")[1:]}
 
 
@@ -71,7 +67,7 @@ def test_a_layer_with_experts_takes_nine_launches() -> None:
     options = BuildOptions(device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(4,))
     assert ROUTED.experts
     spec = changed(ROUTED, {"window": None, "biases": False})
-    text = ModelModule(spec, options, resolve_target(options.device)).text()
+    text = text_of(spec, options)
     decode = text[text.index("@decode_bs4$") :].split("util.func public @")[0]
     launched = [name.split("_without_")[0] for name in re.findall(r"flow\.dispatch @(\w+)::", decode)]
     first = next(place for place, name in enumerate(launched) if name.startswith("linear_7x"))
@@ -85,7 +81,7 @@ def test_a_layer_with_experts_takes_nine_launches() -> None:
 
 def test_a_gated_delta_net_takes_four_launches_and_gated_attention_five() -> None:
     options = BuildOptions(device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(4,))
-    text = ModelModule(HYBRID, options, resolve_target(options.device)).text()
+    text = text_of(HYBRID, options)
     decode = text[text.index("@decode_bs4$") :].split("util.func public @")[0]
     launched = re.findall(r"flow\.dispatch @(\w+)::|(linalg\.generic)", decode)
     names = [re.sub(r"_(\d|without).*", "", kernel) or generic for kernel, generic in launched]
@@ -125,7 +121,7 @@ def test_all_that_a_layer_may_have_is_launched_and_nothing_else_is_there(
     spec: ModelSpec, device: str
 ) -> None:
     options = BuildOptions(device=device, prefill_batch_sizes=(1,), decode_batch_sizes=(4,))
-    text = ModelModule(spec, options, resolve_target(device)).text()
+    text = text_of(spec, options)
     launched = set(re.findall(r"flow\.dispatch @(\w+)::", text))
     executables = re.findall(r'"hal\.executable\.source"\(\) <\{sym_name = "(\w+)"', text)
     assert launched == set(executables)

@@ -1,7 +1,7 @@
 """Compile Triton kernels ahead of time: to machine code for AMD GPUs, to PTX for NVIDIA's.
 
-Only a build needs Triton. Code is cached between builds if TRITON_CACHE_DIR, Triton's own variable, names a
-folder.
+Only a build needs Triton. Builds cache code (kernel_cache.py); Triton's own cache is used in addition if
+TRITON_CACHE_DIR, its variable, names a folder.
 """
 
 from __future__ import annotations

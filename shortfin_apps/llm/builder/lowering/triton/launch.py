@@ -1,12 +1,10 @@
-"""Compile Triton kernels for the target, and emit their dispatches."""
+"""Emit dispatches of Triton kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
-from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
-from shortfin_apps.llm.builder.kernels.ahead_of_time.executable import executable
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch, size_of
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
@@ -16,7 +14,7 @@ Operands = Mapping[str, Dim | Tensor | None]
 
 
 class Launcher:
-    """Emits dispatches of kernels for one target; a kernel is compiled when it is first used."""
+    """Emits dispatches of kernels for one target; `rendered` compiles them."""
 
     def __init__(self, target: Target, rendered: RenderedKernels) -> None:
         self._target = target
@@ -29,11 +27,7 @@ class Launcher:
         """
         absent = {name for name, operand in operands.items() if operand is None}
         kernel = kernel.without(absent)
-        name = self._rendered.add(kernel.name, kernel, lambda: self._compile(kernel))
+        name = self._rendered.compile(kernel, self._target)
         given = {name: operand for name, operand in operands.items() if operand is not None}
         workload = [size_of(given[name]) for name in kernel.workload]
         return dispatch(e, name, kernel.interface, workload, given)
-
-    def _compile(self, kernel: Kernel) -> str:
-        architecture = self._target.architecture
-        return executable(kernel, compile_kernel(kernel, architecture, self._target.cpu), architecture)
