@@ -14,7 +14,7 @@ from shortfin_apps.llm.components.invocation.row_draws import (
 )
 from shortfin_apps.llm.components.request.request import Request, TokenCounts
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
-from shortfin_apps.llm.contract.abi import NOT_SEEN, EditField, PenaltyField
+from shortfin_apps.llm.contract.abi import KEPT, EditField, PenaltyField
 from tests.components.engine_fixture import call
 from tests.components.fake_device import FakeBuffer
 
@@ -37,23 +37,24 @@ def test_edits_name_the_draw_that_they_are_of() -> None:
     seen = TokenCounts(num_prompt=0)
     seen.catch_up([5, 7, 7])
     penalised, biased = RowEdits(), RowEdits()
-    penalised.penalise(PenaltyField.PRESENCE, 0.5, seen)
+    penalised.penalise(PenaltyField.PRESENCE, 0.5)
     biased.bias([3], [1.5])
-    padded = padded_edits(3, [penalised, RowEdits(), biased], vocab_size=40)
+    padded = padded_edits(4, [penalised, RowEdits(), biased], [seen, None, None], vocab_size=40)
     assert padded["edits"][EditField.ROW, :4].tolist() == [0, 0, 2, -1]
     assert padded["edits"][EditField.TOKEN_ID, :3].tolist() == [5, 7, 3]
-    assert padded["edits"][EditField.COUNT, :3].tolist() == [1, 2, NOT_SEEN]
+    assert padded["edits"][EditField.COUNT, :3].tolist() == [1, 2, KEPT]
     assert padded["edits"][EditField.BIAS, :3].view(np.float32).tolist() == [0.0, 0.0, 1.5]
     assert padded["edits"].shape == (len(EditField), LEAST_EDITS)
-    assert padded["penalties"].T.tolist() == [[1.0, 0.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    assert padded["penalties"].T.tolist() == [[1.0, 0.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0] * 3]
     assert padded["allowed"].shape == (1, 2)
-    assert padded["allowed_indices"].tolist() == [-1, -1, -1]
+    assert padded["allowed_indices"].tolist() == [-1] * 4
+    assert padded["resets"].tolist() == [1, 0, 0, 0]
 
 
 def test_bitmasks_are_there_for_the_draws_that_have_one() -> None:
     masked = RowEdits()
     masked.allow(b"\x05\x00\x00\x80\x01")
-    padded = padded_edits(3, [RowEdits(), masked], vocab_size=40)
+    padded = padded_edits(3, [RowEdits(), masked], [None] * 2, vocab_size=40)
     assert padded["allowed"].view(np.uint32).tolist() == [[0x80000005, 1]]
     assert padded["allowed_indices"].tolist() == [-1, 0, -1]
 
@@ -61,8 +62,8 @@ def test_bitmasks_are_there_for_the_draws_that_have_one() -> None:
 def test_many_edits_are_padded_to_a_power_of_two() -> None:
     edits = RowEdits()
     edits.ban(range(300))
-    assert padded_edits(2, [edits, edits], vocab_size=512)["edits"].shape[1] == 1024
-    assert padded_edits(2, [edits, edits], vocab_size=100)["edits"].shape[1] == LEAST_EDITS
+    assert padded_edits(2, [edits, edits], [None] * 2, vocab_size=512)["edits"].shape[1] == 1024
+    assert padded_edits(2, [edits, edits], [None] * 2, vocab_size=100)["edits"].shape[1] == LEAST_EDITS
 
 
 def test_padding_rows_of_logprobs_have_no_slot() -> None:

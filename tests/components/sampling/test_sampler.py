@@ -117,8 +117,8 @@ def test_a_device_samples_what_the_candidates_decide_from_now_on(
         ({"temperature": 0, "logprobs": 5}, Chooser.HOST),
         ({"temperature": 1, "logprobs": 0, "typical_p": 0.5}, Chooser.HOST),
         ({"temperature": 1, "logprobs": 0, "top_k": 5}, Chooser.HOST),
-        ({"temperature": 0, "logprobs": 0, "presence_penalty": 0.1}, Chooser.EDITS),
-        ({"temperature": 1, "chosen_logits": True, "logit_bias": ((1, 1.0),)}, Chooser.EDITS),
+        ({"temperature": 0, "logprobs": 0, "presence_penalty": 0.1}, Chooser.ADJUSTED),
+        ({"temperature": 1, "chosen_logits": True, "logit_bias": ((1, 1.0),)}, Chooser.ADJUSTED),
     ],
 )
 def test_a_device_that_computes_logprobs_chooses_as_without_them(

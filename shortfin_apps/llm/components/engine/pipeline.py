@@ -5,7 +5,7 @@
                     the terms of these tokens' log-probabilities
     complete n      wait for the tokens of step n
     commit n        append them, publish pages, end requests
-    draw n + 1      queue the draws that depend on the tokens of step n: edits by penalties, bans, grammars;
+    draw n + 1      queue the draws that depend on the tokens of step n: masks of grammars, bans after words;
                     none for a row whose next token a grammar forces, because its commit appended that token
 
 The device thus always has work while the host plans and commits. With depth 0, each step is completed before
@@ -34,6 +34,22 @@ from shortfin_apps.llm.components.sampling.candidates import Drawn
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from shortfin_apps.llm.contract.abi import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class RowChoosers:
+    """The rows of a batch by what chooses their next token; rows that yield none are left out.
+
+    `edits` has the edits of each row of `adjusted`. `is_settled`: the device chooses all, and will choose all
+    further tokens of these requests in the same way.
+    """
+
+    device: Sequence[int] = ()
+    adjusted: Sequence[int] = ()
+    late: Sequence[int] = ()
+    host: Sequence[int] = ()
+    edits: Sequence[RowEdits] = ()
+    is_settled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +94,8 @@ class Pipeline:
         self._cache = cache
         self._depth = depth
         self._steps: deque[InFlight] = deque()
-        self._device_series: object = None  # the last series of batches whose tokens the device chooses alone
+        # The last series of batches whose tokens the device chooses alone, and the choosers of its rows.
+        self._settled: tuple[object, RowChoosers] = None, RowChoosers()
         self.num_ahead = 0
 
     def __len__(self) -> int:
@@ -169,7 +186,7 @@ class Pipeline:
                 lease.is_suspect = True
         while self._steps:
             self.forget_first()
-        self._runner.forget_loop()
+        self._runner.forget_state()
 
     def _queue(self, step: InFlight) -> None:
         if not self._steps:
@@ -180,28 +197,50 @@ class Pipeline:
         if fields is None or step.batch.tasks[-1].num_ahead:
             step.unread.update(rows)
             return
-        choosers = [] if step.batch.series is self._device_series else self._choosers(step)
-        on_device = [row for row, each in enumerate(choosers) if each is Chooser.DEVICE] if choosers else rows
+        choosers = self._choosers(step)
         if not step.draws_all:
-            self._draw(step, on_device)
-        self._compute_terms(step, on_device)
-        if len(on_device) == len(rows):
-            self._device_series = step.batch.series
-            return
-        step.unread.update(row for row in rows if choosers[row] is Chooser.HOST)
-        step.late += [row for row in rows if choosers[row] is Chooser.EDITS]
+            self._draw(step, choosers.device)
+        self._draw(step, choosers.adjusted, choosers.edits)
+        self._compute_terms(step, [*choosers.device, *choosers.adjusted])
+        step.unread.update(choosers.host)
+        step.late += choosers.late
         if not self._steps and step.late:
             self._draw_late(step)
 
-    def _choosers(self, step: InFlight) -> list[Chooser | None]:
-        """Return what chooses the next token after each task; None if the task yields none."""
+    def _choosers(self, step: InFlight) -> RowChoosers:
+        """Return what chooses the next token of each row; the same object for all batches of a series."""
+        series, choosers = self._settled
+        if step.batch.series is not series:
+            choosers = self._new_choosers(step)
+            if choosers.is_settled:
+                self._settled = step.batch.series, choosers
+        return choosers
+
+    def _new_choosers(self, step: InFlight) -> RowChoosers:
         tasks = step.batch.tasks
+        rows = [row for row, task in enumerate(tasks) if task.completes]
         if not (step.draws_all or self._runner.buckets.draws_rows):
-            return [Chooser.HOST if task.completes else None for task in tasks]
-        return [
-            (task.request.chooser or self._chooser(task.request)) if task.completes else None
-            for task in tasks
-        ]
+            return RowChoosers(host=rows)
+        by_chooser: dict[Chooser, list[int]] = {chooser: [] for chooser in Chooser}
+        for row in rows:
+            by_chooser[tasks[row].request.chooser or self._chooser(tasks[row].request)].append(row)
+        edits = [self._edits(tasks[row].request) for row in by_chooser[Chooser.ADJUSTED]]
+        is_settled = len(rows) == len(tasks) and all(
+            task.request.chooser in (Chooser.DEVICE, Chooser.ADJUSTED) for task in tasks
+        )
+        return RowChoosers(
+            device=by_chooser[Chooser.DEVICE],
+            adjusted=by_chooser[Chooser.ADJUSTED],
+            late=by_chooser[Chooser.LATE],
+            host=by_chooser[Chooser.HOST],
+            edits=edits,
+            is_settled=is_settled,
+        )
+
+    def _edits(self, request: Request) -> RowEdits:
+        edits = self._sampler.row_edits(request, request.num_drawing)
+        assert edits is not None, "the device can adjust the row"
+        return edits
 
     def _chooser(self, request: Request) -> Chooser:
         chooser = self._sampler.chooser(request, request.num_drawing)
