@@ -256,15 +256,17 @@ params = st.fixed_dictionaries(
         "min_p": st.sampled_from([0.0, 0.2]),
         "stop_token_ids": st.frozensets(st.integers(0, 31), max_size=6),
         "ignore_eos": st.booleans(),
-        "min_tokens": st.sampled_from([0, 0, 1]),
+        "min_tokens": st.sampled_from([0, 0, 1, 5]),
         "logprobs": st.sampled_from([None, None, None, 1, 4, 5]),
         "presence_penalty": st.sampled_from([0.0, 0.0, 0.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.0, -0.3]),
+        "repetition_penalty": st.sampled_from([1.0, 1.0, 1.4]),
         "logit_bias": st.sampled_from([(), (), ((3, 2.0), (5, -1.0))]),
         "bad_words": st.sampled_from([(), (), ((1,),), ((2, 3), (4,))]),
         "allowed_token_ids": st.sampled_from([None, None, None, frozenset(range(12))]),
         "chosen_logits": st.sampled_from([False, False, False, True]),
     }
-)
+).map(lambda given: given | {"min_tokens": min(given["min_tokens"], given["max_tokens"])})
 speculations = st.sampled_from([None, None, SpeculationOptions(max_tokens=4, row_cost=0)])
 arrivals = st.lists(
     st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=24), params, st.integers(0, 20)),
