@@ -247,6 +247,10 @@ def test_more_requests_than_the_largest_loop_are_decoded_as_ever() -> None:
         assert rig.outputs[name] == greedy_continuation([ord(name) % 32], 6)
 
 
+def within_max_tokens(given: dict[str, Any]) -> dict[str, Any]:
+    return given | {"min_tokens": min(given["min_tokens"], given["max_tokens"])}
+
+
 params = st.fixed_dictionaries(
     {
         "max_tokens": st.integers(1, 16),
@@ -266,7 +270,7 @@ params = st.fixed_dictionaries(
         "allowed_token_ids": st.sampled_from([None, None, None, frozenset(range(12))]),
         "chosen_logits": st.sampled_from([False, False, False, True]),
     }
-).map(lambda given: given | {"min_tokens": min(given["min_tokens"], given["max_tokens"])})
+).map(within_max_tokens)
 speculations = st.sampled_from([None, None, SpeculationOptions(max_tokens=4, row_cost=0)])
 arrivals = st.lists(
     st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=24), params, st.integers(0, 20)),
