@@ -37,6 +37,7 @@ from tests.components.fault_schedule import (
     on_random_terms,
     random_sampling,
 )
+from tests.components.penalties import random_penalties
 
 MAX_PROMPT_TOKENS, MAX_TOKENS = 44, 36
 NUM_STEMS = 5
@@ -166,7 +167,8 @@ class Served:
 def _random_call(rng: random.Random, stems: list[list[int]]) -> GenerateCall:
     prompt = rng.choice(stems)[: rng.randint(1, rng.choice([20, MAX_PROMPT_TOKENS]))]
     max_tokens = rng.randint(1, MAX_TOKENS)
-    return call("", prompt, max_tokens, ignore_eos=True, chosen_logits=True, **random_sampling(rng))
+    params = random_sampling(rng) | random_penalties(rng)
+    return call("", prompt, max_tokens, ignore_eos=True, chosen_logits=True, **params)
 
 
 class RealSchedule(Schedule):
