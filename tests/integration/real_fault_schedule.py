@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from shortfin_apps.llm.components.batching import BATCH_MODES, make_mode
@@ -116,6 +116,7 @@ class Served:
         ids = [rng.randrange(32, 127) for _ in range(FEW_IDS)]
         stems = [[rng.choice(ids) for _ in range(MAX_PROMPT_TOKENS)] for _ in range(NUM_STEMS)]
         calls = [_random_call(rng, stems) for _ in range(size)]
+        calls = [replace(each, params=replace(each.params, **random_penalties(rng))) for each in calls]
         self.catalogue += [(each, self._undisturbed(each)) for each in calls]
 
     def _undisturbed(self, asked: GenerateCall) -> Answer:
@@ -167,8 +168,7 @@ class Served:
 def _random_call(rng: random.Random, stems: list[list[int]]) -> GenerateCall:
     prompt = rng.choice(stems)[: rng.randint(1, rng.choice([20, MAX_PROMPT_TOKENS]))]
     max_tokens = rng.randint(1, MAX_TOKENS)
-    params = random_sampling(rng) | random_penalties(rng)
-    return call("", prompt, max_tokens, ignore_eos=True, chosen_logits=True, **params)
+    return call("", prompt, max_tokens, ignore_eos=True, chosen_logits=True, **random_sampling(rng))
 
 
 class RealSchedule(Schedule):

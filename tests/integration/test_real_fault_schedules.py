@@ -94,7 +94,7 @@ def test_all_bits_of_a_thousand_answers_of_smollm2(tmp_path: Path) -> None:
 @pytest.mark.emulated
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("catalogue", "answers"), [(6, 10), pytest.param(64, MANY, marks=pytest.mark.by_hand)]
+    ("catalogue", "answers"), [(6, 20), pytest.param(64, MANY, marks=pytest.mark.by_hand)]
 )
 def test_all_bits_under_faults_on_an_emulated_gpu(
     build_tiny: BuildTiny, emulated_gpus: EmulatedGpus, catalogue: int, answers: int
