@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature, TensorType
-from shortfin_apps.llm.contract.abi import Entry, EntryFamily
+from shortfin_apps.llm.contract.abi import ARGUMENT_TYPES, Entry, EntryFamily
 from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -73,9 +74,10 @@ class IdleProgram:
             Entry(EntryFamily.EXTEND, None, None): one,
             Entry(EntryFamily.EXTEND, None, EXTEND_TOKENS): one,
             Entry(EntryFamily.SAMPLE, rows, None): (TensorType((rows,), I64),),
+            Entry(EntryFamily.ADJUSTED_SAMPLE, rows, None): (TensorType((rows,), I64),),
         }
         self.entries: Mapping[str, EntrySignature] = {
-            entry.name: EntrySignature(entry.name, _arguments(entry), types, workspace_bytes=1)
+            entry.name: EntrySignature(entry.name, _arguments(entry, vocab_size), types, workspace_bytes=1)
             for entry, types in results.items()
         }
 
@@ -90,8 +92,12 @@ class IdleProgram:
         return IdlePending(self._ready_s)
 
 
-def _arguments(entry: Entry) -> tuple[TensorType, ...] | None:
-    """Return the types of an `extend`'s arguments, which say that its tasks are packed; else None."""
+def _arguments(entry: Entry, vocab_size: int) -> tuple[TensorType, ...] | None:
+    """Return the types of arguments if the engine reads them: of an `extend`, and of counts of tokens."""
+    if entry.family is EntryFamily.ADJUSTED_SAMPLE:
+        of_rows = entry.argument_shapes() | {"counts": (None, vocab_size)}
+        dtypes = {name: MLIR_DTYPES[ARGUMENT_TYPES.get(name, "i64")] for name in of_rows}
+        return tuple(TensorType(shape, dtypes[name]) for name, shape in of_rows.items())
     if entry.family is not EntryFamily.EXTEND:
         return None
     shapes = entry.argument_shapes(tokens_rank=1).values()

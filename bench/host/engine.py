@@ -31,10 +31,12 @@ def idle_engine(rows: int, vocab_size: int, *, step_s: float = 0.0) -> Engine:
     return engine
 
 
-def steady_step_us(rows: int) -> float:
+def steady_step_us(rows: int, presence_penalty: float = 0.0) -> float:
     """Return the median CPU time in us of a step that generates one token for each of `rows` requests."""
     engine = idle_engine(rows, VOCAB_SIZE)
-    params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True)
+    params = SamplingParams(
+        max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True, presence_penalty=presence_penalty
+    )
     for row in range(rows):
         prompt = tuple((row + position) % VOCAB_SIZE for position in range(PROMPT_TOKENS))
         engine.add(GenerateCall(request_id=str(row), prompt_token_ids=prompt, params=params))

@@ -33,6 +33,7 @@ from shortfin_apps.llm.components.runtime.device import (
 from shortfin_apps.llm.components.sampling.draw import draw
 from shortfin_apps.llm.components.sampling.weights import mass_within, scale_of, weights_of
 from shortfin_apps.llm.contract.abi import (
+    KEPT,
     NO_TOP_K,
     NOT_SEEN,
     EditField,
@@ -248,7 +249,8 @@ class FakeProgram:
         return (
             *(logits, *others, TensorType((len(PenaltyField), rows), F32)),
             *(TensorType((len(EditField), None), I32), TensorType((None, words), I32)),
-            *(TensorType((rows,), I64), table),
+            *(TensorType((rows,), I64), TensorType((rows,), I64)),
+            *(table, TensorType((None, VOCAB), I32)),
         )
 
     def _logprob_types(self, rows: int) -> tuple[TensorType, ...]:
@@ -400,14 +402,26 @@ class FakeProgram:
         edits: Array,
         allowed: Array,
         allowed_indices: Array,
+        resets: Array,
         last_tokens: Array,
+        counts: Array,
     ) -> Sequence[FakeBuffer]:
+        """Adjusts rows, draws by the rule for devices, and writes over the state."""
         adjusted = []
         for row, index in enumerate(row_indices):
             bitmask = allowed[allowed_indices[row]] if allowed_indices[row] >= 0 else None
             of_row = edits[1:, edits[EditField.ROW] == row].T.tolist()
-            adjusted.append(edited(logits[index, 0], of_row, penalties[:, row], bitmask))
-        return [self._drawn(adjusted, slots, positions, sampling, last_tokens)]
+            has_table = slots[row] >= 0
+            of_slot = counts[slots[row]] if has_table else np.full(VOCAB, NOT_SEEN)
+            if has_table and resets[row]:
+                of_slot[:] = NOT_SEEN
+            adjusted.append(edited(logits[index, 0], of_row, of_slot, penalties[:, row], bitmask))
+        token_ids = self._drawn(adjusted, slots, positions, sampling, last_tokens)
+        for slot, position, token_id in zip(slots, positions, token_ids.array, strict=True):
+            if slot >= 0 and position >= 0 and token_id >= 0:
+                counts[slot, token_id] = max(counts[slot, token_id], 0) + 1
+        positions[positions >= 0] += 1
+        return [token_ids]
 
     @staticmethod
     def _run_logprobs(
@@ -501,19 +515,26 @@ def sampled(logits: Array, fields: Array, position: int, k: int) -> int:
     return int(order[draw(np.where(passes, weights, 0), seed, index)])
 
 
-def edited(logits: Array, edits: Sequence[Sequence[int]], penalties: Array, bitmask: Array | None) -> Array:
-    """The logits of one row that a device adjusts, token by token; `edits` are without ROW."""
+def edited(
+    logits: Array, edits: Sequence[Sequence[int]], counts: Array, penalties: Array, bitmask: Array | None
+) -> Array:
+    """The logits of one row that a device adjusts, token by token; `edits` are without ROW.
+
+    The edits change the counts of the row's tokens, in place.
+    """
     result = logits.copy()
     repetition, frequency, presence = penalties
     assert len({token_id for token_id, _, _ in edits}) == len(edits), "a token has two edits"
     for token_id, bias_bits, count in edits:
-        value = result[token_id] + np.int32(bias_bits).view(np.float32)
+        result[token_id] += np.int32(bias_bits).view(np.float32)
+        if count != KEPT:
+            counts[token_id] = count
+    for token_id, count in enumerate(counts.tolist()):
         if count != NOT_SEEN:
+            value = result[token_id]
             value = value / repetition if value > 0 else value * repetition
             value = value - frequency * np.float32(count)
-            value = value - presence if count > 0 else value
-        result[token_id] = value
-    for token_id in range(len(result)):
+            result[token_id] = value - presence if count > 0 else value
         if bitmask is not None and not int(bitmask[token_id // 32]) >> token_id % 32 & 1:
             result[token_id] = -np.inf
     return result
@@ -539,7 +560,8 @@ class FakeDevice:
         only_dispatches: bool = False,
         on_host: bool = False,
     ) -> FakeBuffer:
-        return FakeBuffer(np.zeros(shape, dtype))
+        """Memory of no defined contents, except that of pages, which are zeroed."""
+        return FakeBuffer(np.zeros(shape, dtype) if dtype != I32 else np.full(shape, 77, dtype))
 
     def spare_bytes(self, stage: int = 0) -> int | None:
         return self.spare

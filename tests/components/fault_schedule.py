@@ -30,6 +30,7 @@ from shortfin_apps.llm.serving.frontend.async_engine import MAX_CONSECUTIVE_FAIL
 from tests.components.engine_fixture import FakeDraft, Rig, call, make_draft, make_rig
 from tests.components.fake_device import fake_config
 from tests.components.forcing_grammar import Keys
+from tests.components.penalties import random_penalties
 from tests.components.stepped_engine import NeverBackError, SteppedClock, SteppedEngine, SteppedLoop
 
 EOS = frozenset({7})
@@ -59,6 +60,7 @@ def catalogue() -> list[tuple[GenerateCall, Answer]]:
     rng = random.Random(0)
     stems = [[rng.randrange(4) for _ in range(MAX_PROMPT_TOKENS)] for _ in range(5)]
     calls = [_random_call(rng, stems) for _ in range(CATALOGUE_SIZE)]
+    calls = [replace(each, params=replace(each.params, **random_penalties(rng))) for each in calls]
     return [(each, undisturbed(each)) for each in calls]
 
 

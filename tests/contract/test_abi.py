@@ -94,7 +94,9 @@ def test_an_adjusted_sample_takes_edits_of_all_rows_together() -> None:
         "edits": (4, None),
         "allowed": (None, None),
         "allowed_indices": (4,),
+        "resets": (4,),
         "last_tokens": (None,),
+        "counts": (None, None),
     }
     assert not sample.takes_slabs
     assert sample.named_results(["a"], top_k=4) == {"token_ids": "a"}

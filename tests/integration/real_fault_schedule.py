@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from shortfin_apps.llm.components.batching import BATCH_MODES, make_mode
@@ -37,6 +37,7 @@ from tests.components.fault_schedule import (
     on_random_terms,
     random_sampling,
 )
+from tests.components.penalties import random_penalties
 
 MAX_PROMPT_TOKENS, MAX_TOKENS = 44, 36
 NUM_STEMS = 5
@@ -115,6 +116,7 @@ class Served:
         ids = [rng.randrange(32, 127) for _ in range(FEW_IDS)]
         stems = [[rng.choice(ids) for _ in range(MAX_PROMPT_TOKENS)] for _ in range(NUM_STEMS)]
         calls = [_random_call(rng, stems) for _ in range(size)]
+        calls = [replace(each, params=replace(each.params, **random_penalties(rng))) for each in calls]
         self.catalogue += [(each, self._undisturbed(each)) for each in calls]
 
     def _undisturbed(self, asked: GenerateCall) -> Answer:

@@ -71,9 +71,15 @@ def measure(model: Served, answers: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("weights", ["bf16", "f32", "q4"])
-def test_all_bits_under_faults_on_this_cpu(build_tiny: BuildTiny, weights: WeightType) -> None:
-    with served(build_tiny(BuildOptions(weights=weights)), lambda: open_device("cpu", "auto"), 16) as model:
+@pytest.mark.parametrize(
+    ("weights", "loops"), [("bf16", ()), ("bf16", (1, 2, 4, 8)), ("f32", ()), ("q4", ())]
+)
+def test_all_bits_under_faults_on_this_cpu(
+    build_tiny: BuildTiny, weights: WeightType, loops: tuple[int, ...]
+) -> None:
+    """Without and with steps that are queued ahead."""
+    options = BuildOptions(weights=weights, decode_batch_sizes=(1, 2, 4, 8), decode_loop_sizes=loops)
+    with served(build_tiny(options), lambda: open_device("cpu", "auto"), 16) as model:
         measure(model, 100)
 
 
@@ -88,7 +94,7 @@ def test_all_bits_of_a_thousand_answers_of_smollm2(tmp_path: Path) -> None:
 @pytest.mark.emulated
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("catalogue", "answers"), [(6, 10), pytest.param(64, MANY, marks=pytest.mark.by_hand)]
+    ("catalogue", "answers"), [(6, 20), pytest.param(64, MANY, marks=pytest.mark.by_hand)]
 )
 def test_all_bits_under_faults_on_an_emulated_gpu(
     build_tiny: BuildTiny, emulated_gpus: EmulatedGpus, catalogue: int, answers: int

@@ -3,8 +3,8 @@
 It is upstream shortfin's ABI for paged language models (`module_abi_version` 1; amdsharktank's
 export_paged_llm_v1), extended by packed `extend`, `decode_loop`, `sample`, `adjusted_sample` and `logprobs`
 entries. N and R count rows, one per task (sequence of the batch); S and T count tokens; B is the number of
-pages in a row of the block table; L is the number of slots of `last_tokens`; `slabs` is the KV cache, one
-slab per pipeline stage:
+pages in a row of the block table; L is the number of slots of `last_tokens` and `counts`; `slabs` is the KV
+cache, one slab per pipeline stage:
 
     prefill_bs{N}       tokens [N,S], start_positions [N], seq_lens [N], seq_block_ids [N,B], slabs
     prefill_bs{N}_s{S}  as prefill_bs{N}, with a static S
@@ -18,7 +18,7 @@ slab per pipeline stage:
                         positions [N], sampling [6,N], last_tokens [L]
     adjusted_sample_bs{N}   logits [R,1,V], row_indices [N], slots [N], positions [N], sampling [6,N],
                             penalties [3,N], edits [4,E], allowed [M,ceil(V/32)], allowed_indices [N],
-                            last_tokens [L]
+                            resets [N], last_tokens [L], counts [L,V]
     logprobs_bs{N}      values [R,1,K], indices [R,1,K], logits [R,1,V], row_indices [N], slots [N],
                         last_tokens [L]
 
@@ -58,11 +58,22 @@ entry's results, with or without a top-k (NO_TOP_K). `positions` are the positio
 Padding rows have zeros for sampling, row 0 and position -1. The result is the new token IDs, as in a decode
 loop. If a VMFB has `sample` entries, its decode loops accept NO_TOP_K, too.
 
-`adjusted_sample` adjusts the logits, then draws like `sample`. `edits` has E columns, indexed by `EditField`.
-Each edit is for one token of one row, and each token of a row has at most one. An edit changes the token's
-logit in these steps, each rounded to f32:
+`adjusted_sample` adjusts the logits, then draws like `sample`, but it advances `positions` in place, like a
+decode loop. `counts` (i32) is a second table by slot: how often each token was generated, or NOT_SEEN for a
+token that is neither in the prompt nor in the output. The entry updates it in place, in this order:
 
-    add the bias (minus infinity bans the token)
+    for each row with a nonzero `resets`, all counts of its slot become NOT_SEEN
+    each edit with another COUNT than KEPT sets the count of its token in its row's slot
+    the logits are adjusted, with these counts
+    the drawn token of each row that stores it is counted (the count becomes 1, or grows by 1)
+
+The caller can thus queue a draw before it knows the tokens of earlier ones, and invoke the entry again with
+the same arguments. A row with a negative slot has no counts in the table: they are NOT_SEEN where no edit
+sets them. Counts have no effect on a row with penalties 1, 0 and 0. They are i32, as an output may have more
+than 32,767 tokens. `edits` has E columns, indexed by `EditField`. Each edit is for one token of one row, and
+each token of a row has at most one. A token's logit changes in these steps, each rounded to f32:
+
+    add the bias of its edit, if there is one (minus infinity bans the token)
     unless the count is NOT_SEEN:
         divide a positive logit by the row's repetition penalty; multiply any other logit by it
         subtract the row's frequency penalty times the count
@@ -70,7 +81,7 @@ logit in these steps, each rounded to f32:
 
 `penalties` is indexed by `PenaltyField`. Edits of row -1 are padding. `allowed_indices` names a row of
 `allowed` for each row, or -1 for none; tokens with a 0 bit there (lowest bit first) are banned. Padding rows
-have penalties 0 and `allowed_indices` -1.
+have penalties 0, `allowed_indices` -1 and slot -1.
 
 `logprobs` returns what log-probabilities are computed from, so that the host does not read the logits. It
 reads the rows `row_indices` that another entry has left on the device, before any adjustment, and the token
@@ -111,7 +122,8 @@ WORKSPACE_BYTES = "iree.abi.transients.size.constant"
 WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds for such an entry
 NOT_FINITE = -1  # token ID that the device draws from a row without a finite best logit
 NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the full row
-NOT_SEEN = -1  # as EditField.COUNT: the token is not in the prompt or the output
+NOT_SEEN = -1  # as a count: the token is not in the prompt or the output
+KEPT = -2  # as EditField.COUNT: the count is the one in the table
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 BLOCK_TABLES = ("seq_block_ids", "window_block_ids")
 MIN_BLOCKS = 2  # minimum of B, because upstream's exporter does not support narrower block tables
@@ -178,7 +190,7 @@ class EditField(IntEnum):
     ROW = 0  # index into `row_indices`, not into the rows of `logits`; -1 for padding
     TOKEN_ID = 1
     BIAS = 2  # the bits of an f32
-    COUNT = 3  # how often the token was generated, or NOT_SEEN
+    COUNT = 3  # how often the token was generated, or KEPT
 
 
 class TermField(IntEnum):
@@ -200,14 +212,17 @@ _ARGUMENTS = {
     ),
     Layout.ADJUSTED_SAMPLE: (
         *("logits", "row_indices", "slots", "positions", "sampling"),
-        *("penalties", "edits", "allowed", "allowed_indices", "last_tokens"),
+        *("penalties", "edits", "allowed", "allowed_indices", "resets", "last_tokens", "counts"),
     ),
     Layout.LOGPROBS: ("values", "indices", "logits", "row_indices", "slots", "last_tokens"),
 }
 # Of entries that read rows which another entry has left on the device.
 ROW_LAYOUTS = (Layout.SAMPLE, Layout.ADJUSTED_SAMPLE, Layout.LOGPROBS)
 # MLIR element types of the arguments that are not i64.
-ARGUMENT_TYPES = {"values": "f32", "logits": "f32", "penalties": "f32", "edits": "i32", "allowed": "i32"}
+ARGUMENT_TYPES = {
+    **dict.fromkeys(("values", "logits", "penalties"), "f32"),
+    **dict.fromkeys(("edits", "allowed", "counts"), "i32"),
+}
 _RESULTS = ("values", "indices", "logits")
 TOKEN_IDS = "token_ids"  # the first result of entries that draw tokens
 LOGPROB_RESULTS = ("terms", "top_values", "top_indices")
@@ -285,6 +300,7 @@ class Entry:
             "allowed": (None, None),
             **dict.fromkeys(_RESULTS, (None, 1, None)),
             "last_tokens": (None,),
+            "counts": (None, None),
         }
         names = argument_names(layout, has_prefill_position=has_prefill_position, has_windows=has_windows)
         return {name: shapes.get(name, (self.rows,)) for name in names}

@@ -68,9 +68,7 @@ def test_only_dispatches_write_the_cache(target: Target, spec: ModelSpec, name: 
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("hip:gfx942", marks=pytest.mark.slow)])
-def test_no_entry_copies_the_table_of_last_tokens_or_allocates_on_gpus(
-    device: str,
-) -> None:
+def test_no_entry_copies_a_table_by_slot_or_allocates_on_gpus(device: str) -> None:
     options = replace(SMALL, device=device, decode_loop_sizes=(2,))
     target = resolve_target(device)
     functions = stream_functions(ModelModule(ONE_LAYER, options, target).text(), target)
@@ -79,6 +77,8 @@ def test_no_entry_copies_the_table_of_last_tokens_or_allocates_on_gpus(
     assert len(drawing) == 4
     for function in drawing:
         assert commands_on(function, r"\?xi64") == []
+        if "@adjusted_sample" in function:
+            assert commands_on(function, rf"\?x{ONE_LAYER.vocab_size}xi32") == []
         assert target.is_cpu or "stream.resource.alloca" not in function
 
 

@@ -247,6 +247,10 @@ def test_more_requests_than_the_largest_loop_are_decoded_as_ever() -> None:
         assert rig.outputs[name] == greedy_continuation([ord(name) % 32], 6)
 
 
+def within_max_tokens(given: dict[str, Any]) -> dict[str, Any]:
+    return given | {"min_tokens": min(given["min_tokens"], given["max_tokens"])}
+
+
 params = st.fixed_dictionaries(
     {
         "max_tokens": st.integers(1, 16),
@@ -256,15 +260,17 @@ params = st.fixed_dictionaries(
         "min_p": st.sampled_from([0.0, 0.2]),
         "stop_token_ids": st.frozensets(st.integers(0, 31), max_size=6),
         "ignore_eos": st.booleans(),
-        "min_tokens": st.sampled_from([0, 0, 1]),
+        "min_tokens": st.sampled_from([0, 0, 1, 5]),
         "logprobs": st.sampled_from([None, None, None, 1, 4, 5]),
         "presence_penalty": st.sampled_from([0.0, 0.0, 0.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.0, -0.3]),
+        "repetition_penalty": st.sampled_from([1.0, 1.0, 1.4]),
         "logit_bias": st.sampled_from([(), (), ((3, 2.0), (5, -1.0))]),
         "bad_words": st.sampled_from([(), (), ((1,),), ((2, 3), (4,))]),
         "allowed_token_ids": st.sampled_from([None, None, None, frozenset(range(12))]),
         "chosen_logits": st.sampled_from([False, False, False, True]),
     }
-)
+).map(within_max_tokens)
 speculations = st.sampled_from([None, None, SpeculationOptions(max_tokens=4, row_cost=0)])
 arrivals = st.lists(
     st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=24), params, st.integers(0, 20)),

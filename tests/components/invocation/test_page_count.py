@@ -15,24 +15,26 @@ from shortfin_apps.llm.components.invocation.page_count import (
     window_page_count,
 )
 from shortfin_apps.llm.components.runtime.device import EntrySignature, TensorType
-from tests.components.fake_device import F32, FakeDevice, FakeProgram, Faults, fake_config
+from tests.components.fake_device import F32, VOCAB, FakeDevice, FakeProgram, Faults, fake_config
 
 CONFIG = fake_config(stride=4, max_seq_len=64)  # pages of 16 bytes, 16 to a context
 LOGITS = TensorType((2, 8), F32)
 OWNED_BYTES = 2 * 8 * 4 + 100
+LAST_TOKEN = 8  # bytes of each slot
 
 
 class Owner(FakeProgram):
-    """A program whose caller owns results and a workspace."""
+    """A program whose caller owns results and a workspace, with an entry that counts tokens."""
 
     @property
     def entries(self) -> Any:
         signature = EntrySignature("decode_bs2", None, (LOGITS,), workspace_bytes=100)
-        return MappingProxyType({"decode_bs2": signature})
+        adjusted = {name: each for name, each in super().entries.items() if name.startswith("adjusted")}
+        return MappingProxyType({"decode_bs2": signature, **adjusted})
 
 
 def count(spare: int | None, max_running: int) -> int | None:
-    program = Owner(CONFIG, Faults())
+    program = Owner(CONFIG, Faults(), adjusted_sample_sizes=(2,))
     device = FakeDevice(program)
     device.spare = spare
     return pages_that_fit(device, program, CONFIG, max_running)
@@ -42,7 +44,7 @@ def count(spare: int | None, max_running: int) -> int | None:
 def test_pages_fill_what_is_left_within_bounds(spare: int, max_running: int) -> None:
     pages = count(spare, max_running)
     assert pages is not None
-    left = spare - OWNED_BYTES
+    left = spare - OWNED_BYTES - max_running * (LAST_TOKEN + 4 * VOCAB)
     assert 1 + 16 <= pages <= 1 + 16 * max_running
     assert pages * 16 <= left or pages == 1 + 16
     assert (pages + 1) * 16 > left or pages == 1 + 16 * max_running
@@ -83,7 +85,7 @@ def test_where_all_layers_have_a_window_all_memory_is_of_window_pages() -> None:
     assert named_page_count(ALL_WINDOWED, 11) == 1 + 2 * 16
     assert named_page_count(WINDOWED, 11) == named_page_count(CONFIG, 11) == 11
     device = FakeDevice(FakeProgram(ALL_WINDOWED))
-    device.spare = 1600
+    device.spare = 1600 + 8 * LAST_TOKEN
     assert pages_that_fit(device, device.program, ALL_WINDOWED, 8, tokens_ahead=8) == 1600 // 16
 
 
@@ -98,5 +100,6 @@ def test_both_kinds_of_pages_fill_what_is_left(spare: int, max_running: int) -> 
         return page_table_bytes(WINDOWED, count, window_page_count(WINDOWED, count, 8))
 
     assert 1 + 16 <= pages <= 1 + 16 * max_running
-    assert taken(pages) <= spare or pages == 1 + 16
-    assert taken(pages + 1) > spare or pages == 1 + 16 * max_running
+    left = spare - max_running * LAST_TOKEN
+    assert taken(pages) <= left or pages == 1 + 16
+    assert taken(pages + 1) > left or pages == 1 + 16 * max_running

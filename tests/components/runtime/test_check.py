@@ -279,7 +279,8 @@ def adjusted_sample(rows: int, edits: TensorType) -> EntrySignature:
     of_rows = TensorType((rows,), I64)
     arguments = (
         *(TensorType((None, 1, 64), F32), of_rows, of_rows, of_rows, TensorType((6, rows), I64)),
-        *(TensorType((3, rows), F32), edits, TensorType((None, 2), I32), of_rows, TensorType((None,), I64)),
+        *(TensorType((3, rows), F32), edits, TensorType((None, 2), I32), of_rows, of_rows),
+        *(TensorType((None,), I64), TensorType((None, 64), I32)),
     )
     return EntrySignature(f"adjusted_sample_bs{rows}", arguments, (of_rows,))
 

@@ -13,7 +13,7 @@ from shortfin_apps.llm.components.request.request import Request, TokenCounts
 from shortfin_apps.llm.components.sampling.adjustments import adjustments, whole_row
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, bitmask_of, joined, joined_bitmasks
 from shortfin_apps.llm.components.sampling.sampler import Sampler
-from shortfin_apps.llm.contract.abi import EditField, PenaltyField
+from shortfin_apps.llm.contract.abi import KEPT, NOT_SEEN, EditField, PenaltyField
 from tests.components.engine_fixture import call
 from tests.components.fake_device import edited
 
@@ -39,6 +39,11 @@ def requests(draw: st.DrawFn) -> Request:
     return request
 
 
+def seen_by(request: Request) -> TokenCounts:
+    request.token_counts.catch_up(request.token_ids)
+    return request.token_counts
+
+
 @given(requests(), st.integers(0, 2**32))
 def test_logits_are_those_of_the_host(request: Request, seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 5, VOCAB).astype(np.float32)
@@ -47,11 +52,14 @@ def test_logits_are_those_of_the_host(request: Request, seed: int) -> None:
         if each.num_lost(request.call.params, request.num_generated):
             expected = each.apply(expected, request)
             assert each.edit(edits, request)
-    columns, penalties = joined([edits], VOCAB), np.array(edits.penalties, np.float32)
-    allowed = None if edits.allowed is None else joined_bitmasks([edits.allowed], VOCAB)[0]
-    got = edited(logits, columns[1:].T.tolist(), penalties, allowed)
     assert expected.logits is not None
-    np.testing.assert_array_equal(got, expected.logits)
+    penalties = np.array(edits.penalties, np.float32)
+    allowed = None if edits.allowed is None else joined_bitmasks([edits.allowed], VOCAB)[0]
+    counts = np.full(VOCAB, NOT_SEEN)
+    for seen in (seen_by(request), None):  # counts that the edits set are kept by further edits
+        columns = joined([edits], [seen], VOCAB)
+        got = edited(logits, columns[1:].T.tolist(), counts, penalties, allowed)
+        np.testing.assert_array_equal(got, expected.logits)
 
 
 def test_a_token_that_is_banned_stays_so_whatever_its_bias() -> None:
@@ -59,18 +67,20 @@ def test_a_token_that_is_banned_stays_so_whatever_its_bias() -> None:
         edits = RowEdits()
         for name in names:
             edits.ban([3]) if name == "ban" else edits.bias([3], [100.0])
-        assert joined([edits], 8)[EditField.BIAS].view(np.float32).tolist() == [-np.inf]
+        assert joined([edits], [None], 8)[EditField.BIAS].view(np.float32).tolist() == [-np.inf]
 
 
 def test_a_token_that_was_seen_and_has_a_bias_has_one_edit() -> None:
     edits, seen = RowEdits(), TokenCounts(num_prompt=0)
     seen.catch_up([4, 4, 2])
-    edits.penalise(PenaltyField.FREQUENCY, 0.1, seen)
+    edits.penalise(PenaltyField.FREQUENCY, 0.1)
     edits.bias([2, 6], [1.0, 2.0])
-    columns = joined([edits], 8)
+    columns = joined([edits], [seen], 8)
     assert columns[EditField.TOKEN_ID].tolist() == [4, 2, 6]
-    assert columns[EditField.COUNT].tolist() == [2, 1, -1]
+    assert columns[EditField.COUNT].tolist() == [2, 1, KEPT]
     assert columns[EditField.BIAS].view(np.float32).tolist() == [0.0, 1.0, 2.0]
+    kept = joined([edits], [None], 8)
+    assert kept[[EditField.TOKEN_ID, EditField.COUNT]].tolist() == [[2, 6], [KEPT, KEPT]]
 
 
 def test_a_token_of_the_prompt_is_edited_only_by_what_changes_it() -> None:
@@ -80,9 +90,9 @@ def test_a_token_of_the_prompt_is_edited_only_by_what_changes_it() -> None:
     ):
         edits, seen = RowEdits(), TokenCounts(num_prompt=3)
         seen.catch_up([1, 2, 3, 3])
-        edits.penalise(field, penalty, seen)
+        edits.penalise(field, penalty)
         edits.bias([2], [0.5])
-        assert sorted(joined([edits], 8)[EditField.TOKEN_ID].tolist()) == sorted(sent)
+        assert sorted(joined([edits], [seen], 8)[EditField.TOKEN_ID].tolist()) == sorted(sent)
 
 
 def test_bitmasks_leave_what_all_of_them_allow() -> None:
@@ -107,7 +117,7 @@ def test_rows_may_lose_all_tokens_only_if_as_many_are_banned_as_allowed(
 
 
 @pytest.mark.parametrize(
-    ("params", "num_ahead", "is_edited"),
+    ("params", "num_drawing", "is_edited"),
     [
         ({"presence_penalty": 1.0}, 0, True),
         ({"presence_penalty": 1.0, "temperature": 0.0}, 0, True),
@@ -115,17 +125,18 @@ def test_rows_may_lose_all_tokens_only_if_as_many_are_banned_as_allowed(
         ({"presence_penalty": 1.0, "top_k": 5}, 0, False),
         ({"presence_penalty": 1.0, "typical_p": 0.5}, 0, False),
         ({"presence_penalty": 1.0, "logprobs": 0}, 0, True),
-        ({"presence_penalty": 1.0}, 1, False),
+        ({"min_tokens": 2}, 1, True),
+        ({"min_tokens": 2}, 2, False),
         ({}, 0, False),
         ({"forced_token_ids": (3,)}, 0, False),
     ],
 )
-def test_which_rows_the_device_adjusts(params: dict[str, Any], num_ahead: int, is_edited: bool) -> None:
+def test_which_rows_the_device_adjusts(params: dict[str, Any], num_drawing: int, is_edited: bool) -> None:
     request = Request(call("a", [1, 2], 8, **{"temperature": 1.0, **params}))
     sampler = Sampler(ENDS, num_candidates=4, draws_rows=True, adjusts_rows=True)
-    assert (sampler.row_edits(request, num_ahead) is not None) is is_edited
+    assert (sampler.row_edits(request, num_drawing) is not None) is is_edited
     without = Sampler(ENDS, num_candidates=4, draws_rows=True)
-    assert without.row_edits(request, num_ahead) is None
+    assert without.row_edits(request, num_drawing) is None
 
 
 @given(st.lists(requests(), min_size=1, max_size=5))
@@ -136,8 +147,9 @@ def test_rows_joined_are_the_rows_one_by_one(rows: list[Request]) -> None:
         for each in adjustments(ENDS):
             if each.num_lost(request.call.params, request.num_generated):
                 each.edit(of_rows[-1], request)
-    together = joined(of_rows, VOCAB)
+    seen = [seen_by(request) if row % 2 else None for row, request in enumerate(rows)]
+    together = joined(of_rows, seen, VOCAB)
     for row, edits in enumerate(of_rows):
         alone = together[:, together[EditField.ROW] == row]
-        np.testing.assert_array_equal(alone[1:], joined([edits], VOCAB)[1:])
+        np.testing.assert_array_equal(alone[1:], joined([edits], [seen[row]], VOCAB)[1:])
         assert len(set(alone[EditField.TOKEN_ID].tolist())) == alone.shape[1]

@@ -117,8 +117,8 @@ def test_a_device_samples_what_the_candidates_decide_from_now_on(
         ({"temperature": 0, "logprobs": 5}, Chooser.HOST),
         ({"temperature": 1, "logprobs": 0, "typical_p": 0.5}, Chooser.HOST),
         ({"temperature": 1, "logprobs": 0, "top_k": 5}, Chooser.HOST),
-        ({"temperature": 0, "logprobs": 0, "presence_penalty": 0.1}, Chooser.EDITS),
-        ({"temperature": 1, "chosen_logits": True, "logit_bias": ((1, 1.0),)}, Chooser.EDITS),
+        ({"temperature": 0, "logprobs": 0, "presence_penalty": 0.1}, Chooser.ADJUSTED),
+        ({"temperature": 1, "chosen_logits": True, "logit_bias": ((1, 1.0),)}, Chooser.ADJUSTED),
     ],
 )
 def test_a_device_that_computes_logprobs_chooses_as_without_them(
@@ -129,6 +129,41 @@ def test_a_device_that_computes_logprobs_chooses_as_without_them(
     draws: dict[str, Any] = {"num_candidates": 4, "draws_rows": True, "adjusts_rows": True}
     assert Sampler(frozenset(), **draws, computes_logprobs=True).chooser(request) is chooser
     assert Sampler(frozenset(), **draws).chooser(request) is Chooser.HOST
+
+
+class NoGrammar:
+    """A grammar that needs no text."""
+
+    param = "grammar"
+
+    def matcher(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("params", "num_ahead", "chooser"),
+    [
+        ({"presence_penalty": 0.1}, 3, Chooser.ADJUSTED),
+        ({"presence_penalty": 0.1, "top_k": 5}, 0, Chooser.HOST),
+        ({"presence_penalty": 0.1, "typical_p": 0.5}, 0, Chooser.HOST),
+        ({"allowed_token_ids": frozenset({3, 4}), "bad_words": ((3,),)}, 1, Chooser.ADJUSTED),
+        ({"bad_words": ((3,), (4, 5))}, 0, Chooser.LATE),
+        ({"output_grammar": NoGrammar(), "presence_penalty": 0.1}, 0, Chooser.LATE),
+        ({"min_tokens": 3, "stop_token_ids": frozenset({3})}, 2, Chooser.ADJUSTED),
+        ({"min_tokens": 3, "stop_token_ids": frozenset({3})}, 3, Chooser.DEVICE),
+        (
+            {"min_tokens": 3, "stop_token_ids": frozenset({3}), "allowed_token_ids": frozenset({4})},
+            2,
+            Chooser.HOST,
+        ),
+    ],
+)
+def test_rows_wait_for_the_token_before_only_if_their_edits_depend_on_it(
+    params: dict[str, Any], num_ahead: int, chooser: Chooser
+) -> None:
+    request = Request(call("a", [1], **{"temperature": 1, **params}))
+    sampler = Sampler(frozenset(), num_candidates=4, draws_rows=True, adjusts_rows=True)
+    assert sampler.chooser(request, num_ahead) is chooser
 
 
 @pytest.mark.parametrize(

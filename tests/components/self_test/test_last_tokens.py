@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.self_test.last_tokens import Table
+from shortfin_apps.llm.contract.abi import NOT_SEEN
 
 TOKENS = st.integers(0, 999)
 
@@ -20,3 +21,16 @@ def test_a_table_has_what_was_drawn_and_else_what_it_had(token_ids: list[int], d
     assert table.problem(after, drawn) is None
     after[data.draw(st.integers(0, len(token_ids)))] += 1
     assert table.problem(after, drawn) is not None
+
+
+@given(st.lists(st.integers(-1, 8), min_size=1, max_size=4), st.data())
+def test_counts_are_of_the_tokens_that_rows_drew(drawn: list[int], data: st.DataObject) -> None:
+    table = Table([0] * len(drawn))
+    after = table.counts(vocab_size=9)
+    for slot, token_id in zip(table.slots, drawn, strict=True):
+        after[slot] = NOT_SEEN
+        if token_id >= 0:
+            after[slot, token_id] = 1
+    assert table.counts_problem(after, np.array(drawn)) is None
+    after[data.draw(st.integers(0, len(drawn))), data.draw(st.integers(0, 8))] += 1
+    assert table.counts_problem(after, np.array(drawn)) is not None

@@ -15,8 +15,11 @@ from shortfin_apps.llm.tools.dump_replay.replay import Replay
 from tests.components.engine_fixture import Rig
 from tests.components.fake_device import FakeDevice, FakeProgram, Faults, known, page_table_of
 
-# A replay keeps no token table. Others are results of the batch before.
-NOT_COMPARED = {"cache", "window_cache", "values", "indices", "logits", "last_tokens", "slots"}
+# A replay keeps no tables by slot: its edits have the counts. Others are results of the batch before.
+NOT_COMPARED = {
+    *("cache", "window_cache", "values", "indices", "logits"),
+    *("last_tokens", "slots", "counts", "resets", "edits"),
+}
 Executed = list[tuple[str, dict[str, Any]]]  # entries with their arguments, but for slabs and results
 
 

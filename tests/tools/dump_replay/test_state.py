@@ -8,13 +8,16 @@ import pytest
 
 from shortfin_apps.llm.components.recorder.dump_file import DumpError
 from shortfin_apps.llm.components.recorder.records import Array, Draw, Logprobs, Task
-from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
+from shortfin_apps.llm.contract.abi import KEPT, EditField, PenaltyField, SamplingField
 from shortfin_apps.llm.tools.dump_replay.state import (
     Held,
     KnownPages,
     check_tokens,
     draw_arguments,
+    lacks_counts,
     logprob_arguments,
+    with_counts,
+    without_slots,
 )
 from tests.components.fake_device import VOCAB, FakeBuffer
 
@@ -37,6 +40,7 @@ def draw(**other: Array) -> Draw:
         "edits": array(edits, "<i4"),
         "allowed": array(np.zeros((1, 1)), "<i4"),
         "allowed_indices": array(np.array([0, -1]), "<i8"),
+        "resets": array(np.array([0, 1]), "<i8"),
     }
     return Draw(number=1, began_s=0.0, entry="adjusted_sample_bs2", arguments=arguments | other, num_draws=2)
 
@@ -44,8 +48,33 @@ def draw(**other: Array) -> Draw:
 def test_arguments_are_as_they_were() -> None:
     found = draw_arguments(draw(), RESULTS)
     assert found["positions"].tolist() == [4, 5]
-    assert found["slots"].tolist() == [-1, -1]
+    assert found["slots"].tolist() == [7, -1]
     assert found["edits"].shape == (len(EditField), 3)
+    assert without_slots(found)["slots"].tolist() == [-1, -1]
+
+
+def test_counts_that_only_the_servers_table_had_are_added_to_the_edits() -> None:
+    edits = np.array([[0, 0, 1, -1], [5, 6, 5, 0], [11, 12, 13, 0], [KEPT, KEPT, KEPT, 0]])
+    penalties, slots = np.ones((len(PenaltyField), 2)), np.array([7, 8])
+    arrays = draw_arguments(
+        draw(edits=array(edits, "<i4"), penalties=array(penalties, "<f4"), slots=array(slots, "<i8")), RESULTS
+    )
+    assert [lacks_counts(arrays, row) for row in range(2)] == [True, False]
+    sampling = np.zeros((len(SamplingField), 2), np.int64)
+    sampling[SamplingField.PROMPT_LENGTH] = 2
+    found = with_counts(arrays | {"sampling": sampling}, 0, [4, 5, 5, 9, VOCAB], VOCAB)["edits"]
+    own = found[1:, found[EditField.ROW] == 0].T.tolist()
+    assert sorted(own) == [[4, 0, 0], [5, 11, 1], [6, 12, KEPT], [9, 0, 1]]
+    np.testing.assert_array_equal(found[:, found[EditField.ROW] != 0], edits[:, 2:])
+
+
+def test_rows_without_penalties_or_with_counts_in_their_edits_lack_none() -> None:
+    plain = array(np.array([[1, 1], [0, 0], [0, 0]]), "<f4")
+    slots = array(np.array([7, 8]), "<i8")
+    assert not any(
+        lacks_counts(draw_arguments(draw(penalties=plain, slots=slots), RESULTS), r) for r in (0, 1)
+    )
+    assert not lacks_counts(draw_arguments(draw(slots=array(np.array([-1, 8]), "<i8")), RESULTS), 0)
 
 
 def logprobs(num_rows: int = 2, **other: Array) -> Logprobs:
@@ -87,6 +116,7 @@ def test_logprobs_of_rows_that_are_not_there_are_refused(record: Logprobs) -> No
         {"edits": array(np.zeros((2, 1)), "<i4")},
         {"allowed": array(np.zeros((1, 7)), "<i4")},
         {"allowed_indices": array(np.array([5, 0]), "<i8")},
+        {"resets": array(np.array([0]), "<i8")},
         {"positions": Array("|O", (1,), bytes(8))},
         {"positions": Array("<i8", (9,), bytes(8))},
         {"positions": Array("<i8", (), bytes(8))},

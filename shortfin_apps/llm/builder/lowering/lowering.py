@@ -23,7 +23,7 @@ Shapes and dtypes are in model/operations.py. Each method may be called for seve
 rows that another function left on the device. Such a class has two further methods, for rows of another
 function. The class with `top_k` then selects the best of the adjusted logits:
 
-    adjust(e, rows) -> Tensor, the adjusted logits
+    adjust(e, rows) -> two Tensors, the adjusted logits and the counts
     logprobs(e, rows) -> LogprobTensors
 
 A class with `linear` and `places_logits` = True also has a method that writes a product to given memory:
@@ -193,13 +193,14 @@ class Values:
 class DrawState:
     """The arguments of an entry that describe draws, and where to store the drawn tokens (contract/abi.py).
 
-    A draw replaces `last_tokens`; in a decode loop also `positions`.
+    A draw replaces `last_tokens`, in entries other than `sample` also `positions`, and `counts` unless None.
     """
 
     slots: Tensor  # [rows] i64
     positions: Tensor  # [rows] i64
     sampling: Tensor  # [fields, rows] i64
     last_tokens: Tensor  # [slots] i64
+    counts: Tensor | None = None  # [slots, vocab] i32
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,9 @@ class AdjustedRows:
     edits: Tensor  # [fields, any] i32
     allowed: Tensor  # [any, words] i32
     allowed_indices: Tensor  # [rows] i64
+    slots: Tensor  # [rows] i64
+    resets: Tensor  # [rows] i64
+    counts: Tensor  # [slots, vocab] i32
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,15 +301,22 @@ class Lowering:
 
     def draw(self, e: Emitter, arguments: Mapping[str, Tensor]) -> RowResults:
         """Emit the draws of a `sample` entry with these arguments."""
-        drawn = self._sample(e, _taken(LeftRows, arguments), _taken(DrawState, arguments))
-        return _draw_results(drawn)
+        token_ids, state = self._sample(e, _taken(LeftRows, arguments), _taken(DrawState, arguments))
+        return {"token_ids": token_ids}, {"last_tokens": state.last_tokens}
 
     def draw_adjusted(self, e: Emitter, arguments: Mapping[str, Tensor]) -> RowResults:
         """Emit the adjustments and the draws of an `adjusted_sample` entry with these arguments."""
-        logits = self._kernels[Sample].adjust(e, _taken(AdjustedRows, arguments))
+        logits, counts = self._kernels[Sample].adjust(e, _taken(AdjustedRows, arguments))
         values, indices = self._kernels[TopK].top_k(e, logits)
-        rows = LeftRows(values, indices, logits)
-        return _draw_results(self._sample(e, rows, _taken(DrawState, arguments)))
+        state = replace(_taken(DrawState, arguments), counts=counts)
+        token_ids, state = self._sample(e, LeftRows(values, indices, logits), state, advances=True)
+        assert state.counts is not None, "the tokens are counted"
+        updated = {
+            "positions": state.positions,
+            "last_tokens": state.last_tokens,
+            "counts": state.counts,
+        }
+        return {"token_ids": token_ids}, updated
 
     def logprobs(self, e: Emitter, arguments: Mapping[str, Tensor]) -> RowResults:
         """Emit the reductions of a `logprobs` entry with these arguments."""
@@ -387,14 +398,9 @@ class Lowering:
                 values[operation.out] = kernels.compute(e, operation, values)
 
 
-def _draw_results(drawn: Drawn) -> RowResults:
-    token_ids, state = drawn
-    return {"token_ids": token_ids}, {"last_tokens": state.last_tokens}
-
-
 def _taken(kind: type[_T], arguments: Mapping[str, Tensor]) -> _T:
-    """Return the `kind` that consists of the arguments with the names of its fields."""
-    return kind(**{each.name: arguments[each.name] for each in fields(kind)})
+    """Return the `kind` that consists of the arguments with the names of its fields; others have defaults."""
+    return kind(**{each.name: arguments[each.name] for each in fields(kind) if each.name in arguments})
 
 
 def _turn(run: Sequence[Operation], values: Values) -> None:

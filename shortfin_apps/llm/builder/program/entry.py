@@ -32,6 +32,11 @@ MOST_PACKED_ROWS = 256
 
 CACHES = ("cache", "window_cache")  # argument names of the slabs
 LOOP_STATE = ("positions", "last_tokens")  # arguments that a decode loop updates in place
+ROW_UPDATES = {  # arguments that entries update which read existing rows
+    EntryFamily.SAMPLE: ("last_tokens",),
+    EntryFamily.ADJUSTED_SAMPLE: ("positions", "last_tokens", "counts"),
+    EntryFamily.LOGPROBS: (),
+}
 
 # By pool: the layers with pages in the pool's slab, and the elements of a page.
 Slabs = Mapping[Pool, tuple[Sequence[int], int]]
@@ -135,14 +140,14 @@ def write_row_entry(
         **dict.fromkeys(("values", "indices"), top_k),
         "logits": vocab_size,
         "allowed": -(-vocab_size // 32),
+        "counts": vocab_size,
     }
     imported = {}
     for name, (*leading, last) in entry.argument_shapes().items():
         shape = [*leading, widths.get(name, last)]
         dims = [_dim(e, name, axis) if size is None else size for axis, size in enumerate(shape)]
         dtype = ARGUMENT_TYPES.get(name, "i64")
-        is_updated = name == "last_tokens" and entry.returns_token_ids
-        imported[name] = _import(e, name, dims, dtype, updated=is_updated)
+        imported[name] = _import(e, name, dims, dtype, updated=name in ROW_UPDATES[entry.family])
     types = {name: each.type for name, each in imported.items()}
     results, updated = body(e, imported)
     return _function(e, entry, types, results, updated, owned=static_workspace)

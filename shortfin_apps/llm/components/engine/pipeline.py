@@ -5,7 +5,7 @@
                     the terms of these tokens' log-probabilities
     complete n      wait for the tokens of step n
     commit n        append them, publish pages, end requests
-    draw n + 1      queue the draws that depend on the tokens of step n: edits by penalties, bans, grammars;
+    draw n + 1      queue the draws that depend on the tokens of step n: masks of grammars, bans after words;
                     none for a row whose next token a grammar forces, because its commit appended that token
 
 The device thus always has work while the host plans and commits. With depth 0, each step is completed before
@@ -29,11 +29,27 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import Lease
-from shortfin_apps.llm.components.request.request import Chooser
+from shortfin_apps.llm.components.request.request import Chooser, Request
 from shortfin_apps.llm.components.sampling.candidates import Drawn
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from shortfin_apps.llm.contract.abi import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class RowChoosers:
+    """The rows of a batch by what chooses their next token; rows that yield none are left out.
+
+    `edits` has the edits of each row of `adjusted`. `is_settled`: the device chooses all, and will choose all
+    further tokens of these requests in the same way.
+    """
+
+    device: Sequence[int] = ()
+    adjusted: Sequence[int] = ()
+    late: Sequence[int] = ()
+    host: Sequence[int] = ()
+    edits: Sequence[RowEdits] = ()
+    is_settled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +94,8 @@ class Pipeline:
         self._cache = cache
         self._depth = depth
         self._steps: deque[InFlight] = deque()
-        self._device_series: object = None  # the last series of batches whose tokens the device chooses alone
+        # The last series of batches whose tokens the device chooses alone, and the choosers of its rows.
+        self._settled: tuple[object, RowChoosers] = None, RowChoosers()
         self.num_ahead = 0
 
     def __len__(self) -> int:
@@ -169,7 +186,7 @@ class Pipeline:
                 lease.is_suspect = True
         while self._steps:
             self.forget_first()
-        self._runner.forget_loop()
+        self._runner.forget_state()
 
     def _queue(self, step: InFlight) -> None:
         if not self._steps:
@@ -180,42 +197,54 @@ class Pipeline:
         if fields is None:
             step.unread.update(rows)
             return
-        if step.batch.has_proposals:
-            self._draw_proposing(step)
-            return
-        choosers = [] if step.batch.series is self._device_series else self._choosers(step)
-        on_device = [row for row, each in enumerate(choosers) if each is Chooser.DEVICE] if choosers else rows
+        choosers = self._choosers(step)
         if not step.draws_all:
-            self._draw(step, on_device)
-        self._compute_terms(step, on_device)
-        if len(on_device) == len(rows):
-            self._device_series = step.batch.series
-            return
-        step.unread.update(row for row in rows if choosers[row] is Chooser.HOST)
-        step.late += [row for row in rows if choosers[row] is Chooser.EDITS]
+            self._draw(step, choosers.device, stores=not step.batch.has_proposals)
+        self._draw(step, choosers.adjusted, choosers.edits)
+        self._compute_terms(step, [*choosers.device, *choosers.adjusted])
+        step.unread.update(choosers.host)
+        step.late += choosers.late
         if not self._steps and step.late:
             self._draw_late(step)
 
-    def _draw_proposing(self, step: InFlight) -> None:
-        """Queue the draws after proposed tokens and of the other rows, which the commit compares.
+    def _choosers(self, step: InFlight) -> RowChoosers:
+        """Return what chooses the next token of each row; the same object for all batches of a series."""
+        series, choosers = self._settled
+        if step.batch.series is not series:
+            choosers = self._new_choosers(step)
+            if choosers.is_settled:
+                self._settled = step.batch.series, choosers
+        return choosers
 
-        They are not stored, because several rows have the same slot. The host reads rows that need edits or
-        terms: these depend on the slot's token.
-        """
-        drawn: list[int] = []
-        for row, (task, chooser) in enumerate(zip(step.batch.tasks, self._choosers(step), strict=True)):
-            if chooser is Chooser.DEVICE and not task.request.needs_terms:
-                drawn.append(row)
-            elif chooser is not None:
-                step.unread.add(row)
-        self._draw(step, drawn, stores=False)
-
-    def _choosers(self, step: InFlight) -> list[Chooser | None]:
-        """Return what chooses the next token after each task; None if the task yields none."""
+    def _new_choosers(self, step: InFlight) -> RowChoosers:
         tasks = step.batch.tasks
+        rows = [row for row, task in enumerate(tasks) if task.completes]
         if not (step.draws_all or self._runner.buckets.draws_rows):
-            return [Chooser.HOST if task.completes else None for task in tasks]
-        return [(task.request.chooser or self._chooser(task)) if task.completes else None for task in tasks]
+            return RowChoosers(host=rows)
+        by_chooser: dict[Chooser, list[int]] = {chooser: [] for chooser in Chooser}
+        for row in rows:
+            by_chooser[tasks[row].request.chooser or self._chooser(tasks[row])].append(row)
+        if step.batch.has_proposals:
+            # Several rows have the same slot, so its token and counts are not those before each row.
+            device = [row for row in by_chooser[Chooser.DEVICE] if not tasks[row].request.needs_terms]
+            return RowChoosers(device=device, host=sorted({*rows} - {*device}))
+        edits = [self._edits(tasks[row].request) for row in by_chooser[Chooser.ADJUSTED]]
+        is_settled = len(rows) == len(tasks) and all(
+            task.request.chooser in (Chooser.DEVICE, Chooser.ADJUSTED) for task in tasks
+        )
+        return RowChoosers(
+            device=by_chooser[Chooser.DEVICE],
+            adjusted=by_chooser[Chooser.ADJUSTED],
+            late=by_chooser[Chooser.LATE],
+            host=by_chooser[Chooser.HOST],
+            edits=edits,
+            is_settled=is_settled,
+        )
+
+    def _edits(self, request: Request) -> RowEdits:
+        edits = self._sampler.row_edits(request, request.num_drawing)
+        assert edits is not None, "the device can adjust the row"
+        return edits
 
     def _chooser(self, task: LlmTaskInput) -> Chooser:
         request = task.request

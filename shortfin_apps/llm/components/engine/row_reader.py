@@ -99,7 +99,9 @@ class RowReader:
         drawn_edits: list[RowEdits] = []
         for index in unsure:
             task = launch.batch.tasks[index]
-            edits = self._edits.get(index) or self._sampler.row_edits(task.request, task.num_ahead)
+            edits = self._edits.get(index)
+            if edits is None and not task.num_ahead:
+                edits = self._sampler.row_edits(task.request)
             if edits is not None:
                 rows.append(index)
                 drawn_edits.append(edits)

@@ -22,12 +22,8 @@ from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
 from shortfin_apps.llm.components.invocation.loop_state import Call, Fields, LoopState
 from shortfin_apps.llm.components.invocation.padded_tasks import padded_arrays
-from shortfin_apps.llm.components.invocation.row_draws import (
-    LastUpload,
-    padded_draws,
-    padded_edits,
-    padded_logprobs,
-)
+from shortfin_apps.llm.components.invocation.row_draws import DrawArguments, LastUpload, padded_logprobs
+from shortfin_apps.llm.components.invocation.slot_tables import SLOT_TABLES, SlotTables
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import SCRATCH_PAGE
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
@@ -86,10 +82,10 @@ class BatchRunner:
             )
             for layout in Layout
         }
-        # The token table (abi.py); `reserve_slots` sets its size.
-        self._last_tokens = device.allocate((1,), np.dtype(np.int64), only_dispatches=True)
+        self._slots = SlotTables(device, program.entries)  # `reserve_slots` sets their size
         self._loop = LoopState(self._upload)
         self._recorded_loop: Loop | None = None
+        self._draw_arguments = DrawArguments(self._upload, self._slots)
         self._logprob_arguments = LastUpload(self._upload)
         self._block_tables = BlockTables(self._upload)
         self._window_tables = BlockTables(self._upload)
@@ -100,8 +96,8 @@ class BatchRunner:
         self.num_uploads = 0  # arrays copied to the device
 
     def reserve_slots(self, num_slots: int) -> None:
-        """Make room in the token table for as many running requests."""
-        self._last_tokens = self._device.allocate((num_slots,), np.dtype(np.int64), only_dispatches=True)
+        """Make room in the tables by slot for as many running requests."""
+        self._slots.resize(num_slots)
 
     @property
     def table_counts(self) -> TableCounts:
@@ -217,9 +213,10 @@ class BatchRunner:
         if launch.record is not None and launch.record.ended_s is None:
             self._ended(launch.record, InvocationError("given up, as another invocation had failed"))
 
-    def forget_loop(self) -> None:
-        """Upload the state of the next decode loop again, after an invocation has failed."""
+    def forget_state(self) -> None:
+        """Upload the state of decode loops and draws again, after an invocation has failed."""
         self._loop.forget()
+        self._draw_arguments.forget()
 
     def _token_ids(self, buffer: DeviceBuffer, rows: int) -> list[int]:
         token_ids: list[int] = self._device.download(buffer)[:rows].tolist()
@@ -253,7 +250,7 @@ class BatchRunner:
         """Run the entry of `shape` on these arguments, by name, and the pages of `tasks`, without counting.
 
         `left`: results of another entry that this one reads. Returns the entry's results by name, and its
-        table `last_tokens` as it is afterwards. Raises InvocationError.
+        tables by slot as they are afterwards. Raises InvocationError.
         """
         entry = Entry.parse(shape.entry)
         assert entry is not None, "a shape names an entry"
@@ -262,7 +259,8 @@ class BatchRunner:
             on_device |= self._tables(tasks, shape)
         arguments = [on_device[name] for name in self._argument_names[shape.layout]]
         results = self._invoke(shape.entry, [*arguments, *(self._page_table if entry.takes_slabs else ())])
-        named = entry.named_results(results, self._top_k) | {"last_tokens": on_device["last_tokens"]}
+        named = entry.named_results(results, self._top_k)
+        named |= {name: on_device[name] for name in SLOT_TABLES if name in on_device}
         return {name: self._device.download(buffer) for name, buffer in named.items()}
 
     def download_pages(self) -> list[Array]:
@@ -297,14 +295,13 @@ class BatchRunner:
         `sample` entries, or `adjusted_sample`.
         """
         results, tasks = self.results_in_flight(launch), launch.batch.tasks
+        layout = Layout.ADJUSTED_SAMPLE if edits else Layout.SAMPLE
         while rows:
-            shape = self.buckets.row_shape(Layout.ADJUSTED_SAMPLE if edits else Layout.SAMPLE, len(rows))
+            shape = self.buckets.row_shape(layout, len(rows))
             taken, rows = rows[: shape.rows], rows[shape.rows :]
-            arrays = padded_draws(shape.rows, tasks, taken, fields, stores=stores)
-            if edits:
-                arrays |= padded_edits(shape.rows, edits[: shape.rows], results["logits"].shape[-1])
-                edits = edits[shape.rows :]
-            yield self.launch_draw(results, shape, arrays, taken)
+            of_rows, edits = edits[: shape.rows], edits[shape.rows :]
+            arrays, given = self._draw_arguments.of(shape, tasks, taken, fields, of_rows, stores=stores)
+            yield self.launch_draw(results, shape, arrays, taken, given)
 
     def launch_draw(
         self,
@@ -312,10 +309,14 @@ class BatchRunner:
         shape: Shape,
         arrays: Mapping[str, Array],
         rows: Sequence[int],
+        given: Mapping[str, DeviceBuffer] | None = None,
     ) -> DrawLaunch:
-        """Queue the sampling entry of `shape` on `arrays`, which draw from these rows of `results`."""
+        """Queue the sampling entry of `shape` on `arrays`, which draw from these rows of `results`.
+
+        `given`: the same arguments on the device, if they are there.
+        """
         record = None if self._recorder is None else self._recorder.draw(shape.entry, arrays, len(rows))
-        given = {name: self._upload(array) for name, array in arrays.items()}
+        given = given or {name: self._upload(array) for name, array in arrays.items()}
         return DrawLaunch(rows, self._submit_rows(results, shape, given, record), record)
 
     def launch_logprobs(self, launch: Launch, slots: Mapping[int, int]) -> Iterator[LogprobsLaunch]:
@@ -351,7 +352,7 @@ class BatchRunner:
     ) -> Pending:
         """Queue an entry that reads rows of `results`."""
         begin = self._clock()
-        arguments = {**results, **given, "last_tokens": self._last_tokens}
+        arguments = {**results, **given, **self._slots.buffers}
         names = self._argument_names[shape.layout]
         pending = self._submit(shape.entry, [arguments[name] for name in names], record)
         self.device_s += self._clock() - begin
@@ -400,9 +401,9 @@ class BatchRunner:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the page table, and of the results and workspace of entries that do not allocate these."""
-        table = sum(prod(slab.shape) * slab.dtype.itemsize for slab in self._page_table)
-        return table + self._invoker.num_bytes
+        """Bytes of all tables, and of the results and workspace of entries that do not allocate these."""
+        tables = [*self._page_table, *self._slots.buffers.values()]
+        return sum(prod(table.shape) * table.dtype.itemsize for table in tables) + self._invoker.num_bytes
 
     def warm_up(
         self, on_progress: Callable[[int, int], None] = lambda done, total: None
@@ -463,7 +464,7 @@ class BatchRunner:
     ) -> list[DeviceBuffer]:
         """Return all arguments of the entry on the device; `given` has some of them by name."""
         tables = {} if BLOCK_TABLES[0] in given else self._tables(tasks, shape)
-        on_device = {**tables, **given, "last_tokens": self._last_tokens}
+        on_device = {**tables, **given, **self._slots.buffers}
         names = self._argument_names[shape.layout]
         if any(name not in on_device for name in names):
             arrays = padded_arrays(shape, tasks)

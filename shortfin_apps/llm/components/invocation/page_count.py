@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from shortfin_apps.llm.components.invocation.invoker import owned_bytes
+from shortfin_apps.llm.components.invocation.slot_tables import table_bytes
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.contract.config import ModelConfig
 
@@ -85,7 +86,7 @@ def pages_that_fit(
     tokens_ahead: int | None = None,
     taken_beside: Callable[[int], int] = lambda num_pages: 0,
 ) -> int | None:
-    """Return how many pages, including the scratch page, fit in memory beside the program's own buffers.
+    """Return how many pages, including the scratch page, fit in memory with the program's own buffers.
 
     The result is at least the pages of one context, even if these do not fit. It is at most the pages of
     `max_running` contexts: more pages could only be cached for their prefixes. `window_page_count` gives the
@@ -94,7 +95,8 @@ def pages_that_fit(
     """
     context_pages = -(-config.max_seq_len // config.stride)
     most = 1 + max_running * context_pages
-    own_bytes, fitting = owned_bytes(program.entries), []
+    own_bytes = owned_bytes(program.entries) + table_bytes(program.entries, max_running)
+    fitting = []
 
     def taken(num_pages: int, stage: int) -> int:
         window_pages = window_page_count(config, num_pages, tokens_ahead)

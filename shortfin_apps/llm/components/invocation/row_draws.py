@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.invocation.buckets import Shape
 from shortfin_apps.llm.components.invocation.loop_state import Fields, padded, padded_sampling
+from shortfin_apps.llm.components.invocation.slot_tables import SlotTables, counts_before
+from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined, joined_bitmasks, words_of
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField
@@ -46,6 +50,85 @@ def padded_logprobs(rows: int, slots: Mapping[int, int]) -> dict[str, Array]:
     }
 
 
+@dataclass(slots=True)
+class _Kept:
+    """Arguments of draws, as arrays and on the device, for draws from the same rows one step later.
+
+    `edits` identify the rows' requests, as each has edits of its own.
+    """
+
+    entry: str
+    rows: Sequence[int]
+    edits: Sequence[RowEdits]
+    next_seq_len: int  # of the first row
+    arrays: dict[str, Array]
+    buffers: Mapping[str, DeviceBuffer]
+
+    def serves(self, entry: str, rows: Sequence[int], edits: Sequence[RowEdits], seq_len: int) -> bool:
+        is_same = (self.entry, self.rows, self.edits) == (entry, rows, edits)
+        return is_same and self.next_seq_len == seq_len
+
+    def advance(self) -> None:
+        """Change the arrays as the device has changed its arguments."""
+        positions = self.arrays["positions"]
+        self.arrays = {**self.arrays, "positions": positions + (positions >= 0)}
+        self.next_seq_len += 1
+
+
+class DrawArguments:
+    """Arguments of the entries that draw tokens from existing rows.
+
+    An `adjusted_sample` advances the positions, and counts the tokens in the device's table. While the same
+    requests draw, the arguments of one step therefore serve the next one, and nothing is uploaded.
+    """
+
+    def __init__(self, upload: Callable[[Array], DeviceBuffer], tables: SlotTables) -> None:
+        self._upload = upload
+        self._tables = tables
+        self._kept: dict[int, _Kept] = {}  # by first row, as a batch may need several launches
+
+    def of(
+        self,
+        shape: Shape,
+        tasks: Sequence[LlmTaskInput],
+        rows: Sequence[int],
+        fields: Fields,
+        edits: Sequence[RowEdits],
+        *,
+        stores: bool,
+    ) -> tuple[Mapping[str, Array], Mapping[str, DeviceBuffer]]:
+        """Return the arguments, as arrays and on the device, by name; with `edits` of an `adjusted_sample`.
+
+        Callers must then queue the draws, and call `forget` if that fails. The parameters are those of
+        `padded_draws`, and the edits of each row.
+        """
+        drawn = [tasks[row] for row in rows]
+        seen = [self._seen(task, of_row, stores) for task, of_row in zip(drawn, edits, strict=False)]
+        is_steady = bool(edits) and stores and all(counts is None for counts in seen)
+        kept = self._kept.get(rows[0]) if is_steady else None
+        if kept is not None and kept.serves(shape.entry, rows, edits, drawn[0].seq_len):
+            kept.advance()
+            return kept.arrays, kept.buffers
+        arrays = padded_draws(shape.rows, tasks, rows, fields, stores=stores)
+        if edits:
+            arrays |= padded_edits(shape.rows, edits, seen, self._tables.vocab_size)
+        buffers = {name: self._upload(array) for name, array in arrays.items()}
+        if is_steady:
+            self._kept[rows[0]] = _Kept(shape.entry, rows, edits, drawn[0].seq_len + 1, arrays, buffers)
+        return arrays, buffers
+
+    def forget(self) -> None:
+        """Upload everything again, after an invocation has failed: it may not have advanced the positions."""
+        self._kept.clear()
+        self._tables.forget()
+
+    def _seen(self, task: LlmTaskInput, edits: RowEdits, stores: bool) -> TokenCounts | None:
+        """Return the counts of a row that the device lacks; a draw that `stores` nothing uses no table."""
+        if not edits.has_penalties:
+            return None
+        return self._tables.count_next(task) if stores else counts_before(task)
+
+
 class LastUpload:
     """Arrays on the device, uploaded again only if they change: those of a steady decode do not."""
 
@@ -62,15 +145,20 @@ class LastUpload:
         return self._buffers
 
 
-def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[str, Array]:
-    """Return the arguments that `adjusted_sample` takes after the ones of `padded_draws`."""
+def padded_edits(
+    rows: int, edits: Sequence[RowEdits], seen: Sequence[TokenCounts | None], vocab_size: int
+) -> dict[str, Array]:
+    """Return the arguments that `adjusted_sample` takes after the ones of `padded_draws`.
+
+    `seen` has the counts of each row that the device's table lacks.
+    """
     penalties = np.zeros((len(PenaltyField), rows), np.float32)
-    for column, of_row in enumerate(edits):
-        penalties[:, column] = of_row.penalties
+    penalties[:, : len(edits)] = np.array([of_row.penalties for of_row in edits], np.float32).T
     return {
         "penalties": penalties,
-        "edits": _padded_columns(joined(edits, vocab_size)),
+        "edits": _padded_columns(joined(edits, seen, vocab_size)),
         **_allowed(rows, edits, vocab_size),
+        "resets": padded([counts is not None for counts in seen], rows, 0),
     }
 
 

@@ -35,13 +35,15 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 class Chooser(Enum):
-    """The chooser of a request's next token: the device alone, the device with the host's edits, the host.
+    """What chooses a request's next token.
 
-    The host can make edits only if it knows the previous token.
+    DEVICE and ADJUSTED need nothing of the tokens before; ADJUSTED is with penalties, biases and bans. LATE
+    is also by the device, with bans that the host can compute only if it knows the previous token.
     """
 
     DEVICE = auto()
-    EDITS = auto()
+    ADJUSTED = auto()
+    LATE = auto()
     HOST = auto()
 
 

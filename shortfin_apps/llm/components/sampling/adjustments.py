@@ -49,6 +49,10 @@ class Adjustment(ABC):
         """
         return False
 
+    def needs_output(self, params: SamplingParams) -> bool:
+        """Return whether `edit` depends on which tokens were generated before, not only on how many."""
+        return False
+
     @abstractmethod
     def apply(self, row: Candidates, request: Request) -> Candidates:
         """Return the changed row in new arrays.
@@ -60,8 +64,8 @@ class Adjustment(ABC):
     def edit(self, edits: RowEdits, request: Request) -> bool:
         """Add the change to the edits that the device applies, with the same bits as `apply` on the host.
 
-        Returns False if the device cannot make the change; the host must then call `apply`. Raises what
-        `apply` raises.
+        Edits have penalties, but not the counts that these depend on. Returns False if the device cannot make
+        the change; the host must then call `apply`. Raises what `apply` raises.
         """
 
 
@@ -119,6 +123,9 @@ class BadWords(Adjustment):
     def num_lost(self, params: SamplingParams, num_generated: int) -> int:
         return len({word[-1] for word in params.bad_words})
 
+    def needs_output(self, params: SamplingParams) -> bool:
+        return any(len(word) > 1 for word in params.bad_words)
+
     def apply(self, row: Candidates, request: Request) -> Candidates:
         return _without(row, self._banned(request))
 
@@ -170,8 +177,7 @@ class Penalty(Adjustment):
         return _changed(row, seen.token_ids, seen.places, penalised)
 
     def edit(self, edits: RowEdits, request: Request) -> bool:
-        request.token_counts.catch_up(request.token_ids)
-        edits.penalise(self.field, getattr(request.call.params, self.param), request.token_counts)
+        edits.penalise(self.field, getattr(request.call.params, self.param))
         return True
 
     @abstractmethod
@@ -240,6 +246,9 @@ class OutputGrammar(Adjustment):
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         return 0 if params.output_grammar is None else WHOLE_ROW
 
+    def needs_output(self, params: SamplingParams) -> bool:
+        return True
+
     def apply(self, row: Candidates, request: Request) -> Candidates:
         """Raises ConstraintError if every token is banned."""
         bitmask = allowed_next(request)
@@ -264,6 +273,9 @@ class ForcedTokens(Adjustment):
 
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         return WHOLE_ROW if num_generated < len(params.forced_token_ids) else 0
+
+    def needs_output(self, params: SamplingParams) -> bool:
+        return True
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
         token_id = request.call.params.forced_token_ids[request.num_generated]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.components.request.request import TokenCounts
-from shortfin_apps.llm.contract.abi import NOT_SEEN, EditField, PenaltyField
+from shortfin_apps.llm.contract.abi import KEPT, EditField, PenaltyField
 
 Ints32 = npt.NDArray[np.int32]
 Ints64 = npt.NDArray[np.int64]
@@ -27,14 +27,15 @@ _WORD_OCTETS = 4
 class RowEdits:
     """Bans, biases and penalties of one row; `abi.py` specifies how a device applies them.
 
-    `penalties` is indexed by PenaltyField. A token that several adjustments name has one edit.
+    `penalties` is indexed by PenaltyField; the counts that they depend on are not part of the edits. A token
+    that several adjustments name has one edit.
     """
 
     def __init__(self) -> None:
         self.penalties = [0.0] * len(PenaltyField)
         self.penalties[PenaltyField.REPETITION] = 1.0
+        self.has_penalties = False
         self._biases: dict[int, float] = {}
-        self._seen: TokenCounts | None = None
         self.allowed: Octets | None = None  # a bit per token, lowest token ID first; None: all are allowed
 
     def ban(self, token_ids: Iterable[int]) -> None:
@@ -45,10 +46,10 @@ class RowEdits:
         for token_id, bias in zip(token_ids, biases, strict=True):
             self._biases[token_id] = self._biases.get(token_id, 0.0) + bias
 
-    def penalise(self, field: PenaltyField, penalty: float, seen: TokenCounts) -> None:
-        """Set a penalty for the tokens in `seen`. Callers must have called `seen.catch_up` in this step."""
+    def penalise(self, field: PenaltyField, penalty: float) -> None:
+        """Set a penalty for the tokens of prompt and output."""
         self.penalties[field] = penalty
-        self._seen = seen
+        self.has_penalties = True
 
     def allow(self, bitmask: bytes) -> None:
         """Ban the tokens with a 0 bit (lowest token ID first), and tokens past the end of the bitmask."""
@@ -67,37 +68,43 @@ class RowEdits:
             return not self.allowed.any()
         return int(np.bitwise_count(self.allowed).sum()) <= num_banned
 
-    def of_tokens(self, vocab_size: int) -> tuple[Ints64, Ints64, Floats32 | None]:
+    def of_tokens(self, seen: TokenCounts | None, vocab_size: int) -> tuple[Ints64, Ints64, Floats32 | None]:
         """Return token IDs, counts and biases of the edits [edits]; no biases if all are 0.
 
-        The arrays may share memory with the request's counts: callers must drop them before the next token.
+        With `seen`, the edits set the counts of all of its tokens; without, they keep the counts of the
+        device's table. The arrays may share memory with `seen`: callers must drop them before the next token.
         """
-        if self._seen is None:
-            seen, counts = _NONE, _NONE
+        if seen is None:
+            known, counts = _NONE, _NONE
         else:
-            seen, counts = _viewed(self._seen.token_ids), _viewed(self._seen.counts)
-        return self._with_biases(seen, counts, vocab_size) if self._biases else (seen, counts, None)
+            known, counts = _viewed(seen.token_ids), _viewed(seen.counts)
+        if not self._biases:
+            return known, counts, None
+        return self._with_biases(known, counts, {} if seen is None else seen.places, vocab_size)
 
-    def _with_biases(self, seen: Ints64, counts: Ints64, vocab_size: int) -> tuple[Ints64, Ints64, Floats32]:
-        """Return IDs, counts and biases of all tokens that are in prompt or output, or have a bias."""
-        places = {} if self._seen is None else self._seen.places
+    def _with_biases(
+        self, seen: Ints64, counts: Ints64, places: Mapping[int, int], vocab_size: int
+    ) -> tuple[Ints64, Ints64, Floats32]:
+        """Return IDs, counts and biases of all tokens that are in `seen` (at `places`) or have a bias."""
         new = [each for each in self._biases if each not in places and each < vocab_size]
         biases = np.zeros(len(seen) + len(new), np.float32)
         biases[len(seen) :] = [self._biases[token_id] for token_id in new]
         for token_id, bias in self._biases.items():
             if token_id in places:
                 biases[places[token_id]] = bias
-        counts = np.concatenate([counts, np.full(len(new), NOT_SEEN)])
+        counts = np.concatenate([counts, np.full(len(new), KEPT)])
         return np.concatenate([seen, np.array(new, np.int64)]), counts, biases
 
 
-def joined(edits: Sequence[RowEdits], vocab_size: int) -> Ints32:
+def joined(edits: Sequence[RowEdits], seen: Sequence[TokenCounts | None], vocab_size: int) -> Ints32:
     """Return the edits of several rows [fields, E], indexed by EditField; ROW is an index into `edits`.
 
-    Edits of tokens outside the model's vocabulary are left out. All rows are joined at once, because a step
-    of penalised requests has thousands of edits.
+    `seen` has the counts of each row that the device's table lacks. Edits of tokens outside the model's
+    vocabulary are left out. All rows are joined at once, because a step of penalised requests may have
+    thousands of edits.
     """
-    token_ids, counts, biases = zip(*(of_row.of_tokens(vocab_size) for of_row in edits), strict=True)
+    of_rows = [of_row.of_tokens(counts, vocab_size) for of_row, counts in zip(edits, seen, strict=True)]
+    token_ids, counts, biases = zip(*of_rows, strict=True)
     lengths = [len(of_row) for of_row in token_ids]
     columns = np.zeros((len(EditField), sum(lengths)), np.int32)
     columns[EditField.ROW] = np.repeat(np.arange(len(edits), dtype=np.int32), lengths)

@@ -135,17 +135,17 @@ class Sampler:
             return None
         return self.row_edits(request)
 
-    def row_edits(self, request: Request, num_ahead: int = 0) -> RowEdits | None:
+    def row_edits(self, request: Request, num_drawing: int = 0) -> RowEdits | None:
         """Return the adjustments of the next row if the device can apply them and draw the token, else None.
 
-        The device then draws the token that `sample` would choose. None also if there are no adjustments, or
-        if `num_ahead` proposed tokens come before that token.
+        The device then draws the token that `sample` would choose. None also if there are no adjustments. If
+        `num_drawing` tokens that the host does not know come before that token, callers must pass a request
+        with the chooser ADJUSTED.
         """
         params = request.call.params
-        is_known = params.top_k <= self._num_candidates
-        if not self._adjusts_rows or not is_known or num_ahead or has_host_filters(params):
+        if not self._can_adjust(params):
             return None
-        edits, active = RowEdits(), self._active(params, request.num_generated)
+        edits, active = RowEdits(), self._active(params, request.num_generated + num_drawing)
         try:
             return edits if active and all(each.edit(edits, request) for each in active) else None
         except ConstraintError:  # `sample` raises it again, for this request only
@@ -173,8 +173,12 @@ class Sampler:
         if self._is_plain(request, num_ahead):
             is_left = self._returns_logits and self._is_left_to_host(request, num_ahead)
             return Chooser.HOST if is_left else Chooser.DEVICE
-        can_adjust = self._adjusts_rows and params.top_k <= self._num_candidates
-        return Chooser.EDITS if can_adjust and not has_host_filters(params) else Chooser.HOST
+        if not self._can_adjust(params):
+            return Chooser.HOST
+        if any(each.needs_output(params) for each in self._active(params, request.num_generated + num_ahead)):
+            return Chooser.LATE
+        edits = self.row_edits(request, num_ahead)
+        return Chooser.HOST if edits is None or edits.may_ban_all() else Chooser.ADJUSTED
 
     def device_fields(self, request: Request) -> array[int]:
         """Return the request's sampling parameters as a column of an entry's `sampling` argument."""
@@ -198,6 +202,11 @@ class Sampler:
         if not row.is_finite:
             raise ConstraintError(NO_TOKEN_LEFT) if computed.is_finite else InvocationError(NOT_FINITE)
         return _chosen(row, request, request.num_generated)
+
+    def _can_adjust(self, params: SamplingParams) -> bool:
+        """Return whether the device can draw from adjusted rows as these parameters ask for."""
+        is_known = params.top_k <= self._num_candidates
+        return self._adjusts_rows and is_known and not has_host_filters(params)
 
     def _can_compute_terms(self, params: SamplingParams) -> bool:
         """Return whether the device computes all that the host reports of a row, besides the token."""

@@ -23,6 +23,7 @@ from shortfin_apps.llm.components.self_test.computed import (
     with_draw,
 )
 from shortfin_apps.llm.components.self_test.last_tokens import (
+    adjusted_arguments,
     logprob_arguments,
     loop_arguments,
     packed_arguments,
@@ -80,7 +81,7 @@ class EntryRuns:
             Layout.DECODE: self._decode,
             Layout.LOOP: self._loop,
             Layout.SAMPLE: self._sample,
-            Layout.ADJUSTED_SAMPLE: self._sample,
+            Layout.ADJUSTED_SAMPLE: self._adjusted_sample,
             Layout.LOGPROBS: self._logprobs,
         }
         self._runner.clear_suspects(self._cache)  # as an engine does before each invocation
@@ -186,17 +187,35 @@ class EntryRuns:
         if (result := self._decoded(shape.rows)) is None:
             return
         yield []
+        sources = self._sources(shape.rows)
+        table, arrays = sample_arguments([self.rows[source].decode for source in sources], sources)
+        found = self._runner.invoke(shape, (), arrays, result.on_device)
+        problem = table.problem(found["last_tokens"], found["token_ids"])
+        yield self._drawn_as_seen(shape, result, sources, found["token_ids"], problem)
+
+    def _adjusted_sample(self, shape: Shape) -> Generator[list[Computed]]:
+        """Draw tokens like `_sample`, and count the tokens of some rows."""
+        if (result := self._decoded(shape.rows)) is None:
+            return
+        yield []
         sources, left = self._sources(shape.rows), result.on_device
         tasks = [self.rows[source].decode for source in sources]
-        table, arrays = sample_arguments(tasks, sources, left["logits"].shape[-1])
+        table, arrays = adjusted_arguments(tasks, sources, left["logits"].shape[-1])
         found = self._runner.invoke(shape, (), arrays, left)
-        problem = table.problem(found["last_tokens"], found["token_ids"])
+        drawn = found["token_ids"][: len(table.token_ids)]
+        problem = table.problem(found["last_tokens"], drawn) or table.counts_problem(found["counts"], drawn)
+        yield self._drawn_as_seen(shape, result, sources, found["token_ids"], problem)
+
+    def _drawn_as_seen(
+        self, shape: Shape, result: BatchResult, sources: Sequence[int], token_ids: Array, problem: str | None
+    ) -> list[Computed]:
+        """Return the results of draws from the rows `sources` of `result`."""
         computed = []
-        for index, (source, token_id) in enumerate(zip(sources, found["token_ids"].tolist(), strict=True)):
+        for index, (source, token_id) in enumerate(zip(sources, token_ids.tolist(), strict=True)):
             row, logits = self.rows[source], _logits_of(result, source)
             seen = drawn_as_seen(shape.entry, index, row.prompt, row.start, logits, token_id)
             computed.append(replace(seen, problem=seen.problem or problem))
-        yield computed
+        return computed
 
     def _logprobs(self, shape: Shape) -> Generator[list[Computed]]:
         """Compute terms of the rows of a decode, in turn with a likely token and with any other."""

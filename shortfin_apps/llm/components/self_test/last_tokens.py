@@ -1,4 +1,4 @@
-"""Arguments of the entries that read tokens from, or store tokens in, a table `last_tokens` (abi.py)."""
+"""Arguments of the entries that read or update a table by slot, `last_tokens` or `counts` (abi.py)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.loop_state import padded
-from shortfin_apps.llm.contract.abi import NO_TOP_K, EditField, PenaltyField, SamplingField
+from shortfin_apps.llm.contract.abi import NO_TOP_K, NOT_SEEN, EditField, PenaltyField, SamplingField
 from shortfin_apps.llm.contract.sampling_rule import UNIT_SCALE
 
 Array = npt.NDArray[Any]
 
 _UNUSED = -7  # in slots without a token
+_COUNTED_ROWS = 4  # of an `adjusted_sample`: counts for a slot of each row may take more than 100 MB
 _SCALE = int(np.float32(UNIT_SCALE).view(np.int32))
 
 
@@ -48,6 +49,19 @@ class Table:
             return None
         return "it stores other tokens than it returns, or replaces those of other requests"
 
+    def counts(self, vocab_size: int) -> Array:
+        """Return counts [slots, vocab_size] for this table, before its rows drew tokens."""
+        return np.full((len(self.token_ids) + 1, vocab_size), _UNUSED, np.int32)
+
+    def counts_problem(self, after: Array, drawn: Array) -> str | None:
+        """Return what is wrong with the counts `after` its rows reset them and drew tokens, or None."""
+        expected = self.counts(after.shape[1])
+        expected[self.slots] = NOT_SEEN
+        expected[self.slots[drawn >= 0], drawn[drawn >= 0]] = 1
+        if np.array_equal(after, expected):
+            return None
+        return "it counts other tokens than it returns, or changes the counts of other requests"
+
 
 def packed_arguments(tasks: Sequence[LlmTaskInput], length: int) -> dict[str, Array]:
     """Return the arguments of a packed `extend` of `length` tokens; each last token is in the table."""
@@ -73,12 +87,12 @@ def loop_arguments(tasks: Sequence[LlmTaskInput], rows: int) -> tuple[Table, dic
 
 
 def sample_arguments(
-    tasks: Sequence[LlmTaskInput], row_indices: Sequence[int], vocab_size: int
+    tasks: Sequence[LlmTaskInput], row_indices: Sequence[int]
 ) -> tuple[Table, dict[str, Array]]:
-    """Return a table and the arguments of `sample` and `adjusted_sample`, except logits and candidates.
+    """Return a table and the arguments of `sample`, except logits and candidates.
 
-    The entries draw the best tokens of these rows, in turn from a full row and with a top-k; no row is
-    adjusted. `tasks` are those of the rows.
+    The entry draws the best tokens of these rows, in turn from a full row and with a top-k. `tasks` are those
+    of the rows.
     """
     rows = len(row_indices)
     table = Table([_UNUSED] * rows)
@@ -86,10 +100,29 @@ def sample_arguments(
     return table, {
         **_draws(table, tasks, rows, top_ks),
         "row_indices": np.array(row_indices),
+    }
+
+
+def adjusted_arguments(
+    tasks: Sequence[LlmTaskInput], row_indices: Sequence[int], vocab_size: int
+) -> tuple[Table, dict[str, Array]]:
+    """Return a table and the arguments of `adjusted_sample`, except logits, like `sample_arguments`.
+
+    No row is adjusted. The first rows reset the counts of their slots; the others have no slot.
+    """
+    rows = len(row_indices)
+    table = Table([_UNUSED] * min(rows, _COUNTED_ROWS))
+    _, drawn = sample_arguments(tasks, row_indices)
+    return table, {
+        **drawn,
+        "slots": padded(table.slots, rows, -1),
         "penalties": np.zeros((len(PenaltyField), rows), np.float32),
         "edits": np.full((len(EditField), 1), -1, np.int32),
         "allowed": np.zeros((1, -(-vocab_size // 32)), np.int32),
         "allowed_indices": np.full(rows, -1),
+        "resets": np.ones(rows, np.int64),
+        "last_tokens": table.array,
+        "counts": table.counts(vocab_size),
     }
 
 

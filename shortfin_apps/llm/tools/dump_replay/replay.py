@@ -9,8 +9,8 @@ If a page that the replay wrote has other tokens than its reader expects, the pa
 was on the server, and reported in `findings`.
 
 The server queues invocations of tokens that only the device knows yet. The replay takes each of them from the
-request's later tokens, or else from its own draw, and keeps no token table. A token that neither has is
-replaced by token 0, and its request is not compared.
+request's later tokens, or else from its own draws, and keeps no tables by slot: edits get the counts that the
+server's table had. A token that neither has is replaced by token 0, and its request is not compared.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ from shortfin_apps.llm.tools.dump_replay.state import (
     check_tokens,
     draw_arguments,
     is_unknown,
+    lacks_counts,
     logprob_arguments,
+    with_counts,
+    without_slots,
 )
 
 _Replayed = Run | Step | Draw | Logprobs | Clear
@@ -105,7 +108,7 @@ class Replay:
         has_state = "state" in config.pools
         self._window_pages = KnownPages(config.stride, is_exact=has_state)
         self._inexact: set[int] = set()  # requests with pages or tokens that cannot be recomputed
-        self._drawn: dict[int, tuple[int, int]] = {}  # position and token ID of each request's last draw
+        self._drawn: dict[int, dict[int, int]] = {}  # the token IDs that each request drew, by position
         self._last: tuple[Launch, Sequence[Task]] | None = None  # the batch that draws take rows of
         self._is_lost = False
         self.prefilled_tokens = 0  # tokens computed to restore pages from before the first record
@@ -143,7 +146,7 @@ class Replay:
 
     def _failed(self, record: Invocation, error: Exception) -> Outcome:
         self._is_lost = isinstance(error, DeviceLostError)
-        self._runner.forget_loop()
+        self._runner.forget_state()
         verdict = Verdict.FAILED if record.error is None else Verdict.REPRODUCED
         return Outcome(record=record, verdict=verdict, detail=f"{type(error).__name__}: {error}")
 
@@ -197,6 +200,11 @@ class Replay:
         layout = Layout.ADJUSTED_SAMPLE if "edits" in arrays else Layout.SAMPLE
         shape = self._row_shape(record, layout, arrays)
         rows, tasks = _rows_of(record, record.num_draws, arrays, of_rows)
+        vocab_size = results["logits"].shape[-1]
+        for row, task in enumerate(tasks):
+            if lacks_counts(arrays, row) and (seen := self._seen(task)) is not None:
+                arrays = with_counts(arrays, row, seen, vocab_size)
+        arrays = without_slots(arrays)
         token_ids = self._runner.drawn(self._runner.launch_draw(results, shape, arrays, rows))
         self._drew(tasks, record.token_ids or token_ids)
         return self._compared(record, tasks, [(record.token_ids, token_ids)])
@@ -227,7 +235,16 @@ class Replay:
     def _drew(self, tasks: Sequence[Task], token_ids: Sequence[int]) -> None:
         """Remember the token that was drawn after each task."""
         for task, token_id in zip(tasks, token_ids, strict=False):
-            self._drawn[task.request] = task.start + len(task.token_ids), token_id
+            self._drawn.setdefault(task.request, {})[task.start + len(task.token_ids)] = token_id
+
+    def _seen(self, task: Task) -> list[int] | None:
+        """Return the request's tokens up to the task's; None, and no comparison, if one is not known."""
+        known, drawn = self._requests[task.request].token_ids, self._drawn.get(task.request, {})
+        missing = [drawn.get(position, UNKNOWN_TOKEN) for position in range(len(known), task.start)]
+        if any(token_id < 0 for token_id in missing):
+            self._inexact.add(task.request)
+            return None
+        return [*known[: task.start], *missing, *task.token_ids]
 
     def _clear(self, record: Clear) -> Outcome:
         self._runner.clear_pages(record.page_ids, record.window_page_ids)
@@ -312,10 +329,10 @@ class Replay:
         if not is_unknown(task):
             return task
         known = self._requests[task.request].token_ids
-        position, token_id = self._drawn.get(task.request, (-1, UNKNOWN_TOKEN))
+        token_id = self._drawn.get(task.request, {}).get(task.start, UNKNOWN_TOKEN)
         if task.start < len(known):
             token_id = known[task.start]
-        elif position != task.start or token_id < 0:
+        elif token_id < 0:
             self._inexact.add(task.request)
             token_id = 0
         return Task(task.request, task.start, (token_id,))

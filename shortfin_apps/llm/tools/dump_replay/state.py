@@ -15,15 +15,20 @@ from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.recorder.dump_file import DumpError
 from shortfin_apps.llm.components.recorder.records import Array, Draw, KnownRequest, Logprobs, Pages, Task
 from shortfin_apps.llm.components.request.messages import GenerateCall
-from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.request.request import Request, TokenCounts
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.components.sampling.row_edits import words_of
-from shortfin_apps.llm.contract.abi import EditField, PenaltyField, SamplingField
+from shortfin_apps.llm.contract.abi import KEPT, EditField, PenaltyField, SamplingField
 
 _SAMPLE = {"row_indices": "<i8", "slots": "<i8", "positions": "<i8", "sampling": "<i8"}
 _LOGPROBS = {"row_indices": "<i8", "slots": "<i8"}
-_ADJUSTED = {"penalties": "<f4", "edits": "<i4", "allowed": "<i4", "allowed_indices": "<i8"}
+_ADJUSTED = {
+    **dict.fromkeys(("edits", "allowed"), "<i4"),
+    **dict.fromkeys(("allowed_indices", "resets"), "<i8"),
+    "penalties": "<f4",
+}
+_NO_PENALTIES = [1.0, 0.0, 0.0]  # by PenaltyField
 
 Values = npt.NDArray[Any]
 
@@ -44,8 +49,7 @@ def is_unknown(task: Task) -> bool:
 def draw_arguments(record: Draw, results: Mapping[str, DeviceBuffer]) -> dict[str, Values]:
     """Return the recorded arguments of a draw from a batch's `results`, by name.
 
-    The slots are replaced by -1, because a replay keeps no token table. Raises DumpError if an argument does
-    not fit the results.
+    Raises DumpError if an argument does not fit the results.
     """
     arrays = _arrays(record, _SAMPLE | _ADJUSTED if "edits" in record.arguments else _SAMPLE)
     rows, vocab_size = results["logits"].shape[0], results["logits"].shape[-1]
@@ -59,20 +63,48 @@ def draw_arguments(record: Draw, results: Mapping[str, DeviceBuffer]) -> dict[st
         is_valid = _are_valid_edits(arrays, num_draws, vocab_size)
     if not is_valid or record.num_draws > num_draws:
         raise DumpError(f"record {record.number} draws from rows or tokens that are not there")
-    return arrays | {"slots": np.full(num_draws, -1, np.int64)}
+    return arrays
+
+
+def lacks_counts(arrays: Mapping[str, Values], row: int) -> bool:
+    """Return whether the edits of a draw lack counts of its row, because the server's table had them."""
+    if "edits" not in arrays or arrays["slots"][row] < 0 or arrays["resets"][row]:
+        return False
+    return not np.array_equal(arrays["penalties"][:, row], _NO_PENALTIES)
+
+
+def with_counts(
+    arrays: Mapping[str, Values], row: int, token_ids: Sequence[int], vocab_size: int
+) -> dict[str, Values]:
+    """Return the arguments of a draw with the counts of `token_ids`, all tokens of the row, in its edits."""
+    seen = TokenCounts(int(arrays["sampling"][SamplingField.PROMPT_LENGTH, row]))
+    seen.catch_up(token_ids)
+    edits = arrays["edits"]
+    is_its = edits[EditField.ROW] == row
+    biases = dict(edits[[EditField.TOKEN_ID, EditField.BIAS]][:, is_its].T.tolist())
+    counts = {each: n for each, n in zip(seen.token_ids, seen.counts, strict=True) if 0 <= each < vocab_size}
+    own = np.array(
+        [(row, each, biases.get(each, 0), counts.get(each, KEPT)) for each in {**counts, **biases}], np.int32
+    )
+    return {**arrays, "edits": np.concatenate([edits[:, ~is_its], own.T], axis=1)}
+
+
+def without_slots(arrays: Mapping[str, Values]) -> dict[str, Values]:
+    """Return the arguments with slots of -1, because a replay keeps no tables by slot."""
+    return {**arrays, "slots": np.full_like(arrays["slots"], -1)}
 
 
 def logprob_arguments(record: Logprobs, results: Mapping[str, DeviceBuffer]) -> dict[str, Values]:
-    """Return the recorded arguments of a `logprobs` entry, like `draw_arguments`.
+    """Return the recorded arguments of a `logprobs` entry, like `draw_arguments`, but without slots.
 
-    As the slots are replaced, the replay computes no terms of the rows' tokens, only of the rows.
+    The replay thus computes no terms of the rows' tokens, only of the rows.
     """
     arrays = _arrays(record, _LOGPROBS)
     num_rows, rows = arrays["row_indices"].size, results["logits"].shape[0]
     is_valid = arrays["row_indices"].shape == arrays["slots"].shape == (num_rows,)
     if not is_valid or not _within(arrays["row_indices"], 0, rows) or record.num_rows > num_rows:
         raise DumpError(f"record {record.number} reads rows that are not there")
-    return arrays | {"slots": np.full(num_rows, -1, np.int64)}
+    return without_slots(arrays)
 
 
 def _arrays(record: Draw | Logprobs, dtypes: Mapping[str, str]) -> dict[str, Values]:
@@ -93,7 +125,7 @@ def _are_valid_edits(arrays: dict[str, Values], num_draws: int, vocab_size: int)
         and allowed.shape[1] == words_of(vocab_size)
         and _within(arrays["allowed_indices"], -1, len(allowed))
         and arrays["penalties"].shape == (len(PenaltyField), num_draws)
-        and arrays["allowed_indices"].shape == (num_draws,)
+        and arrays["allowed_indices"].shape == arrays["resets"].shape == (num_draws,)
     )
 
 

@@ -29,7 +29,7 @@ def test_no_registers_are_spilled(chip: str, size: int) -> None:
     kernels = SamplingKernels(size, 64)
     for kernel in (
         *(kernels.weigh_parts(), kernels.draw(advances=False), kernels.draw(advances=True)),
-        *(kernels.allow_tokens(), kernels.edit_tokens(), kernels.sum_parts(), kernels.write_terms()),
+        *(kernels.adjust_rows(), kernels.edit_tokens(), kernels.sum_parts(), kernels.write_terms()),
     ):
         for compiled in read_code_object(compile_kernel(kernel, "amdgpu", chip).image).kernels:
             assert (compiled.num_vgpr_spills, compiled.num_sgpr_spills) == (0, 0), kernel.name

@@ -10,6 +10,7 @@ from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffe
 from shortfin_apps.llm.builder.weights.layout import LANES
 from shortfin_apps.llm.contract import sampling_rule
 from shortfin_apps.llm.contract.abi import (
+    KEPT,
     NO_TOP_K,
     NOT_FINITE,
     NOT_SEEN,
@@ -53,10 +54,12 @@ class DrawGeometry(_RowGeometry):
     """Draws from rows.
 
     `is_indexed`: the rows are picked by `row_indices`. `advances`: positions advance, as in a decode loop.
+    `counts`: stored tokens are counted in a table.
     """
 
     is_indexed: bool
     advances: bool
+    counts: bool
 
     @property
     def interface(self) -> Interface:
@@ -73,6 +76,7 @@ class DrawGeometry(_RowGeometry):
             writes={
                 **(positions if self.advances else {}),
                 "last_tokens": buffer("i64", "table"),
+                **({"counts": buffer("i32", "table", self.size)} if self.counts else {}),
                 "token_ids": _OF_ROWS,
             },
         )
@@ -109,7 +113,7 @@ class AdjustGeometry:
     @property
     def interface(self) -> Interface:
         return Interface(
-            constants=("rows", "left", "bitmasks", "num_edits"),
+            constants=("rows", "left", "bitmasks", "num_edits", "table"),
             reads={
                 "logits": buffer("f32", "left", self.size),
                 "row_indices": _OF_ROWS,
@@ -117,8 +121,13 @@ class AdjustGeometry:
                 "edits": buffer("i32", len(EditField), "num_edits"),
                 "allowed": buffer("i32", "bitmasks", -(-self.size // 32)),
                 "allowed_indices": _OF_ROWS,
+                "slots": _OF_ROWS,
+                "resets": _OF_ROWS,
             },
-            writes={"adjusted": buffer("f32", "rows", self.size)},
+            writes={
+                "counts": buffer("i32", "table", self.size),
+                "adjusted": buffer("f32", "rows", self.size),
+            },
         )
 
     @property
@@ -134,6 +143,10 @@ class AdjustGeometry:
     @property
     def not_seen(self) -> int:
         return NOT_SEEN
+
+    @property
+    def kept(self) -> int:
+        return KEPT
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,14 @@ from shortfin_apps.llm.builder.kernels.triton.sampling_arithmetic import (
 
 @triton.jit
 def draw(
-    values, indices, logits, row_indices, masses, sampling, slots, positions, last_tokens, token_ids, rows,
+    values, indices, logits, row_indices, masses, sampling, slots, positions, last_tokens, counts, token_ids,
+    rows,
     SIZE: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, K: tl.constexpr,
     BLOCK: tl.constexpr, ADVANCES: tl.constexpr,
 ):  # fmt: skip
     """Draw token_ids [rows] i64, and store them in the slots [rows] i64 of last_tokens [any] i64.
+
+    Tokens that are stored are counted in the same slot of counts [any, SIZE] i32, if this is not None.
 
     Row r is drawn from row row_indices[r] (r if `row_indices` is None) of logits [any, SIZE] f32, with the
     candidates values [any, K] f32, descending, and indices [any, K] i64. `masses` holds the sums of weights
@@ -58,7 +61,11 @@ def draw(
             token_id = draw_from_candidates(candidates, indices + source * K, field, rows, count, K, BLOCK)
     tl.store(token_ids + row, token_id)
     slot = tl.load(slots + row)
-    tl.store(last_tokens + slot, token_id, mask=(token_id >= 0) & (position >= 0) & (slot >= 0))
+    stores = (token_id >= 0) & (position >= 0) & (slot >= 0)
+    tl.store(last_tokens + slot, token_id, mask=stores)
+    if counts is not None:
+        of_token = counts + slot * SIZE + token_id
+        tl.store(of_token, tl.maximum(tl.load(of_token, mask=stores, other=0), 0) + 1, mask=stores)
     if ADVANCES:
         tl.store(positions + row, position + 1, mask=position >= 0)
 

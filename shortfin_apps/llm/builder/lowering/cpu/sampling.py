@@ -26,9 +26,14 @@ class VectorSampling(Kernels):
     def sample(self, e: Emitter, rows: LeftRows, state: DrawState, *, advances: bool) -> Drawn:
         [num_rows] = state.slots.shape
         geometry = DrawGeometry(
-            self._spec.vocab_size, self._options.top_k, rows.row_indices is not None, advances
+            self._spec.vocab_size,
+            self._options.top_k,
+            is_indexed=rows.row_indices is not None,
+            advances=advances,
+            counts=state.counts is not None,
         )
         name = "draw_and_advance" if advances else "draw_left" if geometry.is_indexed else "draw"
+        name += "_and_count" if geometry.counts else ""
         kernel = self._render("cpu/draw", name, g=geometry)
         operands: dict[str, Dim | Tensor] = {
             "rows": num_rows,
@@ -44,11 +49,13 @@ class VectorSampling(Kernels):
         }
         if rows.row_indices is not None:
             operands["row_indices"] = rows.row_indices
+        if state.counts is not None:
+            operands["counts"] = state.counts
         made = dispatch(e, kernel, geometry.interface, [num_rows], operands)
-        positions = made.get("positions", state.positions)
-        return made["token_ids"], replace(state, positions=positions, last_tokens=made["last_tokens"])
+        token_ids = made.pop("token_ids")
+        return token_ids, replace(state, **made)
 
-    def adjust(self, e: Emitter, rows: AdjustedRows) -> Tensor:
+    def adjust(self, e: Emitter, rows: AdjustedRows) -> tuple[Tensor, Tensor]:
         [num_rows] = rows.row_indices.shape
         geometry = AdjustGeometry(self._spec.vocab_size)
         operands: dict[str, Dim | Tensor] = {
@@ -56,15 +63,20 @@ class VectorSampling(Kernels):
             "left": rows.logits.shape[0],
             "bitmasks": rows.allowed.shape[0],
             "num_edits": rows.edits.shape[1],
+            "table": rows.counts.shape[0],
             "logits": rows.logits,
             "row_indices": rows.row_indices,
             "penalties": rows.penalties,
             "edits": rows.edits,
             "allowed": rows.allowed,
             "allowed_indices": rows.allowed_indices,
+            "slots": rows.slots,
+            "resets": rows.resets,
+            "counts": rows.counts,
         }
         kernel = self._render("cpu/adjust", "adjust", g=geometry)
-        return dispatch(e, kernel, geometry.interface, [num_rows], operands)["adjusted"]
+        made = dispatch(e, kernel, geometry.interface, [num_rows], operands)
+        return made["adjusted"], made["counts"]
 
     def logprobs(self, e: Emitter, rows: ChosenRows) -> LogprobTensors:
         [num_rows] = rows.slots.shape

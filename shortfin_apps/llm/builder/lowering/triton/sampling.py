@@ -8,7 +8,7 @@ from dataclasses import replace
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
-from shortfin_apps.llm.builder.kernels.triton.adjusting import allow_tokens, edit_tokens
+from shortfin_apps.llm.builder.kernels.triton.adjusting import adjust_rows, edit_tokens
 from shortfin_apps.llm.builder.kernels.triton.logprobs import sum_parts, write_terms
 from shortfin_apps.llm.builder.kernels.triton.row_sampling import weigh_parts
 from shortfin_apps.llm.builder.kernels.triton.sampling import draw
@@ -56,27 +56,28 @@ class TritonSampling:
             "slots": state.slots,
             "positions": state.positions,
             "last_tokens": state.last_tokens,
+            "counts": state.counts,
         }
         made = self._launcher.launch(e, self._kernels.draw(advances=advances), operands)
-        positions = made.get("positions", state.positions)
-        return made["token_ids"], replace(state, positions=positions, last_tokens=made["last_tokens"])
+        token_ids = made.pop("token_ids")
+        return token_ids, replace(state, **made)
 
-    def adjust(self, e: Emitter, rows: AdjustedRows) -> Tensor:
-        allowed = {
+    def adjust(self, e: Emitter, rows: AdjustedRows) -> tuple[Tensor, Tensor]:
+        operands = {
             "rows": rows.row_indices.shape[0],
             "logits": rows.logits,
             "row_indices": rows.row_indices,
             "allowed": rows.allowed,
             "allowed_indices": rows.allowed_indices,
-        }
-        edited = {
-            "rows": rows.row_indices.shape[0],
-            "num_edits": rows.edits.shape[1],
-            "edits": rows.edits,
             "penalties": rows.penalties,
-            "adjusted": self._launcher.launch(e, self._kernels.allow_tokens(), allowed)["adjusted"],
+            "slots": rows.slots,
+            "resets": rows.resets,
+            "counts": rows.counts,
         }
-        return self._launcher.launch(e, self._kernels.edit_tokens(), edited)["adjusted"]
+        made = self._launcher.launch(e, self._kernels.adjust_rows(), operands)
+        edited = {**operands, "num_edits": rows.edits.shape[1], "edits": rows.edits, **made}
+        made = self._launcher.launch(e, self._kernels.edit_tokens(), edited)
+        return made["adjusted"], made["counts"]
 
     def logprobs(self, e: Emitter, rows: ChosenRows) -> LogprobTensors:
         chosen = {
@@ -101,6 +102,8 @@ class SamplingKernels:
     The functions in kernels/triton/ describe the operands.
     """
 
+    _ADJUSTED = ("logits", "row_indices", "allowed", "allowed_indices", "penalties", "slots")
+
     def __init__(self, size: int, k: int) -> None:
         self._size = size
         self._k = k
@@ -120,7 +123,10 @@ class SamplingKernels:
             "allowed_indices": _OF_ROWS,
             "edits": buffer("i32", len(EditField), "num_edits"),
             "penalties": buffer("f32", len(PenaltyField), "rows"),
+            "resets": _OF_ROWS,
+            "counts": buffer("i32", "any", size),
         }
+        self._adjusts = {"counts": self._reads["counts"], "adjusted": self._reads["logits"]}
         self._sizes: dict[str, Constexpr] = {"SIZE": size, "PART": PART, "PARTS": parts, "K": k}
 
     def weigh_parts(self) -> Kernel:
@@ -139,7 +145,7 @@ class SamplingKernels:
         """Return the kernel that draws tokens; in a decode loop, it advances the positions, too."""
         rounded = {"PARTS_BLOCK": power_of_two(self._parts), "BLOCK": power_of_two(self._k)}
         reads: Sequence[str] = ("values", "indices", "logits", "row_indices", "masses", "sampling", "slots")
-        writes = {"last_tokens": self._reads["last_tokens"], "token_ids": _OF_ROWS}
+        writes = {**{name: self._reads[name] for name in ("last_tokens", "counts")}, "token_ids": _OF_ROWS}
         if advances:
             writes = {"positions": _OF_ROWS, **writes}
         else:
@@ -153,30 +159,25 @@ class SamplingKernels:
             tuning=Tuning(num_waves=WAVES),
         )
 
-    def allow_tokens(self) -> Kernel:
-        reads = ("logits", "row_indices", "allowed", "allowed_indices")
+    def adjust_rows(self) -> Kernel:
         return Kernel(
-            name="allow_tokens",
-            function=allow_tokens,
-            interface=Interface(
-                (), {name: self._reads[name] for name in reads}, {"adjusted": self._reads["logits"]}
-            ),
+            name="adjust_rows",
+            function=adjust_rows,
+            interface=self._interface((*self._ADJUSTED, "resets"), self._adjusts),
             constexprs={"SIZE": self._size, "PART": PART, "WORDS": -(-self._size // 32)},
             grid=[Tiles("rows"), self._parts],
-            tuning=Tuning(num_waves=4),
+            tuning=Tuning(num_waves=4, fuses_products=False),
         )
 
     def edit_tokens(self) -> Kernel:
-        reads = ("edits", "penalties")
+        reads = (*self._ADJUSTED, "edits")
         return Kernel(
             name="edit_tokens",
             function=edit_tokens,
             interface=Interface(
-                ("rows", "num_edits"),
-                {name: self._reads[name] for name in reads},
-                {"adjusted": self._reads["logits"]},
+                ("rows", "num_edits"), {name: self._reads[name] for name in reads}, self._adjusts
             ),
-            constexprs={"SIZE": self._size, "BLOCK": EDITS},
+            constexprs={"SIZE": self._size, "WORDS": -(-self._size // 32), "BLOCK": EDITS},
             grid=[Tiles("num_edits", EDITS)],
             tuning=Tuning(num_waves=4, fuses_products=False),
         )

@@ -1,0 +1,98 @@
+"""The device's tables by slot (abi.py): the last token of each running request, and counts of its tokens.
+
+The device updates both when it draws a token. The host only remembers which tokens are counted. It passes
+all counts of a row to a draw if the table has others: at the first draw of a request, after tokens that the
+device did not draw, and after a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.kvcache.lease import Lease
+from shortfin_apps.llm.components.request.request import TokenCounts
+from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, EntrySignature, TensorType
+from shortfin_apps.llm.contract.abi import Entry, Layout, argument_names
+
+Entries = Mapping[str, EntrySignature]
+SLOT_TABLES = ("last_tokens", "counts")  # argument names
+
+
+def table_bytes(entries: Entries, num_slots: int) -> int:
+    """Return the bytes of the tables that the entries of a program need."""
+    types = _table_types(entries, num_slots).values()
+    return sum(prod(size or 0 for size in kind.shape) * kind.dtype.itemsize for kind in types)
+
+
+class SlotTables:
+    """The tables of one program, with a single slot until `resize`. `buffers` has them by argument name."""
+
+    def __init__(self, device: Device, entries: Entries) -> None:
+        self._device = device
+        self._entries = entries
+        # By slot: whose tokens are counted, once the draws in flight are over, and how many. Each start of a
+        # request has a lease of its own.
+        self._counted: dict[int, tuple[Lease, int]] = {}
+        self.buffers: dict[str, DeviceBuffer] = {}
+        self.resize(1)
+
+    def resize(self, num_slots: int) -> None:
+        """Replace the tables by new ones."""
+        self.forget()
+        self.buffers = {
+            name: self._device.allocate(_static(kind.shape), kind.dtype, only_dispatches=True)
+            for name, kind in _table_types(self._entries, num_slots).items()
+        }
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of counts per slot; callers must check that there are any."""
+        return self.buffers["counts"].shape[-1]
+
+    def count_next(self, task: LlmTaskInput) -> TokenCounts | None:
+        """Note that the device is about to draw the token after `task`, and to count it.
+
+        Returns the counts of all tokens up to the task's if the table has others; the draw must set these.
+        The host then knows the tokens, because only draws that are counted are queued ahead of it.
+        """
+        request, lease = task.request, task.request.lease
+        assert lease is not None, "only running requests have tasks"
+        of_lease, num_counted = self._counted.get(request.slot, (None, 0))
+        self._counted[request.slot] = lease, task.seq_len + 1
+        is_counted = of_lease is lease and num_counted == task.seq_len
+        return None if is_counted else counts_before(task)
+
+    def forget(self) -> None:
+        """Give all counts anew, after an invocation has failed: it may not have counted its tokens."""
+        self._counted.clear()
+
+
+def counts_before(task: LlmTaskInput) -> TokenCounts:
+    """Return the counts of the tokens up to the task's, which must be all that the host knows."""
+    request = task.request
+    assert len(request.token_ids) == task.seq_len, "the next token is drawn once"
+    request.token_counts.catch_up(request.token_ids)
+    return request.token_counts
+
+
+def _table_types(entries: Entries, num_slots: int) -> dict[str, TensorType]:
+    """Return the types of the tables, by argument name; there are counts if an entry takes them."""
+    types = {"last_tokens": TensorType((num_slots,), np.dtype(np.int64))}
+    for name, signature in entries.items():
+        entry = Entry.parse(name)
+        if entry is not None and entry.layout() is Layout.ADJUSTED_SAMPLE and signature.arguments is not None:
+            arguments = dict(zip(argument_names(entry.layout()), signature.arguments, strict=True))
+            counts = arguments["counts"]
+            types["counts"] = TensorType((num_slots, counts.shape[-1]), counts.dtype)
+    return types
+
+
+def _static(shape: tuple[int | None, ...]) -> tuple[int, ...]:
+    """Return the shape of a table; the compiler knows the size of the vocabulary."""
+    sizes = tuple(size for size in shape if size is not None)
+    assert len(sizes) == len(shape), "the vocabulary has a size"
+    return sizes
