@@ -96,6 +96,8 @@ class Pipeline:
         self._steps: deque[InFlight] = deque()
         # The last series of batches whose tokens the device chooses alone, and the choosers of its rows.
         self._settled: tuple[object, RowChoosers] = None, RowChoosers()
+        # Edits of the last batch with adjusted rows, of requests whose chooser is final.
+        self._kept_edits: dict[Request, RowEdits] = {}
         self.num_ahead = 0
 
     def __len__(self) -> int:
@@ -228,7 +230,11 @@ class Pipeline:
             # Several rows have the same slot, so its token and counts are not those before each row.
             device = [row for row in by_chooser[Chooser.DEVICE] if not tasks[row].request.needs_terms]
             return RowChoosers(device=device, host=sorted({*rows} - {*device}))
-        edits = [self._edits(tasks[row].request) for row in by_chooser[Chooser.ADJUSTED]]
+        adjusted = [tasks[row].request for row in by_chooser[Chooser.ADJUSTED]]
+        edits = [self._edits(request) for request in adjusted]
+        self._kept_edits = {
+            request: of_row for request, of_row in zip(adjusted, edits, strict=True) if request.chooser
+        }
         is_settled = len(rows) == len(tasks) and all(
             task.request.chooser in (Chooser.DEVICE, Chooser.ADJUSTED) for task in tasks
         )
@@ -242,6 +248,8 @@ class Pipeline:
         )
 
     def _edits(self, request: Request) -> RowEdits:
+        if (kept := self._kept_edits.get(request)) is not None:
+            return kept
         edits = self._sampler.row_edits(request, request.num_drawing)
         assert edits is not None, "the device can adjust the row"
         return edits

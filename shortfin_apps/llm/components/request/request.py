@@ -249,10 +249,19 @@ class TokenCounts:
 
     def catch_up(self, token_ids: Sequence[int]) -> None:
         """Count the new tokens of `token_ids`, which must extend the previous call's `token_ids`."""
+        if not self._num_read:
+            self._read_prompt(token_ids[: self._num_prompt])
         for position in range(self._num_read, len(token_ids)):
             place = self.places.setdefault(token_ids[position], len(self.places))
             if place == len(self.token_ids):
                 self.token_ids.append(token_ids[position])
                 self.counts.append(0)
             self.counts[place] += position >= self._num_prompt
+        self._num_read = len(token_ids)
+
+    def _read_prompt(self, token_ids: Sequence[int]) -> None:
+        """Note the distinct tokens of the prompt at once, none of which was generated."""
+        self.token_ids = array("q", dict.fromkeys(token_ids))
+        self.counts = array("q", bytes(self.token_ids.itemsize * len(self.token_ids)))
+        self.places = {token_id: place for place, token_id in enumerate(self.token_ids)}
         self._num_read = len(token_ids)
