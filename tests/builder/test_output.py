@@ -30,7 +30,11 @@ LONGEST_WAIT_S = 60
 
 
 def fake_compile(
-    spec: ModelSpec, options: BuildOptions, out: Path, on_progress: Callable[[str], None] | None = None
+    spec: ModelSpec,
+    options: BuildOptions,
+    out: Path,
+    kernel_cache: Path,
+    on_progress: Callable[[str], None] | None = None,
 ) -> CompileResult:
     out.write_bytes(b"program")
     return CompileResult(
