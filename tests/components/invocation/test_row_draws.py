@@ -110,11 +110,15 @@ class Adjusting:
         return FakeBuffer(values)
 
     def draw(
-        self, seq_len: int, edits: list[RowEdits] | None = None, *, stores: bool = True
+        self, seq_len: int, edits: list[RowEdits] | None = None, *, stores: bool = True, second: int = 0
     ) -> dict[str, Any]:
-        """The arguments, as arrays."""
+        """The arguments, as arrays; the second request's task ends `second` tokens later than the first's."""
         shape = Shape("adjusted_sample_bs2", Layout.ADJUSTED_SAMPLE, 2, 0, 0)
-        tasks = [LlmTaskInput(request, [1], seq_len - 1, seq_len, []) for request in self.requests]
+        ends = seq_len, seq_len + second
+        tasks = [
+            LlmTaskInput(request, [1], end - 1, end, [])
+            for request, end in zip(self.requests, ends, strict=True)
+        ]
         fields = array("q", [0] * 6)
         arrays, buffers = self.arguments.of(
             shape, tasks, [0, 1], lambda _: fields, self.edits if edits is None else edits, stores=stores
@@ -133,7 +137,7 @@ def test_draws_one_token_later_upload_nothing_and_are_recorded_as_they_are() -> 
     assert made.uploads == uploads
 
 
-@pytest.mark.parametrize("other", ["position", "edits", "unstored", "forgotten"])
+@pytest.mark.parametrize("other", ["position", "second position", "edits", "unstored", "forgotten"])
 def test_other_draws_upload_their_arguments(other: str) -> None:
     made = Adjusting()
     made.edits[0] = RowEdits()  # without penalties, the table need not have the row's counts
@@ -143,9 +147,10 @@ def test_other_draws_upload_their_arguments(other: str) -> None:
     if other == "forgotten":
         made.arguments.forget()
     seq_len, edits = (6 if other == "position" else 4), [RowEdits(), RowEdits()] if other == "edits" else None
-    drawn = made.draw(seq_len, edits, stores=other != "unstored")
+    second = 2 if other == "second position" else 0
+    drawn = made.draw(seq_len, edits, stores=other != "unstored", second=second)
     assert made.uploads > uploads
-    assert drawn["positions"] == [seq_len - 1] * 2
+    assert drawn["positions"] == [seq_len - 1, seq_len - 1 + second]
     assert drawn["slots"] == ([-1, -1] if other == "unstored" else [0, 1])
 
 

@@ -54,25 +54,25 @@ def padded_logprobs(rows: int, slots: Mapping[int, int]) -> dict[str, Array]:
 class _Kept:
     """Arguments of draws, as arrays and on the device, for draws from the same rows one step later.
 
-    `edits` identify the rows' requests, as each has edits of its own.
+    `edits` identify the rows' requests, as each has edits of its own. `seq_lens` are those of the tasks that
+    the arguments are for.
     """
 
     entry: str
     rows: Sequence[int]
     edits: Sequence[RowEdits]
-    next_seq_len: int  # of the first row
+    seq_lens: list[int]
     arrays: dict[str, Array]
     buffers: Mapping[str, DeviceBuffer]
 
-    def serves(self, entry: str, rows: Sequence[int], edits: Sequence[RowEdits], seq_len: int) -> bool:
-        is_same = (self.entry, self.rows, self.edits) == (entry, rows, edits)
-        return is_same and self.next_seq_len == seq_len
+    def serves(self, entry: str, rows: Sequence[int], edits: Sequence[RowEdits], seq_lens: list[int]) -> bool:
+        return (self.entry, self.rows, self.edits, self.seq_lens) == (entry, rows, edits, seq_lens)
 
     def advance(self) -> None:
         """Change the arrays as the device has changed its arguments."""
         positions = self.arrays["positions"]
         self.arrays = {**self.arrays, "positions": positions + (positions >= 0)}
-        self.next_seq_len += 1
+        self.seq_lens = [seq_len + 1 for seq_len in self.seq_lens]
 
 
 class DrawArguments:
@@ -105,16 +105,19 @@ class DrawArguments:
         drawn = [tasks[row] for row in rows]
         seen = [self._seen(task, of_row, stores) for task, of_row in zip(drawn, edits, strict=False)]
         is_steady = bool(edits) and stores and all(counts is None for counts in seen)
+        seq_lens = [task.seq_len for task in drawn]
         kept = self._kept.get(rows[0]) if is_steady else None
-        if kept is not None and kept.serves(shape.entry, rows, edits, drawn[0].seq_len):
+        if kept is not None and kept.serves(shape.entry, rows, edits, seq_lens):
+            arguments = kept.arrays, kept.buffers
             kept.advance()
-            return kept.arrays, kept.buffers
+            return arguments
         arrays = padded_draws(shape.rows, tasks, rows, fields, stores=stores)
         if edits:
             arrays |= padded_edits(shape.rows, edits, seen, self._tables.vocab_size)
         buffers = {name: self._upload(array) for name, array in arrays.items()}
         if is_steady:
-            self._kept[rows[0]] = _Kept(shape.entry, rows, edits, drawn[0].seq_len + 1, arrays, buffers)
+            kept = self._kept[rows[0]] = _Kept(shape.entry, rows, edits, seq_lens, arrays, buffers)
+            kept.advance()
         return arrays, buffers
 
     def forget(self) -> None:
