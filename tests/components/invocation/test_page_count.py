@@ -24,7 +24,7 @@ LAST_TOKEN = 8  # bytes of each slot
 
 
 class Owner(FakeProgram):
-    """A program whose caller owns results and a workspace, with an entry that counts tokens."""
+    """A program with an entry that counts tokens; the caller owns its results and workspace."""
 
     @property
     def entries(self) -> Any:

@@ -94,9 +94,9 @@ class Pipeline:
         self._cache = cache
         self._depth = depth
         self._steps: deque[InFlight] = deque()
-        # The last series of batches whose tokens the device chooses alone, and the choosers of its rows.
+        # The last series of batches with all tokens chosen by the device, and the choosers of its rows.
         self._settled: tuple[object, RowChoosers] = None, RowChoosers()
-        # Edits of the last batch with adjusted rows, of requests whose chooser is final.
+        # Edits of requests with a final chooser in the last batch with adjusted rows.
         self._kept_edits: dict[Request, RowEdits] = {}
         self.num_ahead = 0
 
@@ -195,9 +195,8 @@ class Pipeline:
             self._runner.clear_suspects(self._cache)
         fields = self._sampler.device_fields if self._depth else None
         step.launch = self._runner.launch(step.batch, fields)
-        rows = range(len(step.batch.tasks))
         if fields is None:
-            step.unread.update(rows)
+            step.unread.update(range(len(step.batch.tasks)))
             return
         choosers = self._choosers(step)
         if not step.draws_all:

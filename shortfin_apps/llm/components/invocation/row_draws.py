@@ -54,8 +54,8 @@ def padded_logprobs(rows: int, slots: Mapping[int, int]) -> dict[str, Array]:
 class _Kept:
     """Arguments of draws, as arrays and on the device, for draws from the same rows one step later.
 
-    `edits` identify the rows' requests, as each has edits of its own. `seq_lens` are those of the tasks that
-    the arguments are for.
+    `edits` identify the rows' requests, because each request has separate edits. `seq_lens`: lengths of the
+    tasks that the arguments are for.
     """
 
     entry: str
@@ -68,11 +68,12 @@ class _Kept:
     def serves(self, entry: str, rows: Sequence[int], edits: Sequence[RowEdits], seq_lens: list[int]) -> bool:
         return (self.entry, self.rows, self.edits, self.seq_lens) == (entry, rows, edits, seq_lens)
 
-    def advance(self) -> None:
-        """Change the arrays as the device has changed its arguments."""
-        positions = self.arrays["positions"]
-        self.arrays = {**self.arrays, "positions": positions + (positions >= 0)}
+    def take(self) -> tuple[Mapping[str, Array], Mapping[str, DeviceBuffer]]:
+        """Return the arguments of the next draws, after which the device has advanced its positions."""
+        arrays, positions = self.arrays, self.arrays["positions"]
+        self.arrays = {**arrays, "positions": positions + (positions >= 0)}
         self.seq_lens = [seq_len + 1 for seq_len in self.seq_lens]
+        return arrays, self.buffers
 
 
 class DrawArguments:
@@ -99,7 +100,7 @@ class DrawArguments:
     ) -> tuple[Mapping[str, Array], Mapping[str, DeviceBuffer]]:
         """Return the arguments, as arrays and on the device, by name; with `edits` of an `adjusted_sample`.
 
-        Callers must then queue the draws, and call `forget` if that fails. The parameters are those of
+        Callers must then queue the draws, and call `forget` if that fails. Takes the parameters of
         `padded_draws`, and the edits of each row.
         """
         drawn = [tasks[row] for row in rows]
@@ -108,17 +109,15 @@ class DrawArguments:
         seq_lens = [task.seq_len for task in drawn]
         kept = self._kept.get(rows[0]) if is_steady else None
         if kept is not None and kept.serves(shape.entry, rows, edits, seq_lens):
-            arguments = kept.arrays, kept.buffers
-            kept.advance()
-            return arguments
+            return kept.take()
         arrays = padded_draws(shape.rows, tasks, rows, fields, stores=stores)
         if edits:
             arrays |= padded_edits(shape.rows, edits, seen, self._tables.vocab_size)
         buffers = {name: self._upload(array) for name, array in arrays.items()}
-        if is_steady:
-            kept = self._kept[rows[0]] = _Kept(shape.entry, rows, edits, seq_lens, arrays, buffers)
-            kept.advance()
-        return arrays, buffers
+        if not is_steady:
+            return arrays, buffers
+        kept = self._kept[rows[0]] = _Kept(shape.entry, rows, edits, seq_lens, arrays, buffers)
+        return kept.take()
 
     def forget(self) -> None:
         """Upload everything again, after an invocation has failed: it may not have advanced the positions."""
@@ -151,7 +150,7 @@ class LastUpload:
 def padded_edits(
     rows: int, edits: Sequence[RowEdits], seen: Sequence[TokenCounts | None], vocab_size: int
 ) -> dict[str, Array]:
-    """Return the arguments that `adjusted_sample` takes after the ones of `padded_draws`.
+    """Return the arguments that `adjusted_sample` takes after the arguments of `padded_draws`.
 
     `seen` has the counts of each row that the device's table lacks.
     """

@@ -34,8 +34,8 @@ class SlotTables:
     def __init__(self, device: Device, entries: Entries) -> None:
         self._device = device
         self._entries = entries
-        # By slot: whose tokens are counted, once the draws in flight are over, and how many. Each start of a
-        # request has a lease of its own.
+        # By slot: the lease of the request with counted tokens, and their number once the draws in flight are
+        # over. Each start of a request has a separate lease.
         self._counted: dict[int, tuple[Lease, int]] = {}
         self.buffers: dict[str, DeviceBuffer] = {}
         self.resize(1)

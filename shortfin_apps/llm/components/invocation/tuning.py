@@ -23,7 +23,7 @@ WORTH_DECODES = 16
 # decodes use the weights that are read for them (docs/measurements.md).
 MIXED_WORTH_DECODES = 2
 # Each invocation reads all weights: smaller ones cost throughput. With 96, streams waited longer for a token
-# than those of other engines (docs/measurements.md).
+# than with other engines (docs/measurements.md).
 LEAST_TOKENS = 48
 NUM_RUNS = 3
 # Limit on the total time of these measurements, to bound startup time; slower prefills are not measured.

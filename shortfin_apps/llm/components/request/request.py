@@ -35,10 +35,11 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 class Chooser(Enum):
-    """What chooses a request's next token.
+    """The part of the system that chooses a request's next token.
 
-    DEVICE and ADJUSTED need nothing of the tokens before; ADJUSTED is with penalties, biases and bans. LATE
-    is also by the device, with bans that the host can compute only if it knows the previous token.
+    DEVICE: the device alone. ADJUSTED: the device, with penalties, biases and bans that the host can pass
+    before it knows the previous token. LATE: the device, with bans that depend on the previous token. HOST:
+    the host, which reads the row.
     """
 
     DEVICE = auto()
@@ -260,7 +261,7 @@ class TokenCounts:
         self._num_read = len(token_ids)
 
     def _read_prompt(self, token_ids: Sequence[int]) -> None:
-        """Note the distinct tokens of the prompt at once, none of which was generated."""
+        """Note the prompt's distinct tokens, with counts of 0."""
         self.token_ids = array("q", dict.fromkeys(token_ids))
         self.counts = array("q", bytes(self.token_ids.itemsize * len(self.token_ids)))
         self.places = {token_id: place for place, token_id in enumerate(self.token_ids)}

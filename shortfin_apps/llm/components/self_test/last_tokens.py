@@ -91,8 +91,8 @@ def sample_arguments(
 ) -> tuple[Table, dict[str, Array]]:
     """Return a table and the arguments of `sample`, except logits and candidates.
 
-    The entry draws the best tokens of these rows, in turn from a full row and with a top-k. `tasks` are those
-    of the rows.
+    The entry draws the best tokens of these rows, in turn from a full row and with a top-k. `tasks` are the
+    rows' tasks.
     """
     rows = len(row_indices)
     table = Table([_UNUSED] * rows)

@@ -18,7 +18,7 @@ from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request, TokenCounts
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
-from shortfin_apps.llm.components.sampling.row_edits import words_of
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits, words_of
 from shortfin_apps.llm.contract.abi import KEPT, EditField, PenaltyField, SamplingField
 
 _SAMPLE = {"row_indices": "<i8", "slots": "<i8", "positions": "<i8", "sampling": "<i8"}
@@ -28,7 +28,6 @@ _ADJUSTED = {
     **dict.fromkeys(("allowed_indices", "resets"), "<i8"),
     "penalties": "<f4",
 }
-_NO_PENALTIES = [1.0, 0.0, 0.0]  # by PenaltyField
 
 Values = npt.NDArray[Any]
 
@@ -70,7 +69,7 @@ def lacks_counts(arrays: Mapping[str, Values], row: int) -> bool:
     """Return whether the edits of a draw lack counts of its row, because the server's table had them."""
     if "edits" not in arrays or arrays["slots"][row] < 0 or arrays["resets"][row]:
         return False
-    return not np.array_equal(arrays["penalties"][:, row], _NO_PENALTIES)
+    return not np.array_equal(arrays["penalties"][:, row], RowEdits().penalties)
 
 
 def with_counts(

@@ -23,7 +23,7 @@ def compile_here(kernels: Sequence[Kernel], architecture: str, chip: str) -> lis
 
 
 class ParallelCompiler:
-    """Compiles kernels in worker processes, except the ones in the cache at `root`.
+    """Compiles kernels in worker processes, except kernels that the cache at `root` has.
 
     A kernel that a worker did not compile is compiled in this process, which raises its error. `report` gets
     the current activity.
@@ -44,14 +44,11 @@ class ParallelCompiler:
             cache.store(kernel, code)
 
         if missing:
-            self._report(f"compiling {len(missing)} kernels for {chip}, {_cached(kernels, missing)}")
+            num_cached = len(kernels) - len(missing)
+            self._report(f"compiling {len(missing)} kernels for {chip}, {num_cached} from the cache")
         if (num_workers := min(self._num_workers, len(missing))) > 1:
             compile_in_workers(missing, architecture, chip, num_workers, keep)
         for kernel in missing:
             if codes[kernel.name] is None:
                 keep(kernel, compile_kernel(kernel, architecture, chip))
         return [code for code in codes.values() if code is not None]
-
-
-def _cached(kernels: Sequence[Kernel], missing: Sequence[Kernel]) -> str:
-    return f"{len(kernels) - len(missing)} from the cache"

@@ -49,7 +49,7 @@ def compile_in_workers(
 ) -> None:
     """Compile `kernels`, and pass each with its code to `keep` when it is finished.
 
-    Leaves out kernels whose compilation failed, or whose worker was killed.
+    Leaves out a kernel if its compilation failed or its worker was killed.
     """
     waiting, running = list(kernels)[::-1], dict[Connection, Kernel]()
     with ExitStack() as stack:

@@ -56,7 +56,7 @@ def edit_tokens(
     """Apply edits [fields, num_edits] i32 in place to adjusted [rows, SIZE] f32 and counts [any, SIZE] i32.
 
     The logits of the tokens are adjusted anew, with their biases and counts. EditField (abi.py) lists the
-    fields; an edit of row -1 is padding. The other arguments are those of `adjust_rows`.
+    fields; an edit of row -1 is padding. The other arguments are as in `adjust_rows`.
     """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < num_edits
@@ -104,5 +104,5 @@ def penalised(value, count, repetition, frequency, presence):
 
 @triton.jit
 def is_set(word, token_id):
-    """Return whether the bit of a token is set in `word`, the one that has it."""
+    """Return whether a token's bit is set in `word`, which must contain this bit."""
     return ((word >> (token_id % WORD_BITS)) & 1) == 1
