@@ -25,7 +25,7 @@ from shortfin_apps.llm.builder.weights.layout import (
 )
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
-from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.attention import Attention, QueryScaling
 from shortfin_apps.llm.model.config import pool_elements, window_of
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
@@ -78,7 +78,9 @@ WINDOWED = changed(
     {"rope": Rope(scaling=LinearScaling(factor=2.0))},
     at={0: {"window": 37, "rope": Rope(theta=100.0, name="local")}},
 )
-OTHERS = {"featured": FEATURED, "normed-after": NORMED_AFTER, "windowed": WINDOWED}
+# With queries that are scaled by position.
+SCALED = changed(TINY, {"query_scaling": QueryScaling(beta=0.3, period=20)})
+OTHERS = {"featured": FEATURED, "normed-after": NORMED_AFTER, "windowed": WINDOWED, "scaled": SCALED}
 _EXPERTS = MoE(count=7, per_token=3, features=96, biases=True)
 # With experts, which have biases, in the second of three layers only; with sinks, and a window in one layer.
 ROUTED = with_blocks(

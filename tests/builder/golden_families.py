@@ -26,11 +26,13 @@ PROMPT = np.array(GOLDEN["prompt"])
 POSITIONS: list[int] = GOLDEN["positions"]  # numbers of tokens
 
 WITH_WINDOWS = ("gemma2", "gemma3", "gpt-oss", "phi3")
-WITH_PAIRS = ("granite", "llama", "smollm3")  # architectures whose q and k are permuted by the converter
+# Architectures whose q and k are permuted by the converter.
+WITH_PAIRS = ("granite", "llama", "mistral3", "smollm3")
 
 # Architectures of GGUF files that have another name.
 ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
+    "ministral3": "mistral3",
     "mixtral": "llama",
     "qwen3_5": "qwen35",
     "qwen3_5_moe": "qwen35moe",
@@ -272,6 +274,9 @@ def _rope_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
     if rope["rope_type"] == "yarn":
         keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
         keys["rope.scaling.yarn_beta_fast"] = rope.get("beta_fast", 32.0)
+    if "llama_4_scaling_beta" in rope:
+        keys["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
+        keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
     return keys
 
 

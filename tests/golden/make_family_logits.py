@@ -157,6 +157,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "ministral3": (
+        "Ministral3",
+        WIDE
+        | rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=20,
+            beta_fast=8.0,
+            beta_slow=1.0,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            llama_4_scaling_beta=0.3,
+        ),
+    ),
+    "ministral3-tied": (
+        "Ministral3",
+        WIDE
+        | {"tie_word_embeddings": True}
+        | rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=64,
+            mscale=1.0,
+            mscale_all_dim=0.5,
+            llama_4_scaling_beta=0.1,
+        ),
+    ),
     "olmo2": ("Olmo2", {"rope_theta": 50000.0}),
     "gemma3": (
         "Gemma3",

@@ -34,3 +34,11 @@ def test_a_window_that_the_context_fits_in_is_dropped(context: int, window: int 
     block = Attention(heads=4, kv_heads=2, head_dim=16, rope=Rope(), window=37)
     assert block.within(context).window == window
     assert TINY.blocks[1].within(context) is TINY.blocks[1]
+
+
+@pytest.mark.parametrize(("context", "is_scaled"), [(20, False), (21, True)])
+def test_queries_are_not_scaled_within_the_first_period(context: int, is_scaled: bool) -> None:
+    [block] = OTHERS["scaled"].blocks_of(Attention)
+    assert (block.within(context).query_scaling is not None) is is_scaled
+    assert block.query_scaling is not None
+    assert bool(block.query_scaling.factors(0, context).max() > 1) is is_scaled

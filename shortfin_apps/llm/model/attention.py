@@ -26,6 +26,19 @@ from shortfin_apps.llm.model.rope import Rope, Rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueryScaling:
+    """Multiplies q at position p by 1 + beta * log(1 + floor(p / period)), as in Llama 4 and Ministral 3."""
+
+    beta: float
+    period: int  # tokens; the factor of the first `period` positions is 1
+
+    def factors(self, start: int, tokens: int) -> F32:
+        """Return the factors [tokens] of the positions from `start` on."""
+        periods = np.arange(start, start + tokens) // self.period
+        return (1 + self.beta * np.log(1 + periods)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(Block):
     """Grouped-query attention with a residual connection: `heads` query heads, `kv_heads` key/value heads.
 
@@ -42,6 +55,7 @@ class Attention(Block):
     sinks: bool = False  # the softmax of each head has an extra learned score, whose value vector is 0
     cap: float | None = None  # scores are cap * tanh(score / cap)
     score_scale: float = 1.0  # multiplies scores, in addition to 1 / sqrt(head_dim)
+    query_scaling: QueryScaling | None = None
     qk_norm: bool = False  # RMS norm of each head of q and k before rotation
     whole_qk_norm: bool = False  # RMS norm over all heads of q, and of k
     bias: bool = False  # of q, k and v
@@ -80,8 +94,13 @@ class Attention(Block):
         return {}  # heads may have any size
 
     def within(self, context: int) -> Attention:
-        """Return the block without its window if sequences of `context` tokens fit into the window."""
-        return self if self.window is None or self.window < context else replace(self, window=None)
+        """Return the block without the window and the scaling that `context` tokens stay within."""
+        window, scaling = self.window, self.query_scaling
+        return replace(
+            self,
+            window=None if window is None or window >= context else window,
+            query_scaling=None if scaling is None or scaling.period >= context else scaling,
+        )
 
     def tensors(self, hidden: int) -> Iterator[ModelTensor]:
         """List the tensors; q, k and v are stacked."""
@@ -123,6 +142,8 @@ class Attention(Block):
             yield NormHeads("qkv", "qkv", f"{prefix}attn_qk_norm.weight", self)
         if self.whole_qk_norm:
             yield NormWhole("qkv", "qkv", f"{prefix}attn_qk_norm.weight", self)
+        if self.query_scaling:
+            yield ScaleQueries("qkv", "qkv", self.query_scaling, self.q_features)
         yield Attend("qkv", "attended", layer, self, f"{prefix}attn_sinks.weight" if self.sinks else None)
         if self.gate:
             yield Gate("attended", "attended", "gated_qkv")
@@ -140,6 +161,8 @@ class Attention(Block):
         q, k, v = np.split(self._projected(h, layer), [self.heads, self.heads + self.kv_heads], axis=1)
         turns = rotary(self.rotation, past.shape[1], len(x), layer.max_position_embeddings)
         q, k = rotate(q, *turns), rotate(k, *turns)
+        if self.query_scaling:
+            q = q * self.query_scaling.factors(past.shape[1], len(x))[:, None, None]
         if layer.has_quantised_cache:
             k, v = (dequantised_heads(*quantised_heads(each)) for each in (k, v))
         layer.cached = CachedTokens(k, v)
@@ -222,6 +245,17 @@ class NormWhole(Operation):
 
     weight: str
     block: Attention
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleQueries(Operation):
+    """q, k and v [tokens, qkv features] f32 -> the same shape: q times the factor of its token's position.
+
+    q is in the first `features` columns.
+    """
+
+    scaling: QueryScaling
+    features: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ COMPILED = (
     "qwen3-moe-mixed",
     "smollm3-listed",
     "olmo2",
+    "ministral3",
     "gemma3",
     "gemma2",
     "gpt-oss",

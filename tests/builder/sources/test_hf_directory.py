@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.rope import Llama3Scaling, YarnScaling
+from shortfin_apps.llm.model.attention import Attention, QueryScaling
+from shortfin_apps.llm.model.rope import Llama3Scaling, Rope, YarnScaling
 from tests.builder.golden_families import GoldenFamily
 from tests.builder.model_files import SPEC, TINY, tiny_tensors, write_hf
 from tests.builder.specs import changed, rope_of, windows_of
@@ -124,6 +125,15 @@ def test_older_fields_of_a_gemma_3_mean_the_same(tmp_path: Path) -> None:
     assert HfDirectorySource(family.write_hf(tmp_path / "model")).spec == now
 
 
+def test_a_ministral_3_without_rope_fields_has_those_of_the_8b(tmp_path: Path) -> None:
+    family = GoldenFamily.of("ministral3")
+    del family.config["rope_parameters"]
+    [attention] = HfDirectorySource(family.write_hf(tmp_path)).spec.blocks_of(Attention)
+    assert attention.query_scaling == QueryScaling(beta=0.1, period=16384)
+    scaling = YarnScaling(factor=16.0, original_max_position_embeddings=16384, attention_factor=1.0)
+    assert attention.rope == Rope(theta=1e6, scaling=scaling)
+
+
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
 def test_the_scale_of_embeddings_is_rounded_to_the_type_of_weights(tmp_path: Path, field: str) -> None:
     family = GoldenFamily.of("gemma3")
@@ -158,6 +168,10 @@ def test_a_tied_head_is_ignored(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling `dynamic`"),
         ({"rope_scaling": {"type": "linear"}}, "`linear` is incomplete"),
         ({"rope_scaling": {"type": "yarn", "beta_fast": 1.0}}, "`yarn` is incomplete"),
+        (
+            {"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.1}},
+            "`llama_4_scaling_beta`. without YaRN",
+        ),
         ({"rope_theta": 1.0}, "must exceed 1"),
         ({"num_hidden_layers": "many"}, "`num_hidden_layers`"),
         ({"num_hidden_layers": 3}, r"`blk\.2\.attn_k\.weight` is missing"),
@@ -175,6 +189,7 @@ def test_refuses_other_architectures(tmp_path: Path, config: dict[str, object], 
     [
         ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` is 0.5, which is not supported"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"`rope_parameters\.partial_rotary_factor`"),
+        ({"rope_parameters": {"llama_4_scaling_beta": 0.1}}, r"`rope_parameters\.llama_4_scaling_beta`"),
         ({"embedding_multiplier": 12.0}, "`embedding_multiplier` is 12.0"),
         ({"final_logit_softcapping": 30.0}, "`final_logit_softcapping` is 30.0"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "`layer_types` of `sliding_attention`"),

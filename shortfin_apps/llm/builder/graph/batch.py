@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
 from shortfin_apps.llm.contract.config import Pool
+from shortfin_apps.llm.model.attention import QueryScaling
 from shortfin_apps.llm.model.rope import Rotation
 
 
@@ -54,6 +55,7 @@ class Batch:
     counters: Tensor | None = None  # [rows, kv_heads] i32: zero between dispatches
     token_slots: dict[int | None, Tensor] = field(default_factory=dict, init=False)  # keyed by window
     masks: dict[int | None, Tensor] = field(default_factory=dict, init=False)
+    query_factors: dict[QueryScaling, Tensor] = field(default_factory=dict, init=False)  # [tokens] f32
 
     def __post_init__(self) -> None:
         self.slab = self.slabs[0]

@@ -8,6 +8,7 @@ from typing import Any, Final
 from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
 from shortfin_apps.llm.builder.sources.gguf_rope import ROPE_FIELDS, ropes
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
+from shortfin_apps.llm.builder.sources.hf_rope import query_scaling
 from shortfin_apps.llm.builder.sources.known_fields import KnownFields, names
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import OF_ARCHITECTURE, OF_SOME_FAMILIES
@@ -34,6 +35,8 @@ FIELDS: Final = {
     "rope.dimension_count": "rotated_dim",
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
+    "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+    "attention.temperature_scale": "llama_4_scaling_beta",
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -94,6 +97,7 @@ def read_config(
         "linear_value_head_dim": config.linear_value_head_dim // config.linear_num_value_heads,
         "rope": rope,
         "local_rope": local_rope,
+        "query_scaling": query_scaling(where, rope, config.llama_4_scaling_beta),
     }
     if family.scales_embedding:
         update["embedding_multiplier"] = config.hidden_size**0.5
@@ -149,7 +153,7 @@ GGUF_MODEL = KnownFields(
         ),
         "rope.scale_linear": (0, 1),  # older name of a linear scaling's factor
         **dict.fromkeys(("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), (-1, 1)),
-        "rope.scaling.yarn_log_multiplier": (0,),
+        **dict.fromkeys(("rope.scaling.yarn_log_multiplier", "attention.temperature_scale"), (0,)),
         **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.scale"), (0,)),
         **dict.fromkeys(("attention.max_alibi_bias", "attention.clamp_kqv", "pooling_type"), (0,)),
         **dict.fromkeys(

@@ -54,7 +54,8 @@ def ropes(
         raise unsupported(where, "a rotary embedding of a part of the head")
     if odd := next((n for n, f in factors.items() if f.shape != (rotated // 2,)), None):
         raise unsupported(where, f"a `{odd}` of shape {factors[odd].shape}")
-    scaled = _scaled(where, keys, factors, family.gguf.yarn_truncates)
+    magnitude = {"mscale": 1.0, "mscale_all_dim": config.mscale_all_dim}
+    scaled = _scaled(where, keys, factors, {"truncate": family.gguf.yarn_truncates, **magnitude})
     scaling = scaled.scaling(where, config.max_position_embeddings, rotated)
     if ROPE_FACTORS in factors:
         if scaling is not None:
@@ -66,8 +67,10 @@ def ropes(
     return rope, local
 
 
-def _scaled(where: str, keys: Mapping[str, Any], factors: Mapping[str, Array], truncates: bool) -> HfRope:
-    """Return the scaling as fields of a `config.json`; `truncates`: the family's `Gguf.yarn_truncates`."""
+def _scaled(
+    where: str, keys: Mapping[str, Any], factors: Mapping[str, Array], yarn: Mapping[str, Any]
+) -> HfRope:
+    """Return the scaling as fields of a `config.json`; `yarn`: further fields of YaRN."""
     named = {field: keys[key] for key, field in ROPE_FIELDS.items() if keys.get(key)}
     given = parse(where, HfRope, {"rope_type": "linear", **named}, _KEYS)
     factor, attention_factor = given.factor or 1.0, given.attention_factor or 1.0
@@ -80,11 +83,7 @@ def _scaled(where: str, keys: Mapping[str, Any], factors: Mapping[str, Array], t
         raise unsupported(where, f"a factor of {attention_factor} on the rotation")
     if given.kind not in ("linear", "yarn") and (given.kind, factor) != ("none", 1):
         raise unsupported(where, f"rotary scaling `{given.kind}` by {factor}")
-    return (
-        HfRope()
-        if factor == 1
-        else given.model_copy(update={"attention_factor": None, "truncate": truncates})
-    )
+    return HfRope() if factor == 1 else given.model_copy(update={"attention_factor": None, **yarn})
 
 
 def _llama3_scaling(where: str, factors: Array, head_dim: int, theta: float) -> Llama3Scaling:

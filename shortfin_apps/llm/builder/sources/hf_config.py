@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 from shortfin_apps.llm.builder.sources.base import parse, unsupported
-from shortfin_apps.llm.builder.sources.hf_rope import HfRope
+from shortfin_apps.llm.builder.sources.hf_rope import HfRope, query_scaling
 from shortfin_apps.llm.builder.sources.known_fields import OFF, ONE, KnownFields, names
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import OF_MODEL_TYPE, OF_SOME_FAMILIES
@@ -83,6 +83,9 @@ def read_config(
         "output_bias": config.attention_bias,
         "rope": rope,
         "local_rope": local_rope,
+        "query_scaling": query_scaling(
+            file, rope, given.rope.llama_4_scaling_beta or config.llama_4_scaling_beta
+        ),
     }
     if family.scales_embedding:  # the factor is rounded to the weights' dtype, as in transformers
         rounded = ROUNDED.get(given.dtype or given.torch_dtype or "float32", np.float32)
@@ -185,8 +188,8 @@ HF_CONFIG = KnownFields(
 
 # Fields of `rope_scaling` and `rope_parameters`. `HfRope.scaling` rejects unsupported kinds of scaling.
 HF_ROPE = KnownFields(
-    used=frozenset(HfRope.model_fields) - {"partial_rotary_factor"},
+    used=frozenset(HfRope.model_fields) - {"partial_rotary_factor", "llama_4_scaling_beta"},
     # The sections separate time, height and width of positions in images; for text, all three are equal.
-    harmless=names("mrope_section mrope_interleaved"),
-    neutral={"partial_rotary_factor": ONE},
+    harmless=names("mrope_section mrope_interleaved max_position_embeddings"),
+    neutral={"partial_rotary_factor": ONE, "llama_4_scaling_beta": OFF},
 )

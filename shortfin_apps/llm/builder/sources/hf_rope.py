@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 from shortfin_apps.llm.builder.sources.base import unsupported
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.attention import QueryScaling
 from shortfin_apps.llm.model.families.family import Size
 from shortfin_apps.llm.model.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    Rope,
     RopeScaling,
     YarnScaling,
     longrope_attention_factor,
@@ -46,6 +48,7 @@ class HfRope(BaseModel):
     short_factor: list[PositiveFloat] | None = None
     long_factor: list[PositiveFloat] | None = None
     partial_rotary_factor: PositiveFloat | None = None
+    llama_4_scaling_beta: NonNegativeFloat | None = None
     full_attention: HfRope | None = None  # scalings per kind of layer; if set, no other fields are
     sliding_attention: HfRope | None = None
 
@@ -126,6 +129,18 @@ class HfRope(BaseModel):
         if not self.mscale or not self.mscale_all_dim:
             return yarn_attention_factor(factor)
         return yarn_attention_factor(factor, self.mscale) / yarn_attention_factor(factor, self.mscale_all_dim)
+
+
+def query_scaling(where: str, rope: Rope, beta: float | None) -> QueryScaling | None:
+    """Return the scaling of queries, in periods of YaRN's original context; None for a `beta` of 0.
+
+    Raises BuildError for a `rope` without YaRN. `where` names the file.
+    """
+    if not beta:
+        return None
+    if not isinstance(rope.scaling, YarnScaling):
+        raise unsupported(where, "a scaling of queries (`llama_4_scaling_beta`) without YaRN")
+    return QueryScaling(beta=beta, period=rope.scaling.original_max_position_embeddings)
 
 
 def _incomplete(where: str, kind: str) -> BuildError:

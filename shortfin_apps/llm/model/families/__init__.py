@@ -9,6 +9,7 @@ from shortfin_apps.llm.model.families.gemma import GEMMA2, GEMMA3
 from shortfin_apps.llm.model.families.gpt_oss import GPT_OSS
 from shortfin_apps.llm.model.families.granite import GRANITE, GRANITE4
 from shortfin_apps.llm.model.families.llama import LLAMA, MISTRAL, MIXTRAL
+from shortfin_apps.llm.model.families.ministral3 import MINISTRAL3
 from shortfin_apps.llm.model.families.olmo2 import OLMO2
 from shortfin_apps.llm.model.families.phi3 import PHI3
 from shortfin_apps.llm.model.families.qwen3 import QWEN2, QWEN3, QWEN3_MOE
@@ -16,7 +17,7 @@ from shortfin_apps.llm.model.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3
 from shortfin_apps.llm.model.families.smollm3 import SMOLLM3
 
 FAMILIES: Final[tuple[Family, ...]] = (
-    *(LLAMA, MISTRAL, MIXTRAL, SMOLLM3, OLMO2, PHI3),
+    *(LLAMA, MISTRAL, MINISTRAL3, MIXTRAL, SMOLLM3, OLMO2, PHI3),
     *(QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
     *(GEMMA2, GEMMA3, GRANITE, GRANITE4, GPT_OSS),
 )

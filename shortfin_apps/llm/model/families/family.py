@@ -8,9 +8,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.attention import Attention, QueryScaling
 from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import Layer, ModelSpec
@@ -26,7 +26,9 @@ Size = Annotated[int, Field(gt=0, lt=1 << 63)]
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 # The fields of Config that readers of files compute; they are not fields of `config.json`.
-SET_BY_READER = frozenset({"in_gguf", "activation", "output_bias", "rotated_dim", "rope", "local_rope"})
+SET_BY_READER = frozenset(
+    {"in_gguf", "activation", "output_bias", "rotated_dim", "rope", "local_rope", "query_scaling"}
+)
 
 
 class Config(BaseModel):
@@ -44,6 +46,7 @@ class Config(BaseModel):
     rotated_dim: Size | None = None  # elements of a head that rotate; None: all
     rope: Rope = Rope()
     local_rope: Rope = Rope()  # of layers with a window
+    query_scaling: QueryScaling | None = None
 
     vocab_size: Size
     hidden_size: Size
@@ -67,6 +70,8 @@ class Config(BaseModel):
     query_pre_attn_scalar: PositiveFloat | None = None
     rope_theta: PositiveFloat | None = None
     rope_local_base_freq: PositiveFloat | None = None
+    llama_4_scaling_beta: NonNegativeFloat | None = None  # `config.json` has it in `rope_parameters`
+    mscale_all_dim: NonNegativeFloat | None = None  # likewise
     position_embedding_type: str = "rope"
     no_rope_layers: list[bool] | None = None
     no_rope_layer_interval: Size | None = None

@@ -11,8 +11,9 @@ from typing import Any
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, yield_as
 from shortfin_apps.llm.builder.lowering.linalg.norms import norm_heads, norm_whole
+from shortfin_apps.llm.builder.lowering.linalg.query_scaling import scale_queries
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.model.attention import DropGates, Gate, NormHeads, NormWhole
+from shortfin_apps.llm.model.attention import DropGates, Gate, NormHeads, NormWhole, ScaleQueries
 from shortfin_apps.llm.model.feed_forward import GateTokens
 from shortfin_apps.llm.model.operations import AddBias, CapLogits, Narrow, Operation
 
@@ -36,6 +37,10 @@ def _norm_heads(c: LoweringContext, e: Emitter, operation: NormHeads, values: Va
 def _norm_whole(c: LoweringContext, e: Emitter, operation: NormWhole, values: Values) -> Tensor:
     weight = c.weights.load_one(e, operation.weight)
     return norm_whole(e, c.spec, operation.block, values[operation.x], weight)
+
+
+def _scale_queries(_: LoweringContext, e: Emitter, operation: ScaleQueries, values: Values) -> Tensor:
+    return scale_queries(e, operation, values[operation.x], values.batch)
 
 
 def _drop_gates(_: LoweringContext, e: Emitter, operation: DropGates, values: Values) -> Tensor:
@@ -89,6 +94,7 @@ LOWERINGS: dict[type[Operation], Callable[[LoweringContext, Emitter, Any, Values
     AddBias: _add_bias,
     NormHeads: _norm_heads,
     NormWhole: _norm_whole,
+    ScaleQueries: _scale_queries,
     DropGates: _drop_gates,
     Gate: _gate,
     GateTokens: _gate_tokens,

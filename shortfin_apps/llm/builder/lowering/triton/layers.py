@@ -9,7 +9,7 @@ kernels/triton/__init__.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
@@ -17,6 +17,7 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.kernels.triton.norm import add_normed, embed, rms_norm
+from shortfin_apps.llm.builder.lowering.linalg.query_scaling import scale_queries
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
 from shortfin_apps.llm.builder.lowering.triton.experts import ExpertTiles, TritonExperts
@@ -31,7 +32,7 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two, tiles_of
 from shortfin_apps.llm.builder.lowering.triton.tokens import TritonTokens
-from shortfin_apps.llm.model.attention import Attend, DropGates, NormHeads, NormWhole
+from shortfin_apps.llm.model.attention import Attend, DropGates, NormHeads, NormWhole, ScaleQueries
 from shortfin_apps.llm.model.feed_forward import SumExperts
 from shortfin_apps.llm.model.operations import (
     Activation,
@@ -44,6 +45,13 @@ from shortfin_apps.llm.model.operations import (
     Norm,
     Operation,
 )
+
+# The operations before Attend that a kernel computes together with its rotation and cache write.
+_BEFORE_ATTEND: tuple[tuple[type[Operation], ...], ...] = (
+    *((Linear,), (Linear, AddBias), (Linear, NormHeads), (Linear, AddBias, NormHeads)),
+    *((NormWhole,), (NormHeads,), (DropGates, NormHeads)),
+)
+_MOST_BEFORE_ATTEND = 4  # with ScaleQueries
 
 
 class TritonLayers:
@@ -68,17 +76,9 @@ class TritonLayers:
         self._defers_norms = self._act != "f16"
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
+        if length := _until_attention(operations):
+            return length
         match operations:
-            case [Linear(residual=None), Attend(), *_]:
-                return 2
-            case [Linear(residual=None), AddBias() | NormHeads(), Attend(), *_]:
-                return 3
-            case [Linear(residual=None), AddBias(), NormHeads(), Attend(), *_]:
-                return 4
-            case [NormWhole() | NormHeads(), Attend(), *_]:
-                return 2
-            case [DropGates(), NormHeads(), Attend(), *_]:
-                return 3
             case [AddNormed(), Narrow(), *_]:
                 return 2 if _is_chain(operations[:2]) else 0
             case [Embed() | Linear() | AddNormed(), Norm(), *_] if self._defers_norms:
@@ -117,7 +117,7 @@ class TritonLayers:
             case [(DropGates() | NormWhole() | NormHeads()) as first, *_, Attend() as attention]:
                 weight = next(each.weight for each in run if isinstance(each, (NormWhole, NormHeads)))
                 q = self._attention.store(e, values[first.x], weight, attention, values.batch)
-                values[attention.out] = self._attention.attend(e, q, attention, values.batch)
+                values[attention.out] = self._attend(e, q, run, attention, values.batch)
             case [SumExperts() as first, *last, Norm() as norm]:
                 routing, residual = values.operand(first.routing), values[first.residual]
                 down = first.weight, first.bias
@@ -130,7 +130,16 @@ class TritonLayers:
                 given = _activations(values.operand(projection.x))
                 weights = projection.weight, bias, head_norm
                 q = self._attention.project(e, given, *weights, attention, values.batch)
-                values[attention.out] = self._attention.attend(e, q, attention, values.batch)
+                values[attention.out] = self._attend(e, q, run, attention, values.batch)
+
+    def _attend(
+        self, e: Emitter, q: Tensor, run: Sequence[Operation], attention: Attend, batch: Batch
+    ) -> Tensor:
+        """Attend with the rotated q, scaled if ScaleQueries is part of the run: both commute."""
+        for operation in run:
+            if isinstance(operation, ScaleQueries):
+                q = scale_queries(e, operation, q, batch)
+        return self._attention.attend(e, q, attention, batch)
 
     def prepare(self, e: Emitter, batch: Batch) -> None:
         """Emit the computation of the batch's per-token data."""
@@ -328,6 +337,14 @@ class TritonLayers:
         if weight is None:
             return {"norm": None, "scaled": None, "squares": None}
         return {"norm": self._weights.load_one(e, weight)}
+
+
+def _until_attention(operations: Sequence[Operation]) -> int:
+    """Return the length of the leading run that ends in Attend and is lowered together; 0 for none."""
+    first = operations[: _MOST_BEFORE_ATTEND + 1]
+    before = list(takewhile(lambda each: not isinstance(each, Attend), first))
+    kinds = tuple(type(each) for each in before if not isinstance(each, ScaleQueries))
+    return len(before) + 1 if len(before) < len(first) and kinds in _BEFORE_ATTEND else 0
 
 
 def _is_chain(run: Sequence[Operation]) -> bool:
