@@ -121,6 +121,8 @@ def _plan(
     self_test: bool,
 ) -> _Plan:
     model = open_source(source, user_cache() / DOWNLOADS, progress, accepted)
+    if model.left_out:
+        progress.note(f"left out: {model.left_out}")
     if own_types:
         options = with_own_types(model, options)
     targets = resolve_targets(options.device)

@@ -51,6 +51,15 @@ def test_tokenizer_files(tmp_path: Path) -> None:
         HfDirectorySource(directory).tokenizer_files()
 
 
+def test_a_template_of_the_processor_is_used_if_the_tokenizer_has_none(tmp_path: Path) -> None:
+    directory = write_hf(tmp_path)
+    (directory / "chat_template.json").write_text('{"chat_template": "a processor\'s"}', encoding="utf-8")
+    own = TINY.tokenizer_files().config["chat_template"]
+    assert HfDirectorySource(directory).tokenizer_files().config["chat_template"] == own
+    (directory / "tokenizer_config.json").unlink()
+    assert HfDirectorySource(directory).tokenizer_files().config["chat_template"] == "a processor's"
+
+
 def test_the_hash_covers_every_file(tmp_path: Path) -> None:
     before = HfDirectorySource(write_hf(tmp_path)).sha256
     assert HfDirectorySource(tmp_path).sha256 == before
@@ -140,12 +149,6 @@ def test_the_scale_of_embeddings_is_rounded_to_the_type_of_weights(tmp_path: Pat
     del family.config["dtype"]
     family.config[field] = "bfloat16"
     assert HfDirectorySource(family.write_hf(tmp_path)).spec.embedding_scale == 6.9375  # of sqrt(48)
-
-
-def test_refuses_a_vision_tower_by_name(tmp_path: Path) -> None:
-    config = {"model_type": "gemma3", "vision_config": {}, "text_config": {}}
-    with pytest.raises(BuildError, match=r"a vision tower \(`gemma3`\) is not supported"):
-        HfDirectorySource(write_hf(tmp_path, config=config))
 
 
 def test_a_tied_head_is_ignored(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
 def test_defaults_of_a_directory_and_of_a_gguf_file_give_a_model(family: Family) -> None:
     for config in (
-        Config(**{**SIZES, **family.defaults}),
+        Config(**{**family.defaults, **SIZES}),
         Config(**{**SIZES, **family.gguf.defaults, "in_gguf": True}),
     ):
         spec = family.spec("x", config)

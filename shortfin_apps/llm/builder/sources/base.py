@@ -79,6 +79,11 @@ class ModelSource(ABC):
         """The quantisation of most weights; None if they are floats."""
         return None
 
+    @property
+    def left_out(self) -> str | None:
+        """A description, for users, of the parts of the source that are not built; None if there are none."""
+        return None
+
     @abstractmethod
     def tensor(self, name: str) -> Array:
         """Read the tensor `name` of `tensor_shapes(spec)`; the result has any float dtype.
@@ -231,7 +236,8 @@ def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ..
 
 def supported_models() -> str:
     """Return the list of supported models, as the end of an error message."""
-    names = " or ".join(f"`{name}`" for name in sorted({*OF_MODEL_TYPE, *OF_ARCHITECTURE}))
+    wholes = {family.part_of for family in FAMILIES if family.part_of}
+    names = " or ".join(f"`{name}`" for name in sorted({*OF_MODEL_TYPE, *wholes, *OF_ARCHITECTURE}))
     return f"{SUPPORTED} (`model_type` or GGUF architecture {names})"
 
 

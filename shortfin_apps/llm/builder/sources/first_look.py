@@ -11,6 +11,7 @@ from shortfin_apps.llm.builder.sources.gguf_header import metadata_at_start, par
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import check_tokenizer
 from shortfin_apps.llm.builder.sources.hf_config import hf_family
 from shortfin_apps.llm.builder.sources.hf_files import read_json
+from shortfin_apps.llm.builder.sources.hf_text_part import text_config
 from shortfin_apps.llm.contract.errors import BuildError
 
 
@@ -44,7 +45,7 @@ def _check(where: str, keys: Mapping[str, Any]) -> None:
 def look_at_directory(directory: Path) -> None:
     """Raise BuildError unless the Hugging Face directory has a supported family and a tokenizer."""
     config = directory / "config.json"
-    hf_family(str(config), read_json(config))
+    hf_family(str(config), text_config(str(config), read_json(config)))
     if not (directory / "tokenizer.json").is_file():
         raise BuildError(
             f"{directory}/tokenizer.json: no such file; save the model with its fast tokenizer to have one"

@@ -49,13 +49,11 @@ class HfFields(BaseModel):
 
 
 def hf_family(where: str, raw: Mapping[str, Any]) -> Family:
-    """Return the family of a `config.json`. Raises BuildError if it is not supported.
+    """Return the family of a text model (`text_config`). Raises BuildError if it is not supported.
 
-    `where` names the model in errors.
+    `raw`: the fields of `config.json`; `where` names the model in errors.
     """
     model_type = raw.get("model_type")
-    if "vision_config" in raw:
-        raise unsupported(where, f"a vision tower (`{model_type}`)")
     if not isinstance(model_type, str) or model_type not in OF_MODEL_TYPE:
         raise unsupported(where, f"architecture `{model_type}`")
     return OF_MODEL_TYPE[model_type]

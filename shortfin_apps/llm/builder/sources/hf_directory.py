@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,14 @@ from shortfin_apps.llm.builder.sources.hf_files import (
 )
 from shortfin_apps.llm.builder.sources.hf_matrices import (
     ExpertTensor,
+    Place,
     QuantisedMatrix,
     quantised_matrices,
     read_tensor,
     stacked_experts,
 )
 from shortfin_apps.llm.builder.sources.hf_quantised import matrix_format
+from shortfin_apps.llm.builder.sources.hf_text_part import described, text_config, text_name
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_NAME_CHARS, check_at_most
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import llama
@@ -63,7 +66,8 @@ class HfDirectorySource(ModelSource):
     def __init__(self, directory: Path, name: str | None = None, accepted: Collection[str] = ()) -> None:
         self._directory = directory
         self._where = str(directory)
-        raw = read_json(directory / "config.json")
+        whole = read_json(directory / "config.json")
+        raw = text_config(self._where, whole)
         self._family = hf_family(self._where, raw)
         with computing_spec(f"{self._where}/config.json"):
             config, self._given = read_config(self._where, self._family, raw, accepted)
@@ -71,6 +75,9 @@ class HfDirectorySource(ModelSource):
         check_spec(self._where, self.spec)
         shards = [directory / name for name in weight_files(directory)]
         self._files = {path: _open(path) for path in shards}
+        if raw is not whole:
+            self.spec = replace(self.spec, tie_word_embeddings=not self._has_head())
+        self._others: list[Place] = []  # tensors of vision and audio towers
         self._tensors = dict(self._find_tensors())
         self._matrices = self._find_matrices()
         check_tensors(self._where, self.spec, self._shapes())
@@ -79,6 +86,13 @@ class HfDirectorySource(ModelSource):
     @property
     def quantisation(self) -> Quantisation | None:
         return next((q for q in (each.quantisation for each in self._matrices.values()) if q), None)
+
+    @property
+    def left_out(self) -> str | None:
+        if not self._others:
+            return None
+        headers = (self._files[path].get_slice(name) for path, name in self._others)
+        return f"vision and audio parts ({described(headers)}), as only text is supported"
 
     def tensor(self, name: str) -> Array:
         if name in self._matrices:
@@ -110,13 +124,22 @@ class HfDirectorySource(ModelSource):
             generation=generation_config(self._directory, self._given.eos_token_id),
         )
 
+    def _has_head(self) -> bool:
+        """Whether the head has weights. `tie_word_embeddings` of the whole and the text model may differ."""
+        names = (name for file in self._files.values() for name in file.keys())  # noqa: SIM118
+        return any(text_name(name) == "lm_head.weight" for name in names)
+
     def _find_tensors(self) -> Iterator[tuple[str, tuple[Path, str]]]:
         for path, file in self._files.items():
             for hf_name in file.keys():  # noqa: SIM118  (not a mapping)
                 check_at_most(str(path), "a tensor's name has {} characters", len(hf_name), MAX_NAME_CHARS)
-                ours = _gguf_name(hf_name, {**llama.NAMES, **self._family.names})
+                name = text_name(hf_name) if self._family.part_of else hf_name
+                if name is None:
+                    self._others.append((path, hf_name))
+                    continue
+                ours = _gguf_name(name, {**llama.NAMES, **self._family.names})
                 tied = ours == "output.weight" and self.spec.tie_word_embeddings
-                if hf_name.startswith(self._family.ignored):
+                if name.startswith(self._family.ignored):
                     continue
                 if not tied and not hf_name.endswith("rotary_emb.inv_freq"):
                     yield ours, (path, hf_name)

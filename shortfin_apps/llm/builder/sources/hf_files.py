@@ -26,6 +26,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "generation_config.json",
     "chat_template.jinja",
+    "chat_template.json",
     "special_tokens_map.json",
     "additional_chat_templates/*.jinja",
 )
@@ -134,6 +135,8 @@ def tokenizer_config(directory: Path) -> dict[str, Any]:
     raw = read_json(directory / "tokenizer_config.json", optional=True)
     raw = read_json(directory / "special_tokens_map.json", optional=True) | _given(raw)
     config = {key: raw[key] for key in _TOKENIZER_KEYS if raw.get(key) is not None}
+    if of_processor := read_json(directory / "chat_template.json", optional=True).get("chat_template"):
+        config.setdefault("chat_template", of_processor)
     template = directory / "chat_template.jinja"
     if template.exists():
         config["chat_template"] = read_text(template)

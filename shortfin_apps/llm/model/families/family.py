@@ -171,6 +171,7 @@ class Family:
 
     title: str  # names of the models, for users
     model_type: str  # in `config.json`
+    part_of: str | None = None  # `model_type` of directories with towers, whose text model this is
     architecture: str  # in GGUF files and in specs
     layer: Callable[[Config, int], Layer]  # returns the blocks of a layer, given by its number
     fields: AbstractSet[str] = frozenset()  # fields of Config that this family uses, in addition to Llama's

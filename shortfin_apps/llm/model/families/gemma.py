@@ -81,6 +81,7 @@ GEMMA3 = replace(
     GEMMA2,
     title="Gemma 3",
     model_type="gemma3_text",
+    part_of="gemma3",
     architecture="gemma3",
     layer=gemma3_layer,
     fields={
@@ -89,6 +90,12 @@ GEMMA3 = replace(
     },
     defaults={
         **GEMMA2.defaults,
+        # `text_config` of the published 4B has only what differs from these.
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
         "final_logit_softcapping": None,
         "sliding_window_pattern": 6,
         "rope_theta": 1e6,

@@ -79,7 +79,7 @@ LLAMA = Family(
     layer=layer,
     in_gguf=False,
 )
-MISTRAL = replace(LLAMA, title="Mistral", model_type="mistral", architecture="mistral")
+MISTRAL = replace(LLAMA, title="Mistral", model_type="mistral", part_of="mistral3", architecture="mistral")
 MIXTRAL = replace(
     LLAMA,
     title="Mixtral",

@@ -21,6 +21,7 @@ def layer(config: Config, number: int) -> Layer:
 MINISTRAL3 = Family(
     title="Ministral 3",
     model_type="ministral3",
+    part_of="mistral3",
     architecture="mistral3",
     layer=layer,
     fields={"llama_4_scaling_beta", "mscale_all_dim"},
