@@ -7,15 +7,17 @@ prefill of 8,300 tokens. It takes the layout of pages that lowering/linalg has, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.contract.abi import Entry
-from shortfin_apps.llm.model.attention import dequantised_heads, quantised_heads
+from shortfin_apps.llm.model.attention import Attention, dequantised_heads, quantised_heads
 from shortfin_apps.llm.model.reference.forward import forward
 from shortfin_apps.llm.model.reference.pointwise import F32
 from tests.builder.compiled_model import DTYPES, CompiledModel, Result, block_table
+from tests.builder.specs import attend_of
 
 NUM_PADDING_TOKENS = 5  # behind the tokens of an extend
 
@@ -42,39 +44,36 @@ class CachedRows:
         self._past = [self._history(pages, row, length) for row, length in enumerate(positions)]
         self._tokens = [np.zeros(0, np.int64) for _ in positions]
 
-    def _fill_cache(self, num_pages: int, key_scale: float) -> F32:
-        """[pages, layers, 2, stride, kv_heads, head_dim], rounded as the cache has it."""
-        spec, kv = self._model.spec, self._model.options.kv
-        shape = (
-            num_pages,
-            len(spec.layers),
-            2,
-            self._stride,
-            spec.attention.kv_heads,
-            spec.attention.head_dim,
-        )
-        pages = self._rng.standard_normal(shape, np.float32)
-        pages[:, :, 0] *= key_scale
-        if kv == "q8_0":
-            quants, scales = quantised_heads(pages)
-            rows = rows_in_bytes(
-                quants, scales, spec.attention.kv_layout.row_elements(self._model.options.kv)
-            )
-            self._model.set_cache(
-                *(rows[:, layers].reshape(num_pages, -1) for layers in tuple(spec.pools.values()))
-            )
-            return dequantised_heads(quants, scales)
-        kept = pages.astype(DTYPES[kv])
-        self._model.set_cache(
-            *(kept[:, layers].reshape(num_pages, -1) for layers in tuple(spec.pools.values()))
-        )
-        return kept.astype(np.float32)
+    def _fill_cache(self, num_pages: int, key_scale: float) -> list[F32]:
+        """Of each layer, [pages, 2, stride, kv_heads, head_dim], rounded as the cache has it."""
+        spec = self._model.spec
+        stored, known = [], []
+        for layer in range(len(spec.layers)):
+            block = attend_of(spec, layer).block
+            shape = (num_pages, 2, self._stride, block.kv_heads, block.head_dim)
+            pages = self._rng.standard_normal(shape, np.float32)
+            pages[:, 0] *= key_scale
+            kept, rounded = self._stored(pages, block)
+            stored.append(kept.reshape(num_pages, -1))
+            known.append(rounded)
+        pools = spec.pools.values()
+        self._model.set_cache(*(np.concatenate([stored[n] for n in layers], axis=1) for layers in pools))
+        return known
 
-    def _history(self, pages: F32, row: int, length: int) -> F32:
-        """[layers, 2, positions, kv_heads, head_dim] of a row."""
-        own = np.moveaxis(pages[self._blocks[row]], 0, 2)
-        slots: F32 = own.reshape(*own.shape[:2], -1, *own.shape[4:])
-        return slots[:, :, :length]
+    def _stored(self, pages: F32, block: Attention) -> tuple[npt.NDArray[Any], F32]:
+        """The pages in the cache's type, and what they are in f32."""
+        kv = self._model.options.kv
+        if kv != "q8_0":
+            kept = pages.astype(DTYPES[kv])
+            return kept, kept.astype(np.float32)
+        quants, scales = quantised_heads(pages)
+        rows = rows_in_bytes(quants, scales, block.kv_layout.row_elements(kv))
+        return rows, dequantised_heads(quants, scales)
+
+    def _history(self, pages: list[F32], row: int, length: int) -> list[F32]:
+        """Of each layer, [2, positions, kv_heads, head_dim] of a row."""
+        own = (np.moveaxis(each[self._blocks[row]], 0, 1) for each in pages)
+        return [each.reshape(2, -1, *each.shape[3:])[:, :length] for each in own]
 
     def decode(self, entry: str, rows: Sequence[int]) -> None:
         """Decodes one token of each of `rows`."""
@@ -110,7 +109,7 @@ class CachedRows:
 
     def _position(self, row: int) -> int:
         """The first position of the row that is not in the cache."""
-        positions: int = self._past[row].shape[2]
+        positions: int = self._past[row][0].shape[1]
         return positions + len(self._tokens[row])
 
     def _next(self, row: int, count: int) -> Tokens:
@@ -120,7 +119,8 @@ class CachedRows:
 
     def _cut_to_whole_pages(self, row: int) -> None:
         assert not len(self._tokens[row]), "only histories are cut"
-        self._past[row] = self._past[row][:, :, : self._position(row) // self._stride * self._stride]
+        length = self._position(row) // self._stride * self._stride
+        self._past[row] = [each[:, :length] for each in self._past[row]]
 
     def _check(self, entry: str, rows: Sequence[int], result: Result) -> None:
         for index, row in enumerate(rows):

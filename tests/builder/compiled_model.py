@@ -29,7 +29,8 @@ from shortfin_apps.llm.model.attention import Attention, QueryScaling
 from shortfin_apps.llm.model.config import pool_elements, window_of
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
-from shortfin_apps.llm.model.rope import LinearScaling, Rope, YarnScaling
+from shortfin_apps.llm.model.layer_scale import LayerScale
+from shortfin_apps.llm.model.rope import LinearScaling, ProportionalScaling, Rope, YarnScaling
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, weight_shapes
 from tests.builder.random_blocks import random_blocks
 from tests.builder.specs import changed, with_blocks
@@ -80,7 +81,23 @@ WINDOWED = changed(
 )
 # With queries that are scaled by position.
 SCALED = changed(TINY, {"query_scaling": QueryScaling(beta=0.3, period=20)})
+# With other heads in the layer without a window, where v is k, and with a scalar behind each layer.
+_OTHER_HEADS = changed(
+    TINY,
+    {"norm_after": True, "qk_norm": True, "value_norm": True},
+    at={
+        0: {"window": 37, "rope": Rope(theta=100.0, name="local")},
+        1: {
+            "head_dim": 32,
+            "kv_heads": 1,
+            "keys_as_values": True,
+            "rope": Rope(scaling=ProportionalScaling(kept=4)),
+        },
+    },
+)
+OTHER_HEADS = replace(_OTHER_HEADS, layers=tuple((*layer, LayerScale()) for layer in _OTHER_HEADS.layers))
 OTHERS = {"featured": FEATURED, "normed-after": NORMED_AFTER, "windowed": WINDOWED, "scaled": SCALED}
+OTHERS |= {"other-heads": OTHER_HEADS}
 _EXPERTS = MoE(count=7, per_token=3, features=96, biases=True)
 # With experts, which have biases, in the second of three layers only; with sinks, and a window in one layer.
 ROUTED = with_blocks(

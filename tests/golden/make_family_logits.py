@@ -57,6 +57,15 @@ GEMMA: dict[str, Any] = {
     "tie_word_embeddings": True,
     "eos_token_id": [2, 3],
 }
+GEMMA4: dict[str, Any] = {
+    "head_dim": 20,
+    "global_head_dim": 40,
+    "sliding_window": 21,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+    "eos_token_id": [2, 3],
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 # By name: transformers' class, and what differs from SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, **WIDE, **rope("linear", factor=2.5)}),
@@ -207,6 +216,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "gemma4": (
+        "Gemma4",
+        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 40.0},
+    ),
+    "gemma4-unified": ("Gemma4Unified", GEMMA4 | {"layer_types": ["full_attention"] * 2}),
     "gemma2": (
         "Gemma2",
         GEMMA | {"num_hidden_layers": 3, "attn_logit_softcapping": 8.0, "final_logit_softcapping": 60.0},
@@ -271,7 +285,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-WITH_TEXT_CONFIG = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")  # whose other configuration has a vision tower
+WITH_TEXT_CONFIG = (
+    "Gemma3",
+    "Gemma4",
+    "Gemma4Unified",
+    "Qwen3_5",
+    "Qwen3_5Moe",
+)  # whose other configuration has a vision tower
 
 
 def record(kind: str, changes: dict[str, Any]) -> dict[str, Any]:

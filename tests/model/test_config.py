@@ -13,6 +13,7 @@ from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 from shortfin_apps.llm.model.config import model_config
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from tests.builder.compiled_model import OTHERS
 from tests.builder.specs import changed, with_blocks
 
 LARGE = changed(
@@ -180,3 +181,33 @@ def test_layers_that_are_alike_share_pages(spec: ModelSpec, context: int | None)
     config = model_config(spec, BuildOptions(context_length=context))
     assert (len(config.page_elements), config.window_tokens) == (1, None)
     assert "window_tokens" not in config.to_dict()["paged_kv_cache"], "upstream does not know it"
+
+
+OTHER_HEADS = OTHERS["other-heads"]  # 2 heads of 16 in a window of 37 tokens, and 1 of 32
+
+
+@pytest.mark.parametrize("context", [32, 512])
+def test_pools_with_other_heads_are_kept_whatever_the_context(context: int) -> None:
+    """As a pool has rows of one size."""
+    config = model_config(OTHER_HEADS, BuildOptions(context_length=context, kv="q8_0"))
+    assert config.pools == {"whole": 1, "window": 1}
+    assert (config.heads_of("whole"), config.heads_of("window")) == ((1, 32), (2, 16))
+    assert config.token_elements == 2 * 48 + 2 * 48  # a row of 36 or 40 bytes in lines of 16
+    assert config.token_elements * config.stride == sum(config.page_elements)
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+def test_equal_heads_are_not_listed() -> None:
+    config = model_config(OTHERS["windowed"], BuildOptions())
+    assert config.heads_of("window") == config.heads_of("whole")
+    assert "pool_heads" not in config.to_dict()["paged_kv_cache"]
+
+
+@pytest.mark.parametrize(
+    "heads", [["whole"], {"state": [1, 32]}, {"whole": 1}, {"whole": [1]}, {"whole": [1, 0]}]
+)
+def test_heads_of_pools_are_checked(heads: object) -> None:
+    raw = model_config(OTHER_HEADS, BuildOptions()).to_dict()
+    raw["paged_kv_cache"]["pool_heads"] = heads
+    with pytest.raises(ArtifactError, match="pool_heads"):
+        ModelConfig.from_dict(raw)

@@ -8,6 +8,7 @@ import pytest
 
 from shortfin_apps.llm.model.attention import Attend, NormHeads, NormWhole
 from shortfin_apps.llm.model.feed_forward import GatedExperts, Route, SumExperts
+from shortfin_apps.llm.model.layer_scale import Scale
 from shortfin_apps.llm.model.operations import (
     AddBias,
     AddNormed,
@@ -23,7 +24,7 @@ from shortfin_apps.llm.model.spec import ModelSpec, tensor_shapes, weight_shapes
 from tests.builder.compiled_model import OTHERS, ROUTED, TINY
 from tests.builder.specs import ffn_features
 
-WEIGHTED = (Embed, Norm, AddNormed, Linear, AddBias, NormHeads, NormWhole, GatedLinear)
+WEIGHTED = (Embed, Norm, AddNormed, Linear, AddBias, NormHeads, NormWhole, GatedLinear, Scale)
 SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values(), ROUTED], ids=["plain", *OTHERS, "routed"])
 
 
@@ -64,12 +65,13 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 assert shapes[operation.weight] == (features[operation.x],)
                 assert operation.out == operation.x
             case NormHeads():
-                assert shapes[operation.weight] == (2 * spec.attention.head_dim,)
-                assert features[operation.x] == spec.attention.qkv_features
+                assert shapes[operation.weight] == (2 * operation.block.head_dim,)
+                assert features[operation.x] == operation.block.qkv_features
                 assert operation.out == operation.x
             case NormWhole():
-                assert shapes[operation.weight] == (spec.attention.qkv_features - spec.attention.kv_features,)
-                assert features[operation.x] == spec.attention.qkv_features
+                block = operation.block
+                assert shapes[operation.weight] == (block.qkv_features - block.kv_features,)
+                assert features[operation.x] == block.qkv_features
                 assert operation.out == operation.x
             case AddNormed():
                 assert shapes[operation.weight] == (features[operation.x],)
@@ -93,8 +95,8 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 features[operation.out] = rows // 2 if isinstance(operation, GatedLinear) else rows
                 assert all(features[name] == rows for name in operation.reads[1:])
             case Attend():
-                assert features[operation.x] == spec.attention.qkv_features
-                features[operation.out] = spec.attention.q_features
+                assert features[operation.x] == operation.block.qkv_features
+                features[operation.out] = operation.block.q_features
             case LastTokens():
                 features[operation.out] = features[operation.x]
     assert features["logits"] == spec.vocab_size

@@ -66,8 +66,9 @@ class PagedKVCacheConfig:
     If a model has a pool other than "whole", `pools` maps the pool of each slab, in order, to the number of
     transformer blocks in the pool. Such models have one stage. A pool other than "whole" has its own number
     of pages, and keeps those that the last `window_tokens` tokens need. A page of pool "state" holds the
-    state after the page's last token; `window_tokens` is then 2. Upstream has neither `pools` nor
-    `window_tokens`; config.json has these two only if needed.
+    state after the page's last token; `window_tokens` is then 2. `pool_heads` maps each pool to its number of
+    K/V heads and their size, if the pools differ in these. Upstream has none of these three, which
+    config.json has only if needed.
     """
 
     attention_head_count_kv: int
@@ -77,6 +78,7 @@ class PagedKVCacheConfig:
     paged_kv_block_size_elements_per_device: tuple[int, ...] | None = None
     window_tokens: int | None = None
     pools: Mapping[Pool, int] | None = None
+    pool_heads: Mapping[Pool, tuple[int, int]] | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -139,9 +141,14 @@ class ModelConfig:
     @property
     def token_elements(self) -> int:
         """Elements of K and V of one token, summed over all slabs; states are not counted."""
+        dtype = self.paged_kv_cache.dtype
+        rows = {pool: cache_row_elements(*self.heads_of(pool), dtype) for pool in self.pools}
+        return sum(blocks * 2 * rows[pool] for pool, blocks in self.pools.items() if pool != "state")
+
+    def heads_of(self, pool: Pool) -> tuple[int, int]:
+        """Return the number of K/V heads in the pool's layers, and their size."""
         cache = self.paged_kv_cache
-        row = cache_row_elements(cache.attention_head_count_kv, self.attn_head_dim, cache.dtype)
-        return sum(blocks for pool, blocks in self.pools.items() if pool != "state") * 2 * row
+        return (cache.pool_heads or {}).get(pool, (cache.attention_head_count_kv, self.attn_head_dim))
 
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
@@ -181,7 +188,7 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, which upstream can load, too."""
         fields = dataclasses.asdict(self)
-        for name in ("window_tokens", "pools"):
+        for name in ("window_tokens", "pools", "pool_heads"):
             if fields["paged_kv_cache"][name] is None:
                 del fields["paged_kv_cache"][name]
         return fields
@@ -233,13 +240,28 @@ class ModelConfig:
                 raise ArtifactError("`paged_kv_cache.pools` must count each transformer block once")
             if len(pools) != len(self.page_elements) or (len(pools) > 1 and "whole" not in pools):
                 raise ArtifactError("`paged_kv_cache.pools` needs a slab for each pool, one of them whole")
+        self._check_pool_heads()
         if (self.window_tokens is None) == any(pool != "whole" for pool in pools or ()):
             raise ArtifactError(
                 "`paged_kv_cache.window_tokens` goes with a pool other than whole in `paged_kv_cache.pools`"
             )
 
+    def _check_pool_heads(self) -> None:
+        heads = self.paged_kv_cache.pool_heads
+        if heads is None:
+            return
+        if not isinstance(heads, dict) or not heads.keys() <= self.pools.keys():
+            raise ArtifactError("`paged_kv_cache.pool_heads` must name some of the pools")
+        for pool, sizes in heads.items():
+            if not isinstance(sizes, tuple) or len(sizes) != 2:
+                raise ArtifactError(f"`paged_kv_cache.pool_heads.{pool}` must be K/V heads and their size")
+            for size in sizes:
+                _require_positive(f"paged_kv_cache.pool_heads.{pool}", size)
+
 
 def _tuples(value: object) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -58,6 +58,8 @@ class Attention(Block):
     query_scaling: QueryScaling | None = None
     qk_norm: bool = False  # RMS norm of each head of q and k before rotation
     whole_qk_norm: bool = False  # RMS norm over all heads of q, and of k
+    value_norm: bool = False  # RMS norm of each head of v, without weights
+    keys_as_values: bool = False  # v is k before its norm and rotation
     bias: bool = False  # of q, k and v
     output_bias: bool = False
     gate: bool = False  # heads' outputs are multiplied by sigmoid(gates); q's projection includes the gates
@@ -106,15 +108,16 @@ class Attention(Block):
         """List the tensors; q, k and v are stacked."""
         if self.norm_before:
             yield ModelTensor("attn_norm.weight", (hidden,))
-        sizes = {"attn_q": (1 + self.gate) * self.q_features, "attn_k": self.kv_features}
-        sizes["attn_v"] = self.kv_features
+        values = "attn_k" if self.keys_as_values else "attn_v"
+        sizes = [("attn_q", (1 + self.gate) * self.q_features)]
+        sizes += [(name, self.kv_features) for name in ("attn_k", values)]
         if self.fused_qkv:
             yield ModelTensor("attn_qkv.weight", (self.qkv_features, hidden))
         else:
-            for name, features in sizes.items():
+            for name, features in sizes:
                 yield ModelTensor(f"{name}.weight", (features, hidden), "attn_qkv.weight")
         if self.bias:
-            for name, features in sizes.items():
+            for name, features in sizes:
                 yield ModelTensor(f"{name}.bias", (features,), "attn_qkv.bias")
         if self.qk_norm or self.whole_qk_norm:
             whole = (self.q_features, self.kv_features)
@@ -138,6 +141,8 @@ class Attention(Block):
             yield DropGates("gated_qkv", "qkv", self)
         if self.bias:
             yield AddBias("qkv", "qkv", f"{prefix}attn_qkv.bias")
+        if self.value_norm:
+            yield NormValues("qkv", "qkv", self)
         if self.qk_norm:
             yield NormHeads("qkv", "qkv", f"{prefix}attn_qk_norm.weight", self)
         if self.whole_qk_norm:
@@ -188,8 +193,10 @@ class Attention(Block):
             q_weight, k_weight = np.split(whole, borders[:1])
             qkv = np.concatenate([rms_norm(eps, q, q_weight), rms_norm(eps, k, k_weight), v], axis=1)
         qkv = qkv.reshape(len(h), -1, self.head_dim)
+        heads, kv_heads = self.heads, self.kv_heads
+        if self.value_norm:
+            qkv[:, heads + kv_heads :] = rms_norm(eps, qkv[:, heads + kv_heads :], np.float32(1))
         if self.qk_norm:
-            heads, kv_heads = self.heads, self.kv_heads
             norms = np.repeat(weights["attn_qk_norm.weight"].reshape(2, -1), [heads, kv_heads], axis=0)
             qkv[:, : heads + kv_heads] = rms_norm(eps, qkv[:, : heads + kv_heads], norms)
         return qkv
@@ -233,6 +240,13 @@ class NormHeads(Operation):
     """
 
     weight: str
+    block: Attention
+
+
+@dataclass(frozen=True, slots=True)
+class NormValues(Operation):
+    """q, k and v [tokens, qkv features] f32 -> the same shape: RMS norm of each head of v, no weights."""
+
     block: Attention
 
 

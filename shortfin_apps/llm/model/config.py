@@ -7,7 +7,7 @@ from dataclasses import replace
 from shortfin_apps.llm.contract.config import SCALE_BYTES, ModelConfig, PagedKVCacheConfig, Pool
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.attention import Attention
-from shortfin_apps.llm.model.kv_layout import KV_DTYPE_NAMES, kv_dtype
+from shortfin_apps.llm.model.kv_layout import KV_DTYPE_NAMES, KeysValues, kv_dtype
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 DEFAULT_CONTEXT_LENGTH = 8192
@@ -31,7 +31,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     elements = pool_elements(spec, options)
     # Pages of states are not counted here: the server chooses their number.
     of_tokens = sum(count for pool, count in elements.items() if pool != "state")
-    attention = spec.attention
+    attention, heads = spec.attention, pool_heads(spec)
     return ModelConfig(
         max_seq_len=max_seq_len,
         transformer_block_count=len(spec.layers),
@@ -49,6 +49,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
             paged_kv_block_size_elements_per_device=tuple(elements.values()),
             window_tokens=window_of(spec),
             pools=None if elements.keys() == {"whole"} else {p: len(its) for p, its in spec.pools.items()},
+            pool_heads=heads if len(set(heads.values())) > 1 else None,
         ),
     )
 
@@ -108,9 +109,20 @@ def context_length(spec: ModelSpec, options: BuildOptions) -> int:
 
 
 def within(spec: ModelSpec, context: int) -> ModelSpec:
-    """Return the model for sequences of at most `context` tokens: without windows of at least this size."""
+    """Return the model for sequences of at most `context` tokens: without windows of at least this size.
+
+    If layers with and without a window differ in heads, windows stay, as a pool has rows of one size.
+    """
+    if len(set(pool_heads(spec).values())) > 1:
+        return spec
     layers = tuple(tuple(block.within(context) for block in layer) for layer in spec.layers)
     return replace(spec, layers=layers)
+
+
+def pool_heads(spec: ModelSpec) -> dict[Pool, tuple[int, int]]:
+    """Return the number of K/V heads, and their size, in each pool of keys and values."""
+    layouts = (layout for _, layout in spec.kv_layouts if isinstance(layout, KeysValues))
+    return {layout.pool: (layout.kv_heads, layout.head_dim) for layout in layouts}
 
 
 def window_of(spec: ModelSpec) -> int | None:

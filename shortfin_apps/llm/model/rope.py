@@ -112,7 +112,21 @@ class LongRopeScaling:
         return slowed
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProportionalScaling:
+    """Keeps the first `kept` frequencies, and sets the others to 0 (`rope_type: proportional`)."""
+
+    kept: int
+
+    @property
+    def magnitude(self) -> float:
+        return 1.0
+
+    def scaled(self, frequencies: Frequencies, theta: float, context: int) -> Frequencies:
+        return np.where(np.arange(len(frequencies)) < self.kept, frequencies, 0.0)
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

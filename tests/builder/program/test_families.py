@@ -42,6 +42,7 @@ COMPILED = (
     "ministral3",
     "gemma3",
     "gemma2",
+    "gemma4",
     "gpt-oss",
     "qwen35",
     "qwen35-moe",
@@ -53,7 +54,7 @@ COMPILED = (
     ("name", "target"),
     [
         *((name, HOST) for name in COMPILED),
-        *((name, GENERIC) for name in (*("qwen3-moe-mixed", "gemma3", "gpt-oss"),)),
+        *((name, GENERIC) for name in (*("qwen3-moe-mixed", "gemma3", "gemma4", "gpt-oss"),)),
     ],
 )
 def test_every_entry_has_the_logits_of_transformers(

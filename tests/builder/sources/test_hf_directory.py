@@ -143,6 +143,36 @@ def test_a_ministral_3_without_rope_fields_has_those_of_the_8b(tmp_path: Path) -
     assert attention.rope == Rope(theta=1e6, scaling=scaling)
 
 
+def test_older_fields_of_a_gemma_4_mean_the_same(tmp_path: Path) -> None:
+    family = GoldenFamily.of("gemma4")
+    now = HfDirectorySource(family.write_hf(tmp_path / "model")).spec
+    assert [block.head_dim for block in now.blocks_of(Attention)] == [20, 40]
+    del family.config["per_layer_config"]
+    family.config.update(global_head_dim=40, num_global_key_value_heads=1)
+    assert HfDirectorySource(family.write_hf(tmp_path / "model")).spec == now
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"enable_moe_block": True}, "a mixture of experts next to a feed-forward .Gemma 4 26B-A4B. is not"),
+        ({"hidden_size_per_layer_input": 256}, "an embedding for each layer .Gemma 4 E2B and E4B. is not"),
+        ({"num_kv_shared_layers": 1}, "layers that share keys and values"),
+        ({"use_bidirectional_attention": "all"}, "`use_bidirectional_attention` is all"),
+        ({"per_layer_config": {"0": {"head_dim": 40}}}, "differs between layers"),
+        ({"per_layer_config": {"1": {"sliding_window": 4}}}, "`per_layer_config.1.sliding_window`"),
+        ({"attention_k_eq_v": False}, r"`blk\.1\.attn_v\.weight` is missing"),
+    ],
+)
+def test_a_gemma_4_is_refused_by_what_is_missing(
+    tmp_path: Path, fields: dict[str, object], message: str
+) -> None:
+    family = GoldenFamily.of("gemma4")
+    family.config.update(fields)
+    with pytest.raises(BuildError, match=message):
+        HfDirectorySource(family.write_hf(tmp_path))
+
+
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
 def test_the_scale_of_embeddings_is_rounded_to_the_type_of_weights(tmp_path: Path, field: str) -> None:
     family = GoldenFamily.of("gemma3")

@@ -66,6 +66,24 @@ def test_one_of_the_readings_of_bytes_is_right(by_head: bool) -> None:
         assert sorted(v.reshape(-1)) == sorted(expected[1].reshape(-1))
 
 
+def test_each_pool_may_have_other_heads() -> None:
+    """A layer with a window has HEADS of DIM, the one without has half as many elements."""
+    heads: dict[Pool, tuple[int, int]] = {"whole": (1, DIM), "window": (HEADS, DIM)}
+    mixed = config("int8")
+    mixed = replace(mixed, paged_kv_cache=replace(mixed.paged_kv_cache, pool_heads=heads))
+    kept: dict[Pool, Array] = {"whole": KV[:1, :, :, :1], "window": KV[1:2]}
+    page = {}
+    for pool, values in kept.items():
+        scales = np.abs(values).max(axis=-1) / np.float32(127)
+        quants = np.rint(values / scales[..., None]).astype(np.int8)
+        row_bytes = -(-heads[pool][0] * (DIM + 4) // 16) * 16
+        page[pool] = rows_in_bytes(quants, scales, row_bytes).reshape(-1)
+    planes, _ = read_planes(page, mixed, {"whole": (0,), "window": (1,)})
+    for layer, values in enumerate(kept.values()):
+        np.testing.assert_allclose(planes[layer][0], values[0, 0], atol=0.02)
+        np.testing.assert_allclose(planes[layer][1], values[0, 1], atol=0.02)
+
+
 def _by_head(quants: Array, scales: Array) -> Array:
     """K [heads, head_dim, stride] and V [heads, stride, head_dim], each head with its scales."""
     k = np.moveaxis(quants[:, 0], 1, -1).reshape(len(quants), HEADS, -1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.model.reference.forward import embedded, forward, run_layer, weights_of
 from shortfin_apps.llm.model.spec import ModelSpec
 from tests.builder.compiled_model import OTHERS, ROUTED, TINY, random_weights
+from tests.builder.specs import attend_of
 
 SPECS = {"tiny": TINY, "routed": ROUTED, **OTHERS}
 
@@ -27,10 +28,9 @@ def test_what_layers_add_to_the_cache_is_the_past_of_later_tokens(
     for layer in range(len(spec.layers)):
         x, kept = run_layer(spec, layer, weights_of(weights, layer), x, has_quantised_cache=quantised)
         assert kept is not None
-        assert (
-            kept.keys.shape == kept.values.shape == (first, spec.attention.kv_heads, spec.attention.head_dim)
-        )
+        block = attend_of(spec, layer).block
+        assert kept.keys.shape == kept.values.shape == (first, block.kv_heads, block.head_dim)
         past.append(np.stack([kept.keys, kept.values]))
-    later = forward(spec, weights, tokens[first:], np.stack(past), quantised)
+    later = forward(spec, weights, tokens[first:], past, quantised)
     whole = forward(spec, weights, tokens, has_quantised_cache=quantised)
     np.testing.assert_allclose(later, whole[first:], atol=2e-2 if quantised else 1e-4)

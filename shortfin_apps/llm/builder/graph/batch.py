@@ -51,10 +51,10 @@ class Batch:
     rotation: Rotation | None = field(default=None, init=False)  # of the current layer
     slab: Slab = field(init=False)  # of the current layer
     # Computed once for all layers, at the first layer at the latest, if kernels need them.
-    tiles: Tensor | None = None
     counters: Tensor | None = None  # [rows, kv_heads] i32: zero between dispatches
     token_slots: dict[int | None, Tensor] = field(default_factory=dict, init=False)  # keyed by window
     masks: dict[int | None, Tensor] = field(default_factory=dict, init=False)
+    tiles: dict[int, Tensor] = field(default_factory=dict, init=False)  # keyed by a tile's tokens
     query_factors: dict[QueryScaling, Tensor] = field(default_factory=dict, init=False)  # [tokens] f32
 
     def __post_init__(self) -> None:

@@ -69,10 +69,13 @@ def read_config(
     """
     file, known = f"{where}/config.json", HF_CONFIG.using(family.fields)
     fields = {**family.defaults, **{name: value for name, value in raw.items() if name in known.used}}
+    if lacking := [what for name, what in family.lacking.items() if raw.get(name)]:
+        raise unsupported(where, lacking[0])
     config, given = parse(file, Config, fields), parse(file, HfFields, fields)
     known.using(family.harmless).check(file, raw, accepted)
     _check_rope(file, family, raw, accepted)
     _check_lists(where, family, config)
+    config = _with_full_heads(where, config)
     if given.mlp_bias:
         raise unsupported(where, "a bias in the feed-forward")
     rope, local_rope = _ropes(file, config, given)
@@ -100,18 +103,35 @@ def _activation(where: str, family: Family, given: HfFields) -> Activation:
 
 def _ropes(file: str, config: Config, given: HfFields) -> tuple[Rope, Rope]:
     """Return the RoPE of layers without a window, and the RoPE of layers with a window."""
-    rope, size = given.rope, config.head_size
-    rotated = int(size * (rope.partial_rotary_factor or given.partial_rotary_factor or 1.0))
+    rope, size = given.rope, config.full_head_size
+    share = rope.partial_rotary_factor or given.partial_rotary_factor or 1.0
+    rotated = size if rope.kind == "proportional" else int(size * share)
     dim = None if rotated == size else rotated
     scaling = rope.scaling(file, config.max_position_embeddings, rotated)
     whole = Rope(theta=rope.rope_theta or config.rope_theta or 10000.0, scaling=scaling, dim=dim)
     local = given.rope_parameters and given.rope_parameters.sliding_attention
-    if local and local.kind != "default":
+    if local and (local.kind != "default" or local.partial_rotary_factor not in (None, 1)):
         raise unsupported(file, f"rotary scaling `{local.kind}` of layers with a window")
     theta = config.rope_local_base_freq
     if local:
         theta = local.rope_theta or theta or config.rope_theta
     return whole, whole if theta is None else Rope(theta=theta, dim=dim, name="local")
+
+
+def _with_full_heads(where: str, config: Config) -> Config:
+    """Return the configuration with the heads of layers without a window, as `per_layer_config` has them."""
+    given = config.per_layer_config
+    if not given:
+        return config
+    full = {number for number in range(config.num_hidden_layers) if config.window(number) is None}
+    if given.keys() != full or len(set(given.values())) > 1:
+        raise unsupported(where, "a `per_layer_config` that differs between layers without a window")
+    [fields] = set(given.values())
+    heads = {
+        "global_head_dim": fields.head_dim or config.head_dim,
+        "num_global_key_value_heads": fields.num_key_value_heads,
+    }
+    return config.model_copy(update=heads)
 
 
 def _check_lists(where: str, family: Family, config: Config) -> None:
@@ -152,6 +172,10 @@ _VARIANTS: dict[str, tuple[object, ...]] = {
     "hidden_activation": ("silu",),
     "swiglu_limit": (7.0,),
     "swiglu_alpha": (1.702,),
+    **dict.fromkeys(("hidden_size_per_layer_input", "num_kv_shared_layers"), (0,)),
+    **dict.fromkeys(("enable_moe_block", "top_k_experts", "global_head_dim"), ()),
+    **dict.fromkeys(("num_global_key_value_heads", "attention_k_eq_v", "per_layer_config"), ()),
+    "use_bidirectional_attention": ("vision",),  # between images
     "sliding_window_pattern": (),
     "rope_local_base_freq": (),
     **dict.fromkeys(("full_attn_mod", "interpolate_factor"), ONE),

@@ -184,11 +184,12 @@ def _gguf_name(name: str, names: Mapping[str, str]) -> str:
     `names`: Hugging Face's names -> GGUF names, for kinds of tensors.
     """
     stem, dot, kind = name.rpartition(".")
-    if match := _BLOCK.fullmatch(stem):
+    if match := _BLOCK.fullmatch(name):
         layer, part = match.groups()
+        if part in names:
+            return f"blk.{layer}.{names[part]}"
+        part = part.removesuffix(f"{dot}{kind}")
         if expert := _EXPERT.fullmatch(part):
             return f"blk.{layer}.ffn_{_OF_EXPERT.get(expert[2], expert[2])}.{expert[1]}{dot}{kind}"
-        if f"{part}{dot}{kind}" in names:
-            return f"blk.{layer}.{names[f'{part}{dot}{kind}']}"
         return f"blk.{layer}.{names[part]}{dot}{kind}" if part in names else name
     return f"{names[stem]}{dot}{kind}" if stem in names else name

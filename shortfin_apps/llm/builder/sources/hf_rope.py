@@ -17,6 +17,7 @@ from shortfin_apps.llm.model.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     Rope,
     RopeScaling,
     YarnScaling,
@@ -71,6 +72,8 @@ class HfRope(BaseModel):
                 return self._llama3(where)
             case "yarn":
                 return self._yarn(where, context)
+            case "proportional" if self.factor in (None, 1):
+                return ProportionalScaling(kept=int((self.partial_rotary_factor or 1.0) * rotated // 2))
             case "longrope" | "su":
                 return self._longrope(where, context, rotated)
             case kind:

@@ -24,11 +24,18 @@ def read_planes(
     attention; then the result has two readings, one of which is right. Layers in the pool "state" are left
     out, because they have no keys.
     """
-    cache = config.paged_kv_cache
-    kept = [(page[pool], layers) for pool, layers in pools.items() if pool != "state"]
-    if cache.dtype != np.int8:
-        return [_joined(kept, _floats)]
-    heads, dim, stride = cache.attention_head_count_kv, config.attn_head_dim, config.stride
+    kept = [pool for pool in pools if pool != "state"]
+    if config.paged_kv_cache.dtype != np.int8:
+        return [_joined([_layers(page[pool], pools[pool], _floats) for pool in kept])]
+    readings = [_int8_readings(page[pool], config, pool, pools[pool]) for pool in kept]
+    return [_joined(each) for each in zip(*readings, strict=True)]
+
+
+def _int8_readings(
+    elements: Array, config: ModelConfig, pool: Pool, layers: Sequence[int]
+) -> tuple[Planes, Planes]:
+    """Return each layer's K and V for both layouts of the scales."""
+    (heads, dim), stride = config.heads_of(pool), config.stride
 
     def by_token(layer: Array) -> tuple[Array, Array]:
         rows = layer.reshape(2, stride, -1)
@@ -47,11 +54,12 @@ def read_planes(
         return k, v
 
     # The wrong reading interprets quants as scales, which may then overflow.
+    row = cache_row_elements(heads, dim, config.paged_kv_cache.dtype)
     with np.errstate(all="ignore"):
-        return [
-            _joined(kept, by_token, 2 * stride * cache_row_elements(heads, dim, cache.dtype)),
-            _joined(kept, by_head, 2 * heads * stride * (dim + SCALE_BYTES)),
-        ]
+        return (
+            _layers(elements, layers, by_token, 2 * stride * row),
+            _layers(elements, layers, by_head, 2 * heads * stride * (dim + SCALE_BYTES)),
+        )
 
 
 def _floats(layer: Array) -> tuple[Array, Array]:
@@ -59,14 +67,15 @@ def _floats(layer: Array) -> tuple[Array, Array]:
     return k, v
 
 
-def _joined(
-    page: Sequence[tuple[Array, Sequence[int]]],
+def _layers(
+    elements: Array,
+    layers: Sequence[int],
     read: Callable[[Array], tuple[Array, Array]],
     layer_elements: int | None = None,
 ) -> Planes:
-    planes: Planes = {}
-    for elements, layers in page:
-        size = layer_elements or len(elements) // len(layers)
-        for index, layer in enumerate(layers):
-            planes[layer] = read(elements[index * size : (index + 1) * size])
-    return planes
+    size = layer_elements or len(elements) // len(layers)
+    return {layer: read(elements[i * size : (i + 1) * size]) for i, layer in enumerate(layers)}
+
+
+def _joined(planes: Sequence[Planes]) -> Planes:
+    return {layer: each for of_pool in planes for layer, each in of_pool.items()}

@@ -6,6 +6,7 @@ from typing import Final
 
 from shortfin_apps.llm.model.families.family import Family
 from shortfin_apps.llm.model.families.gemma import GEMMA2, GEMMA3
+from shortfin_apps.llm.model.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from shortfin_apps.llm.model.families.gpt_oss import GPT_OSS
 from shortfin_apps.llm.model.families.granite import GRANITE, GRANITE4
 from shortfin_apps.llm.model.families.llama import LLAMA, MISTRAL, MIXTRAL
@@ -19,7 +20,7 @@ from shortfin_apps.llm.model.families.smollm3 import SMOLLM3
 FAMILIES: Final[tuple[Family, ...]] = (
     *(LLAMA, MISTRAL, MINISTRAL3, MIXTRAL, SMOLLM3, OLMO2, PHI3),
     *(QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
-    *(GEMMA2, GEMMA3, GRANITE, GRANITE4, GPT_OSS),
+    *(GEMMA2, GEMMA3, GEMMA4, GEMMA4_UNIFIED, GRANITE, GRANITE4, GPT_OSS),
 )
 # The fields of Config that only some families have.
 OF_SOME_FAMILIES: Final[frozenset[str]] = frozenset().union(*(family.fields for family in FAMILIES))

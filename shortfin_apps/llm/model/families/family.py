@@ -31,6 +31,15 @@ SET_BY_READER = frozenset(
 )
 
 
+class LayerFields(BaseModel):
+    """The fields of one layer in `per_layer_config`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    head_dim: Size | None = None
+    num_key_value_heads: Size | None = None
+
+
 class Config(BaseModel):
     """The configuration of a model; fields are named as in Hugging Face's `config.json`.
 
@@ -63,6 +72,10 @@ class Config(BaseModel):
     num_attention_heads: Size
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None
+    global_head_dim: Size | None = None  # `head_dim` of layers without a window
+    num_global_key_value_heads: Size | None = None  # `num_key_value_heads` of layers without a window
+    per_layer_config: dict[NonNegativeInt, LayerFields] | None = None  # newer form of both
+    attention_k_eq_v: bool = False
     attention_bias: bool = False
     attention_multiplier: PositiveFloat | None = None
     attn_logit_softcapping: PositiveFloat | None = None
@@ -102,6 +115,11 @@ class Config(BaseModel):
     @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def full_head_size(self) -> int:
+        """The size of heads in layers without a window."""
+        return self.global_head_dim or self.head_size
 
     @property
     def expert_count(self) -> int:
@@ -176,6 +194,7 @@ class Family:
     layer: Callable[[Config, int], Layer]  # returns the blocks of a layer, given by its number
     fields: AbstractSet[str] = frozenset()  # fields of Config that this family uses, in addition to Llama's
     harmless: AbstractSet[str] = frozenset()  # fields of `config.json` without effect, in addition to Llama's
+    lacking: Mapping[str, str] = field(default_factory=dict)  # fields that are refused -> what they switch on
     defaults: Mapping[str, Any] = field(default_factory=dict)  # for fields that `config.json` lacks
     activations: Mapping[str, Activation] = field(default_factory=ACTIVATIONS.copy)  # others are refused
     names: Mapping[str, str] = field(default_factory=dict)  # tensor names -> ours, in addition to Llama's
@@ -184,7 +203,7 @@ class Family:
     stacks_experts: bool = False  # one tensor has a projection of all experts of a layer
     scales_embedding: bool = False  # multiplies embeddings by the square root of `hidden_size`
     gguf: Gguf = Gguf()
-    in_gguf: bool = True  # False: its GGUF files have the architecture of another family
+    in_gguf: bool = True  # False: no GGUF file of its architecture is supported
 
     def spec(self, name: str, config: Config) -> ModelSpec:
         """Return the model. Raises ArithmeticError for numbers that give none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,14 @@ def forward(
     spec: ModelSpec,
     weights: Weights,
     tokens: npt.NDArray[np.int64],
-    past: F32 | None = None,
+    past: Sequence[F32] | None = None,
     has_quantised_cache: bool = False,
 ) -> F32:
     """Compute the logits [tokens, vocab] of one sequence.
 
-    `past` [layers, 2, positions, kv_heads, head_dim]: K (after rotation) and V of the positions before
-    `tokens`; None: the sequence starts at position 0. With `has_quantised_cache`, K and V of `tokens` are
-    rounded to 8 bits by `quantised_heads`.
+    `past`, of each layer [2, positions, kv_heads, head_dim]: K (after rotation) and V of the positions
+    before `tokens`; None: the sequence starts at position 0. With `has_quantised_cache`, K and V of `tokens`
+    are rounded to 8 bits by `quantised_heads`.
     """
     x = embedded(spec, weights["token_embd.weight"][tokens])
     for layer in range(len(spec.layers)):

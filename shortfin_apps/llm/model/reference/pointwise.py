@@ -32,7 +32,7 @@ def capped(x: F32, cap: float | None) -> F32:
     return capped
 
 
-def rms_norm(eps: float, x: F32, weight: F32) -> F32:
+def rms_norm(eps: float, x: F32, weight: F32 | np.float32) -> F32:
     mean = np.mean(x * x, axis=-1, keepdims=True)
     normal: F32 = x / np.sqrt(mean + np.float32(eps)) * weight
     return normal

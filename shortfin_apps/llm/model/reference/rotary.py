@@ -9,6 +9,7 @@ from shortfin_apps.llm.model.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     Rope,
     Rotation,
     YarnScaling,
@@ -46,6 +47,8 @@ def _scaled(rope: Rope, rotated: int, index: int, frequency: float, max_position
             return frequency
         case LinearScaling(factor=factor):
             return frequency / factor
+        case ProportionalScaling(kept=kept):
+            return frequency if index < kept else 0.0
         case Llama3Scaling() as s:
             wavelength = 2 * np.pi / frequency
             if wavelength > s.original_max_position_embeddings / s.low_freq_factor:

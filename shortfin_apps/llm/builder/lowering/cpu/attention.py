@@ -117,11 +117,11 @@ def token_geometry(e: Emitter, batch: Batch, size: int) -> list[Tensor]:
     The tile size of a tile's first token is the number of the tile's tokens, at most `size`. The tile size of
     other tokens is 0.
     """
-    if batch.tiles is None:
-        batch.tiles = attention_tiles(
+    if size not in batch.tiles:
+        batch.tiles[size] = attention_tiles(
             e, batch.token_rows, batch.positions, batch.starts, batch.seq_lens, size
         )
-    return [batch.token_rows, batch.positions, batch.tiles]
+    return [batch.token_rows, batch.positions, batch.tiles[size]]
 
 
 def _quotient(e: Emitter, dividend: Dim, divisor: int) -> Dim:

@@ -56,6 +56,22 @@ def norm_heads(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor, weight:
     return e.reshape(e.elementwise("thd", ("thd", heads.shape, "f32"), ins, body), x.shape)
 
 
+def norm_values(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor) -> Tensor:
+    """Return qkv [tokens, qkv features] f32 with an RMS norm of each head of v, without weights."""
+    turned = block.heads + block.kv_heads
+    heads = e.reshape(x, (x.shape[0], turned + block.kv_heads, block.head_dim))
+    sums = _sums_of_squares(e, heads, "thd", "th")
+    body = f"""\
+  %h = linalg.index 1 : index
+  %turned = arith.constant {turned} : index
+  %is_value = arith.cmpi uge, %h, %turned : index
+{_normal(spec, block.head_dim)}
+  %y = arith.select %is_value, %normal, %a : f32
+  linalg.yield %y : f32"""
+    ins = [(heads, "thd"), (sums, "th")]
+    return e.reshape(e.elementwise("thd", ("thd", heads.shape, "f32"), ins, body), x.shape)
+
+
 def norm_whole(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor, weight: Tensor) -> Tensor:
     """Return qkv [tokens, qkv features] f32 with an RMS norm over all of q, and one over all of k.
 

@@ -10,11 +10,19 @@ from typing import Any
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, yield_as
-from shortfin_apps.llm.builder.lowering.linalg.norms import norm_heads, norm_whole
+from shortfin_apps.llm.builder.lowering.linalg.norms import norm_heads, norm_values, norm_whole
 from shortfin_apps.llm.builder.lowering.linalg.query_scaling import scale_queries
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.model.attention import DropGates, Gate, NormHeads, NormWhole, ScaleQueries
+from shortfin_apps.llm.model.attention import (
+    DropGates,
+    Gate,
+    NormHeads,
+    NormValues,
+    NormWhole,
+    ScaleQueries,
+)
 from shortfin_apps.llm.model.feed_forward import GateTokens
+from shortfin_apps.llm.model.layer_scale import Scale
 from shortfin_apps.llm.model.operations import AddBias, CapLogits, Narrow, Operation
 
 
@@ -37,6 +45,16 @@ def _norm_heads(c: LoweringContext, e: Emitter, operation: NormHeads, values: Va
 def _norm_whole(c: LoweringContext, e: Emitter, operation: NormWhole, values: Values) -> Tensor:
     weight = c.weights.load_one(e, operation.weight)
     return norm_whole(e, c.spec, operation.block, values[operation.x], weight)
+
+
+def _norm_values(c: LoweringContext, e: Emitter, operation: NormValues, values: Values) -> Tensor:
+    return norm_values(e, c.spec, operation.block, values[operation.x])
+
+
+def _scale(c: LoweringContext, e: Emitter, operation: Scale, values: Values) -> Tensor:
+    x, scale = values[operation.x], c.weights.load_one(e, operation.weight)
+    multiply = "  %y = arith.mulf %a, %b : f32\n  linalg.yield %y : f32"
+    return e.elementwise("td", ("td", x.shape, "f32"), [(x, "td"), (scale, "0")], multiply)
 
 
 def _scale_queries(_: LoweringContext, e: Emitter, operation: ScaleQueries, values: Values) -> Tensor:
@@ -93,7 +111,9 @@ LOWERINGS: dict[type[Operation], Callable[[LoweringContext, Emitter, Any, Values
     Narrow: _narrow,
     AddBias: _add_bias,
     NormHeads: _norm_heads,
+    NormValues: _norm_values,
     NormWhole: _norm_whole,
+    Scale: _scale,
     ScaleQueries: _scale_queries,
     DropGates: _drop_gates,
     Gate: _gate,
