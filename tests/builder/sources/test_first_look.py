@@ -57,7 +57,7 @@ def test_sentence_piece_has_no_pre_tokenizer(tmp_path: Path) -> None:
         ("[]", "must hold a JSON object"),
         (json.dumps({"model_type": "rwkv"}), "architecture `rwkv` is not supported"),
         (json.dumps({"model_type": ["llama"]}), "is not supported"),
-        (json.dumps({"model_type": "llama"}), r"tokenizer\.json: no such file"),
+        (json.dumps({"model_type": "llama"}), r"has no tokenizer\.json, tekken\.json or tokenizer\.model"),
     ],
 )
 def test_a_directory_is_refused_by_its_configuration(

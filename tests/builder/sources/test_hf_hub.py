@@ -15,6 +15,7 @@ from shortfin_apps.llm.contract.errors import BuildError
 from tests.builder.model_files import write_hf
 from tests.builder.sources.test_first_look import write_header
 from tests.builder.sources.test_gguf_header import write_parts
+from tests.builder.sources.test_tekken_file import write_tekken
 
 
 class Hub(hf_hub.Hub):
@@ -78,6 +79,18 @@ def test_fetches_only_the_needed_files(hub: Hub, name: str, revision: str | None
     weights = {name for name in hub.fetched if name.endswith(".safetensors")}
     assert all(name.startswith("model") for name in weights)
     assert "x.bin" not in hub.fetched
+
+
+@pytest.mark.parametrize("has_json", [True, False])
+def test_fetches_another_tokenizer_only_without_a_tokenizer_json(
+    hub: Hub, tmp_path: Path, has_json: bool
+) -> None:
+    write_tekken(tmp_path / "files")
+    if not has_json:
+        (tmp_path / "files" / "tokenizer.json").unlink()
+    source = HfDirectorySource(fetch_model("org/tiny", QuietProgress(), hub))
+    assert ("tekken.json" in hub.fetched) is not has_json
+    assert source.tokenizer_files().tokenizer
 
 
 def test_an_unsupported_model_is_refused_before_its_weights_are_fetched(hub: Hub) -> None:

@@ -12,6 +12,7 @@ from shortfin_apps.llm.builder.sources.gguf_tokenizer import check_tokenizer
 from shortfin_apps.llm.builder.sources.hf_config import hf_family
 from shortfin_apps.llm.builder.sources.hf_files import read_json
 from shortfin_apps.llm.builder.sources.hf_text_part import text_config
+from shortfin_apps.llm.builder.sources.hf_tokenizer import check_has_tokenizer
 from shortfin_apps.llm.contract.errors import BuildError
 
 
@@ -46,7 +47,4 @@ def look_at_directory(directory: Path) -> None:
     """Raise BuildError unless the Hugging Face directory has a supported family and a tokenizer."""
     config = directory / "config.json"
     hf_family(str(config), text_config(str(config), read_json(config)))
-    if not (directory / "tokenizer.json").is_file():
-        raise BuildError(
-            f"{directory}/tokenizer.json: no such file; save the model with its fast tokenizer to have one"
-        )
+    check_has_tokenizer(directory)

@@ -26,14 +26,7 @@ from shortfin_apps.llm.builder.sources.base import (
     unsupported,
 )
 from shortfin_apps.llm.builder.sources.hf_config import hf_family, read_config
-from shortfin_apps.llm.builder.sources.hf_files import (
-    generation_config,
-    read_json,
-    tokenizer_config,
-    tokenizer_files,
-    tokenizer_text,
-    weight_files,
-)
+from shortfin_apps.llm.builder.sources.hf_files import read_json, tokenizer_files, weight_files
 from shortfin_apps.llm.builder.sources.hf_matrices import (
     ExpertTensor,
     Place,
@@ -44,6 +37,7 @@ from shortfin_apps.llm.builder.sources.hf_matrices import (
 )
 from shortfin_apps.llm.builder.sources.hf_quantised import matrix_format
 from shortfin_apps.llm.builder.sources.hf_text_part import described, text_config, text_name
+from shortfin_apps.llm.builder.sources.hf_tokenizer import read_tokenizer
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_NAME_CHARS, check_at_most
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import llama
@@ -118,11 +112,7 @@ class HfDirectorySource(ModelSource):
         return self._matrices[name].block_type if name in self._matrices else None
 
     def tokenizer_files(self) -> TokenizerFiles:
-        return TokenizerFiles(
-            tokenizer=tokenizer_text(self._directory),
-            config=tokenizer_config(self._directory),
-            generation=generation_config(self._directory, self._given.eos_token_id),
-        )
+        return read_tokenizer(self._directory, self._given.eos_token_id)
 
     def _has_head(self) -> bool:
         """Whether the head has weights. `tie_word_embeddings` of the whole and the text model may differ."""

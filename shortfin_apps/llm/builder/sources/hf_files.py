@@ -30,6 +30,10 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "additional_chat_templates/*.jinja",
 )
+TOKENIZER = "tokenizer.json"
+# Tokenizers of directories without a tokenizer.json, the preferred one first.
+TEKKEN, SENTENCEPIECE = "tekken.json", "tokenizer.model"
+OTHER_TOKENIZERS = (TEKKEN, SENTENCEPIECE, "added_tokens.json")
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 _TOKENIZER_KEYS = (*NAMED_TOKENS, "add_bos_token", "add_eos_token", "chat_template")
@@ -81,15 +85,14 @@ def weight_files(directory: Path) -> list[str]:
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """List the existing files that TOKENIZER_FILES names."""
-    return [file for name in TOKENIZER_FILES for file in sorted(directory.glob(name))]
+    """List the existing files that TOKENIZER_FILES names, without a tokenizer.json also OTHER_TOKENIZERS."""
+    others = () if (directory / TOKENIZER).exists() else OTHER_TOKENIZERS
+    return [file for name in (*TOKENIZER_FILES, *others) for file in sorted(directory.glob(name))]
 
 
 def tokenizer_text(directory: Path) -> str:
     """Return the content of `tokenizer.json`. Raises BuildError, also if a vocabulary limit is exceeded."""
-    path = directory / "tokenizer.json"
-    if not path.exists():
-        raise BuildError(f"{path}: no such file; save the model with its fast tokenizer to have one")
+    path = directory / TOKENIZER
     text = read_text(path)
     tokenizer = read_json(path)
     check_vocabulary(str(path), list(_tokens(tokenizer)))

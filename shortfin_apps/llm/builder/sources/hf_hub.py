@@ -9,7 +9,13 @@ from typing import TypeVar
 
 from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf_start
-from shortfin_apps.llm.builder.sources.hf_files import TOKENIZER_FILES, WEIGHTS_INDEX, weight_files
+from shortfin_apps.llm.builder.sources.hf_files import (
+    OTHER_TOKENIZERS,
+    TOKENIZER,
+    TOKENIZER_FILES,
+    WEIGHTS_INDEX,
+    weight_files,
+)
 from shortfin_apps.llm.contract.errors import BuildError
 
 _NAME = re.compile(
@@ -79,6 +85,8 @@ class _Repository:
                 f"hf:{self._name}: has no config.json; if it has GGUF files, name one, as in "
                 f"hf:{self._name}:Q4_K_M"
             )
+        if not (directory / TOKENIZER).exists():
+            directory = self._get(list(OTHER_TOKENIZERS))
         look_at_directory(directory)
         return self._get(weight_files(directory))
 
