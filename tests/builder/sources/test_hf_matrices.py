@@ -39,7 +39,13 @@ AWQ: dict[str, object] = {
 FP8: dict[str, object] = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 PROJECTION = "model.layers.0.self_attn.v_proj"
 OURS = "blk.0.attn_v.weight"
-_SAFETENSORS = {"float8_e4m3fn": "F8_E4M3", "float32": "F32", "float16": "F16", "int32": "I32"}
+_SAFETENSORS = {
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float32": "F32",
+    "float16": "F16",
+    "int32": "I32",
+}
 
 
 def write_quantised(folder: Path, config: dict[str, object]) -> tuple[Path, dict[str, Array]]:
@@ -117,6 +123,35 @@ def test_8_bit_floats_become_bf16(tmp_path: Path) -> None:
     source = HfDirectorySource(write_quantised(tmp_path, FP8)[0])
     options = with_own_types(source, BuildOptions(weights="q4"))
     assert (options.weights, options.block_types) == ("bf16", ())
+
+
+@pytest.mark.parametrize("shape", [None, (), (1,), (32,), (32, 1)])
+def test_8_bit_floats_need_no_configuration(tmp_path: Path, shape: tuple[int, ...] | None) -> None:
+    """With a scale for each matrix or output feature, or with none; scales of a cache are not used."""
+    directory = write_hf(tmp_path)
+    tensors: dict[str, Array] = dict(load_file(directory / "model.safetensors"))
+    expected = tensors[f"{PROJECTION}.weight"].astype(ml_dtypes.float8_e4m3fn)
+    tensors[f"{PROJECTION}.weight"] = expected
+    tensors["model.layers.0.self_attn.k_scale"] = np.ones(1, np.float32)
+    scale: Array = np.ones(1, np.float32)
+    if shape is not None:
+        scale = np.random.default_rng(0).uniform(0.5, 2, shape).astype(np.float32)
+        tensors[f"{PROJECTION}.weight_scale"] = scale
+    save(tensors, directory / "model.safetensors")
+    values = HfDirectorySource(directory).tensor(OURS)
+    np.testing.assert_array_equal(values, expected.astype(np.float32) * scale.reshape(-1, 1))
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_other_8_bit_floats_are_refused(tmp_path: Path, is_declared: bool) -> None:
+    """Of a type without a name here, or without the scales that a configuration promises."""
+    directory = write_hf(tmp_path, config={"quantization_config": FP8} if is_declared else None)
+    tensors: dict[str, Array] = dict(load_file(directory / "model.safetensors"))
+    kind = ml_dtypes.float8_e4m3fn if is_declared else ml_dtypes.float8_e5m2
+    tensors[f"{PROJECTION}.weight"] = tensors[f"{PROJECTION}.weight"].astype(kind)
+    save(tensors, directory / "model.safetensors")
+    with pytest.raises(BuildError, match=rf"`{PROJECTION}\.weight` of type F8_E"):
+        HfDirectorySource(directory)
 
 
 def test_a_matrix_without_all_its_tensors_is_refused(tmp_path: Path) -> None:

@@ -200,6 +200,27 @@ INT4 = {"num_bits": 4, "type": "int", "symmetric": True}
             ),
             Fp8((128, 64)),
         ),
+        (
+            compressed(
+                "float-quantized", num_bits=8, type="float", strategy="block", block_structure="128x64"
+            ),
+            Fp8((128, 64)),
+        ),
+        (
+            compressed("pack-quantized", **INT4, strategy="channel")
+            | {"sparsity_config": {"format": "dense"}, "transform_config": {}},
+            PackedInt4(None),
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "mixed-precision",
+                "config_groups": {
+                    "group_0": {"format": "pack-quantized", "weights": INT4 | {"strategy": "channel"}}
+                },
+            },
+            PackedInt4(None),
+        ),
     ],
 )
 def test_formats(config: dict[str, Any] | None, expected: MatrixFormat | None) -> None:
@@ -211,12 +232,24 @@ def test_formats(config: dict[str, Any] | None, expected: MatrixFormat | None) -
     [
         (GPTQ | {"bits": 8}, r"`gptq` \(8 bits\)"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"`awq` \(4 bits, version gemv\)"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "`bitsandbytes` is not supported"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            "`bitsandbytes` are not supported; give the model in floats",
+        ),
         (
             compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
             "int-quantized, int8",
         ),
         (compressed("pack-quantized", num_bits=8, type="int", strategy="group"), "int8"),
+        (
+            compressed("pack-quantized", **INT4, strategy="channel") | {"sparsity_config": {"format": "2:4"}},
+            "sparse or transformed",
+        ),
+        (
+            compressed("pack-quantized", **INT4, strategy="channel")
+            | {"transform_config": {"config_groups": {"R3": {"type": "hadamard"}}}},
+            "sparse or transformed",
+        ),
         ({"quant_method": "mxfp4"}, "`mxfp4`"),
         ({"bits": 4}, "`quant_method`: Field required"),
         (GPTQ | {"group_size": "many"}, "`group_size`"),

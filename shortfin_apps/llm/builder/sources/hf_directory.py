@@ -35,7 +35,7 @@ from shortfin_apps.llm.builder.sources.hf_matrices import (
     read_tensor,
     stacked_experts,
 )
-from shortfin_apps.llm.builder.sources.hf_quantised import matrix_format
+from shortfin_apps.llm.builder.sources.hf_quantised import UNDECLARED_FP8, matrix_format
 from shortfin_apps.llm.builder.sources.hf_text_part import described, text_config, text_name
 from shortfin_apps.llm.builder.sources.hf_tokenizer import read_tokenizer
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_NAME_CHARS, check_at_most
@@ -47,6 +47,8 @@ _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"} | {
     f"{kind}_proj": kind for kind in ("gate", "up", "down")
 }
+# Frequencies of the rotation, and scales of a quantised KV cache, neither of which is read.
+_IGNORED = ("rotary_emb.inv_freq", ".k_scale", ".v_scale", ".q_scale", ".output_scale")
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -93,7 +95,9 @@ class HfDirectorySource(ModelSource):
             array = as_float(f"{self._where}: `{name}`", self._matrices[name].values())
         else:
             path, hf_name = place = self._tensors[name]
-            array = as_float(f"{path}: tensor `{hf_name}`", read_tensor(self._files, place))
+            array = read_tensor(self._files, place)
+            array = array.astype(np.float32) if array.itemsize == 1 else array  # 8-bit floats
+            array = as_float(f"{path}: tensor `{hf_name}`", array)
         if self._family.norms_from_zero and name.endswith("norm.weight"):
             array = array.astype(np.float32) + (not name.endswith("ssm_norm.weight"))
         if name.endswith("ssm_a"):
@@ -131,7 +135,7 @@ class HfDirectorySource(ModelSource):
                 tied = ours == "output.weight" and self.spec.tie_word_embeddings
                 if name.startswith(self._family.ignored):
                     continue
-                if not tied and not hf_name.endswith("rotary_emb.inv_freq"):
+                if not tied and not hf_name.endswith(_IGNORED):
                     yield ours, (path, hf_name)
 
     def _find_matrices(self) -> Mapping[str, QuantisedMatrix | ExpertTensor]:
@@ -139,14 +143,19 @@ class HfDirectorySource(ModelSource):
         quantisation, stacks = self._given.quantization_config, self._family.stacks_experts
         if stacks and (quantisation or {}).get("quant_method") in (None, "mxfp4"):
             return stacked_experts(self._where, self._tensors, self._files)
-        kind = matrix_format(self._where, quantisation)
+        kind = matrix_format(self._where, quantisation) or (UNDECLARED_FP8 if self._has_fp8() else None)
         return quantised_matrices(self._where, kind, self._tensors, self._files) if kind else {}
 
+    def _has_fp8(self) -> bool:
+        headers = (self._files[path].get_slice(name) for path, name in self._tensors.values())
+        return any(header.get_dtype() == "F8_E4M3" for header in headers)
+
     def _shapes(self) -> dict[str, tuple[int, ...]]:
+        quantised = self._given.quantization_config
         shapes = {name: each.shape for name, each in self._matrices.items()}
         for name, (path, hf_name) in self._tensors.items():
             header = self._files[path].get_slice(hf_name)
-            if header.get_dtype() not in FLOAT_TYPES:
+            if header.get_dtype() not in (*FLOAT_TYPES, *([] if quantised else ["F8_E4M3"])):
                 raise unsupported(str(path), f"tensor `{hf_name}` of type {header.get_dtype()}")
             shapes[name] = tuple(header.get_shape())
             if name.endswith("ssm_conv1d.weight"):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveInt, field_validator
 
 from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
 from shortfin_apps.llm.contract.errors import BuildError
@@ -197,10 +197,10 @@ class Fp8(MatrixFormat):
         rows, columns = shape
         if scale.size == 1:
             return scale.reshape(1, 1)
-        if self.tile is None:
-            if scale.shape not in ((rows,), (rows, 1)):
-                raise unsupported(where, f"scales of shape {scale.shape}")
+        if scale.shape in ((rows,), (rows, 1)):
             return scale.reshape(rows, 1)
+        if self.tile is None:
+            raise unsupported(where, f"scales of shape {scale.shape}")
         if scale.shape != (-(-rows // self.tile[0]), -(-columns // self.tile[1])):
             raise unsupported(where, f"scales of shape {scale.shape} for tiles of {self.tile}")
         return scale.repeat(self.tile[0], axis=0)[:rows].repeat(self.tile[1], axis=1)[:, :columns]
@@ -216,6 +216,10 @@ def _unpacked(words: Array, places: tuple[int, ...] = _IN_ORDER) -> Quants:
     return four.astype(np.uint8).reshape(*words.shape[:-1], -1)
 
 
+# Of a directory with 8-bit floats whose configuration names no format: scales are recognised by their shape.
+UNDECLARED_FP8 = Fp8((128, 128))
+
+
 class _Weights(BaseModel):
     """The field `weights` of a `config_groups` item of compressed-tensors."""
 
@@ -225,9 +229,16 @@ class _Weights(BaseModel):
     group_size: int | None = None
     block_structure: tuple[PositiveInt, PositiveInt] | None = None
 
+    @field_validator("block_structure", mode="before")
+    @classmethod
+    def _sizes(cls, value: object) -> object:
+        """Read the older form "128x128"."""
+        return value.split("x") if isinstance(value, str) else value
+
 
 class _Group(BaseModel):
     weights: _Weights | None = None
+    format: str | None = None
 
 
 class _Config(BaseModel):
@@ -243,6 +254,20 @@ class _Config(BaseModel):
     format: str | None = None
     config_groups: dict[str, _Group] = {}
     sparsity_config: dict[str, Any] | None = None
+    transform_config: dict[str, Any] | None = None
+
+    @property
+    def stored(self) -> str | None:
+        """The format of compressed-tensors, of all groups or of each."""
+        formats = {group.format for group in self.config_groups.values()}
+        [of_groups] = formats if len(formats) == 1 else {None}
+        return of_groups or self.format
+
+    @property
+    def changes_activations(self) -> bool:
+        """Whether the model computes something that other weights do not have."""
+        is_sparse = (self.sparsity_config or {}).get("format", "dense") != "dense"
+        return is_sparse or bool((self.transform_config or {}).get("config_groups"))
 
 
 def matrix_format(where: str, raw: dict[str, Any] | None) -> MatrixFormat | None:
@@ -254,7 +279,10 @@ def matrix_format(where: str, raw: dict[str, Any] | None) -> MatrixFormat | None
         return None
     config = parse(f"{where}/config.json: quantization_config", _Config, raw)
     if (made := _format_of(config)) is None:
-        raise unsupported(where, f"weights quantised by {_described(config)}")
+        raise BuildError(
+            f"{where}: weights quantised by {_described(config)} are not supported; give the model in floats, "
+            "in a GGUF file, or quantised by GPTQ, AWQ or compressed-tensors to 4 bits, or to fp8"
+        )
     return made
 
 
@@ -266,7 +294,7 @@ def _format_of(config: _Config) -> MatrixFormat | None:
             return Awq(_group(config.group_size))
         case "fp8" if config.fmt == "e4m3":
             return Fp8(config.weight_block_size)
-        case "compressed-tensors" if not config.sparsity_config:
+        case "compressed-tensors" if not config.changes_activations:
             return _compressed_tensors(config)
     return None
 
@@ -276,7 +304,7 @@ def _compressed_tensors(config: _Config) -> MatrixFormat | None:
     if not kinds or any(kind != kinds[0] for kind in kinds):
         return None
     kind = kinds[0]
-    match config.format, kind.type, kind.num_bits, kind.strategy:
+    match config.stored, kind.type, kind.num_bits, kind.strategy:
         case "pack-quantized", "int", 4, "group" | "channel":
             return PackedInt4(_group(kind.group_size))
         case "float-quantized" | "naive-quantized", "float", 8, "tensor" | "channel":
@@ -300,7 +328,8 @@ def _described(config: _Config) -> str:
     }
     details = [
         *([f"{config.bits} bits"] if config.bits else []),
-        *([f"format {config.format}"] if config.format else []),
+        *([f"format {config.stored}"] if config.stored else []),
+        *(["sparse or transformed"] if config.changes_activations else []),
         *sorted(kinds),
         *([f"version {config.version}"] if config.quant_method == "awq" else []),
     ]
