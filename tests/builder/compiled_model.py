@@ -79,8 +79,8 @@ WINDOWED = changed(
     {"rope": Rope(scaling=LinearScaling(factor=2.0))},
     at={0: {"window": 37, "rope": Rope(theta=100.0, name="local")}},
 )
-# With queries that are scaled by position.
-SCALED = changed(TINY, {"query_scaling": QueryScaling(beta=0.3, period=20)})
+# With queries that are scaled by position, and biases in the feed-forward.
+SCALED = changed(TINY, {"query_scaling": QueryScaling(beta=0.3, period=20), "biases": True})
 # With other heads in the layer without a window, where v is k, and with a scalar behind each layer.
 _OTHER_HEADS = changed(
     TINY,

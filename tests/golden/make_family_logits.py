@@ -68,7 +68,7 @@ GEMMA4: dict[str, Any] = {
 }
 # By name: transformers' class, and what differs from SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {"attention_bias": True, **WIDE, **rope("linear", factor=2.5)}),
+    "llama": ("Llama", {"attention_bias": True, "mlp_bias": True, **WIDE, **rope("linear", factor=2.5)}),
     "llama-yarn": (
         "Llama",
         WIDE | rope("yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=8.0),

@@ -10,6 +10,7 @@ from shortfin_apps.llm.model.attention import Attend, NormHeads, NormWhole
 from shortfin_apps.llm.model.feed_forward import GatedExperts, Route, SumExperts
 from shortfin_apps.llm.model.layer_scale import Scale
 from shortfin_apps.llm.model.operations import (
+    Activate,
     AddBias,
     AddNormed,
     Embed,
@@ -79,6 +80,8 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 features[operation.out] = features[operation.x]
             case Narrow():
                 features[operation.out] = features[operation.x]
+            case Activate():
+                features[operation.out] = features[operation.x] // 2
             case Route():
                 assert spec.experts is not None
                 assert features[operation.x] == spec.experts.count

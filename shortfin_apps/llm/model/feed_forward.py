@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.model.block import Block, ReferenceLayer
 from shortfin_apps.llm.model.operations import (
+    Activate,
     Activation,
     AddBias,
     AddNormed,
@@ -33,6 +34,7 @@ class MLP(Block):
     norm_before: bool = True
     norm_after: bool = False  # norm of the output before the residual addition
     fused_gate_up: bool = False  # the source has one tensor for gate and up
+    biases: bool = False  # all projections have a bias
 
     @property
     def vector_sizes(self) -> dict[str, int]:
@@ -47,7 +49,12 @@ class MLP(Block):
         else:
             yield ModelTensor("ffn_gate.weight", (self.features, hidden), "ffn_gate_up.weight")
             yield ModelTensor("ffn_up.weight", (self.features, hidden), "ffn_gate_up.weight")
+        if self.biases:
+            yield ModelTensor("ffn_gate.bias", (self.features,), "ffn_gate_up.bias")
+            yield ModelTensor("ffn_up.bias", (self.features,), "ffn_gate_up.bias")
         yield ModelTensor("ffn_down.weight", (hidden, self.features))
+        if self.biases:
+            yield ModelTensor("ffn_down.bias", (hidden,))
         if self.norm_after:
             yield ModelTensor("post_ffw_norm.weight", (hidden,))
 
@@ -55,16 +62,25 @@ class MLP(Block):
         """List the operations that read the residual stream `x` and write the new one to `out`."""
         prefix = f"blk.{layer}."
         yield norm_before(x, f"{prefix}ffn_norm.weight" if self.norm_before else None)
-        yield GatedLinear("normed", "gated", f"{prefix}ffn_gate_up.weight", self.activation)
-        if not self.norm_after:
-            yield Linear("gated", out, f"{prefix}ffn_down.weight", residual=x)
-            return
-        yield Linear("gated", "down", f"{prefix}ffn_down.weight")
-        yield AddNormed("down", out, f"{prefix}post_ffw_norm.weight", x)
+        if self.biases:
+            yield Linear("normed", "both", f"{prefix}ffn_gate_up.weight")
+            yield AddBias("both", "both", f"{prefix}ffn_gate_up.bias")
+            yield Activate("both", "gated", self.activation)
+        else:
+            yield GatedLinear("normed", "gated", f"{prefix}ffn_gate_up.weight", self.activation)
+        down, residual = ("down", None) if self.norm_after else (out, x)
+        yield Linear("gated", down, f"{prefix}ffn_down.weight", residual)
+        if self.biases:
+            yield AddBias(down, down, f"{prefix}ffn_down.bias")
+        if self.norm_after:
+            yield AddNormed(down, out, f"{prefix}post_ffw_norm.weight", x)
 
     def compute(self, x: F32, layer: ReferenceLayer) -> F32:
-        both = layer.normed(x, "ffn_norm.weight") @ layer.weights["ffn_gate_up.weight"].T
-        added = gated(self.activation, both) @ layer.weights["ffn_down.weight"].T
+        weights, none = layer.weights, np.float32(0)
+        both = layer.normed(x, "ffn_norm.weight") @ weights["ffn_gate_up.weight"].T
+        both += weights.get("ffn_gate_up.bias", none)
+        added = gated(self.activation, both) @ weights["ffn_down.weight"].T
+        added += weights.get("ffn_down.bias", none)
         return layer.normed(added, "post_ffw_norm.weight")
 
 

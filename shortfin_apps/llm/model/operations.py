@@ -139,6 +139,16 @@ class GatedLinear(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class Activate(Operation):
+    """[tokens, 2 * features] f32 -> [tokens, features], in the matmuls' activation type.
+
+    `x` has the gate, then up; the result is activation(gate) * up.
+    """
+
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
 class LastTokens(Operation):
     """[tokens, hidden] -> [rows, hidden]: the last token, without padding, of each sequence of the batch."""
 

@@ -119,6 +119,7 @@ def _fields(
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "output_bias": "blk.0.attn_output.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_up.bias" in shapes,
     }
     lacking = {
         "intermediate_size": features,  # files of mixtures of experts without dense layers may lack it

@@ -30,7 +30,6 @@ class HfFields(BaseModel):
     model_type: str
     hidden_act: str = "silu"
     hidden_activation: str | None = None
-    mlp_bias: bool = False
     original_max_position_embeddings: Size | None = None
     partial_rotary_factor: PositiveFloat | None = None
     rope_scaling: HfRope | None = None
@@ -76,8 +75,8 @@ def read_config(
     _check_rope(file, family, raw, accepted)
     _check_lists(where, family, config)
     config = _with_full_heads(where, config)
-    if given.mlp_bias:
-        raise unsupported(where, "a bias in the feed-forward")
+    if config.mlp_bias and config.expert_count:
+        raise unsupported(where, "a bias in the feed-forward of a mixture of experts (`mlp_bias`)")
     rope, local_rope = _ropes(file, config, given)
     update: dict[str, Any] = {
         "activation": _activation(where, family, given),

@@ -280,8 +280,8 @@ def matrix_format(where: str, raw: dict[str, Any] | None) -> MatrixFormat | None
     config = parse(f"{where}/config.json: quantization_config", _Config, raw)
     if (made := _format_of(config)) is None:
         raise BuildError(
-            f"{where}: weights quantised by {_described(config)} are not supported; give the model in floats, "
-            "in a GGUF file, or quantised by GPTQ, AWQ or compressed-tensors to 4 bits, or to fp8"
+            f"{where}: weights quantised by {_described(config)} are not supported; give the model in "
+            "floats, in a GGUF file, or quantised by GPTQ, AWQ or compressed-tensors to 4 bits, or to fp8"
         )
     return made
 

@@ -60,6 +60,7 @@ class Config(BaseModel):
     vocab_size: Size
     hidden_size: Size
     intermediate_size: Size
+    mlp_bias: bool = False
     num_hidden_layers: LayerCount
     max_position_embeddings: Size
     rms_norm_eps: PositiveFloat

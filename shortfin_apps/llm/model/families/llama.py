@@ -51,7 +51,7 @@ def attention(config: Config, layer: int) -> Attention:
 
 
 def mlp(config: Config) -> MLP:
-    return MLP(features=config.intermediate_size, activation=config.activation)
+    return MLP(features=config.intermediate_size, activation=config.activation, biases=config.mlp_bias)
 
 
 def experts(config: Config) -> MoE:

@@ -13,9 +13,8 @@ from dataclasses import replace
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, affine_map
 from shortfin_apps.llm.builder.graph.token_layout import cache_slots, last_tokens
+from shortfin_apps.llm.builder.lowering.linalg.activations import gated
 from shortfin_apps.llm.builder.lowering.linalg.bodies import (
-    activate,
-    clamped_swiglu,
     reaches,
     sees,
     yield_as,
@@ -338,16 +337,3 @@ class LinalgOperations(Kernels):
             shape = (batch.rows, batch.chunk, slots)
             batch.masks[window] = e.elementwise("ncs", ("ncs", shape, "f32"), [(batch.starts, "n")], body)
         return batch.masks[window]
-
-
-def gated(e: Emitter, gate: Tensor, up: Tensor, activation: Activation, dtype: str) -> Tensor:
-    """Compute activation(gate) * up for f32 matrices, and convert the result to `dtype`."""
-    if activation == "clamped":
-        clamped = clamped_swiglu("%y", "%a", "%b")
-        body = f"{clamped}\n{yield_as('%y', dtype)}"
-        return e.elementwise("td", ("td", gate.shape, dtype), [(gate, "td"), (up, "td")], body)
-    body = f"""\
-{activate(activation)}
-  %y = arith.mulf %active, %b : f32
-{yield_as("%y", dtype)}"""
-    return e.elementwise("td", ("td", gate.shape, dtype), [(gate, "td"), (up, "td")], body)

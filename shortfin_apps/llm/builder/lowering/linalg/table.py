@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.linalg.activations import gated
 from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, yield_as
 from shortfin_apps.llm.builder.lowering.linalg.norms import norm_heads, norm_values, norm_whole
 from shortfin_apps.llm.builder.lowering.linalg.query_scaling import scale_queries
@@ -23,7 +24,7 @@ from shortfin_apps.llm.model.attention import (
 )
 from shortfin_apps.llm.model.feed_forward import GateTokens
 from shortfin_apps.llm.model.layer_scale import Scale
-from shortfin_apps.llm.model.operations import AddBias, CapLogits, Narrow, Operation
+from shortfin_apps.llm.model.operations import Activate, AddBias, CapLogits, Narrow, Operation
 
 
 def _narrow(c: LoweringContext, e: Emitter, operation: Narrow, values: Values) -> Tensor:
@@ -55,6 +56,14 @@ def _scale(c: LoweringContext, e: Emitter, operation: Scale, values: Values) -> 
     x, scale = values[operation.x], c.weights.load_one(e, operation.weight)
     multiply = "  %y = arith.mulf %a, %b : f32\n  linalg.yield %y : f32"
     return e.elementwise("td", ("td", x.shape, "f32"), [(x, "td"), (scale, "0")], multiply)
+
+
+def _activate(c: LoweringContext, e: Emitter, operation: Activate, values: Values) -> Tensor:
+    both = values[operation.x]
+    assert isinstance(both.shape[1], int)
+    features = both.shape[1] // 2
+    gate, up = (e.columns(both, i * features, features) for i in range(2))
+    return gated(e, gate, up, operation.activation, c.options.activations)
 
 
 def _scale_queries(_: LoweringContext, e: Emitter, operation: ScaleQueries, values: Values) -> Tensor:
@@ -109,6 +118,7 @@ def _cap_logits(c: LoweringContext, e: Emitter, operation: CapLogits, values: Va
 
 LOWERINGS: dict[type[Operation], Callable[[LoweringContext, Emitter, Any, Values], Tensor]] = {
     Narrow: _narrow,
+    Activate: _activate,
     AddBias: _add_bias,
     NormHeads: _norm_heads,
     NormValues: _norm_values,
