@@ -221,7 +221,10 @@ def test_refuses_other_architectures(tmp_path: Path, config: dict[str, object], 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` is 0.5, which is not supported"),
+        (
+            {"partial_rotary_factor": 0.5},
+            "`partial_rotary_factor` is 0.5, which is not supported; .* delete the field",
+        ),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"`rope_parameters\.partial_rotary_factor`"),
         ({"rope_parameters": {"llama_4_scaling_beta": 0.1}}, r"`rope_parameters\.llama_4_scaling_beta`"),
         ({"embedding_multiplier": 12.0}, "`embedding_multiplier` is 12.0"),

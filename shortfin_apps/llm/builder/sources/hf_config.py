@@ -180,6 +180,11 @@ _VARIANTS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("full_attn_mod", "interpolate_factor"), ONE),
 }
 
+_ADVICE = {
+    "partial_rotary_factor": "transformers ignores the field in this family, vLLM does not: if the model was "
+    "trained without it, delete the field, else give the model as a family that has it",
+}
+
 # `used` has the fields that are read for all families. The harmless fields are from transformers'
 # `PretrainedConfig` and `LlamaConfig`, and from training and conversion programs.
 HF_CONFIG = KnownFields(
@@ -205,6 +210,7 @@ HF_CONFIG = KnownFields(
     ),
     harmless_prefixes=("_",),
     neutral=_VARIANTS,
+    advice=_ADVICE,
 )
 
 # Fields of `rope_scaling` and `rope_parameters`. `HfRope.scaling` rejects unsupported kinds of scaling.
@@ -213,4 +219,5 @@ HF_ROPE = KnownFields(
     # The sections separate time, height and width of positions in images; for text, all three are equal.
     harmless=names("mrope_section mrope_interleaved max_position_embeddings"),
     neutral={"partial_rotary_factor": ONE, "llama_4_scaling_beta": OFF},
+    advice=_ADVICE,
 )

@@ -24,13 +24,15 @@ class KnownFields:
     """The known fields of one configuration object, such as `config.json`.
 
     `used`: fields that the reader reads; `harmless`: fields without effect; `harmless_prefixes`: prefixes of
-    further fields without effect; `neutral`: unsupported fields -> the values that are accepted nevertheless.
+    further fields without effect; `neutral`: unsupported fields -> the values that are accepted nevertheless;
+    `advice`: unsupported fields -> what the user can do.
     """
 
     used: frozenset[str]
     harmless: frozenset[str] = frozenset()
     harmless_prefixes: tuple[str, ...] = ()
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    advice: Mapping[str, str] = field(default_factory=dict)
 
     def using(self, names: AbstractSet[str]) -> KnownFields:
         """Return the known fields for a reader that also uses the fields `names`."""
@@ -50,7 +52,10 @@ class KnownFields:
             if _says_nothing(value) or _is_one_of(value, self.neutral.get(name, ())):
                 continue
             if name in self.neutral:
-                raise BuildError(f"{where}: `{prefix}{name}` is {_short(value)}, which is not supported")
+                advice = f"; {self.advice[name]}" if name in self.advice else ""
+                raise BuildError(
+                    f"{where}: `{prefix}{name}` is {_short(value)}, which is not supported{advice}"
+                )
             if prefix + name not in accepted:
                 raise BuildError(
                     f"{where}: `{prefix}{name}` is {_short(value)}, and whether that changes the computation "
